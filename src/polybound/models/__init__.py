@@ -1,0 +1,28 @@
+"""Polynomial networks: affine maps multiplied together, and nothing else."""
+
+from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
+from polybound.models.base import PolynomialNetwork, stack
+from polybound.models.ccp import CCP
+from polybound.models.conv import ConvCCP
+from polybound.models.factors import Factors
+from polybound.models.files import load
+from polybound.models.ncp import NCP
+from polybound.models.paper import PAPER_MODELS, paper_model
+
+__all__ = [
+    "CCP",
+    "NCP",
+    "PAPER_MODELS",
+    "Affine",
+    "Chain",
+    "Conv",
+    "ConvCCP",
+    "Dense",
+    "Factors",
+    "Identity",
+    "Pool",
+    "PolynomialNetwork",
+    "load",
+    "paper_model",
+    "stack",
+]

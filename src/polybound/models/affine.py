@@ -1,0 +1,222 @@
+"""Affine maps, the one idea under every model: apply it, apply its absolute value, transpose it, write it out.
+
+Every map goes between *flat* vectors, `x -> W x + b`, whatever it is inside (a dense matrix, a convolution, a pooling,
+a chain of those), so that bounds and certificates are written once. A stack of runs has leading dimensions `lead`:
+weights are then (*lead, ...), and inputs (*lead, batch, inputs) or, shared by all runs, (batch, inputs).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Affine", "Chain", "Conv", "Dense", "Identity", "Pool"]
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_AVERAGE_POOL: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+class Affine(ABC):
+    """The map `x -> W x + b` from `inputs` to `outputs` numbers.
+
+    Attributes:
+        inputs: number of columns of W.
+        outputs: number of rows of W.
+        lead: leading (run) dimensions of the weights, `()` for a single map.
+        constant: b, of shape (*lead, outputs).
+    """
+
+    inputs: int
+    outputs: int
+    lead: tuple[int, ...]
+    constant: Tensor
+
+    @abstractmethod
+    def linear(self, x: Tensor) -> Tensor:
+        """`W x` for x of shape (*lead, batch, inputs) or (batch, inputs)."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """`W^T y` for y of shape (*lead, batch, outputs) or (batch, outputs)."""
+
+    @abstractmethod
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Affine:
+        """The same kind of map with `change` applied to each of its tensors, entry by entry."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`W x + b`."""
+        return self.linear(x) + self.constant.unsqueeze(-2)
+
+    def absolute(self) -> Affine:
+        """The map of `|W|` and `|b|`; for a `Chain` the chain of absolute values, which is never below it."""
+        return self.transform(torch.abs)
+
+    def row_l1(self) -> Tensor:
+        """The l1 norm of each row of W, (*lead, outputs); for a `Chain` an upper bound (see `absolute`)."""
+        return self.absolute().linear(self.constant.new_ones(1, self.inputs)).squeeze(-2)
+
+    def matrix(self) -> Tensor:
+        """W written out, (*lead, outputs, inputs)."""
+        eye = torch.eye(self.inputs, dtype=self.constant.dtype, device=self.constant.device)
+        # A map without weights of its own (a pooling) is the same for all runs.
+        return self.linear(eye).transpose(-1, -2).expand(*self.lead, -1, -1)
+
+    def dense(self) -> Dense:
+        """The same map as a `Dense` one; the only exact way to the absolute value of a `Chain`."""
+        return Dense(self.matrix(), self.constant)
+
+    def double(self) -> Affine:
+        """The same map in float64, cut off from autograd."""
+        return self.transform(lambda t: t.detach().double())
+
+
+class Dense(Affine):
+    """A matrix: weight (*lead, outputs, inputs), bias (*lead, outputs) or None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.lead = tuple(weight.shape[:-2])
+        self.outputs, self.inputs = weight.shape[-2:]
+        self.constant = weight.new_zeros(weight.shape[:-1]) if bias is None else bias
+
+    def linear(self, x: Tensor) -> Tensor:
+        return x @ self.weight.transpose(-1, -2)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return y @ self.weight
+
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Dense:
+        return Dense(change(self.weight), change(self.constant))
+
+    def matrix(self) -> Tensor:
+        return self.weight
+
+    def dense(self) -> Dense:
+        return self
+
+
+class Identity(Affine):
+    """`x -> x` on `size` numbers; `like` gives the type and device of its (zero) constant."""
+
+    def __init__(self, size: int, lead: tuple[int, ...], like: Tensor) -> None:
+        self.inputs = self.outputs = size
+        self.lead = lead
+        self.constant = like.new_zeros(*lead, size)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return y
+
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Identity:
+        return Identity(self.inputs, self.lead, change(self.constant))
+
+
+class Conv(Affine):
+    """A convolution with "same" zero padding and stride 1 over an image of shape (channels, *space).
+
+    Args:
+        weight: kernel (*lead, out_channels, channels, *kernel), odd sizes, 1 to 3 spatial dimensions.
+        bias: (*lead, out_channels), or None.
+        shape: (channels, *space).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, shape: Sequence[int]) -> None:
+        self.weight = weight
+        self.shape = tuple(shape)
+        self.dims = len(self.shape) - 1
+        self.lead = tuple(weight.shape[: -self.dims - 2])
+        self.channels = weight.shape[-self.dims - 2]
+        self.inputs = prod(self.shape)
+        self.outputs = self.channels * prod(self.shape[1:])
+        self.bias = weight.new_zeros(*self.lead, self.channels) if bias is None else bias
+        self.constant = self.bias.repeat_interleave(prod(self.shape[1:]), dim=-1)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """(out_channels, *space)."""
+        return (self.channels, *self.shape[1:])
+
+    def matricised(self) -> Tensor:
+        """M(K), one row for each output channel: (*lead, out_channels, channels * prod(kernel))."""
+        return self.weight.flatten(-self.dims - 1)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return self._grouped(x, self.shape, self.out_shape, _CONV[self.dims])
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self._grouped(y, self.out_shape, self.shape, _CONV_TRANSPOSE[self.dims])
+
+    def _grouped(self, x: Tensor, source: Sequence[int], target: Sequence[int], op: Callable[..., Tensor]) -> Tensor:
+        # All runs of a stack are the groups of one convolution.
+        runs, batch = prod(self.lead), x.shape[-2]
+        x = x.expand(*self.lead, *x.shape[-2:]).reshape(runs, batch, *source).transpose(0, 1)
+        padding = [size // 2 for size in self.weight.shape[-self.dims :]]
+        kernel = self.weight.reshape(runs * self.channels, *self.weight.shape[-self.dims - 1 :])
+        y = op(x.reshape(batch, runs * source[0], *source[1:]), kernel, padding=padding, groups=runs)
+        return y.reshape(batch, runs, -1).transpose(0, 1).reshape(*self.lead, batch, prod(target))
+
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Conv:
+        return Conv(change(self.weight), change(self.bias), self.shape)
+
+
+class Pool(Affine):
+    """Average pooling by 2 in each direction of an image of shape (channels, *space); odd remainders are dropped."""
+
+    def __init__(self, shape: Sequence[int], lead: tuple[int, ...], like: Tensor) -> None:
+        self.shape = tuple(shape)
+        self.dims = len(self.shape) - 1
+        self.out_shape = (self.shape[0], *(n // 2 for n in self.shape[1:]))
+        self.inputs, self.outputs = prod(self.shape), prod(self.out_shape)
+        self.lead = lead
+        self.constant = like.new_zeros(*lead, self.outputs)
+
+    def linear(self, x: Tensor) -> Tensor:
+        return _AVERAGE_POOL[self.dims](x.reshape(-1, *self.shape), 2).reshape(*x.shape[:-1], self.outputs)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        x = y.reshape(-1, *self.out_shape) / 2**self.dims
+        for axis in range(2, 2 + self.dims):
+            x = x.repeat_interleave(2, dim=axis)
+        margins = [pair for n in reversed(self.shape[1:]) for pair in (0, n % 2)]
+        return F.pad(x, margins).reshape(*y.shape[:-1], self.inputs)
+
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Pool:
+        return Pool(self.shape, self.lead, change(self.constant))
+
+
+class Chain(Affine):
+    """Maps one after another, then a constant shift: `x -> W_n(... W_1 x + b_1 ...) + b_n + shift`."""
+
+    def __init__(self, maps: Sequence[Affine], shift: float = 0.0) -> None:
+        self.maps = tuple(maps)
+        self.shift = shift
+        self.inputs, self.outputs = self.maps[0].inputs, self.maps[-1].outputs
+        self.lead = self.maps[0].lead
+        constant = self.maps[0].constant
+        for step in self.maps[1:]:
+            constant = step(constant.unsqueeze(-2)).squeeze(-2)
+        self.constant = constant + shift
+
+    def linear(self, x: Tensor) -> Tensor:
+        for step in self.maps:
+            x = step.linear(x)
+        return x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        for step in reversed(self.maps):
+            y = step.adjoint(y)
+        return y
+
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Chain:
+        return Chain([step.transform(change) for step in self.maps], self.shift)
+
+    def absolute(self) -> Chain:
+        return Chain([step.absolute() for step in self.maps], abs(self.shift))

@@ -1,0 +1,187 @@
+"""What all polynomial networks share: runs of a stack, seeds, input shapes, saving."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+from os import PathLike
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from polybound.errors import PolyboundError
+from polybound.models.factors import Factors
+
+__all__ = ["Config", "PolynomialNetwork", "check_count", "damping", "fill_uniform", "stack"]
+
+Config = dict[str, Any]
+"""A model's constructor arguments, as JSON can hold them."""
+
+
+def check_count(name: str, value: int, least: int = 1) -> int:
+    """`value`, if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PolyboundError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def damping(degree: int) -> float:
+    """What the initial weights of the factors are multiplied by, so that no degree overflows: `min(1, sqrt(10/k))`.
+
+    A product of k factors `1 + xi`, with xi of variance v, has second moment `(1 + v)^k`. Up to degree 10, the
+    highest in the paper, weights are drawn as published; above it v shrinks as 1/k and the moment stays bounded.
+    """
+    return min(1.0, (10.0 / degree) ** 0.5)
+
+
+def fill_uniform(target: Tensor, fan_in: int, generator: torch.Generator | None, scale: float = 1.0) -> None:
+    """Fill `target` as PyTorch's `Linear` does by default: uniform within `+- scale / sqrt(fan_in)`."""
+    limit = scale / fan_in**0.5
+    with torch.no_grad():
+        target.uniform_(-limit, limit, generator=generator)
+
+
+class PolynomialNetwork(nn.Module, ABC):
+    """The base of `CCP`, `NCP` and `ConvCCP`: a polynomial classifier, or a stack of `runs` independent ones.
+
+    Args:
+        shape: shape of one input; `(features,)` for flat ones.
+        classes: number of outputs.
+        degree: degree of the polynomial.
+        runs: None for one model; E for a stack of E models with a leading dimension E on every parameter.
+        seed: seed of the initial weights. Run e of a stack takes `seed + e`, or `seed[e]` from a sequence, and is
+            then bit-equal to the single model of that seed. None draws from torch's global generator.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], classes: int, degree: int, runs: int | None, seed: int | Sequence[int] | None
+    ) -> None:
+        super().__init__()
+        self.shape = tuple(check_count("each size of the input shape", n) for n in shape)
+        self.features = prod(self.shape)
+        self.classes = check_count("classes", classes)
+        self.degree = check_count("degree", degree)
+        self.runs = None if runs is None else check_count("runs", runs)
+        if seed is not None and not isinstance(seed, int) and len(seed) != (self.runs or 1):
+            raise PolyboundError(f"{len(seed)} seeds for {self.runs or 1} runs")
+        self._seed = seed
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimension of every parameter: `(runs,)` in a stack, else `()`."""
+        return () if self.runs is None else (self.runs,)
+
+    @abstractmethod
+    def factors(self) -> Factors:
+        """The canonical factors of the paper's lemmas, sharing this model's parameters."""
+
+    @abstractmethod
+    def config(self) -> Config:
+        """The constructor's arguments, without `seed`: `type(model)(**model.config())` is a model of the same shape."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits: (batch, classes), or (runs, batch, classes) of a stack.
+
+        A stack takes inputs shared by its runs, (batch, ...), or one batch for each, (runs, batch, ...).
+        """
+
+    @abstractmethod
+    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
+        """Draw the weights of one run (all of a single model if run is None)."""
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights anew, from the seed that the model was made with."""
+        for e in range(self.runs or 1):
+            seed = self._seed
+            if isinstance(seed, int):
+                seed = seed + e
+            elif seed is not None:
+                seed = seed[e]
+            generator = None if seed is None else torch.Generator().manual_seed(seed)
+            self._initialise(generator, None if self.runs is None else e)
+
+    def _parameter(self, *shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
+        return nn.Parameter(torch.empty(*self.lead, *shape, device=device, dtype=dtype))
+
+    def _one_run(self, parameter: Tensor, run: int | None) -> Tensor:
+        return parameter if run is None else parameter[run]
+
+    def _flat(self, x: Tensor) -> Tensor:
+        """The inputs as (batch, features), or (runs, batch, features) where each run has its own."""
+        if tuple(x.shape[-len(self.shape) :]) == self.shape:
+            lead = x.shape[: -len(self.shape)]
+        elif x.shape[-1:] == (self.features,):
+            lead = x.shape[:-1]
+        else:
+            raise PolyboundError(f"inputs must end in shape {self.shape}, got {tuple(x.shape)}")
+        if len(lead) != 1 and not (len(lead) == 2 and self.runs == lead[0]):
+            stacked = "" if self.runs is None else f" or ({self.runs}, batch)"
+            raise PolyboundError(f"before {self.shape} must come (batch,){stacked}, got {tuple(lead)}")
+        return x.reshape(*lead, self.features)
+
+    def run(self, index: int) -> Self:
+        """Run `index` of a stack as a single model of its own, bit for bit."""
+        if self.runs is None or not -self.runs <= index < self.runs:
+            raise PolyboundError(f"no run {index} in a {'single model' if self.runs is None else f'stack of {self.runs}'}")
+        return self._rebuild(None, {name: tensor[index] for name, tensor in self.state_dict().items()})
+
+    def _rebuild(self, runs: int | None, state: dict[str, Tensor]) -> Self:
+        model = type(self)(**(self.config() | {"runs": runs}), device="meta")
+        # Contiguous copies: neither a view that keeps a whole stack alive, nor weights shared with it.
+        model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, assign=True)
+        for name, parameter in self.named_parameters():
+            model.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return model.train(self.training)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model to a safetensors file, its config as JSON in the metadata; `polybound.load` reads it."""
+        from polybound.models.files import save
+
+        save(self, path)
+
+    def explain_nonfinite(self, x: Tensor) -> str:
+        """Where the values stop being finite for the inputs x, as one clause; empty if they are all finite."""
+        for name, parameter in self.named_parameters():
+            if bad := int((~torch.isfinite(parameter)).sum()):
+                return f"{bad} of {parameter.numel()} values of parameter {name} are not finite"
+        x = self._flat(x)
+        if not torch.isfinite(x).all():
+            return "the input is not finite"
+        with torch.no_grad():
+            largest = 0.0
+            for n, y in enumerate(self.factors().partial_products(x), 1):
+                if not torch.isfinite(y).all():
+                    return f"the product overflows at factor {n} of {self.degree} (largest value before it {largest:.3g})"
+                largest = float(y.abs().max())
+            return "" if torch.isfinite(self(x)).all() else f"the output map overflows (largest product {largest:.3g})"
+
+    def extra_repr(self) -> str:
+        """The config, for `repr`."""
+        return ", ".join(f"{key}={value!r}" for key, value in self.config().items())
+
+
+def stack(models: Sequence[PolynomialNetwork]) -> PolynomialNetwork:
+    """Put models of one architecture together as one stack, bit for bit; stacks among them contribute all their runs.
+
+    >>> import polybound as pb
+    >>> models = [pb.CCP(4, 3, 2, degree=2, seed=s) for s in (7, 8)]
+    >>> both = pb.stack(models)
+    >>> both.runs, bool((both.run(1).V == models[1].V).all())
+    (2, True)
+    """
+    if not models:
+        raise PolyboundError("nothing to stack")
+    first = models[0]
+    plan = first.config() | {"runs": None}
+    for model in models:
+        if type(model) is not type(first) or model.config() | {"runs": None} != plan:
+            raise PolyboundError(f"cannot stack different architectures: {first!r} and {model!r}")
+    states = [
+        {name: tensor if model.runs else tensor.unsqueeze(0) for name, tensor in model.state_dict().items()}
+        for model in models
+    ]
+    joined = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    return first._rebuild(sum(model.runs or 1 for model in models), joined)

@@ -1,0 +1,153 @@
+"""CCP, the coupled CP decomposition: one product of k affine maps of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.models.affine import Dense, Identity
+from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.factors import Factors
+
+__all__ = ["CCP"]
+
+
+class CCP(PolynomialNetwork):
+    """A coupled CP polynomial of the input, in one of two forms.
+
+    "residual", the original recursion (its degree-4 and degree-10 kinds are the paper's PN-4 and PN-10)::
+
+        y_1 = V_1 x,   y_n = (V_n x) * y_(n-1) + y_(n-1),   f(x) = Q y_k + beta
+
+    "product", the paper's re-parametrisation with free matrices on the lifted input z = [x, 1]::
+
+        f(x) = C ((U_1 z) * ... * (U_k z))
+
+    Weights start as PyTorch's `Linear` does; the constant columns of the product form start at those of the residual
+    form (0 for the first factor, 1 for the others), so that high degrees neither vanish nor overflow.
+
+    Args:
+        features: length of the input.
+        rank: number of hidden units m.
+        classes: number of outputs.
+        degree: number of factors k.
+        form: "residual" or "product".
+        runs: None, or the number of models in the stack.
+        shape: shape of one input, if it is not flat: images of that shape are then accepted as they are.
+        seed: see `PolynomialNetwork`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Attributes:
+        V: (*lead, k, m, features) of the residual form.
+        U: (*lead, k, m, features + 1) of the product form.
+        C: `[Q, beta]`, (*lead, classes, m + 1), of the residual form; (*lead, classes, m) of the product form.
+
+    >>> import torch, polybound as pb
+    >>> model = pb.CCP(features=64, rank=16, classes=10, degree=4)
+    >>> model(torch.zeros(5, 64)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        rank: int,
+        classes: int,
+        degree: int,
+        form: Literal["residual", "product"] = "residual",
+        *,
+        runs: int | None = None,
+        shape: Sequence[int] | None = None,
+        seed: int | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((features,) if shape is None else shape, classes, degree, runs, seed)
+        if self.features != features:
+            raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
+        if form not in ("residual", "product"):
+            raise PolyboundError(f"form must be 'residual' or 'product', got {form!r}")
+        self.rank = check_count("rank", rank)
+        self.form = form
+        if form == "residual":
+            self.V = self._parameter(degree, rank, features, device=device, dtype=dtype)
+            self.C = self._parameter(classes, rank + 1, device=device, dtype=dtype)
+        else:
+            self.U = self._parameter(degree, rank, features + 1, device=device, dtype=dtype)
+            self.C = self._parameter(classes, rank, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def config(self) -> Config:
+        return {
+            "features": self.features,
+            "rank": self.rank,
+            "classes": self.classes,
+            "degree": self.degree,
+            "form": self.form,
+            "runs": self.runs,
+            "shape": list(self.shape),
+        }
+
+    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
+        scale = damping(self.degree)
+        if self.form == "residual":
+            fill_uniform(self._one_run(self.V, run), self.features, generator, scale)
+        else:
+            U = self._one_run(self.U, run).detach()
+            fill_uniform(U[..., :-1], self.features, generator, scale)
+            U[0, :, -1] = 0.0
+            U[1:, :, -1] = 1.0
+        fill_uniform(self._one_run(self.C, run), self.rank, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._flat(x)
+        if self.form == "product":
+            x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
+        # Units before samples, (*lead, k, m, batch): one matrix product serves all factors and, if the inputs are
+        # shared, all runs; the Hadamard products then run over contiguous memory.
+        weight = self.V if self.form == "residual" else self.U
+        rows = weight.flatten(0, -2) if x.ndim == 2 else weight.flatten(-3, -2)
+        h = (rows @ x.transpose(-1, -2)).reshape(*weight.shape[:-1], x.shape[-2])
+        first, *others = h.unbind(-3)
+        y = first
+        for factor in others:
+            y = torch.addcmul(y, factor, y) if self.form == "residual" else factor * y
+        if self.form == "residual":
+            logits = self.C[..., :-1] @ y + self.C[..., -1:]
+        else:
+            logits = self.C @ y
+        return logits.transpose(-1, -2)
+
+    def factors(self) -> Factors:
+        if self.form == "residual":
+            weights, Q, beta = self.V, self.C[..., :-1], self.C[..., -1]
+            shifts = [torch.full_like(weights[..., 0, :, 0], float(n > 0)) for n in range(self.degree)]
+        else:
+            weights, Q, beta = self.U[..., :-1], self.C, self.C.new_zeros(self.C.shape[:-1])
+            shifts = list(self.U[..., -1].unbind(-2))
+        A = tuple(Dense(w, shift) for w, shift in zip(weights.unbind(-3), shifts, strict=True))
+        identity = Identity(self.rank, self.lead, self.C)
+        s1 = self.C.new_ones(*self.lead, self.rank)
+        return Factors("CCP", A, (identity,) * (self.degree - 1), s1, Dense(Q, beta), self.form == "residual")
+
+    def to_product(self) -> CCP:
+        """The same function in product form, its matrices those of the paper's Lemma 11 (rank grows by one).
+
+        >>> import torch, polybound as pb
+        >>> model = pb.CCP(4, 3, 2, degree=3, dtype=torch.float64)
+        >>> x = torch.randn(10, 4, dtype=torch.float64)
+        >>> torch.allclose(model(x), model.to_product()(x))
+        True
+        """
+        matrices = self.factors().matrices()
+        C = matrices.pop("C").detach()
+        U = torch.stack(list(matrices.values()), dim=-3).detach()
+        config = self.config() | {"form": "product", "rank": C.shape[-1]}
+        model = CCP(**config, device="meta")
+        model.load_state_dict({"U": U.clone(), "C": C.clone()}, assign=True)
+        return model.train(self.training)

@@ -1,0 +1,167 @@
+"""ConvCCP: a CCP whose factors are convolutions; with its options, the paper's PN-Conv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
+from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.factors import Factors
+
+__all__ = ["ConvCCP"]
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_AVERAGE_POOL: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+class ConvCCP(PolynomialNetwork):
+    """A residual CCP with convolutions in the place of matrices::
+
+        p = pre * x + c   (or x itself),   h_n = K_n * p,
+        y_1 = h_1,   y_n = h_n y_(n-1) + y_(n-1),   f(x) = Q vec(y_k) + beta
+
+    with zero padding ("same"). After each degree named in `pool`, the running product is average-pooled by 2, and so
+    is every later factor before its product. `ConvCCP((1, 28, 28), 16, 10, 4, 7, pre=3, pool=(2, 3))` is PN-Conv.
+
+    Args:
+        shape: (channels, length), (channels, height, width) or (channels, depth, height, width) of the input.
+        channels: hidden channels.
+        classes: number of outputs.
+        degree: number of factors k.
+        kernel: size of the factors' kernels, odd.
+        pre: size of the pre-convolution's kernel, odd; None for none.
+        pool: degrees after which to pool.
+        runs: None, or the number of models in the stack.
+        seed: see `PolynomialNetwork`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Attributes:
+        P: kernel of the pre-convolution, (*lead, channels, shape[0], *(pre,)*dims), if there is one.
+        c: its bias, (*lead, channels).
+        K: the factors' kernels, (*lead, k, channels, inputs, *(kernel,)*dims).
+        C: `[Q, beta]`, (*lead, classes, units + 1).
+
+    >>> import torch, polybound as pb
+    >>> pb.ConvCCP((3, 16, 16), channels=4, classes=10, degree=3, kernel=5, pool=(2,))(torch.zeros(2, 3, 16, 16)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        channels: int,
+        classes: int,
+        degree: int,
+        kernel: int = 7,
+        *,
+        pre: int | None = None,
+        pool: Sequence[int] = (),
+        runs: int | None = None,
+        seed: int | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(shape, classes, degree, runs, seed)
+        self.dims = len(self.shape) - 1
+        if self.dims not in _CONV:
+            raise PolyboundError(f"shape must be (channels, 1 to 3 sizes), got {self.shape}")
+        self.channels = check_count("channels", channels)
+        self.kernel = check_count("kernel", kernel)
+        self.pre = None if pre is None else check_count("pre", pre)
+        if self.kernel % 2 == 0 or (self.pre is not None and self.pre % 2 == 0):
+            raise PolyboundError(f"kernel sizes must be odd, got kernel={kernel}, pre={pre}")
+        self.pool = tuple(sorted(pool))
+        if len(set(self.pool)) < len(self.pool) or not set(self.pool) <= set(range(1, degree + 1)):
+            raise PolyboundError(f"pool must name different degrees from 1 to {degree}, got {tuple(pool)}")
+        last = tuple(n >> len(self.pool) for n in self.shape[1:])
+        if 0 in last:
+            raise PolyboundError(f"{len(self.pool)} poolings leave nothing of an input of shape {self.shape}")
+        self.units = channels * prod(last)
+
+        inputs = self.shape[0] if pre is None else channels
+        if pre is not None:
+            self.P = self._parameter(channels, self.shape[0], *(pre,) * self.dims, device=device, dtype=dtype)
+            self.c = self._parameter(channels, device=device, dtype=dtype)
+        self.K = self._parameter(degree, channels, inputs, *(kernel,) * self.dims, device=device, dtype=dtype)
+        self.C = self._parameter(classes, self.units + 1, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def config(self) -> Config:
+        return {
+            "shape": list(self.shape),
+            "channels": self.channels,
+            "classes": self.classes,
+            "degree": self.degree,
+            "kernel": self.kernel,
+            "pre": self.pre,
+            "pool": list(self.pool),
+            "runs": self.runs,
+        }
+
+    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
+        with torch.no_grad():
+            if self.pre is not None:
+                self._one_run(self.P, run).normal_(0.0, 0.02, generator=generator)
+                fill_uniform(self._one_run(self.c, run), self.shape[0] * self.pre**self.dims, generator)
+            self._one_run(self.K, run).normal_(0.0, 0.02 * damping(self.degree), generator=generator)
+        fill_uniform(self._one_run(self.C, run), self.units, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._flat(x)
+        runs, batch = self.runs or 1, x.shape[-2]
+        # The runs of a stack lie side by side in the channels; inputs they share need no copies, because the first
+        # convolution then has all runs' kernels as its output channels.
+        shared = x.ndim == 2
+        x = x.reshape(1 if shared else runs, batch, *self.shape).transpose(0, 1).flatten(1, 2)
+        groups = 1 if shared else runs
+        if self.pre is not None:
+            x = _CONV[self.dims](
+                x, self.P.reshape(-1, *self.P.shape[-self.dims - 1 :]), self.c.flatten(), padding="same", groups=groups
+            )
+            groups = runs
+        kernels = self.K.reshape(-1, *self.K.shape[-self.dims - 1 :])
+        h = _CONV[self.dims](x, kernels, padding="same", groups=groups)
+        factors = h.reshape(batch, runs, self.degree, self.channels, *self.shape[1:]).unbind(2)
+        y = factors[0]
+        for n, factor in enumerate(factors, 1):
+            if n > 1:
+                for _ in range(sum(after < n for after in self.pool)):
+                    factor = self._halve(factor)  # noqa: PLW2901
+                y = torch.addcmul(y, factor, y)
+            if n in self.pool:
+                y = self._halve(y)
+        y = y.reshape(batch, runs, self.units).transpose(0, 1)
+        if self.runs is None:
+            return F.linear(y[0], self.C[:, :-1], self.C[:, -1])
+        return torch.baddbmm(self.C[..., -1].unsqueeze(-2), y, self.C[..., :-1].transpose(-1, -2))
+
+    def _halve(self, y: Tensor) -> Tensor:
+        """Average pooling by 2 of (batch, runs, channels, *space)."""
+        pooled = _AVERAGE_POOL[self.dims](y.flatten(0, 2).unsqueeze(1), 2)
+        return pooled.reshape(*y.shape[:3], *pooled.shape[2:])
+
+    def factors(self) -> Factors:
+        before: list[Affine] = [] if self.pre is None else [Conv(self.P, self.c, self.shape)]
+        shape = self.shape if self.pre is None else (self.channels, *self.shape[1:])
+        A: list[Affine] = []
+        S: list[Affine] = []
+        pools: list[Pool] = []
+        for n, K in enumerate(self.K.unbind(-self.dims - 3), 1):
+            conv = Conv(K, None, shape)
+            if n > 1:
+                S.append(pools[-1] if n - 1 in self.pool else Identity(A[-1].outputs, self.lead, self.C))
+            A.append(Chain([*before, conv, *pools], shift=float(n > 1)))
+            if n in self.pool:
+                pools.append(Pool(pools[-1].out_shape if pools else conv.out_shape, self.lead, self.C))
+        C: Affine = Dense(self.C[..., :-1], self.C[..., -1])
+        if self.degree in self.pool:
+            C = Chain([pools[-1], C])
+        s1 = self.C.new_ones(*self.lead, A[0].outputs)
+        return Factors("CCP", tuple(A), tuple(S), s1, C, constant=True)

@@ -1,0 +1,131 @@
+"""The canonical factors of a model: what its bounds, certificates and encryption are written against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polybound.models.affine import Affine, Dense, Identity
+
+__all__ = ["Factors", "lift"]
+
+
+def lift(step: Affine, constant_unit: bool) -> Tensor:
+    """The matrix of an affine map on the lifted input `[x, 1]`.
+
+    `[[W, b], [0, 1]]` with the constant unit of the paper's lemmas, `[W, b]` without: (*lead, m, d).
+    """
+    rows = torch.cat([step.matrix(), step.constant.unsqueeze(-1)], dim=-1)
+    if not constant_unit:
+        return rows
+    last = rows.new_zeros(*rows.shape[:-2], 1, rows.shape[-1])
+    last[..., -1] = 1.0
+    return torch.cat([rows, last], dim=-2)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Every polynomial network as one chain of products of affine maps.
+
+        y_1 = A_1(x) * s_1,   y_n = A_n(x) * S_n(y_(n-1)),   f(x) = C(y_k)
+
+    NCP fills all of it; CCP has `S_n` the identity and `s_1 = 1`, so that `A_n` is the paper's `U_n`; PN-Conv is a CCP
+    whose `S_n` pools. The paper's lemmas 11 and 12 put the constants into one more unit that is always 1; `constant`
+    says whether there is one. `matrices()` writes out the lemmas' matrices on the lifted input `z = [x, 1]`.
+
+    Attributes:
+        kind: "CCP" or "NCP", which of the paper's theorems apply.
+        A: the k maps of the input.
+        S: the k - 1 maps between the products.
+        s1: (*lead, units), the first factor's scale.
+        C: the output map.
+        constant: whether the canonical form has the constant unit.
+    """
+
+    kind: Literal["CCP", "NCP"]
+    A: tuple[Affine, ...]
+    S: tuple[Affine, ...]
+    s1: Tensor
+    C: Affine
+    constant: bool
+
+    @property
+    def degree(self) -> int:
+        """The degree k of the polynomial."""
+        return len(self.A)
+
+    @property
+    def features(self) -> int:
+        """The length of the input x (without the constant 1)."""
+        return self.A[0].inputs
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The run dimensions of a stack."""
+        return self.A[0].lead
+
+    @property
+    def coupled(self) -> bool:
+        """Whether every `S_n` is the identity, so that f is `C` of one plain product."""
+        return all(isinstance(step, Identity) for step in self.S)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """f(x), straight from the definition: the oracle of the models' faster forward passes."""
+        last = reduce(lambda _, y: y, self.partial_products(x))
+        return self.C(last)
+
+    def partial_products(self, x: Tensor) -> Iterator[Tensor]:
+        """y_1, ..., y_k for inputs of shape (*lead, batch, features) or (batch, features)."""
+        y = self.A[0](x) * self.s1.unsqueeze(-2)
+        yield y
+        for a, s in zip(self.A[1:], self.S, strict=True):
+            y = a(x) * s(y)
+            yield y
+
+    def double(self) -> Factors:
+        """The same factors in float64, cut off from autograd."""
+        return replace(
+            self,
+            A=tuple(a.double() for a in self.A),
+            S=tuple(s.double() for s in self.S),
+            s1=self.s1.detach().double(),
+            C=self.C.double(),
+        )
+
+    def dense(self) -> Factors:
+        """The same factors with every map of the input written out, so that absolute values are exact."""
+        return replace(self, A=tuple(a.dense() for a in self.A))
+
+    def entries(self) -> int:
+        """How many numbers `dense()` would hold."""
+        return sum(a.inputs * a.outputs for a in self.A) * max(1, self.s1[..., 0].numel())
+
+    def lifted(self) -> Factors:
+        """The same function of a free lifted input z: all maps linear, the constant unit written out."""
+
+        A = tuple(Dense(lift(a, self.constant)) for a in self.A)
+        if not self.constant:
+            return replace(self, A=A)
+        S: list[Affine] = []
+        for s in self.S:
+            identity = isinstance(s, Identity)
+            S.append(Identity(s.outputs + 1, self.lead, self.s1) if identity else Dense(lift(s, constant_unit=True)))
+        s1 = torch.cat([self.s1, self.s1.new_ones(*self.lead, 1)], dim=-1)
+        C = Dense(torch.cat([self.C.matrix(), self.C.constant.unsqueeze(-1)], dim=-1))
+        return Factors(self.kind, A, tuple(S), s1, C, constant=False)
+
+    def matrices(self) -> dict[str, Tensor]:
+        """The paper's matrices by name: `U1..Uk, C` (CCP), `A1, s1, A2, S2, ..., C` (NCP or with pooling)."""
+        lifted = self.lifted()
+        if self.coupled:
+            named = {f"U{i}": a.matrix() * (lifted.s1.unsqueeze(-1) if i == 1 else 1) for i, a in enumerate(lifted.A, 1)}
+        else:
+            named = {"A1": lifted.A[0].matrix(), "s1": lifted.s1}
+            for n, (a, s) in enumerate(zip(lifted.A[1:], lifted.S, strict=True), 2):
+                named |= {f"A{n}": a.matrix(), f"S{n}": s.matrix()}
+        return named | {"C": lifted.C.matrix()}

@@ -1,0 +1,85 @@
+"""Models on disk: safetensors with the config as JSON in the metadata. Nothing is pickled or unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from os import PathLike
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+from polybound.errors import FileFormatError, PolyboundError
+from polybound.models.base import PolynomialNetwork
+from polybound.models.ccp import CCP
+from polybound.models.conv import ConvCCP
+from polybound.models.ncp import NCP
+
+__all__ = ["load", "save"]
+
+_KINDS: dict[str, type[PolynomialNetwork]] = {kind.__name__: kind for kind in (CCP, NCP, ConvCCP)}
+_KEY = "polybound"
+
+
+def save(model: PolynomialNetwork, path: str | PathLike[str]) -> None:
+    """Write a model; the file appears whole or not at all."""
+    path = Path(path)
+    header = {"kind": type(model).__name__, "config": model.config()}
+    content = to_bytes(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
+        metadata={_KEY: json.dumps(header)},
+    )
+    # A reader, or a crash, must never meet half a file: write beside it, then rename.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> PolynomialNetwork:
+    """Read a model that `model.save(path)` wrote, bit for bit.
+
+    Raises:
+        FileFormatError: the file is truncated, damaged, or not a polybound model.
+        OSError: the file cannot be opened.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            header = (file.metadata() or {}).get(_KEY)
+            if header is None:
+                raise FileFormatError(f"{path}: a safetensors file, but not a polybound model (no '{_KEY}' metadata)")
+            kind, config = _parse(header)
+            # On the meta device a wrong config costs no memory, however large the sizes it claims.
+            model = kind(**config, device="meta")
+            expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if expected != found:
+                raise FileFormatError(f"{path}: its tensors {found} do not fit its config, which asks for {expected}")
+            state = {name: file.get_tensor(name) for name in expected}
+    except SafetensorError as error:
+        raise FileFormatError(f"{path}: not a whole safetensors file ({error})") from error
+    except FileFormatError:
+        raise
+    except (PolyboundError, TypeError, KeyError, ValueError) as error:
+        raise FileFormatError(f"{path}: its config is not that of a polybound model ({error})") from error
+    if len({tensor.dtype for tensor in state.values()}) != 1 or not all(t.is_floating_point() for t in state.values()):
+        raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_()
+
+
+def _parse(header: str) -> tuple[type[PolynomialNetwork], dict[str, object]]:
+    content = json.loads(header)
+    return _KINDS[content["kind"]], dict(content["config"])

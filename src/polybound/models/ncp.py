@@ -1,0 +1,103 @@
+"""NCP, the nested coupled CP decomposition: a recursion of products with a matrix in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.models.affine import Dense
+from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.factors import Factors
+
+__all__ = ["NCP"]
+
+
+class NCP(PolynomialNetwork):
+    """A nested coupled CP polynomial of the input::
+
+        y_1 = (V_1 x) * b_1,   y_n = (V_n x) * (U_n y_(n-1) + b_n),   f(x) = Q y_k + beta
+
+    Matrices start as PyTorch's `Linear` does and the `b_n` at one, so that every degree begins near the linear model
+    `V_k x` instead of at a vanishing or overflowing product.
+
+    Args:
+        features: length of the input.
+        rank: number of hidden units m.
+        classes: number of outputs.
+        degree: number of steps k.
+        runs: None, or the number of models in the stack.
+        shape: shape of one input, if it is not flat.
+        seed: see `PolynomialNetwork`.
+        device: where the parameters live.
+        dtype: their type.
+
+    Attributes:
+        V: (*lead, k, m, features).
+        b: b_1, (*lead, m).
+        S: `[U_n, b_n]` for n = 2..k, (*lead, k - 1, m, m + 1).
+        C: `[Q, beta]`, (*lead, classes, m + 1).
+
+    >>> import torch, polybound as pb
+    >>> pb.NCP(features=64, rank=16, classes=10, degree=4, runs=3)(torch.zeros(5, 64)).shape
+    torch.Size([3, 5, 10])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        rank: int,
+        classes: int,
+        degree: int,
+        *,
+        runs: int | None = None,
+        shape: Sequence[int] | None = None,
+        seed: int | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((features,) if shape is None else shape, classes, degree, runs, seed)
+        if self.features != features:
+            raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
+        self.rank = check_count("rank", rank)
+        self.V = self._parameter(degree, rank, features, device=device, dtype=dtype)
+        self.b = self._parameter(rank, device=device, dtype=dtype)
+        self.S = self._parameter(degree - 1, rank, rank + 1, device=device, dtype=dtype)
+        self.C = self._parameter(classes, rank + 1, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def config(self) -> Config:
+        return {
+            "features": self.features,
+            "rank": self.rank,
+            "classes": self.classes,
+            "degree": self.degree,
+            "runs": self.runs,
+            "shape": list(self.shape),
+        }
+
+    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
+        scale = damping(self.degree)
+        fill_uniform(self._one_run(self.V, run), self.features, generator)
+        S = self._one_run(self.S, run).detach()
+        fill_uniform(S[..., :-1], self.rank, generator, scale)
+        S[..., -1] = 1.0
+        self._one_run(self.b, run).detach().fill_(1.0)
+        fill_uniform(self._one_run(self.C, run), self.rank, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._flat(x)
+        rows = self.V.flatten(0, -2) if x.ndim == 2 else self.V.flatten(-3, -2)
+        h = (rows @ x.transpose(-1, -2)).reshape(*self.V.shape[:-1], x.shape[-2])
+        first, *others = h.unbind(-3)
+        y = first * self.b.unsqueeze(-1)
+        for factor, S in zip(others, self.S.unbind(-3), strict=True):
+            y = factor * (S[..., :-1] @ y + S[..., -1:])
+        return (self.C[..., :-1] @ y + self.C[..., -1:]).transpose(-1, -2)
+
+    def factors(self) -> Factors:
+        A = tuple(Dense(V) for V in self.V.unbind(-3))
+        S = tuple(Dense(S[..., :-1], S[..., -1]) for S in self.S.unbind(-3))
+        return Factors("NCP", A, S, self.b, Dense(self.C[..., :-1], self.C[..., -1]), constant=True)
