@@ -13,15 +13,18 @@ from polybound.errors import FileFormatError, NonFiniteError, PolyboundError
 
 if TYPE_CHECKING:
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, load, paper_model, stack
+    from polybound.theory import Bound, bounds, gamma, generalisation, lipschitz, rademacher, theta
 
 _HOMES = {
     "models": ("CCP", "NCP", "ConvCCP", "Factors", "PolynomialNetwork", "load", "paper_model", "stack"),
+    "theory": ("Bound", "bounds", "gamma", "generalisation", "lipschitz", "rademacher", "theta"),
 }
 _HOME_OF = {name: f"polybound.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CCP",
     "NCP",
+    "Bound",
     "ConvCCP",
     "Factors",
     "FileFormatError",
@@ -29,9 +32,15 @@ __all__ = [
     "PolyboundError",
     "PolynomialNetwork",
     "__version__",
+    "bounds",
+    "gamma",
+    "generalisation",
+    "lipschitz",
     "load",
     "paper_model",
+    "rademacher",
     "stack",
+    "theta",
 ]
 
 

@@ -47,7 +47,7 @@ class Affine(ABC):
 
     @abstractmethod
     def transform(self, change: Callable[[Tensor], Tensor]) -> Affine:
-        """The same kind of map with `change` applied to each of its tensors, entry by entry."""
+        """The same kind of map with `change` (entry by entry, or taking a run out) applied to each of its tensors."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """`W x + b`."""
@@ -116,7 +116,8 @@ class Identity(Affine):
         return y
 
     def transform(self, change: Callable[[Tensor], Tensor]) -> Identity:
-        return Identity(self.inputs, self.lead, change(self.constant))
+        constant = change(self.constant)
+        return Identity(self.inputs, tuple(constant.shape[:-1]), constant)
 
 
 class Conv(Affine):
@@ -189,7 +190,8 @@ class Pool(Affine):
         return F.pad(x, margins).reshape(*y.shape[:-1], self.inputs)
 
     def transform(self, change: Callable[[Tensor], Tensor]) -> Pool:
-        return Pool(self.shape, self.lead, change(self.constant))
+        constant = change(self.constant)
+        return Pool(self.shape, tuple(constant.shape[:-1]), constant)
 
 
 class Chain(Affine):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import prod
 from os import PathLike
 from typing import Any, Self
 
@@ -33,7 +33,7 @@ def damping(degree: int) -> float:
     A product of k factors `1 + xi`, with xi of variance v, has second moment `(1 + v)^k`. Up to degree 10, the
     highest in the paper, weights are drawn as published; above it v shrinks as 1/k and the moment stays bounded.
     """
-    return min(1.0, (10.0 / degree) ** 0.5)
+    return min(1.0, math.sqrt(10 / degree))
 
 
 def fill_uniform(target: Tensor, fan_in: int, generator: torch.Generator | None, scale: float = 1.0) -> None:
@@ -60,7 +60,7 @@ class PolynomialNetwork(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.shape = tuple(check_count("each size of the input shape", n) for n in shape)
-        self.features = prod(self.shape)
+        self.features = math.prod(self.shape)
         self.classes = check_count("classes", classes)
         self.degree = check_count("degree", degree)
         self.runs = None if runs is None else check_count("runs", runs)
@@ -125,11 +125,20 @@ class PolynomialNetwork(nn.Module, ABC):
     def run(self, index: int) -> Self:
         """Run `index` of a stack as a single model of its own, bit for bit."""
         if self.runs is None or not -self.runs <= index < self.runs:
-            raise PolyboundError(f"no run {index} in a {'single model' if self.runs is None else f'stack of {self.runs}'}")
+            raise PolyboundError(
+                f"no run {index} in a {'single model' if self.runs is None else f'stack of {self.runs}'}"
+            )
         return self._rebuild(None, {name: tensor[index] for name, tensor in self.state_dict().items()})
 
+    @classmethod
+    def hollow(cls, config: Config) -> Self:
+        """A model of that config without storage, to be filled by `load_state_dict(..., assign=True)`."""
+        make: Any = cls
+        model: Self = make(**config, device="meta")
+        return model
+
     def _rebuild(self, runs: int | None, state: dict[str, Tensor]) -> Self:
-        model = type(self)(**(self.config() | {"runs": runs}), device="meta")
+        model = self.hollow(self.config() | {"runs": runs})
         # Contiguous copies: neither a view that keeps a whole stack alive, nor weights shared with it.
         model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, assign=True)
         for name, parameter in self.named_parameters():
@@ -154,7 +163,9 @@ class PolynomialNetwork(nn.Module, ABC):
             largest = 0.0
             for n, y in enumerate(self.factors().partial_products(x), 1):
                 if not torch.isfinite(y).all():
-                    return f"the product overflows at factor {n} of {self.degree} (largest value before it {largest:.3g})"
+                    return (
+                        f"the product overflows at factor {n} of {self.degree} (largest value before it {largest:.3g})"
+                    )
                 largest = float(y.abs().max())
             return "" if torch.isfinite(self(x)).all() else f"the output map overflows (largest product {largest:.3g})"
 

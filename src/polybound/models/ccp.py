@@ -117,18 +117,17 @@ class CCP(PolynomialNetwork):
         y = first
         for factor in others:
             y = torch.addcmul(y, factor, y) if self.form == "residual" else factor * y
-        if self.form == "residual":
-            logits = self.C[..., :-1] @ y + self.C[..., -1:]
-        else:
-            logits = self.C @ y
+        logits = self.C[..., :-1] @ y + self.C[..., -1:] if self.form == "residual" else self.C @ y
         return logits.transpose(-1, -2)
 
     def factors(self) -> Factors:
         if self.form == "residual":
-            weights, Q, beta = self.V, self.C[..., :-1], self.C[..., -1]
+            weights: Tensor = self.V
+            Q, beta = self.C[..., :-1], self.C[..., -1]
             shifts = [torch.full_like(weights[..., 0, :, 0], float(n > 0)) for n in range(self.degree)]
         else:
-            weights, Q, beta = self.U[..., :-1], self.C, self.C.new_zeros(self.C.shape[:-1])
+            weights = self.U[..., :-1]
+            Q, beta = self.C, self.C.new_zeros(self.C.shape[:-1])
             shifts = list(self.U[..., -1].unbind(-2))
         A = tuple(Dense(w, shift) for w, shift in zip(weights.unbind(-3), shifts, strict=True))
         identity = Identity(self.rank, self.lead, self.C)
@@ -148,6 +147,6 @@ class CCP(PolynomialNetwork):
         C = matrices.pop("C").detach()
         U = torch.stack(list(matrices.values()), dim=-3).detach()
         config = self.config() | {"form": "product", "rank": C.shape[-1]}
-        model = CCP(**config, device="meta")
+        model = CCP.hollow(config)
         model.load_state_dict({"U": U.clone(), "C": C.clone()}, assign=True)
         return model.train(self.training)

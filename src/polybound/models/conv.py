@@ -133,7 +133,7 @@ class ConvCCP(PolynomialNetwork):
         for n, factor in enumerate(factors, 1):
             if n > 1:
                 for _ in range(sum(after < n for after in self.pool)):
-                    factor = self._halve(factor)  # noqa: PLW2901
+                    factor = self._halve(factor)
                 y = torch.addcmul(y, factor, y)
             if n in self.pool:
                 y = self._halve(y)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Literal
 
 import torch
@@ -28,7 +28,7 @@ def lift(step: Affine, constant_unit: bool) -> Tensor:
     return torch.cat([rows, last], dim=-2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factors:
     """Every polynomial network as one chain of products of affine maps.
 
@@ -87,27 +87,34 @@ class Factors:
             y = a(x) * s(y)
             yield y
 
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Factors:
+        """The same factors with `change` applied to every tensor."""
+        A, S = (tuple(step.transform(change) for step in steps) for steps in (self.A, self.S))
+        return replace(self, A=A, S=S, s1=change(self.s1), C=self.C.transform(change))
+
     def double(self) -> Factors:
         """The same factors in float64, cut off from autograd."""
-        return replace(
-            self,
-            A=tuple(a.double() for a in self.A),
-            S=tuple(s.double() for s in self.S),
-            s1=self.s1.detach().double(),
-            C=self.C.double(),
-        )
+        if self.s1.dtype == torch.float64 and not self.s1.requires_grad:
+            return self
+        return self.transform(lambda t: t.detach().double())
 
+    def run(self, index: int) -> Factors:
+        """The factors of one run of a stack."""
+        return self.transform(lambda t: t[index])
+
+    @cached_property
     def dense(self) -> Factors:
         """The same factors with every map of the input written out, so that absolute values are exact."""
+        if all(isinstance(a, Dense) for a in self.A):
+            return self
         return replace(self, A=tuple(a.dense() for a in self.A))
 
     def entries(self) -> int:
-        """How many numbers `dense()` would hold."""
-        return sum(a.inputs * a.outputs for a in self.A) * max(1, self.s1[..., 0].numel())
+        """How many numbers the written-out maps of the input have, for one run."""
+        return sum(a.inputs * a.outputs for a in self.A)
 
     def lifted(self) -> Factors:
         """The same function of a free lifted input z: all maps linear, the constant unit written out."""
-
         A = tuple(Dense(lift(a, self.constant)) for a in self.A)
         if not self.constant:
             return replace(self, A=A)
@@ -123,7 +130,9 @@ class Factors:
         """The paper's matrices by name: `U1..Uk, C` (CCP), `A1, s1, A2, S2, ..., C` (NCP or with pooling)."""
         lifted = self.lifted()
         if self.coupled:
-            named = {f"U{i}": a.matrix() * (lifted.s1.unsqueeze(-1) if i == 1 else 1) for i, a in enumerate(lifted.A, 1)}
+            named = {
+                f"U{i}": a.matrix() * (lifted.s1.unsqueeze(-1) if i == 1 else 1) for i, a in enumerate(lifted.A, 1)
+            }
         else:
             named = {"A1": lifted.A[0].matrix(), "s1": lifted.s1}
             for n, (a, s) in enumerate(zip(lifted.A[1:], lifted.S, strict=True), 2):

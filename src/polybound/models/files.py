@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.models.base import PolynomialNetwork
+from polybound.models.base import Config, PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
@@ -62,7 +62,7 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
                 raise FileFormatError(f"{path}: a safetensors file, but not a polybound model (no '{_KEY}' metadata)")
             kind, config = _parse(header)
             # On the meta device a wrong config costs no memory, however large the sizes it claims.
-            model = kind(**config, device="meta")
+            model = kind.hollow(config)
             expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if expected != found:
@@ -80,6 +80,6 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
     return model.requires_grad_()
 
 
-def _parse(header: str) -> tuple[type[PolynomialNetwork], dict[str, object]]:
+def _parse(header: str) -> tuple[type[PolynomialNetwork], Config]:
     content = json.loads(header)
     return _KINDS[content["kind"]], dict(content["config"])

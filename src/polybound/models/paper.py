@@ -57,7 +57,5 @@ def paper_model(
     if name == "ncp-4":
         return NCP(prod(shape), rank, classes, 4, runs=runs, shape=shape, seed=seed, device=device, dtype=dtype)
     if name == "pn-conv":
-        return ConvCCP(
-            shape, rank, classes, 4, 7, pre=3, pool=(2, 3), runs=runs, seed=seed, device=device, dtype=dtype
-        )
+        return ConvCCP(shape, rank, classes, 4, 7, pre=3, pool=(2, 3), runs=runs, seed=seed, device=device, dtype=dtype)
     raise PolyboundError(f"no model called {name!r}; there are {', '.join(PAPER_MODELS)}")

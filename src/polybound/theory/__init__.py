@@ -1,0 +1,29 @@
+"""Norms, Rademacher and Lipschitz bounds; each result carries its formula and its assumptions."""
+
+from polybound.theory.lipschitz import lipschitz
+from polybound.theory.norms import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta
+from polybound.theory.products import face_splitting, khatri_rao, kronecker
+from polybound.theory.rademacher import Generalisation, generalisation, rademacher
+from polybound.theory.result import Bound, BoundTable
+from polybound.theory.table import bounds
+from polybound.theory.torus import torus_norm
+
+__all__ = [
+    "Bound",
+    "BoundTable",
+    "Generalisation",
+    "bounds",
+    "face_splitting",
+    "factor_norms",
+    "gamma",
+    "generalisation",
+    "gram_norm",
+    "khatri_rao",
+    "kronecker",
+    "lifted_norm",
+    "lipschitz",
+    "operator_norm",
+    "rademacher",
+    "theta",
+    "torus_norm",
+]

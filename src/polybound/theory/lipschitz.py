@@ -1,0 +1,279 @@
+"""Upper bounds of the Lipschitz constant: the paper's, the tighter row-wise one, and the local one over a box."""
+
+from __future__ import annotations
+
+from math import inf, isinf, prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.models.affine import Affine, Dense, Identity
+from polybound.models.base import PolynomialNetwork
+from polybound.models.factors import Factors
+from polybound.theory.ball import Ball
+from polybound.theory.norms import DENSE_LIMIT, each_run, exponent, factor_norms, matrix_norm, operator_norm
+from polybound.theory.result import Bound, number
+from polybound.theory.rounding import outward
+
+__all__ = ["lipschitz"]
+
+Box = tuple[Tensor | float, Tensor | float]
+
+_CHUNK = 2**24
+"""Entries of the largest intermediate tensor of the local bound; more boxes are taken in turns."""
+
+
+def lipschitz(
+    model: PolynomialNetwork | Factors,
+    p: float | str = inf,
+    method: Literal["paper", "rowwise", "local"] = "rowwise",
+    *,
+    radius: float | None = 1.0,
+    box: Box | None = None,
+) -> Bound:
+    """An upper bound of the Lipschitz constant of the logits with respect to the input, `l_p -> l_p`.
+
+    "paper": `k ||C||_p prod_i ||U_i||_p`, or with `||A_i||_p ||S_i||_p` for NCP (theorems 2, 4, 7, 9).
+    "rowwise": the same sum of k terms, but unit by unit, with norms taken last; never above "paper".
+    "local": over a box, the Jacobian at its centre plus how far the Jacobian can move from there; it tends to the
+    exact local constant as the box shrinks, and over the whole domain it is not above "rowwise" for p = 1 and inf.
+
+    Args:
+        model: a model, a stack, or canonical factors.
+        p: exponent of both norms, any p >= 1. For p other than 1, 2 and inf, operator norms are Riesz-Thorin bounds.
+        method: "paper", "rowwise" or "local".
+        radius: the bound holds for `||x||_p <= radius`. The theorems ask this, with radius 1, of the lifted input
+            `z = [x, 1]`; only for p = inf is that the same. So `||z||_p <= ||(radius, 1)||_p = R` enters as
+            `R^(k-1)`. None takes the theorem to the letter: a free z with `||z||_p <= 1`, constants in z included.
+        box: for "local": (lower, upper), each a float or a tensor of shape (features,) or (boxes, features); by
+            default [-radius, radius].
+
+    >>> import polybound as pb
+    >>> model = pb.paper_model("pn-4", seed=0)
+    >>> paper, rowwise, local = (float(pb.lipschitz(model, method=m)) for m in ("paper", "rowwise", "local"))
+    >>> local <= rowwise <= paper
+    True
+    """
+    p = exponent(p)
+    if radius is not None and not 0 <= radius < inf:
+        raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
+    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    if method == "local":
+        return _local(factors, p, 1.0 if radius is None else radius, box)
+    if box is not None:
+        raise PolyboundError(f"a box goes with method='local', not with {method!r}")
+    if method == "paper":
+        return _paper(factors, p, radius)
+    if method == "rowwise":
+        return _rowwise(factors, p, radius)
+    raise PolyboundError(f"method must be 'paper', 'rowwise' or 'local', got {method!r}")
+
+
+def _letter(p: float) -> str:
+    return "inf" if isinf(p) else f"{p:g}"
+
+
+def _assumption(p: float, radius: float | None) -> str:
+    if radius is None:
+        return f"||z||_{_letter(p)} <= 1 for the lifted input z = [x, 1], all of z free to move"
+    return f"||x||_{_letter(p)} <= {radius:g}"
+
+
+def _lifted_radius(p: float, radius: float | None) -> float:
+    """`||(radius, 1)||_p`, the largest norm of `[x, 1]`."""
+    if radius is None:
+        return 1.0
+    return max(radius, 1.0) if isinf(p) else (radius**p + 1.0) ** (1 / p)
+
+
+def _theorem(factors: Factors, p: float, R: float) -> Tensor:
+    norms = torch.stack(list(factor_norms(factors, p).values()))
+    return outward(norms.prod(0) * factors.degree * R ** (factors.degree - 1), len(norms) + factors.degree)
+
+
+def _paper(factors: Factors, p: float, radius: float | None) -> Bound:
+    R = _lifted_radius(p, radius)
+    value = each_run(factors, lambda f: _theorem(f, p, R))
+    letter = _letter(p)
+    theorem = {"CCP": "2" if isinf(p) else "7", "NCP": "4" if isinf(p) else "9"}[factors.kind]
+    product = f"||U_i||_{letter}" if factors.kind == "CCP" else f"||A_i||_{letter} ||S_i||_{letter}"
+    scale = f" R^(k-1), R = ||({radius:g}, 1)||_{letter}" if R != 1.0 else ""
+    how = "in float64" if p in (1.0, 2.0, inf) else "in float64, operator norms by Riesz-Thorin interpolation"
+    return Bound(
+        number(value),
+        f"Lipschitz constant, l_{letter}, paper",
+        f"Theorem {theorem}",
+        f"k ||C||_{letter} prod_i {product}{scale}",
+        (_assumption(p, radius),),
+        how + _size_note(factors),
+    )
+
+
+def _size_note(factors: Factors) -> str:
+    return "" if factors.entries() <= DENSE_LIMIT else ", norms of the large maps bounded by those of their kernels"
+
+
+def _row_norms(step: Affine, q: float) -> Tensor:
+    """l_q norms of the rows; l_1 norms, which are never smaller, of what is not written out."""
+    if isinstance(step, Dense):
+        norms: Tensor = torch.linalg.vector_norm(step.weight, q, dim=-1)
+        return norms
+    return step.row_l1()
+
+
+def _rowwise(factors: Factors, p: float, radius: float | None) -> Bound:
+    value = each_run(factors, lambda f: _unit_by_unit(f, p, radius))
+    letter = _letter(p)
+    if isinf(p) and factors.coupled:
+        formula = "max_o sum_m |C_om| sum_i ||V_i^m||_1 prod_(j!=i) (||V_j^m||_1 + beta_j)"
+    else:
+        formula = f"|| |C| sum_i (sizes of the other factors) |V_i| ||_{letter}"
+    return Bound(
+        number(value),
+        f"Lipschitz constant, l_{letter}, row-wise",
+        "Row-wise bound",
+        formula,
+        (_assumption(p, radius),),
+        "in float64" + _size_note(factors),
+    )
+
+
+def _unit_by_unit(factors: Factors, p: float, radius: float | None) -> Tensor:
+    # Only with p strictly between 1 and inf, or with maps too large to write out, can units lose against norms.
+    paper = _theorem(factors, p, _lifted_radius(p, radius))
+    if radius is None:
+        factors = factors.lifted()
+    q = 1.0 if isinf(p) else (inf if p == 1.0 else p / (p - 1.0))
+    r = 1.0 if radius is None else radius
+    # Over the ball: a_n bounds |A_n(x)|, w_n bounds |S_n(y_(n-1))| (w_1 = |s_1|), so a_n w_n bounds |y_n|.
+    sizes = [r * _row_norms(a, q) + a.constant.abs() for a in factors.A]
+    weights = [factors.s1.abs()]
+    for n, s in enumerate(factors.S):
+        weights.append(s.absolute()((sizes[n] * weights[n]).unsqueeze(-2)).squeeze(-2))
+    value = _entrywise(factors, p, sizes, weights)
+    if p not in (1.0, inf):
+        value = torch.minimum(value, _termwise(factors, p, sizes, weights))
+    terms = factors.degree * (factors.features + 2 * factors.A[0].outputs)
+    return torch.minimum(outward(value, terms), paper)
+
+
+def _entrywise(factors: Factors, p: float, sizes: list[Tensor], weights: list[Tensor]) -> Tensor:
+    """`|| |C| sum_i (prod of the other factors' sizes) |V_i| ||_p`: a matrix that dominates every Jacobian."""
+    G = factors.C.matrix().abs()
+    dominating = G.new_zeros(*factors.lead, G.shape[-2], factors.features)
+    for n in reversed(range(factors.degree)):
+        dominating = dominating + factors.A[n].absolute().adjoint(G * weights[n].unsqueeze(-2))
+        if n > 0:
+            G = factors.S[n - 1].absolute().adjoint(G * sizes[n].unsqueeze(-2))
+    return matrix_norm(dominating, p)
+
+
+def _termwise(factors: Factors, p: float, sizes: list[Tensor], weights: list[Tensor]) -> Tensor:
+    """`sum_i ||C diag(..)||_p ||V_i||_p`, the diagonal shared out between both sides in the best of three ways.
+
+    `|D| <= E` for diagonal matrices gives `||C D V|| <= ||C E^s|| ||E^(1-s) V||` for every s in [0, 1], since
+    `D = E^s T E^(1-s)` with a contraction T.
+    """
+    outside = factors.s1.new_ones(factors.lead)
+    left: Affine = Dense(factors.C.matrix())
+    pending = factors.s1.new_ones(*factors.lead, left.inputs)
+    total = torch.zeros_like(outside)
+    for n in reversed(range(factors.degree)):
+        diagonal = pending * weights[n]
+        splits = [
+            _scaled_norm(left, diagonal**s, p, side="right")
+            * _scaled_norm(factors.A[n], diagonal ** (1 - s), p, side="left")
+            for s in (0.0, 0.5, 1.0)
+        ]
+        total = total + outside * torch.stack(splits).amin(0)
+        pending = pending * sizes[n]
+        if n > 0 and not isinstance(factors.S[n - 1], Identity):
+            outside = outside * _scaled_norm(left, pending, p, side="right")
+            left = factors.S[n - 1]
+            pending = factors.s1.new_ones(*factors.lead, left.inputs)
+    return total
+
+
+def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left", "right"]) -> Tensor:
+    """`||diag W||_p` or `||W diag||_p`."""
+    if isinstance(step, Dense):
+        scale = diagonal.unsqueeze(-1) if side == "left" else diagonal.unsqueeze(-2)
+        return matrix_norm(step.weight * scale, p)
+    return operator_norm(step, p) * diagonal.amax(-1)
+
+
+def _local(factors: Factors, p: float, radius: float, box: Box | None) -> Bound:
+    lower, upper = (torch.as_tensor(side).detach().double().to(factors.s1.device) for side in box or (-radius, radius))
+    single = max(lower.ndim, upper.ndim) < 2
+    try:
+        shape = (lower + upper + lower.new_zeros(1, factors.features)).shape
+        lower, upper = lower.expand(shape), upper.expand(shape)
+    except RuntimeError:
+        shape = torch.Size()
+    if len(shape) != 2 or shape[1] != factors.features:
+        raise PolyboundError(f"box sides must be floats, ({factors.features},) or (boxes, {factors.features})")
+    if not (lower <= upper).all() or not torch.isfinite(upper - lower).all():
+        raise PolyboundError("a box needs finite sides with lower <= upper")
+    value = each_run(factors, lambda f: _over_boxes(f, lower, upper, p))
+    letter = _letter(p)
+    return Bound(
+        number(value.squeeze(-1) if single else value),
+        f"Lipschitz constant, l_{letter}, local",
+        "Local bound",
+        f"||J(centre)||_{letter} + || max |J(x) - J(centre)| ||_{letter}",
+        (f"x in the box [{_side(box, 0, -radius)}, {_side(box, 1, radius)}]",),
+        "ball arithmetic in float64" + _size_note(factors),
+    )
+
+
+def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Tensor:
+    absolute = [a.absolute() for a in factors.A], [s.absolute() for s in factors.S]
+    per_box = factors.C.outputs * max(factors.features, *(a.outputs for a in factors.A)) * prod(factors.lead)
+    step = max(1, _CHUNK // per_box)
+    values = [
+        _local_norm(factors, absolute, Ball.box(lower[i : i + step], upper[i : i + step]), p)
+        for i in range(0, len(lower), step)
+    ]
+    return torch.cat(values, dim=-1)
+
+
+def _side(box: Box | None, index: int, default: float) -> str:
+    side = default if box is None else box[index]
+    return f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else ("lower", "upper")[index]
+
+
+def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x: Ball, p: float) -> Tensor:
+    """The norm bound of each box: (*lead, boxes)."""
+    maps, between = absolute
+    # Forward: balls of A_n(x) and of S_n(y_(n-1)).
+    values = [x.through(a, b) for a, b in zip(factors.A, maps, strict=True)]
+    exact = factors.s1.unsqueeze(-2)
+    inner = [Ball(exact, torch.zeros_like(exact))]
+    for n, (s, b) in enumerate(zip(factors.S, between, strict=True)):
+        inner.append((values[n] * inner[n]).through(s, b))
+    # Backward, class by class: J = sum_n (C D_k S_k ... D_(n+1) S_(n+1)) diag(S_n y_(n-1)) A_n.
+    C = factors.C.matrix().unsqueeze(-3)
+    G = Ball(C, torch.zeros_like(C))
+    J: Ball | None = None
+    for n in reversed(range(factors.degree)):
+        part = _flat_back(G * _over_classes(inner[n]), factors.A[n], maps[n])
+        J = part if J is None else J + part
+        if n > 0:
+            G = _flat_back(G * _over_classes(values[n]), factors.S[n - 1], between[n - 1])
+    assert J is not None  # noqa: S101 - the degree is at least 1
+    value = matrix_norm(J.magnitude(), p)
+    return value if p in (1.0, inf) else torch.minimum(value, matrix_norm(J.mid, p) + matrix_norm(J.rad, p))
+
+
+def _over_classes(ball: Ball) -> Ball:
+    return Ball(ball.mid.unsqueeze(-2), ball.rad.unsqueeze(-2))
+
+
+def _flat_back(G: Ball, step: Affine, absolute: Affine) -> Ball:
+    """`back` for G of shape (*lead, boxes, classes, units), of which boxes and classes are one batch to the map."""
+    boxes, classes = G.mid.shape[-3:-1]
+    flat = Ball(G.mid.flatten(-3, -2), G.rad.flatten(-3, -2)).back(step, absolute)
+    shape = (*flat.mid.shape[:-2], boxes, classes, flat.mid.shape[-1])
+    return Ball(flat.mid.reshape(shape), flat.rad.reshape(shape))

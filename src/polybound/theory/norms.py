@@ -1,0 +1,257 @@
+"""Operator norms of affine maps and of the products of a network's factors.
+
+Whatever is called a norm here is either exact or, where it says so, an upper bound: never below the true norm, since
+a bound that is too small is worse than none. All of it is computed in float64 and rounded outwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isinf, sqrt
+
+import torch
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
+from polybound.models.base import PolynomialNetwork
+from polybound.models.factors import Factors, lift
+from polybound.theory.rounding import outward
+from polybound.theory.torus import torus_norm
+
+__all__ = [
+    "DENSE_LIMIT",
+    "each_run",
+    "exponent",
+    "factor_norms",
+    "gamma",
+    "gram_norm",
+    "lifted_norm",
+    "matrix_norm",
+    "operator_norm",
+    "theta",
+    "working_factors",
+]
+
+DENSE_LIMIT = 2**27
+"""Maps of the input are written out for exact row norms up to this many entries (1 GiB in float64)."""
+
+EXACT_LIMIT = 1024
+"""The l2 norms of convolutions and chains are exact up to this many inputs or outputs."""
+
+GRAM_LIMIT = 4096
+"""Gram matrices of the units are formed up to this many units."""
+
+
+def exponent(p: float | str) -> float:
+    """The exponent of an l_p norm, from a number or from "inf", "2", "1"."""
+    try:
+        value = float(p)
+    except (TypeError, ValueError):
+        value = 0.0
+    if not value >= 1.0:
+        raise PolyboundError(f"p must be a number of at least 1, or 'inf', got {p!r}")
+    return value
+
+
+def working_factors(model: PolynomialNetwork | Factors) -> Factors:
+    """The factors in float64; written out if that fits into `DENSE_LIMIT`."""
+    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    return factors.dense if factors.entries() <= DENSE_LIMIT else factors
+
+
+def each_run(model: PolynomialNetwork | Factors, compute: Callable[[Factors], Tensor]) -> Tensor:
+    """`compute` of the working factors: of a stack of dense models at once, of a stack of others run by run.
+
+    Written-out convolutions are large, and a stack's values must not depend on how many runs fit into memory.
+    """
+    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    if factors.lead and not all(isinstance(a, Dense) for a in factors.A):
+        return torch.stack([compute(working_factors(factors.run(e))) for e in range(factors.lead[0])])
+    return compute(working_factors(factors))
+
+
+def _interpolate(p: float, norm_1: Tensor, norm_2: Tensor, norm_inf: Tensor) -> Tensor:
+    """The Riesz-Thorin bound of an operator's l_p norm from its l_1, l_2 and l_inf norms."""
+    if isinf(p):
+        return norm_inf
+    ends = norm_1 ** (1 / p) * norm_inf ** (1 - 1 / p)
+    near = norm_2 ** (2 / p) * norm_inf ** (1 - 2 / p) if p >= 2 else norm_1 ** (2 / p - 1) * norm_2 ** (2 - 2 / p)
+    return torch.minimum(ends, near)
+
+
+def matrix_norm(matrix: Tensor, p: float) -> Tensor:
+    """The operator norm `||W||_p` of matrices (..., m, d): exact for p = 1, 2, inf, else the Riesz-Thorin bound."""
+    m, d = matrix.shape[-2:]
+    if 0 in (m, d):
+        return matrix.new_zeros(matrix.shape[:-2])
+    if p == 1.0 or isinf(p):
+        return outward(matrix.abs().sum(-2 if p == 1.0 else -1).amax(-1), m + d)
+    # The largest singular value, unlike the small ones, loses nothing by way of the smaller Gram matrix.
+    gram = matrix @ matrix.transpose(-1, -2) if m <= d else matrix.transpose(-1, -2) @ matrix
+    norm_2 = outward(_root_of_largest(gram), m * d)
+    return norm_2 if p == 2.0 else _interpolate(p, matrix_norm(matrix, 1.0), norm_2, matrix_norm(matrix, inf))
+
+
+def operator_norm(step: Affine | Tensor, p: float | str = inf) -> Tensor:
+    """`||W||_p` of the linear part of an affine map (or of a matrix), one value for each run.
+
+    Dense maps: exact for p = 1, 2, inf. Convolutions: exact for p = 1 and inf (by the paper's theorems 5, 10 and 11
+    the latter is the largest row-l1 norm of the matricised kernel, if the kernel fits into the image). Chains: an upper
+    bound for p = 1 and inf, by the chain of absolute values. For p = 2 both are exact up to `EXACT_LIMIT` inputs or
+    outputs; above that, convolutions by the torus bound (see `torus_norm`) and chains by the product of norms, never
+    below the norm of the operator. Other p: the Riesz-Thorin bound.
+
+    >>> import torch
+    >>> round(float(operator_norm(torch.tensor([[3., -4.], [1., 1.]]), "inf")), 9)
+    7.0
+    """
+    p = exponent(p)
+    if isinstance(step, Tensor):
+        step = Dense(step)
+    step = step.double()
+    ones = step.constant.new_ones
+    if isinstance(step, Dense):
+        return matrix_norm(step.weight, p)
+    if isinstance(step, Identity):
+        return ones(step.lead)
+    if isinf(p):
+        return outward(step.row_l1().amax(-1), step.inputs)
+    if p == 1.0:
+        columns = step.absolute().adjoint(ones(1, step.outputs)).squeeze(-2)
+        return outward(columns.amax(-1), step.outputs).expand(step.lead)
+    if p == 2.0:
+        return _spectral(step)
+    return _interpolate(p, operator_norm(step, 1.0), operator_norm(step, 2.0), operator_norm(step, inf))
+
+
+def _spectral(step: Affine) -> Tensor:
+    """The l2 norm of a convolution, a pooling or a chain: exact if small, else an upper bound."""
+    if isinstance(step, Pool):
+        return step.constant.new_full(step.lead, sqrt(0.5**step.dims))
+    if min(step.inputs, step.outputs) > EXACT_LIMIT:
+        if isinstance(step, Conv):
+            return torus_norm(step.weight, step.shape[1:])
+        if isinstance(step, Chain):
+            return outward(torch.stack([operator_norm(part, 2.0) for part in step.maps]).prod(0), len(step.maps))
+    # sqrt(lambda_max(W^T W)), or of W W^T if that is smaller, without writing W out.
+    small = min(step.inputs, step.outputs)
+    eye = torch.eye(small, dtype=step.constant.dtype, device=step.constant.device).expand(*step.lead, -1, -1)
+    gram = step.adjoint(step.linear(eye)) if small == step.inputs else step.linear(step.adjoint(eye))
+    return outward(_root_of_largest(gram), step.inputs * step.outputs)
+
+
+def _root_of_largest(gram: Tensor) -> Tensor:
+    """The root of the largest eigenvalue of positive semi-definite matrices, without overflow."""
+    scale = gram.abs().amax((-2, -1)).clamp_min(1e-300)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(gram / scale[..., None, None])
+    return (eigenvalues.amax(-1).clamp_min(0.0) * scale).sqrt()
+
+
+def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tensor:
+    """The l_p operator norm of an affine map on the lifted input: of `[[W, b], [0, 1]]`, or of `[W, b]`.
+
+    Exact for dense maps (p = 1, 2, inf). For the others an upper bound: p = inf by the map of absolute values,
+    p = 1 by its columns, p = 2 by the 2 x 2 matrix of the blocks' norms.
+    """
+    p = exponent(p)
+    step = step.double()
+    if isinstance(step, Identity):
+        return step.constant.new_ones(step.lead)
+    if isinstance(step, Dense):
+        return matrix_norm(lift(step, constant_unit), p)
+    unit = float(constant_unit)
+    if isinf(p):
+        rows = step.absolute()(step.constant.new_ones(1, step.inputs)).squeeze(-2)
+        return outward(rows.amax(-1).clamp_min(unit), step.inputs + 1)
+    constant = step.absolute().constant
+    if p == 1.0:
+        return torch.maximum(operator_norm(step, 1.0), outward(constant.sum(-1) + unit, step.outputs + 1))
+    if p == 2.0:
+        blocks = step.constant.new_zeros(*step.lead, 2, 2)
+        blocks[..., 0, 0] = operator_norm(step, 2.0)
+        blocks[..., 0, 1] = outward(torch.linalg.vector_norm(constant, dim=-1), step.outputs)
+        blocks[..., 1, 1] = unit
+        return matrix_norm(blocks, 2.0)
+    return _interpolate(p, *(lifted_norm(step, constant_unit, q) for q in (1.0, 2.0, inf)))
+
+
+def factor_norms(model: PolynomialNetwork | Factors, p: float | str = inf) -> dict[str, Tensor]:
+    """The lifted l_p norms by the paper's names: `U1..Uk, C` (CCP), `A1, S1, A2, S2, ..., C` (NCP).
+
+    Where a CCP pools between its products, the norm of the pooling stands as S_n.
+    """
+    p = exponent(p)
+    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    names = [name for name, _ in _lifted_maps(factors)]
+    values = each_run(factors, lambda f: torch.stack([norm(p) for _, norm in _lifted_maps(f)], dim=-1))
+    return dict(zip(names, values.unbind(-1), strict=True))
+
+
+def _lifted_maps(factors: Factors) -> list[tuple[str, Callable[[float], Tensor]]]:
+    """The name and the norm, as a function of p, of each map that the paper's products of norms run over."""
+
+    def norm_of(step: Affine, constant_unit: bool) -> Callable[[float], Tensor]:
+        return lambda p: lifted_norm(step, constant_unit, p)
+
+    maps: list[tuple[str, Callable[[float], Tensor]]] = []
+    for n, a in enumerate(factors.A, 1):
+        maps.append((f"{'U' if factors.kind == 'CCP' else 'A'}{n}", norm_of(a, factors.constant)))
+        if n == 1 and factors.kind == "NCP":
+            # The norm of diag(s_1), which is what the proofs need; it is never above the vector norm of s_1.
+            maps.append(("S1", lambda _: factors.s1.abs().amax(-1).clamp_min(float(factors.constant))))
+        elif n > 1 and not isinstance(factors.S[n - 2], Identity):
+            maps.append((f"S{n}", norm_of(factors.S[n - 2], factors.constant)))
+    return [*maps, ("C", norm_of(factors.C, constant_unit=False))]
+
+
+def theta(model: PolynomialNetwork | Factors) -> Tensor:
+    """`theta = ||U_1 . U_2 ... . U_k||_inf` of the face-splitting product, `max_j prod_i ||row j of U_i||_1`.
+
+    Exact for CCP in O(k m d), with nothing of size d^k. For NCP (and between poolings) the analogous recursion
+    `t_1 = rowl1(A_1) |s_1|, t_n = rowl1(A_n) (|S_n| t_(n-1))` bounds `||Phi||_inf` of Theorem 3 by `max(t_k)`, which
+    is never above the product of norms.
+    """
+    return each_run(model, _theta)
+
+
+def _theta(factors: Factors) -> Tensor:
+    ones = factors.s1.new_ones(1, factors.features)
+    t = factors.s1.abs()
+    for n, a in enumerate(factors.A):
+        if n > 0:
+            t = factors.S[n - 1].absolute()(t.unsqueeze(-2)).squeeze(-2)
+        t = t * a.absolute()(ones).squeeze(-2)
+    return outward(t.amax(-1).clamp_min(float(factors.constant)), factors.degree * (factors.features + t.shape[-1]))
+
+
+def gamma(model: PolynomialNetwork | Factors, p: float | str = inf) -> Tensor:
+    """The relaxation `gamma = prod_i ||U_i||_p` (CCP) or `prod_i ||A_i||_p ||S_i||_p` (NCP), lemmas 1 and 2."""
+    norms = factor_norms(model, p)
+    del norms["C"]
+    return outward(torch.stack(list(norms.values())).prod(0), len(norms))
+
+
+def gram_norm(model: PolynomialNetwork | Factors) -> Tensor | None:
+    """The exact l2 norm of the lifted product, from an m x m matrix; None above `GRAM_LIMIT` units.
+
+    CCP: `||U_1 . ... . U_k||_2^2 = lambda_max(hadamard_i U_i U_i^T)`. NCP: `G_1 = (A_1 A_1^T) o (s_1 s_1^T)`,
+    `G_n = (A_n A_n^T) o (S_n G_(n-1) S_n^T)`, `||Phi||_2^2 = lambda_max(G_k)`.
+    """
+    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    if max(a.outputs for a in factors.A) > GRAM_LIMIT or factors.entries() > DENSE_LIMIT:
+        return None
+    return each_run(factors, _gram_norm)
+
+
+def _gram_norm(factors: Factors) -> Tensor:
+    lifted = factors.lifted()
+    G = lifted.s1.unsqueeze(-1) * lifted.s1.unsqueeze(-2)
+    for n, a in enumerate(lifted.A):
+        if n > 0 and not isinstance(lifted.S[n - 1], Identity):
+            S = lifted.S[n - 1].matrix()
+            G = S @ G @ S.transpose(-1, -2)
+        A = a.matrix()
+        G = G * (A @ A.transpose(-1, -2))
+    units = max(a.outputs for a in lifted.A)
+    return outward(_root_of_largest(G), factors.degree * units * (units + lifted.features))

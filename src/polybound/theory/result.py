@@ -1,0 +1,95 @@
+"""A bound together with what it rests on: which formula, under which assumptions, computed how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Bound", "BoundTable", "number"]
+
+
+def number(value: Tensor) -> float | Tensor:
+    """A float where there is one value, the tensor of values where there is one for each run or box."""
+    return float(value) if value.ndim == 0 else value
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An upper bound.
+
+    Attributes:
+        value: the bound; a tensor with one value for each run of a stack (and each box, if several were given).
+        quantity: what is bounded, in a few words.
+        name: where the formula comes from, as "Theorem 2".
+        formula: the formula.
+        assumptions: what must hold for the bound to hold.
+        how: how it was computed, and what was relaxed.
+    """
+
+    value: float | Tensor
+    quantity: str
+    name: str
+    formula: str
+    assumptions: tuple[str, ...] = ()
+    how: str = "exact, in float64"
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.quantity} <= {self.shown()}",
+            f"  by        {self.name}: {self.formula}",
+            *(f"  assuming  {assumption}" for assumption in self.assumptions),
+            f"  computed  {self.how}",
+        ]
+        return "\n".join(lines)
+
+    def shown(self) -> str:
+        """The value as text."""
+        if isinstance(self.value, Tensor):
+            return "[" + ", ".join(f"{v:.6g}" for v in self.value.flatten().tolist()) + "]"
+        return f"{self.value:.6g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON."""
+        value = self.value.tolist() if isinstance(self.value, Tensor) else self.value
+        return {
+            "quantity": self.quantity,
+            "value": value,
+            "name": self.name,
+            "formula": self.formula,
+            "assumptions": list(self.assumptions),
+            "how": self.how,
+        }
+
+
+@dataclass(frozen=True)
+class BoundTable:
+    """Several bounds of one model; printing it gives a table."""
+
+    title: str
+    rows: tuple[Bound, ...]
+
+    def __iter__(self) -> Iterator[Bound]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Bound:
+        return self.rows[index]
+
+    def __str__(self) -> str:
+        cells = [("quantity", "value", "by", "formula")]
+        cells += [(row.quantity, row.shown(), row.name, row.formula) for row in self.rows]
+        widths = [max(len(row[i]) for row in cells) for i in range(3)]
+        lines = [f"{q:<{widths[0]}}  {v:>{widths[1]}}  {n:<{widths[2]}}  {f}".rstrip() for q, v, n, f in cells]
+        return "\n".join([self.title, lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON."""
+        return {"model": self.title, "bounds": [row.as_dict() for row in self.rows]}
