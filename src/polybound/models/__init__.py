@@ -2,6 +2,7 @@
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, stack
+from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.factors import Factors
@@ -14,6 +15,7 @@ __all__ = [
     "NCP",
     "PAPER_MODELS",
     "Affine",
+    "Block",
     "Chain",
     "Conv",
     "ConvCCP",

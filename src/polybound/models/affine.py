@@ -59,7 +59,7 @@ class Affine(ABC):
 
     def row_l1(self) -> Tensor:
         """The l1 norm of each row of W, (*lead, outputs); for a `Chain` an upper bound (see `absolute`)."""
-        return self.absolute().linear(self.constant.new_ones(1, self.inputs)).squeeze(-2)
+        return self.absolute().linear(self.constant.new_ones(1, self.inputs)).squeeze(-2).expand(*self.lead, -1)
 
     def matrix(self) -> Tensor:
         """W written out, (*lead, outputs, inputs)."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
+from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
 __all__ = ["Config", "PolynomialNetwork", "check_count", "damping", "fill_uniform", "stack"]
@@ -78,6 +79,10 @@ class PolynomialNetwork(nn.Module, ABC):
         """The canonical factors of the paper's lemmas, sharing this model's parameters."""
 
     @abstractmethod
+    def blocks(self) -> list[Block]:
+        """The weights as published, as views that a projection may change in place."""
+
+    @abstractmethod
     def config(self) -> Config:
         """The constructor's arguments, without `seed`: `type(model)(**model.config())` is a model of the same shape."""
 
@@ -111,16 +116,16 @@ class PolynomialNetwork(nn.Module, ABC):
 
     def _flat(self, x: Tensor) -> Tensor:
         """The inputs as (batch, features), or (runs, batch, features) where each run has its own."""
+        leads = []
         if tuple(x.shape[-len(self.shape) :]) == self.shape:
-            lead = x.shape[: -len(self.shape)]
-        elif x.shape[-1:] == (self.features,):
-            lead = x.shape[:-1]
-        else:
-            raise PolyboundError(f"inputs must end in shape {self.shape}, got {tuple(x.shape)}")
-        if len(lead) != 1 and not (len(lead) == 2 and self.runs == lead[0]):
-            stacked = "" if self.runs is None else f" or ({self.runs}, batch)"
-            raise PolyboundError(f"before {self.shape} must come (batch,){stacked}, got {tuple(lead)}")
-        return x.reshape(*lead, self.features)
+            leads.append(x.shape[: -len(self.shape)])
+        if x.shape[-1:] == (self.features,):
+            leads.append(x.shape[:-1])
+        for lead in leads:
+            if len(lead) == 1 or (len(lead) == 2 and lead[0] == self.runs):
+                return x.reshape(*lead, self.features)
+        before = "(batch,)" if self.runs is None else f"(batch,) or ({self.runs}, batch)"
+        raise PolyboundError(f"inputs must have shape {before} + {self.shape}, got {tuple(x.shape)}")
 
     def run(self, index: int) -> Self:
         """Run `index` of a stack as a single model of its own, bit for bit."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.affine import Dense, Identity
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
 __all__ = ["CCP"]
@@ -133,6 +134,14 @@ class CCP(PolynomialNetwork):
         identity = Identity(self.rank, self.lead, self.C)
         s1 = self.C.new_ones(*self.lead, self.rank)
         return Factors("CCP", A, (identity,) * (self.degree - 1), s1, Dense(Q, beta), self.form == "residual")
+
+    def blocks(self) -> list[Block]:
+        names = tuple(f"U{n}" for n in range(1, self.degree + 1))
+        if self.form == "residual":
+            maps = Block(names, self.V, constants=(0.0,) + (1.0,) * (self.degree - 1), coupled=True)
+        else:
+            maps = Block(names, self.U, lifted=True, coupled=True)
+        return [maps, Block(("C",), self.C.unsqueeze(-3))]
 
     def to_product(self) -> CCP:
         """The same function in product form, its matrices those of the paper's Lemma 11 (rank grows by one).

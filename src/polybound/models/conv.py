@@ -12,6 +12,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
 __all__ = ["ConvCCP"]
@@ -165,3 +166,22 @@ class ConvCCP(PolynomialNetwork):
             C = Chain([pools[-1], C])
         s1 = self.C.new_ones(*self.lead, A[0].outputs)
         return Factors("CCP", tuple(A), tuple(S), s1, C, constant=True)
+
+    def blocks(self) -> list[Block]:
+        names = tuple(f"U{n}" for n in range(1, self.degree + 1))
+        blocks = [
+            Block(
+                names,
+                self.K,
+                constants=(0.0,) + (1.0,) * (self.degree - 1),
+                dims=self.dims,
+                space=self.shape[1:],
+                coupled=True,
+                floors=(1.0,) + (0.0,) * (self.degree - 1),  # as published: the first kernel onto max(bound, 1)
+            ),
+            Block(("C",), self.C.unsqueeze(-3)),
+        ]
+        if self.pre is not None:
+            kernel, bias = self.P.unsqueeze(-self.dims - 3), self.c.unsqueeze(-2)
+            blocks.insert(0, Block(("pre",), kernel, bias, dims=self.dims, space=self.shape[1:]))
+        return blocks

@@ -45,6 +45,7 @@ class Factors:
         s1: (*lead, units), the first factor's scale.
         C: the output map.
         constant: whether the canonical form has the constant unit.
+        working: whether these are `double()` already, so that bounds can hand them on to each other.
     """
 
     kind: Literal["CCP", "NCP"]
@@ -53,6 +54,7 @@ class Factors:
     s1: Tensor
     C: Affine
     constant: bool
+    working: bool = False
 
     @property
     def degree(self) -> int:
@@ -94,9 +96,7 @@ class Factors:
 
     def double(self) -> Factors:
         """The same factors in float64, cut off from autograd."""
-        if self.s1.dtype == torch.float64 and not self.s1.requires_grad:
-            return self
-        return self.transform(lambda t: t.detach().double())
+        return self if self.working else replace(self.transform(lambda t: t.detach().double()), working=True)
 
     def run(self, index: int) -> Factors:
         """The factors of one run of a stack."""
@@ -104,10 +104,10 @@ class Factors:
 
     @cached_property
     def dense(self) -> Factors:
-        """The same factors with every map of the input written out, so that absolute values are exact."""
-        if all(isinstance(a, Dense) for a in self.A):
+        """The same factors with the maps of the input and of the output written out: absolute values are exact."""
+        if all(isinstance(step, Dense) for step in (*self.A, self.C)):
             return self
-        return replace(self, A=tuple(a.dense() for a in self.A))
+        return replace(self, A=tuple(a.dense() for a in self.A), C=self.C.dense())
 
     def entries(self) -> int:
         """How many numbers the written-out maps of the input have, for one run."""
@@ -124,17 +124,19 @@ class Factors:
             S.append(Identity(s.outputs + 1, self.lead, self.s1) if identity else Dense(lift(s, constant_unit=True)))
         s1 = torch.cat([self.s1, self.s1.new_ones(*self.lead, 1)], dim=-1)
         C = Dense(torch.cat([self.C.matrix(), self.C.constant.unsqueeze(-1)], dim=-1))
-        return Factors(self.kind, A, tuple(S), s1, C, constant=False)
+        return replace(self, A=A, S=tuple(S), s1=s1, C=C, constant=False)
 
     def matrices(self) -> dict[str, Tensor]:
-        """The paper's matrices by name: `U1..Uk, C` (CCP), `A1, s1, A2, S2, ..., C` (NCP or with pooling)."""
+        """The lemmas' matrices by name: `U1..Uk, C` (CCP), `A1, s1, A2, S2, ..., C` (NCP).
+
+        Where a CCP pools between its products, the pooling stands as S_n.
+        """
         lifted = self.lifted()
-        if self.coupled:
-            named = {
-                f"U{i}": a.matrix() * (lifted.s1.unsqueeze(-1) if i == 1 else 1) for i, a in enumerate(lifted.A, 1)
-            }
-        else:
-            named = {"A1": lifted.A[0].matrix(), "s1": lifted.s1}
-            for n, (a, s) in enumerate(zip(lifted.A[1:], lifted.S, strict=True), 2):
-                named |= {f"A{n}": a.matrix(), f"S{n}": s.matrix()}
+        named = {}
+        for n, a in enumerate(lifted.A, 1):
+            named[f"{'U' if self.kind == 'CCP' else 'A'}{n}"] = a.matrix()
+            if n == 1 and self.kind == "NCP":
+                named["s1"] = lifted.s1
+            elif n > 1 and not isinstance(lifted.S[n - 2], Identity):
+                named[f"S{n}"] = lifted.S[n - 2].matrix()
         return named | {"C": lifted.C.matrix()}

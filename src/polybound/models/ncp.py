@@ -10,6 +10,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.affine import Dense
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
 __all__ = ["NCP"]
@@ -101,3 +102,13 @@ class NCP(PolynomialNetwork):
         A = tuple(Dense(V) for V in self.V.unbind(-3))
         S = tuple(Dense(S[..., :-1], S[..., -1]) for S in self.S.unbind(-3))
         return Factors("NCP", A, S, self.b, Dense(self.C[..., :-1], self.C[..., -1]), constant=True)
+
+    def blocks(self) -> list[Block]:
+        steps = range(1, self.degree + 1)
+        blocks = [
+            Block(tuple(f"A{n}" for n in steps), self.V),
+            Block(("S1",), self.b.unsqueeze(-1).unsqueeze(-3)),
+            Block(tuple(f"S{n}" for n in steps[1:]), self.S),
+            Block(("C",), self.C.unsqueeze(-3)),
+        ]
+        return [block for block in blocks if block.names]

@@ -13,7 +13,7 @@ from polybound.models.affine import Affine, Dense, Identity
 from polybound.models.base import PolynomialNetwork
 from polybound.models.factors import Factors
 from polybound.theory.ball import Ball
-from polybound.theory.norms import DENSE_LIMIT, each_run, exponent, factor_norms, matrix_norm, operator_norm
+from polybound.theory.norms import can_write_out, each_run, exponent, factor_norms, matrix_norm, operator_norm
 from polybound.theory.result import Bound, number
 from polybound.theory.rounding import outward
 
@@ -112,7 +112,7 @@ def _paper(factors: Factors, p: float, radius: float | None) -> Bound:
 
 
 def _size_note(factors: Factors) -> str:
-    return "" if factors.entries() <= DENSE_LIMIT else ", norms of the large maps bounded by those of their kernels"
+    return "" if can_write_out(factors) else ", norms of the large maps bounded by those of their kernels"
 
 
 def _row_norms(step: Affine, q: float) -> Tensor:
@@ -205,7 +205,7 @@ def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left",
 
 
 def _local(factors: Factors, p: float, radius: float, box: Box | None) -> Bound:
-    lower, upper = (torch.as_tensor(side).detach().double().to(factors.s1.device) for side in box or (-radius, radius))
+    lower, upper = (_float64(side).to(factors.s1.device) for side in box or (-radius, radius))
     single = max(lower.ndim, upper.ndim) < 2
     try:
         shape = (lower + upper + lower.new_zeros(1, factors.features)).shape
@@ -239,6 +239,11 @@ def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Ten
     return torch.cat(values, dim=-1)
 
 
+def _float64(side: Tensor | float) -> Tensor:
+    # Not `torch.as_tensor(side).double()`, which would round a float to float32 on the way.
+    return side.detach().double() if isinstance(side, Tensor) else torch.tensor(side, dtype=torch.float64)
+
+
 def _side(box: Box | None, index: int, default: float) -> str:
     side = default if box is None else box[index]
     return f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else ("lower", "upper")[index]
@@ -264,7 +269,9 @@ def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x
             G = _flat_back(G * _over_classes(values[n]), factors.S[n - 1], between[n - 1])
     assert J is not None  # noqa: S101 - the degree is at least 1
     value = matrix_norm(J.magnitude(), p)
-    return value if p in (1.0, inf) else torch.minimum(value, matrix_norm(J.mid, p) + matrix_norm(J.rad, p))
+    if p not in (1.0, inf):
+        value = torch.minimum(value, matrix_norm(J.mid, p) + matrix_norm(J.rad, p))
+    return value.expand(*factors.lead, len(x.mid))  # of degree 1, all boxes share one Jacobian
 
 
 def _over_classes(ball: Ball) -> Ball:

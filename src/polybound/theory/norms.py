@@ -21,6 +21,7 @@ from polybound.theory.torus import torus_norm
 
 __all__ = [
     "DENSE_LIMIT",
+    "can_write_out",
     "each_run",
     "exponent",
     "factor_norms",
@@ -54,10 +55,15 @@ def exponent(p: float | str) -> float:
     return value
 
 
+def can_write_out(factors: Factors) -> bool:
+    """Whether the maps of the input may be written out, which makes their row norms exact."""
+    return factors.entries() <= DENSE_LIMIT
+
+
 def working_factors(model: PolynomialNetwork | Factors) -> Factors:
     """The factors in float64; written out if that fits into `DENSE_LIMIT`."""
     factors = (model if isinstance(model, Factors) else model.factors()).double()
-    return factors.dense if factors.entries() <= DENSE_LIMIT else factors
+    return factors.dense if can_write_out(factors) else factors
 
 
 def each_run(model: PolynomialNetwork | Factors, compute: Callable[[Factors], Tensor]) -> Tensor:
@@ -239,7 +245,7 @@ def gram_norm(model: PolynomialNetwork | Factors) -> Tensor | None:
     `G_n = (A_n A_n^T) o (S_n G_(n-1) S_n^T)`, `||Phi||_2^2 = lambda_max(G_k)`.
     """
     factors = (model if isinstance(model, Factors) else model.factors()).double()
-    if max(a.outputs for a in factors.A) > GRAM_LIMIT or factors.entries() > DENSE_LIMIT:
+    if max(a.outputs for a in factors.A) > GRAM_LIMIT or not can_write_out(factors):
         return None
     return each_run(factors, _gram_norm)
 

@@ -1,0 +1,260 @@
+"""The object that keeps a model inside its bounds while it trains."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from polybound.constraints.l1 import project_l1_rows
+from polybound.constraints.product import project_product
+from polybound.constraints.spectral import project_spectral, project_spectral_conv
+from polybound.errors import PolyboundError
+from polybound.models.base import PolynomialNetwork
+from polybound.models.blocks import Block
+from polybound.theory.torus import torus_norm
+
+__all__ = ["Projection"]
+
+BoundLike = float | Sequence[float] | Tensor
+Target = Literal["weights", "operator", "product"]
+
+
+class Projection:
+    """Euclidean projection of a model's weights onto norm balls, in place; the last line of the paper's algorithms.
+
+    Args:
+        model: a polynomial network, a stack of them, or any `torch.nn.Module` made of Linear and Conv1d/2d/3d layers
+            (each layer's rows are bounded together with its bias).
+        bound: one bound for all matrices; or a dict with a bound for each of some (`{"U1": 1.5, "C": 0.8}`, those not
+            named stay free). For a stack each bound may be a sequence, one number for each run. `inf` is no bound.
+        norm: "inf", the largest row-l1 norm (of a convolution: of its matricised kernel, by Theorem 5), or "2", the
+            spectral norm (of a convolution: the norm on the torus, never below that of the operator).
+        on: what the bound is about. "weights": the weights as published: every V_i and kernel, and `[C, bias]` and a
+            pre-convolution with its bias together. "operator": the U_i with their constant columns; where that is
+            the residual form's fixed 1, the rest of the row gets `bound - 1`. "product": the product over i of the
+            row-l1 norms of the U_i, for every unit (names "product", "C" and "pre").
+
+    One bound for all of PN-Conv leaves its first kernel at `max(bound, 1)`, as published.
+
+    Attributes:
+        names: what can have a bound.
+
+    >>> import polybound as pb
+    >>> model = pb.paper_model("pn-4", seed=0)
+    >>> projection = pb.Projection(model, bound=1.0)
+    >>> projection.contains()
+    False
+    >>> projection.apply_()
+    >>> projection.contains()
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bound: BoundLike | Mapping[str, BoundLike] = 1.0,
+        *,
+        norm: Literal["inf", "2"] | float = "inf",
+        on: Target = "weights",
+    ) -> None:
+        if str(norm) not in ("inf", "2", "2.0"):
+            raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
+        if on not in ("weights", "operator", "product"):
+            raise PolyboundError(f"on must be 'weights', 'operator' or 'product', got {on!r}")
+        if on != "weights" and str(norm) != "inf":
+            raise PolyboundError(f"on={on!r} goes with norm='inf'")
+        self.model = model
+        blocks = self._blocks()
+        if on == "product" and not any(block.coupled for block in blocks):
+            raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
+        kinds = [
+            _Product if on == "product" and block.coupled else (_Rows if str(norm) == "inf" else _Spectral)
+            for block in blocks
+        ]
+        names = [kind.names_of(block) for kind, block in zip(kinds, blocks, strict=True)]
+        self.names = tuple(name for group in names for name in group)
+        lead = model.lead if isinstance(model, PolynomialNetwork) else ()
+        radii = _radii(bound, self.names, lead)
+        self._rules = []
+        for kind, block, group in zip(kinds, blocks, names, strict=True):
+            radius = torch.stack([radii[name] for name in group], dim=-1)
+            if block.floors and kind is _Rows and not isinstance(bound, Mapping):
+                radius = torch.maximum(radius, torch.tensor(block.floors, dtype=radius.dtype))
+            self._rules.append(kind(block, radius, on))
+
+    def _blocks(self) -> list[Block]:
+        # Asked for anew each time: moving a model, or loading a state, may replace its parameters.
+        return self.model.blocks() if isinstance(self.model, PolynomialNetwork) else _layers(self.model)
+
+    @torch.no_grad()
+    def apply_(self) -> None:
+        """Project all weights, in place."""
+        for rule, block in zip(self._rules, self._blocks(), strict=True):
+            if not rule.free:
+                rule.project(block)
+
+    @torch.no_grad()
+    def norms(self) -> dict[str, Tensor]:
+        """The present norms by name, in float64; one value for each run of a stack."""
+        norms = {}
+        for rule, block in zip(self._rules, self._blocks(), strict=True):
+            norms |= dict(zip(rule.names, rule.norms(block).cpu().unbind(-1), strict=True))
+        return norms
+
+    def bounds(self) -> dict[str, Tensor]:
+        """The bounds by name, in float64; one value for each run of a stack."""
+        return {
+            name: value
+            for rule in self._rules
+            for name, value in zip(rule.names, rule.radius.unbind(-1), strict=True)
+        }
+
+    def contains(self) -> bool:
+        """Whether every norm, computed in float64, is within its bound."""
+        bounds = self.bounds()
+        return all(bool((value <= bounds[name]).all()) for name, value in self.norms().items())
+
+
+def _layers(model: nn.Module) -> list[Block]:
+    """The Linear and Conv layers of any module."""
+    blocks = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            bias = None if layer.bias is None else layer.bias.unsqueeze(0)
+            dims = 0 if isinstance(layer, nn.Linear) else layer.weight.ndim - 2
+            blocks.append(Block((name or "weight",), layer.weight.unsqueeze(0), bias, dims=dims))
+    if not blocks:
+        raise PolyboundError(f"{type(model).__name__} has no Linear or Conv layer to project")
+    return blocks
+
+
+def _radii(
+    bound: BoundLike | Mapping[str, BoundLike], names: Sequence[str], lead: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """A float64 tensor of shape `lead` for each name."""
+    given = bound if isinstance(bound, Mapping) else dict.fromkeys(names, bound)
+    if unknown := [name for name in given if name not in names]:
+        raise PolyboundError(f"no matrix called {unknown[0]!r}; there are {', '.join(names)}")
+    radii = {}
+    for name in names:
+        value = given.get(name, inf)
+        try:
+            radius = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise PolyboundError(f"a bound must be a number, or one number for each run, got {value!r}") from None
+        if radius.shape not in ((), lead):
+            raise PolyboundError(f"{radius.numel()} bounds for {f'{lead[0]} runs' if lead else 'a single model'}")
+        if not (radius >= 0).all():
+            raise PolyboundError(f"a bound must be a number of at least 0, got {value!r} for {name}")
+        radii[name] = radius.expand(lead)
+    return radii
+
+
+class _Rule(ABC):
+    """What is done with one block; `radius` is (*lead, names)."""
+
+    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
+        self.names = self.names_of(block)
+        self.radius = radius
+        self.free = bool(torch.isinf(radius).all())
+        self.on = on
+
+    @staticmethod
+    def names_of(block: Block) -> tuple[str, ...]:
+        return block.names
+
+    @abstractmethod
+    def project(self, block: Block) -> None: ...
+
+    @abstractmethod
+    def norms(self, block: Block) -> Tensor: ...
+
+
+def _joined(block: Block, lifted: bool) -> Tensor:
+    """Matrices (*lead, names, rows, columns), kernels matricised; a view unless there is a bias to join."""
+    rows = block.weight.flatten(-block.dims - 1) if block.dims else block.weight
+    if block.lifted and not lifted:
+        rows = rows[..., :-1]
+    return rows if block.bias is None else torch.cat([rows, block.bias.unsqueeze(-1)], dim=-1)
+
+
+def _write_back(block: Block, rows: Tensor) -> None:
+    """Undo the copy that joining a bias made."""
+    if block.bias is not None:
+        block.weight.copy_(rows[..., :-1].reshape(block.weight.shape))
+        block.bias.copy_(rows[..., -1])
+
+
+class _Rows(_Rule):
+    """Row-l1 norms: `max_j ||row j||_1 + constant <= radius`."""
+
+    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
+        super().__init__(block, radius, on)
+        fixed = block.constants if on == "operator" and block.constants else (0.0,) * len(block.names)
+        self.constants = torch.tensor(fixed, dtype=torch.float64)
+        if not (radius >= self.constants).all():
+            worst = block.names[int((radius - self.constants).reshape(-1, len(fixed)).amin(0).argmin())]
+            raise PolyboundError(f"the constant column of {worst} alone has norm 1: its bound must be at least 1")
+        room = (radius - self.constants).unsqueeze(-1)
+        # A plain number spares the projection a tensor of radii.
+        self.room: float | Tensor = float(room.flatten()[0]) if (room == room.flatten()[0]).all() else room
+
+    def project(self, block: Block) -> None:
+        rows = _joined(block, lifted=self.on == "operator")
+        if isinstance(self.room, Tensor):
+            self.room = self.room.to(rows.device)
+        _write_back(block, project_l1_rows(rows, self.room, out=rows))
+
+    def norms(self, block: Block) -> Tensor:
+        rows = _joined(block, lifted=self.on == "operator").double().abs().sum(-1)
+        return rows.amax(-1) + self.constants.to(rows.device)
+
+
+class _Spectral(_Rule):
+    """Spectral norms: of matrices with their bias, of kernels on the torus."""
+
+    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
+        super().__init__(block, radius, on)
+        if block.dims and not block.space:
+            raise PolyboundError(f"the l2 norm of {block.names[0]} depends on the size of its input: use norm='inf'")
+
+    def project(self, block: Block) -> None:
+        if block.dims:
+            block.weight.copy_(project_spectral_conv(block.weight, self.radius, block.space))
+        else:
+            rows = _joined(block, lifted=False)
+            projected = project_spectral(rows, self.radius)
+            if block.bias is None:
+                rows.copy_(projected)
+            _write_back(block, projected)
+
+    def norms(self, block: Block) -> Tensor:
+        if block.dims:
+            return torus_norm(block.weight, block.space)
+        norms: Tensor = torch.linalg.matrix_norm(_joined(block, lifted=False).double(), 2)
+        return norms
+
+
+class _Product(_Rule):
+    """The product over the factors of a unit's row-l1 norms (constant columns included): `theta` of the units."""
+
+    @staticmethod
+    def names_of(block: Block) -> tuple[str, ...]:
+        return ("product",)
+
+    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
+        super().__init__(block, radius, on)
+        self.offset = torch.tensor(block.constants or (0.0,) * len(block.names), dtype=torch.float64)
+
+    def project(self, block: Block) -> None:
+        rows = _joined(block, lifted=True)
+        rows.copy_(project_product(rows, self.radius.squeeze(-1), offset=self.offset))
+
+    def norms(self, block: Block) -> Tensor:
+        rows = _joined(block, lifted=True).double().abs().sum(-1)
+        return (rows + self.offset.to(rows.device).unsqueeze(-1)).prod(-2).amax(-1, keepdim=True)

@@ -1,0 +1,82 @@
+"""Random small networks, and brute-force oracles that know nothing of the package's formulas."""
+
+import torch
+from hypothesis import strategies as st
+
+import polybound as pb
+
+F64 = torch.float64
+
+
+def randomise(model, seed, scale):
+    """Normal weights everywhere: nothing an initialisation would leave at zero or one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=F64))
+    return model
+
+
+seeds = st.integers(0, 2**32 - 1)
+scales = st.sampled_from([0.1, 0.5, 1.0, 3.0])
+
+
+@st.composite
+def ccps(draw, runs=(None,), max_features=5, max_rank=4, max_degree=4):
+    model = pb.CCP(
+        draw(st.integers(1, max_features)),
+        draw(st.integers(1, max_rank)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, max_degree)),
+        draw(st.sampled_from(["residual", "product"])),
+        runs=draw(st.sampled_from(runs)),
+        dtype=F64,
+    )
+    return randomise(model, draw(seeds), draw(scales))
+
+
+@st.composite
+def ncps(draw, runs=(None,), max_features=5, max_rank=4, max_degree=4):
+    model = pb.NCP(
+        draw(st.integers(1, max_features)),
+        draw(st.integers(1, max_rank)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, max_degree)),
+        runs=draw(st.sampled_from(runs)),
+        dtype=F64,
+    )
+    return randomise(model, draw(seeds), draw(scales))
+
+
+@st.composite
+def convs(draw, runs=(None,)):
+    dims = draw(st.integers(1, 3))
+    degree = draw(st.integers(1, 3))
+    pool = draw(st.sets(st.integers(1, degree), max_size=1))
+    sizes = st.integers(2, 5 if dims == 1 else (4 if dims == 2 else 3))
+    model = pb.ConvCCP(
+        (draw(st.integers(1, 2)), *(draw(sizes) for _ in range(dims))),
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+        degree,
+        draw(st.sampled_from([1, 3, 5])),
+        pre=draw(st.sampled_from([None, 1, 3])),
+        pool=pool,
+        runs=draw(st.sampled_from(runs)),
+        dtype=F64,
+    )
+    return randomise(model, draw(seeds), draw(scales))
+
+
+def networks(runs=(None,)):
+    return st.one_of(ccps(runs), ncps(runs), convs(runs))
+
+
+def unrolled(function, inputs):
+    """The matrix of a linear function, column by column."""
+    return torch.stack([function(e) for e in torch.eye(inputs, dtype=F64)], dim=1)
+
+
+def jacobian(model, x):
+    """The Jacobian of the logits at one flat input, by autograd."""
+    return torch.autograd.functional.jacobian(lambda v: model(v.unsqueeze(0)).squeeze(0), x, create_graph=False)

@@ -1,0 +1,194 @@
+"""Forward passes against the paper's recursions written out; initialisation; stacks; input shapes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from networks import F64, ccps, networks, seeds
+
+import polybound as pb
+
+
+def inputs(model, seed, batch=3):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(batch, *model.shape, generator=generator, dtype=F64) - 1
+
+
+@given(networks(runs=(None, 3)), seeds)
+def test_forward_equals_the_canonical_factors(model, seed):
+    x = inputs(model, seed)
+    factors = model.factors()
+    torch.testing.assert_close(model(x), factors(x.flatten(1)))
+    torch.testing.assert_close(model(x), factors.dense(x.flatten(1)))
+    z = torch.cat([x.flatten(1), torch.ones(3, 1, dtype=F64)], dim=1)
+    torch.testing.assert_close(model(x), factors.lifted()(z))
+
+
+@given(ccps(runs=(None, 3)), seeds)
+def test_lemma_11_product_form_is_the_same_function(model, seed):
+    x = inputs(model, seed)
+    product = model.to_product()
+    assert product.form == "product"
+    torch.testing.assert_close(product(x), model(x))
+
+
+def test_residual_recursion_as_printed():
+    model = pb.CCP(5, 4, 3, degree=3, dtype=F64)
+    x = torch.randn(7, 5, dtype=F64)
+    V, Q, beta = model.V, model.C[:, :-1], model.C[:, -1]
+    y = x @ V[0].T
+    for n in (1, 2):
+        y = (x @ V[n].T) * y + y
+    torch.testing.assert_close(model(x), y @ Q.T + beta)
+
+
+def test_nested_recursion_as_printed():
+    model = pb.NCP(5, 4, 3, degree=3, dtype=F64)
+    x = torch.randn(7, 5, dtype=F64)
+    y = (x @ model.V[0].T) * model.b
+    for n in (1, 2):
+        y = (x @ model.V[n].T) * (y @ model.S[n - 1, :, :-1].T + model.S[n - 1, :, -1])
+    torch.testing.assert_close(model(x), y @ model.C[:, :-1].T + model.C[:, -1])
+
+
+def test_pn_conv_layer_by_layer():
+    model = pb.paper_model("pn-conv", dtype=F64)
+    x = torch.randn(2, 1, 28, 28, dtype=F64)
+    p = F.conv2d(x, model.P, model.c, padding=1)
+    h = [F.conv2d(p, K, padding=3) for K in model.K]
+    y = h[1] * h[0] + h[0]
+    y = F.avg_pool2d(y, 2)
+    y = F.avg_pool2d(h[2], 2) * y + y
+    y = F.avg_pool2d(y, 2)
+    y = F.avg_pool2d(F.avg_pool2d(h[3], 2), 2) * y + y
+    assert y.shape == (2, 16, 7, 7)
+    torch.testing.assert_close(model(x), F.linear(y.flatten(1), model.C[:, :-1], model.C[:, -1]))
+
+
+@given(networks(runs=(3,)), seeds)
+def test_a_stack_is_its_members(model, seed):
+    x = inputs(model, seed)
+    own = torch.stack([inputs(model, seed + e) for e in range(3)])
+    together, apart = model(x), model(own)
+    for e in range(3):
+        torch.testing.assert_close(together[e], model.run(e)(x))
+        torch.testing.assert_close(apart[e], model.run(e)(own[e]))
+
+
+@given(networks(runs=(3,)))
+def test_unstacking_and_stacking_is_bit_exact(model):
+    again = pb.stack([model.run(e) for e in range(3)])
+    assert again.config() == model.config()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+        assert tensor.numel() == 0 or again.state_dict()[name].data_ptr() != tensor.data_ptr()
+
+
+def test_stacks_can_be_stacked():
+    pair, single = pb.CCP(4, 3, 2, 2, runs=2), pb.CCP(4, 3, 2, 2)
+    joined = pb.stack([pair, single])
+    assert joined.runs == 3
+    assert torch.equal(joined.V[1], pair.V[1]) and torch.equal(joined.V[2], single.V)
+
+
+def test_seeds_make_a_run_equal_to_its_single_model():
+    for make in (
+        lambda **kw: pb.CCP(6, 3, 2, 4, **kw),
+        lambda **kw: pb.CCP(6, 3, 2, 4, "product", **kw),
+        lambda **kw: pb.NCP(6, 3, 2, 4, **kw),
+        lambda **kw: pb.ConvCCP((1, 6, 6), 3, 2, 2, 3, pre=3, **kw),
+    ):
+        for stacked in (make(runs=3, seed=5), make(runs=3, seed=[5, 6, 7])):
+            for name, tensor in make(seed=6).state_dict().items():
+                assert torch.equal(stacked.run(1).state_dict()[name], tensor)
+
+
+def test_seed_none_uses_the_global_generator():
+    torch.manual_seed(3)
+    first = pb.CCP(6, 3, 2, 4)
+    torch.manual_seed(3)
+    assert torch.equal(first.V, pb.CCP(6, 3, 2, 4).V)
+    assert not torch.equal(first.V, pb.CCP(6, 3, 2, 4).V)
+
+
+@pytest.mark.parametrize("degree", [1, 4, 10, 30, 100, 1000])
+@pytest.mark.parametrize("kind", ["residual", "product", "ncp", "conv"])
+def test_no_degree_overflows_or_vanishes_at_initialisation(kind, degree):
+    if kind == "ncp":
+        model = pb.NCP(784, 16, 10, degree, seed=0)
+    elif kind == "conv":
+        model = pb.ConvCCP((1, 12, 12), 4, 10, degree, 3, pre=3, seed=0)
+    else:
+        model = pb.CCP(784, 16, 10, degree, kind, seed=0)
+    x = 2 * torch.rand(64, *model.shape) - 1
+    logits = model(x)
+    F.cross_entropy(logits, torch.zeros(64, dtype=torch.int64)).backward()
+    assert torch.isfinite(logits).all() and logits.abs().max() < 1e4
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.numel())
+    # Without a residual path, a nested recursion cannot hand a gradient down through a hundred products.
+    if kind != "ncp" or degree <= 10:
+        assert all(p.grad.abs().max() > 0 for p in model.parameters() if p.numel())
+
+
+def test_default_initialisation_is_that_of_linear():
+    model = pb.CCP(784, 16, 10, 4, seed=0)
+    assert model.V.abs().max() <= 1 / 28 < 1.01 * model.V.abs().max()
+    assert model.C.abs().max() <= 1 / 4 < 1.1 * model.C.abs().max()
+
+
+def test_explain_nonfinite_says_where():
+    model = pb.CCP(4, 3, 2, degree=8, seed=0)
+    x = torch.ones(2, 4)
+    assert model.explain_nonfinite(x) == ""
+    with torch.no_grad():
+        model.V[5] = 1e30
+        model.V[6] = 1e30
+    assert "overflows at factor 7 of 8" in model.explain_nonfinite(x)
+    with torch.no_grad():
+        model.V[0, 0, 0] = float("nan")
+    assert model.explain_nonfinite(x) == "1 of 96 values of parameter V are not finite"
+
+
+def test_images_are_accepted_as_they_are():
+    model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    x = torch.randn(5, 1, 8, 8)
+    assert torch.equal(model(x), model(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pb.CCP(0, 3, 2, 2),
+        lambda: pb.CCP(4, 3, 2, 2.5),
+        lambda: pb.CCP(4, 3, 2, 2, form="nested"),
+        lambda: pb.CCP(4, 3, 2, 2, shape=(3, 2)),
+        lambda: pb.CCP(4, 3, 2, 2, runs=0),
+        lambda: pb.CCP(4, 3, 2, 2, runs=2, seed=[1, 2, 3]),
+        lambda: pb.NCP(4, 3, 2, 2, shape=(3, 2)),
+        lambda: pb.ConvCCP((1, 8, 8), 4, 10, 2, kernel=4),
+        lambda: pb.ConvCCP((1, 8, 8), 4, 10, 2, 3, pre=2),
+        lambda: pb.ConvCCP((1, 8, 8), 4, 10, 2, 3, pool=(3,)),
+        lambda: pb.ConvCCP((1, 2, 2), 4, 10, 2, 3, pool=(1, 2)),
+        lambda: pb.ConvCCP((8,), 4, 10, 2, 3),
+        lambda: pb.paper_model("pn-5"),
+        lambda: pb.stack([]),
+        lambda: pb.stack([pb.CCP(4, 3, 2, 2), pb.CCP(4, 3, 2, 3)]),
+        lambda: pb.stack([pb.CCP(4, 3, 2, 2), pb.NCP(4, 3, 2, 2)]),
+        lambda: pb.CCP(4, 3, 2, 2).run(0),
+        lambda: pb.CCP(4, 3, 2, 2, runs=2).run(2),
+        lambda: pb.CCP(4, 3, 2, 2)(torch.zeros(4)),
+        lambda: pb.CCP(4, 3, 2, 2)(torch.zeros(7, 5)),
+        lambda: pb.CCP(4, 3, 2, 2)(torch.zeros(2, 7, 4)),
+        lambda: pb.CCP(4, 3, 2, 2, runs=3)(torch.zeros(2, 7, 4)),
+    ],
+)
+def test_bad_input_raises_one_clear_line(make):
+    with pytest.raises(pb.PolyboundError) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_gradients():
+    for model in (pb.CCP(3, 2, 2, 3, dtype=F64), pb.NCP(3, 2, 2, 3, dtype=F64), pb.CCP(3, 2, 2, 3, "product", dtype=F64)):
+        x = torch.randn(2, 3, dtype=F64, requires_grad=True)
+        assert torch.autograd.gradcheck(model, (x,))
