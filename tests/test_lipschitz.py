@@ -128,7 +128,7 @@ def test_the_rowwise_formula_of_ccp():
 
 def test_paper_formula_of_both_models():
     for model, names in ((pb.CCP(3, 2, 2, 3, dtype=F64, seed=0), 4), (pb.NCP(3, 2, 2, 3, dtype=F64, seed=0), 7)):
-        matrices = model.factors().matrices()
+        matrices = model.factors().double().matrices()
         assert len(matrices) == names
         product = 1.0
         for name, matrix in matrices.items():

@@ -13,7 +13,7 @@ from polybound.theory import gamma, gram_norm, theta
 
 
 def largest_row(model, order):
-    return model.factors().matrices()["C"].norm(order, dim=1).max()
+    return model.factors().double().matrices()["C"].norm(order, dim=1).max()
 
 
 @given(st.one_of(ccps(), ncps()), st.integers(1, 10**6))
@@ -46,7 +46,7 @@ def test_the_bound_is_never_exceeded(model, seed):
     n, generator = 4, torch.Generator().manual_seed(seed)
     x = 2 * torch.rand(n, model.features, generator=generator, dtype=F64) - 1
     z = torch.cat([x, torch.ones(n, 1, dtype=F64)], dim=1)
-    matrices = model.factors().matrices()
+    matrices = model.factors().double().matrices()
     mu, lam = largest_row(model, 1), theta(model)
     matrices.pop("C")
     units = next(iter(matrices.values())).shape[0]

@@ -12,14 +12,18 @@ from polybound._version import __version__
 from polybound.errors import FileFormatError, NonFiniteError, PolyboundError
 
 if TYPE_CHECKING:
+    from polybound import constraints, data, models, theory, training
+    from polybound.constraints import (
+        Projection,
+        project_l1_rows,
+        project_linf_operator,
+        project_product,
+        project_spectral,
+        project_spectral_conv,
+    )
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, load, paper_model, stack
     from polybound.theory import Bound, bounds, gamma, generalisation, lipschitz, rademacher, theta
-
-_HOMES = {
-    "models": ("CCP", "NCP", "ConvCCP", "Factors", "PolynomialNetwork", "load", "paper_model", "stack"),
-    "theory": ("Bound", "bounds", "gamma", "generalisation", "lipschitz", "rademacher", "theta"),
-}
-_HOME_OF = {name: f"polybound.{home}" for home, names in _HOMES.items() for name in names}
+    from polybound.training import accuracy, fit
 
 __all__ = [
     "CCP",
@@ -31,27 +35,45 @@ __all__ = [
     "NonFiniteError",
     "PolyboundError",
     "PolynomialNetwork",
+    "Projection",
     "__version__",
+    "accuracy",
     "bounds",
+    "constraints",
+    "data",
+    "fit",
     "gamma",
     "generalisation",
     "lipschitz",
     "load",
+    "models",
     "paper_model",
+    "project_l1_rows",
+    "project_linf_operator",
+    "project_product",
+    "project_spectral",
+    "project_spectral_conv",
     "rademacher",
     "stack",
+    "theory",
     "theta",
+    "training",
 ]
+
+_ROOMS = ("models", "theory", "constraints", "data", "training")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _ROOMS:
         return import_module(f"polybound.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'polybound' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+    if name in __all__:
+        for room in _ROOMS:
+            module = import_module(f"polybound.{room}")
+            if name in module.__all__:
+                value = globals()[name] = getattr(module, name)
+                return value
+    raise AttributeError(f"module 'polybound' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOMES})
+    return list(__all__)

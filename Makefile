@@ -1,0 +1,51 @@
+# `make demo` and `make test` set everything up by themselves.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Tests and benchmarks share the cores among processes, not among threads.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test quick lint types check bench docs clean
+
+help:
+	@echo "make demo   train a plain and a projected network on the built-in digits"
+	@echo "make test   run all tests;  make quick: fewer examples, no slow ones"
+	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
+	@echo "make bench  speed as ratios, to bench/results.json"
+	@echo "make docs   API reference, to build/docs"
+	@echo "make clean  remove the environment and everything that was built"
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/polybound demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -n auto
+
+quick: $(VENV)/ready
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n auto -m 'not slow'
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: $(VENV)/ready
+	$(BIN)/python bench/run.py
+
+docs: $(VENV)/ready
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints
+	@echo "open build/docs/index.html"
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
