@@ -78,10 +78,14 @@ def demo(
     run_demo(bound, epochs, seed, output if plot else None, save, as_json)
 
 
-@app.command(epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds m.safetensors --json[/]")
+@app.command(
+    epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds m.safetensors --json[/]"
+)
 def bounds(
     model: ModelFile,
-    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Training samples, for the complexities.")] = 60000,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=1, help="Training samples, for the complexities.")
+    ] = 60000,
     radius: Annotated[float, typer.Option(help="The bounds hold for inputs of norm at most this.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:

@@ -26,4 +26,6 @@ def load_digits(split: Literal["train", "test"] = "train") -> Dataset:
     parts = train_test_split(raw.images, raw.target, test_size=0.2, random_state=0, stratify=raw.target)
     images, labels = (parts[0], parts[2]) if split == "train" else (parts[1], parts[3])
     x = torch.tensor(images / 8.0 - 1.0, dtype=torch.float32).unsqueeze(1)
-    return Dataset("digits", split, x, torch.tensor(labels, dtype=torch.int64), tuple(str(digit) for digit in range(10)))
+    return Dataset(
+        "digits", split, x, torch.tensor(labels, dtype=torch.int64), tuple(str(digit) for digit in range(10))
+    )

@@ -19,8 +19,8 @@ def draw_demo(path: Path, history: dict[str, list[list[float]]], bound: float, s
     """Accuracy, the norm of the product and the Lipschitz bound over the epochs, for both models."""
     panels = (
         ("test accuracy", "test accuracy", False),
-        ("theta", "norm of the product, theta", True),
-        ("lipschitz row-wise", "Lipschitz constant, l_inf (bound)", True),
+        ("theta", "norm of the product of all factors", True),
+        ("lipschitz row-wise", "proven Lipschitz constant, l_inf", True),
     )
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(11, 3.4), layout="constrained")
@@ -35,11 +35,19 @@ def draw_demo(path: Path, history: dict[str, list[list[float]]], bound: float, s
             if logarithmic:
                 axes.set_yscale("log")
             else:
-                axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        first = figure.axes[0]
-        first.set_ylim(0.5, 1.0)
-        first.legend(frameon=False, loc="lower right")
-        first.annotate(
-            f"row-l1 norms <= {bound:g}\nfrom here on", (start + 1, 0.52), (6, 0), textcoords="offset points", color="0.35"
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        accuracies, products, _ = figure.axes
+        accuracies.set_ylim(0.6, 1.0)
+        accuracies.legend(frameon=False, loc="lower right")
+        note = f"row-l1 norms\nof all matrices\n<= {bound:g} from here"
+        products.annotate(
+            note,
+            (start + 1, 0.5),
+            (-8, 0),
+            products.get_xaxis_transform(),
+            "offset points",
+            color="0.35",
+            horizontalalignment="right",
+            verticalalignment="center",
         )
         figure.savefig(path, dpi=144)

@@ -99,5 +99,7 @@ def accuracy(model: PolynomialNetwork, data: Dataset) -> Tensor:
     """The share of correctly classified samples, one value for each run."""
     model.eval()
     device = next(model.parameters()).device
-    hits = [(model(x.to(device)).argmax(-1).cpu() == y) for x, y in zip(data.x.split(4096), data.y.split(4096), strict=True)]
+    hits = [
+        (model(x.to(device)).argmax(-1).cpu() == y) for x, y in zip(data.x.split(4096), data.y.split(4096), strict=True)
+    ]
     return torch.cat(hits, dim=-1).double().mean(-1)

@@ -1,0 +1,110 @@
+"""The command line as its users see it: real processes, exit codes, one-line errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import polybound as pb
+
+
+def polybound(*args, cwd=None):
+    command = [sys.executable, "-W", "error", "-c", "from polybound.cli import main; main()", *map(str, args)]
+    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+def refused(*args):
+    result = polybound(*args)
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "model.safetensors"
+    pb.paper_model("ncp-4", shape=(1, 4, 4), seed=0).save(path)
+    return path
+
+
+def test_help_names_every_command_and_does_not_load_torch():
+    code = "import sys; sys.argv = ['polybound', '--help']\nfrom polybound.cli import main\ntry: main()\nexcept SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    for command in ("demo", "bounds", "info"):
+        assert command in result.stdout
+        assert "Example" in polybound(command, "--help").stdout
+
+
+def test_importing_polybound_is_light():
+    code = "import sys, polybound; assert 'torch' not in sys.modules; dir(polybound); assert polybound.CCP; assert 'torch' in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_every_name_of_the_facade_exists():
+    for name in pb.__all__:
+        assert getattr(pb, name) is not None
+    with pytest.raises(AttributeError):
+        _ = pb.nothing
+
+
+def test_version():
+    assert polybound("--version").stdout.strip() == f"polybound {pb.__version__}"
+
+
+def test_bounds(model_file):
+    shown = polybound("bounds", model_file)
+    assert shown.returncode == 0 and "Theorem 4" in shown.stdout and "||x||_inf <= 1" in shown.stdout
+    table = json.loads(polybound("bounds", model_file, "--json", "-n", 100).stdout)
+    values = {row["quantity"]: row["value"] for row in table["bounds"]}
+    assert values["Lipschitz constant, l_inf, row-wise"] == float(pb.lipschitz(pb.load(model_file)))
+
+
+def test_info(model_file):
+    assert "NCP" in polybound("info", model_file).stdout
+    facts = json.loads(polybound("info", model_file, "--json").stdout)
+    assert facts["kind"] == "NCP" and facts["config"]["degree"] == 4
+    assert facts["numbers"] == sum(p.numel() for p in pb.load(model_file).parameters())
+
+
+def test_demo(tmp_path):
+    result = polybound("demo", "--epochs", 4, "--save", tmp_path / "models", "-o", tmp_path / "plot.png")
+    assert result.returncode == 0, result.stderr
+    for word in ("plain", "projected", "test accuracy", "times less"):
+        assert word in result.stdout
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    projected = pb.load(tmp_path / "models" / "projected.safetensors")
+    assert pb.Projection(projected, 1.0).contains()
+    assert not pb.Projection(pb.load(tmp_path / "models" / "plain.safetensors"), 1.0).contains()
+
+
+def test_demo_as_json(tmp_path):
+    result = polybound("demo", "--epochs", 2, "--json", "--no-plot", cwd=tmp_path)
+    report = json.loads(result.stdout)
+    assert report["runs"] == ["plain", "projected"] and set(report["final"]) >= {"test accuracy", "theta"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_files_are_refused_in_one_line(tmp_path, model_file):
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"not a model")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(model_file.read_bytes()[:-100])
+    for command in ("bounds", "info"):
+        for path in (garbage, cut, tmp_path, tmp_path / "missing"):
+            error = refused(command, path)
+            assert error.startswith("polybound: error: ") and str(path) in error and error.count("\n") == 1
+
+
+def test_bad_options_are_refused(model_file, tmp_path):
+    assert "bound" in refused("demo", "--bound", "-1", "--epochs", "2")
+    assert "no such folder" in refused("demo", "-o", tmp_path / "nowhere" / "plot.png")
+    assert "radius" in refused("bounds", model_file, "--radius", "-1")
+    refused("demo", "--epochs", "none")
+    refused("bounds", model_file, "-n", "0")
+    refused("bounds")
+    refused("unknown")
