@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from os import PathLike
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
+from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models.base import Config, PolynomialNetwork
 from polybound.models.ccp import CCP
@@ -26,23 +25,12 @@ _KEY = "polybound"
 
 def save(model: PolynomialNetwork, path: str | PathLike[str]) -> None:
     """Write a model; the file appears whole or not at all."""
-    path = Path(path)
     header = {"kind": type(model).__name__, "config": model.config()}
     content = to_bytes(
         {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
         metadata={_KEY: json.dumps(header)},
     )
-    # A reader, or a crash, must never meet half a file: write beside it, then rename.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    write_atomically(path, content)
 
 
 def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> PolynomialNetwork:

@@ -38,7 +38,7 @@ def lipschitz(
     "paper": `k ||C||_p prod_i ||U_i||_p`, or with `||A_i||_p ||S_i||_p` for NCP (theorems 2, 4, 7, 9).
     "rowwise": the same sum of k terms, but unit by unit, with norms taken last; never above "paper".
     "local": over a box, the Jacobian at its centre plus how far the Jacobian can move from there; it tends to the
-    exact local constant as the box shrinks, and over the whole domain it is not above "rowwise" for p = 1 and inf.
+    exact local constant as the box shrinks, and for p = inf over the whole domain it is not above "rowwise".
 
     Args:
         model: a model, a stack, or canonical factors.

@@ -1,0 +1,160 @@
+"""Forward and backward passes of dense polynomial networks by hand.
+
+A product of affine maps has gradients in closed form: the derivative by one factor is the product of the others. Written
+out, a training step is two matrix products over the weights and little else: no graph, no gradient tensor (the second
+product goes straight into the weights), no optimiser. `tests/test_closed.py` holds it to autograd.
+
+The runs of a stack lie in `groups` of equal size, one after another; the runs of a group share their inputs, and so one
+matrix product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.models.base import PolynomialNetwork
+from polybound.models.ccp import CCP
+from polybound.models.ncp import NCP
+
+__all__ = ["ClosedForm", "closed_form"]
+
+
+def closed_form(model: PolynomialNetwork) -> ClosedForm:
+    """The closed-form passes of a CCP or NCP, on the model's own parameters."""
+    if isinstance(model, CCP):
+        return _ClosedCCP(model)
+    if isinstance(model, NCP):
+        return _ClosedNCP(model)
+    raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
+
+
+class ClosedForm(ABC):
+    """The passes of E runs (E = 1 for a single model), for inputs of shape (groups, batch, features).
+
+    Call `logits`, then any of the others: they use what `logits` left behind. Tensors have units before samples,
+    (E, classes, batch), as the matrix products make them.
+    """
+
+    def __init__(self, weight: Tensor, C: Tensor) -> None:
+        # Detached views: the parameters are changed in place, behind autograd's back.
+        self.weight = weight.detach()
+        self.weight = self.weight if weight.ndim == 4 else self.weight.unsqueeze(0)
+        self.C = C.detach() if C.ndim == 3 else C.detach().unsqueeze(0)
+        self.runs, self.degree, self.rank, self.columns = self.weight.shape
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (E, classes, batch) of inputs (groups, batch, features)."""
+
+    @abstractmethod
+    def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """From the logits' gradient d, (E, classes, batch): that of the factors, (E, k, m, batch), and of the others.
+
+        The others are pairs of a parameter and its gradient: all that is small.
+        """
+
+    def _factors(self, x: Tensor) -> Tensor:
+        """All affine maps of the input at once: (E, k, m, batch)."""
+        groups, batch, _ = x.shape
+        rows = self.weight.view(groups, -1, self.columns)
+        return torch.bmm(rows, x.transpose(1, 2)).view(self.runs, self.degree, self.rank, batch)
+
+    def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+        """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
+        factors, others = self.backward(d)
+        rows = self.weight.view(len(x), -1, self.columns)
+        rows.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
+        for parameter, gradient in others:
+            parameter.mul_(1.0 - rate * decay) if decay else None
+            parameter.sub_(gradient, alpha=rate)
+
+    def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of every parameter and its gradient."""
+        factors, others = self.backward(d)
+        gradient = torch.bmm(factors.view(len(x), -1, x.shape[1]), x).view(self.weight.shape)
+        return [(self.weight, gradient), *others]
+
+    def input_gradient(self, d: Tensor) -> Tensor:
+        """The gradient of each run by its inputs: (E, batch, features)."""
+        factors, _ = self.backward(d)
+        rows = self.weight.view(self.runs, -1, self.columns)
+        return torch.bmm(factors.view(self.runs, -1, d.shape[-1]).transpose(1, 2), rows)
+
+    def _output(self, y: Tensor) -> Tensor:
+        """`Q y + beta`, or `C y` where C has no constant column."""
+        if self.C.shape[-1] == self.rank:
+            return torch.bmm(self.C, y)
+        return torch.baddbmm(self.C[..., -1:], self.C[..., :-1], y)
+
+    def _output_gradient(self, d: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of C and of y."""
+        gradient = torch.empty_like(self.C)
+        torch.bmm(d, y.transpose(1, 2), out=gradient[..., : self.rank])
+        if self.C.shape[-1] > self.rank:
+            torch.sum(d, -1, out=gradient[..., -1])
+        return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
+
+
+class _ClosedCCP(ClosedForm):
+    """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix."""
+
+    def __init__(self, model: CCP) -> None:
+        self.residual = model.form == "residual"
+        super().__init__(model.V if self.residual else model.U, model.C)
+
+    def logits(self, x: Tensor) -> Tensor:
+        if not self.residual and x.shape[-1] == self.columns - 1:
+            raise PolyboundError("the product form wants lifted inputs [x, 1]")
+        self.h = self._factors(x)
+        if self.residual:
+            self.h[:, 1:] += 1.0
+        self.prefix = torch.empty_like(self.h)
+        self.prefix[:, 0] = self.h[:, 0]
+        for n in range(1, self.degree):
+            torch.mul(self.prefix[:, n - 1], self.h[:, n], out=self.prefix[:, n])
+        return self._output(self.prefix[:, -1])
+
+    def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        gradient, suffix = self._output_gradient(d, self.prefix[:, -1])
+        factors = torch.empty_like(self.h)
+        for n in range(self.degree - 1, 0, -1):
+            torch.mul(suffix, self.prefix[:, n - 1], out=factors[:, n])
+            suffix = suffix * self.h[:, n]
+        factors[:, 0] = suffix
+        return factors, [(self.C, gradient)]
+
+
+class _ClosedNCP(ClosedForm):
+    """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`."""
+
+    def __init__(self, model: NCP) -> None:
+        super().__init__(model.V, model.C)
+        self.S = model.S.detach() if model.S.ndim == 4 else model.S.detach().unsqueeze(0)
+        self.b = model.b.detach() if model.b.ndim == 2 else model.b.detach().unsqueeze(0)
+
+    def logits(self, x: Tensor) -> Tensor:
+        self.h = self._factors(x)
+        self.inner = [self.b.unsqueeze(-1).expand_as(self.h[:, 0])]
+        self.products = [self.h[:, 0] * self.inner[0]]
+        for n in range(1, self.degree):
+            S = self.S[:, n - 1]
+            self.inner.append(torch.baddbmm(S[..., -1:], S[..., :-1], self.products[-1]))
+            self.products.append(self.h[:, n] * self.inner[-1])
+        return self._output(self.products[-1])
+
+    def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        gradient, dy = self._output_gradient(d, self.products[-1])
+        factors, dS = torch.empty_like(self.h), torch.empty_like(self.S)
+        for n in range(self.degree - 1, 0, -1):
+            torch.mul(dy, self.inner[n], out=factors[:, n])
+            ds = dy * self.h[:, n]
+            torch.bmm(ds, self.products[n - 1].transpose(1, 2), out=dS[:, n - 1, :, :-1])
+            torch.sum(ds, -1, out=dS[:, n - 1, :, -1])
+            dy = torch.bmm(self.S[:, n - 1, :, :-1].transpose(1, 2), ds)
+        torch.mul(dy, self.inner[0], out=factors[:, 0])
+        db = (dy * self.h[:, 0]).sum(-1)
+        return factors, [(self.C, gradient), (self.S, dS), (self.b, db)]

@@ -1,0 +1,53 @@
+"""The closed-form passes against autograd."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import F64, ccps, ncps, seeds
+
+import polybound as pb
+from polybound.models.closed import closed_form
+
+
+def grouped_inputs(model, groups, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(groups, 5, model.features, generator=generator, dtype=F64) - 1
+
+
+def prepared(model, x):
+    lifted = isinstance(model, pb.CCP) and model.form == "product"
+    return torch.cat([x, torch.ones(*x.shape[:-1], 1, dtype=F64)], dim=-1) if lifted else x
+
+
+@given(st.one_of(ccps(runs=(None, 1, 4)), ncps(runs=(None, 1, 4))), st.sampled_from([1, 2, 4]), seeds)
+def test_logits_and_all_gradients(model, groups, seed):
+    runs = model.runs or 1
+    groups = min(groups, runs)
+    x = grouped_inputs(model, groups, seed).repeat_interleave(runs // groups, 0).requires_grad_()
+    logits = model(x if model.runs else x[0])
+    logits = logits if model.runs else logits.unsqueeze(0)
+    d = torch.randn(logits.shape, dtype=F64)
+    wanted = torch.autograd.grad(logits, [x, *model.parameters()], d, allow_unused=True)
+
+    form = closed_form(model)
+    shared = prepared(model, grouped_inputs(model, groups, seed))
+    torch.testing.assert_close(form.logits(shared), logits.detach().mT)
+    torch.testing.assert_close(form.input_gradient(d.mT)[..., : model.features], wanted[0])
+    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients(d.mT, shared)}
+    for parameter, gradient in zip(model.parameters(), wanted[1:], strict=True):
+        if parameter.numel():
+            torch.testing.assert_close(gradients[parameter.data_ptr()].reshape(parameter.shape), gradient)
+
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    form.update_(d.mT, shared, 0.1, decay=0.3)
+    for old, new, gradient in zip(before, model.parameters(), wanted[1:], strict=True):
+        if old.numel():
+            torch.testing.assert_close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
+
+
+def test_what_has_none():
+    with pytest.raises(pb.PolyboundError, match="ConvCCP"):
+        closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
+    with pytest.raises(pb.PolyboundError, match="lifted"):
+        closed_form(pb.CCP(4, 2, 2, 2, "product")).logits(torch.zeros(1, 3, 4))
