@@ -22,47 +22,87 @@ def test_training_learns_and_the_projection_holds():
     train, test = load_digits("train"), load_digits("test")
     one = pb.paper_model("pn-4", shape=train.shape, seed=0)
     models = pb.stack([one, one])
-    projection = pb.Projection(models, [float("inf"), 1.0])
     losses = []
-    pb.fit(models, train, epochs=12, learning_rate=0.02, projection=projection, start=6, on_epoch=lambda e, x: losses.append(x))
+    plan = {"method": "projection", "bound": [float("inf"), 1.0], "epochs": 12, "start": 6, "learning_rate": 0.02}
+    pb.fit(models, train, on_epoch=lambda e, x: losses.append(x), **plan)
     plain, projected = pb.accuracy(models, test).tolist()
     assert plain > 0.9 and projected > 0.7
-    assert projection.contains()
+    assert pb.Projection(models, [float("inf"), 1.0]).contains()
     # Before the constraint starts, both runs are one and the same.
     assert all(loss[0] == loss[1] for loss in losses[:6]) and losses[-1][0] < losses[-1][1]
     plain_bound, projected_bound = pb.lipschitz(models).value.tolist()
     assert projected_bound < plain_bound / 10
 
 
-def test_a_run_in_a_stack_trains_as_if_alone():
+MODELS = {
+    "ccp": lambda **kw: pb.CCP(64, 5, 10, 4, shape=(1, 8, 8), **kw),
+    "product": lambda **kw: pb.CCP(64, 5, 10, 3, "product", shape=(1, 8, 8), **kw),
+    "ncp": lambda **kw: pb.NCP(64, 5, 10, 3, shape=(1, 8, 8), **kw),
+    "conv": lambda **kw: pb.ConvCCP((1, 8, 8), 3, 10, 2, 3, pre=3, pool=(1,), **kw),
+}
+METHODS = ["none", "projection", "l2", "jacobian", "none+at", "projection+at", "jacobian+at"]
+
+
+def small(n=200):
     train = load_digits("train")
-    stack = pb.paper_model("pn-4", shape=train.shape, seed=[3, 4], runs=2)
-    alone = pb.paper_model("pn-4", shape=train.shape, seed=4)
-    for model in (stack, alone):
-        pb.fit(model, train, epochs=2, learning_rate=0.02, projection=pb.Projection(model, 1.0), seed=7)
-    torch.testing.assert_close(stack.run(1).V, alone.V, rtol=1e-4, atol=1e-6)
+    return Dataset("digits", "train", train.x[:n].double(), train.y[:n], train.class_names)
 
 
-def test_a_step_is_plain_sgd_followed_by_the_projection():
-    x, y = torch.rand(8, 5) * 2 - 1, torch.randint(3, (8,))
-    data = Dataset("tiny", "train", x, y, ("a", "b", "c"))
-    model = pb.CCP(5, 4, 3, 2, seed=0)
-    expected = pb.CCP(5, 4, 3, 2, seed=0)
-    loss = torch.nn.functional.cross_entropy(expected(x), y)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_in_a_stack_trains_as_if_alone(kind, method):
+    data = small()
+    plan = {"method": method, "epochs": 2, "start": 1, "learning_rate": 0.02, "every": 2, "penalty": 0.01}
+    seeds = [3, 3, 4, 4]
+    stack = MODELS[kind](runs=4, seed=[5, 6, 7, 8], dtype=torch.float64)
+    pb.fit(stack, data, seed=seeds, bound=[0.5, 1.0, 1.5, 2.0], **plan)
+    for e in (1, 2):
+        alone = MODELS[kind](seed=5 + e, dtype=torch.float64)
+        pb.fit(alone, data, seed=seeds[e], bound=[0.5, 1.0, 1.5, 2.0][e], **plan)
+        for name, tensor in alone.state_dict().items():
+            if "jacobian" in method:  # each run of a stack draws its own random directions
+                assert not torch.equal(
+                    stack.run(e).state_dict()[name], MODELS[kind](seed=5 + e, dtype=torch.float64).state_dict()[name]
+                )
+            else:
+                torch.testing.assert_close(stack.run(e).state_dict()[name], tensor, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_step_is_plain_sgd_followed_by_the_projection(kind, decay):
+    data = small(8)
+    model, expected = (MODELS[kind](seed=0, dtype=torch.float64) for _ in range(2))
+    loss = torch.nn.functional.cross_entropy(expected(data.x), data.y)
     loss.backward()
     with torch.no_grad():
         for parameter in expected.parameters():
-            parameter -= 0.5 * parameter.grad
-    pb.Projection(expected, 0.4).apply_()
-    pb.fit(model, data, epochs=1, learning_rate=0.5, batch_size=8, projection=pb.Projection(model, 0.4), every=1)
-    torch.testing.assert_close(model.V, expected.V)
-    torch.testing.assert_close(model.C, expected.C)
+            parameter -= 0.5 * (parameter.grad + decay * parameter)
+    plan = {"epochs": 1, "start": 0, "learning_rate": 0.5, "batch_size": 8, "every": 1}
+    if decay:
+        pb.fit(model, data, method="l2", penalty=decay, **plan)
+    else:
+        pb.Projection(expected, 0.4).apply_()
+        pb.fit(model, data, method="projection", bound=0.4, **plan)
+    for parameter, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+
+def test_the_schedule():
+    recipe = pb.Recipe()
+    assert [recipe.rate(epoch) for epoch in (0, 24, 25, 74, 75, 99)] == pytest.approx(
+        [1e-3, 1e-3, 2e-4, 2e-4, 4e-5, 4e-5]
+    )
+    assert recipe.plain_until() == 100 and pb.Recipe(method="projection+at").plain_until() == 50
+    assert pb.Recipe(method="l2").plain_until() == 0
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
     train = load_digits("train")
     model = pb.paper_model("pn-10", shape=train.shape, seed=0)
-    with pytest.raises(pb.NonFiniteError, match=r"the loss of the run became nan in epoch 1: .* of parameter \w+ are not"):
+    with pytest.raises(
+        pb.NonFiniteError, match=r"the loss of the run became nan in epoch 1: .* of parameter \w+ are not"
+    ):
         pb.fit(model, train, epochs=2, learning_rate=1e4)
     good, bad = (pb.paper_model("pn-4", shape=train.shape, seed=0) for _ in range(2))
     with torch.no_grad():
@@ -71,7 +111,66 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
         pb.fit(pb.stack([good, bad]), train, epochs=1)
 
 
-@pytest.mark.parametrize("kwargs", [{"epochs": 0}, {"epochs": 1, "learning_rate": 0}, {"epochs": 1, "batch_size": 0}])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"epochs": 0},
+        {"epochs": 1.5},
+        {"learning_rate": -1},
+        {"learning_rate": float("nan")},
+        {"batch_size": 0},
+        {"method": "dropout"},
+        {"method": "at"},
+        {"protocol": "other"},
+        {"start": -1},
+        {"colour": "red"},
+        {"seed": [1, 2]},
+        {"method": "projection", "bound": -1},
+    ],
+)
 def test_bad_input(kwargs):
     with pytest.raises(pb.PolyboundError):
         pb.fit(pb.CCP(64, 3, 10, 2), load_digits("train"), **kwargs)
+
+
+def test_jacobian_penalty_is_exact_in_expectation():
+    from polybound.training.penalty import jacobian_penalty
+
+    model = pb.CCP(6, 4, 3, 3, dtype=torch.float64, seed=0)
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    J = torch.stack(
+        [torch.autograd.functional.jacobian(lambda v: model(v.unsqueeze(0)).squeeze(0), point) for point in x]
+    )
+    exact = jacobian_penalty(model(x), x, "exact")
+    torch.testing.assert_close(exact, J.square().sum() / 2)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([jacobian_penalty(model(x), x, "random", generator).detach() for _ in range(4000)])
+    error = draws.std() / len(draws) ** 0.5
+    assert (draws.mean() - exact).abs() < 5 * error and error < 0.02 * exact
+
+
+@pytest.mark.parametrize("protocol", ["sound", "published"])
+@pytest.mark.parametrize("adversary", ["fgsm", "pgd"])
+@pytest.mark.parametrize("random_start", [False, True])
+def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol, adversary, random_start):
+    from polybound.training.adversary import perturb
+    from polybound.training.engine import engine_for
+
+    data = small(64)
+    model = MODELS["ccp"](runs=4, seed=0, dtype=torch.float64)
+    pb.fit(model, data, epochs=20, learning_rate=0.05)
+    engine = engine_for(model)
+    recipe = pb.Recipe(
+        method="none+at", adversary=adversary, protocol=protocol, random_start=random_start, adversary_step_size=0.02
+    )
+    x, y = data.x.flatten(1).expand(2, -1, -1), data.y.expand(2, -1)
+    adversarial = perturb(engine, x, y, recipe, data.domain, torch.Generator().manual_seed(0))
+    assert adversarial.shape == (4, 64, 64)
+    if protocol == "sound":
+        assert (adversarial - data.x.flatten(1)).abs().max() <= 0.1 + 1e-12
+        assert adversarial.abs().max() <= 1
+    else:
+        assert adversarial.min() >= 0 and adversarial.max() <= 1
+    clean = torch.nn.functional.cross_entropy(model(data.x).flatten(0, 1), data.y.repeat(4))
+    attacked = torch.nn.functional.cross_entropy(model(adversarial).flatten(0, 1), data.y.repeat(4))
+    assert attacked > clean

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, load, paper_model, stack
     from polybound.theory import Bound, bounds, gamma, generalisation, lipschitz, rademacher, theta
-    from polybound.training import accuracy, fit
+    from polybound.training import Recipe, accuracy, fit
 
 __all__ = [
     "CCP",
@@ -36,6 +36,7 @@ __all__ = [
     "PolyboundError",
     "PolynomialNetwork",
     "Projection",
+    "Recipe",
     "__version__",
     "accuracy",
     "bounds",

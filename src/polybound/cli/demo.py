@@ -58,9 +58,11 @@ def run_demo(bound: float, epochs: int, seed: int, plot: Path | None, save: Path
         fit(
             models,
             train,
+            method="projection",
+            bound=[float("inf"), bound],
             epochs=epochs,
             learning_rate=LEARNING_RATE,
-            projection=projection,
+            milestones=(),
             start=epochs // 2,
             seed=seed,
             on_epoch=measure,
@@ -95,7 +97,7 @@ def _show(final: dict[str, list[float]], bound: float, epochs: int, seed: int) -
     view = Table(
         title=f"PN-4 on digits: plain, and with row-l1 norms <= {bound:g} from epoch {epochs // 2 + 1} on",
         title_justify="left",
-        caption=f"one seed ({seed}), last of {epochs} epochs, l_inf norms, inputs in [-1, 1]\nproven upper bounds, all of them",
+        caption=f"one seed ({seed}), last of {epochs} epochs, inputs in [-1, 1]; l_inf norms, proven upper bounds",
         caption_justify="left",
         header_style="bold",
     )

@@ -1,0 +1,139 @@
+"""One step of gradient descent for all runs of a stack: by hand where there are closed forms, by autograd elsewhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polybound.models import CCP, NCP, PolynomialNetwork
+from polybound.models.closed import closed_form
+from polybound.training.distributed import sum_over_workers, workers
+from polybound.training.penalty import jacobian_penalty
+
+__all__ = ["Engine", "engine_for"]
+
+
+def engine_for(model: PolynomialNetwork, jacobian: str | None = None, penalty: Tensor | None = None) -> Engine:
+    """The fastest engine that can train `model`, with a Jacobian penalty ("random" or "exact") if one is asked for."""
+    if isinstance(model, CCP | NCP) and jacobian is None:
+        return ClosedEngine(model)
+    return AutogradEngine(model, jacobian, penalty)
+
+
+class Engine(ABC):
+    """Steps and input gradients of E runs, for flat inputs (groups, batch, features); see `ClosedForm` for groups.
+
+    All labels are (groups, batch). Losses are means over the batch of all workers, one for each run.
+    """
+
+    def __init__(self, model: PolynomialNetwork) -> None:
+        self.model = model
+        self.runs = model.runs or 1
+
+    @abstractmethod
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+        """Descend once, in place: `w <- w - rate (gradient + decay w)`. Returns the losses before, (E,)."""
+
+    @abstractmethod
+    def input_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient of each run's cross-entropy by its inputs, up to scale: (E, batch, features)."""
+
+    def _per_run(self, labels: Tensor) -> Tensor:
+        """Labels (groups, batch) as (E, batch)."""
+        return labels.repeat_interleave(self.runs // len(labels), 0)
+
+
+class ClosedEngine(Engine):
+    """CCP and NCP by their closed forms."""
+
+    def __init__(self, model: CCP | NCP) -> None:
+        super().__init__(model)
+        self.form = closed_form(model)
+        self.lifted = isinstance(model, CCP) and model.form == "product"
+
+    def _prepare(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 1), value=1.0) if self.lifted else x
+
+    def _slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits' gradient of the cross-entropy summed over the batch, (E, classes, batch), and the losses."""
+        logits = self.form.logits(x)
+        labels = self._per_run(y).unsqueeze(1)
+        normaliser = torch.logsumexp(logits, 1, keepdim=True)
+        losses = (normaliser - logits.gather(1, labels)).sum((1, 2))
+        slopes = logits.sub_(normaliser).exp_()
+        slopes.scatter_add_(1, labels, slopes.new_full((1, 1, 1), -1.0).expand_as(labels))
+        return slopes, losses
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+        del generator  # nothing here is random
+        x = self._prepare(x)
+        slopes, losses = self._slopes(x, y)
+        if workers() == 1:
+            slopes.mul_(1 / y.shape[1])
+            self.form.update_(slopes, x, rate, decay)
+            return losses / y.shape[1]
+        pairs = self.form.gradients(slopes, x)
+        total = sum_over_workers([*(gradient for _, gradient in pairs), losses], samples=y.shape[1])
+        for (parameter, _), gradient in zip(pairs, total, strict=False):
+            parameter.mul_(1 - rate * decay).sub_(gradient, alpha=rate)
+        return total[-1]
+
+    @torch.no_grad()
+    def input_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        slopes, _ = self._slopes(self._prepare(x), y)
+        return self.form.input_gradient(slopes)[..., : x.shape[-1]]
+
+
+class AutogradEngine(Engine):
+    """Any model, and the Jacobian penalty."""
+
+    def __init__(self, model: PolynomialNetwork, jacobian: str | None, penalty: Tensor | None) -> None:
+        super().__init__(model)
+        self.jacobian = jacobian
+        self.penalty = penalty
+        self.parameters = [p for p in model.parameters() if p.numel()]
+
+    def _inputs(self, x: Tensor, own: bool) -> Tensor:
+        """Inputs as the model takes them: shared, or, with `own`, a copy for each run."""
+        if self.model.runs is None:
+            return x[0]
+        if len(x) == 1 and not own:
+            return x[0]
+        return x.repeat_interleave(self.runs // len(x), 0)
+
+    def _losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy summed over the batch, (E,)."""
+        labels = self._per_run(y)
+        return (
+            F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten(), reduction="none")
+            .view_as(labels)
+            .sum(1)
+        )
+
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+        inputs = self._inputs(x, own=self.jacobian is not None)
+        if self.jacobian is None:
+            losses = self._losses(self.model(inputs), y)
+            objective = losses.sum()
+        else:
+            inputs.requires_grad_()
+            logits = self.model(inputs)
+            losses = self._losses(logits, y)
+            penalties = jacobian_penalty(logits, inputs, self.jacobian, generator).reshape(self.runs)
+            weights = penalties.new_ones(()) if self.penalty is None else self.penalty.to(penalties)
+            objective = losses.sum() + (weights * penalties).sum()
+        gradients = list(torch.autograd.grad(objective, self.parameters))
+        with torch.no_grad():
+            *gradients, losses = sum_over_workers([*gradients, losses.detach()], samples=y.shape[1])
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.mul_(1 - rate * decay).sub_(gradient, alpha=rate)
+        return losses
+
+    def input_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        inputs = self._inputs(x, own=True).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self._losses(self.model(inputs), y).sum(), inputs)
+        return gradient.reshape(self.runs, y.shape[1], -1)

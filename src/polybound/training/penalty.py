@@ -1,0 +1,35 @@
+"""The Jacobian penalty of Hoffman, Roberts and Yaida (Robust learning with Jacobian regularization, 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["jacobian_penalty"]
+
+
+def jacobian_penalty(logits: Tensor, inputs: Tensor, how: str, generator: torch.Generator | None = None) -> Tensor:
+    """`sum over the batch of ||J(x)||_F^2 / 2`, differentiable: one value for each run.
+
+    "random": `o ||v^T J||^2 / 2` for a random unit vector v, new for every sample, whose expectation is exact;
+    "exact": one backward pass for each class.
+
+    Args:
+        logits: (*lead, batch, classes), computed from `inputs`.
+        inputs: (*lead, batch, features), with `requires_grad`.
+        how: "random" or "exact".
+        generator: of the random vectors.
+    """
+    classes = logits.shape[-1]
+    if how == "exact":
+        directions = torch.eye(classes, dtype=logits.dtype, device=logits.device).unbind()
+        scale = 1.0
+    else:
+        v = torch.randn(logits.shape, generator=generator, dtype=logits.dtype).to(logits.device)
+        directions = (v / v.norm(dim=-1, keepdim=True),)
+        scale = float(classes)
+    total = logits.new_zeros(logits.shape[:-2])
+    for direction in directions:
+        (rows,) = torch.autograd.grad((logits * direction).sum(), inputs, create_graph=True)
+        total = total + rows.square().sum((-2, -1))
+    return total * (scale / 2)

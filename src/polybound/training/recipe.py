@@ -1,0 +1,125 @@
+"""How to train: every choice of the paper's Algorithms 1 and 2 and of its baselines, with the published defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from polybound.errors import PolyboundError
+
+__all__ = ["METHODS", "Recipe"]
+
+METHODS = ("none", "projection", "jacobian", "l2")
+"""What can be done against overfitting and attacks; each also as `NAME+at`, with adversarial training."""
+
+BoundLike = float | Sequence[float] | Mapping[str, float | Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to train. The defaults are the paper's: `Recipe(method="projection", bound=1.0)` is its Algorithm 1.
+
+    Attributes:
+        method: "none", "projection", "jacobian" or "l2"; with "+at" appended, on adversarial examples.
+        bound: of the projection; as `polybound.Projection` takes it, also one for each run of a stack.
+        norm: of the projection, "inf" or "2".
+        on: what the projection bounds: "weights", "operator" or "product".
+        penalty: weight of the Jacobian or l2 penalty. The paper does not say which ones it used.
+        jacobian: "random", one random projection a step (Hoffman et al., 2019), or "exact".
+        adversary: "fgsm" or "pgd".
+        eps: size of the adversary's l_inf ball.
+        adversary_steps: steps of pgd.
+        adversary_step_size: size of a step of pgd.
+        random_start: whether the adversary starts from a random point of the ball.
+        protocol: what the adversary clips to: "sound", the domain of the data, or "published", [0, 1] whatever that is.
+        epochs: passes over the data.
+        batch_size: samples in a step.
+        learning_rate: of plain SGD.
+        milestones: epochs (from 0) at which the learning rate is multiplied by `factor`.
+        factor: see there.
+        start: first epoch (from 0) with a projection or an adversary; those before are pre-training.
+        every: steps of an epoch between projections.
+    """
+
+    method: str = "none"
+    bound: BoundLike = 1.0
+    norm: Literal["inf", "2"] = "inf"
+    on: Literal["weights", "operator", "product"] = "weights"
+    penalty: float = 0.01
+    jacobian: Literal["random", "exact"] = "random"
+    adversary: Literal["fgsm", "pgd"] = "fgsm"
+    eps: float = 0.1
+    adversary_steps: int = 20
+    adversary_step_size: float = 0.01
+    random_start: bool = False
+    protocol: Literal["sound", "published"] = "sound"
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 0.001
+    milestones: tuple[int, ...] = (25, 75)
+    factor: float = 0.2
+    start: int = 50
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        if self.regulariser not in METHODS:
+            choices = ", ".join(METHODS)
+            raise PolyboundError(f"method must be one of {choices}, each possibly with +at, got {self.method!r}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("epochs", "batch_size", "every", "adversary_steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise PolyboundError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("learning_rate", "factor", "eps", "adversary_step_size", "penalty"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise PolyboundError(f"{name} must be a finite number of at least 0, got {value!r}")
+        if not isinstance(self.start, int) or self.start < 0 or any(m < 0 for m in self.milestones):
+            raise PolyboundError("start and milestones are epochs, counted from 0")
+
+    @property
+    def regulariser(self) -> str:
+        """The method without its "+at"."""
+        return self.method.removesuffix("+at")
+
+    @property
+    def adversarial(self) -> bool:
+        """Whether training is on adversarial examples."""
+        return self.method.endswith("+at")
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate of an epoch."""
+        passed = sum(epoch >= milestone for milestone in self.milestones)
+        return float(self.learning_rate * self.factor**passed)
+
+    def plain_until(self) -> int:
+        """How many epochs are the same for all bounds and adversaries: pre-training without any of them."""
+        constrained = self.regulariser == "projection" or self.adversarial
+        if self.regulariser in ("jacobian", "l2"):
+            return 0
+        return min(self.start, self.epochs) if constrained else self.epochs
+
+    def as_dict(self) -> dict[str, Any]:
+        """All choices as JSON can hold them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Recipe:
+        """A recipe from a mapping, such as a TOML file; unknown names are refused."""
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise PolyboundError(f"a recipe has no {unknown[0]!r}; it has {', '.join(known)}")
+        return replace(cls(), **options)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "norm": ("inf", "2"),
+    "on": ("weights", "operator", "product"),
+    "jacobian": ("random", "exact"),
+    "adversary": ("fgsm", "pgd"),
+    "protocol": ("sound", "published"),
+}
