@@ -43,5 +43,5 @@ def sum_over_workers(tensors: Sequence[Tensor], samples: int) -> list[Tensor]:
     flat = torch.cat([*(tensor.flatten() for tensor in tensors), tensors[0].new_tensor([float(samples)])])
     dist.all_reduce(flat)
     flat = flat[:-1] / flat[-1]
-    parts = flat.split([tensor.numel() for tensor in tensors])
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]

@@ -67,9 +67,9 @@ class Recipe:
         if self.regulariser not in METHODS:
             choices = ", ".join(METHODS)
             raise PolyboundError(f"method must be one of {choices}, each possibly with +at, got {self.method!r}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise PolyboundError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in ("epochs", "batch_size", "every", "adversary_steps"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -159,6 +159,6 @@ def accuracy(model: PolynomialNetwork, data: Dataset) -> Tensor:
     model.eval()
     like = next(model.parameters())
     hits = []
-    for x, y in zip(data.x.flatten(1).split(4096), data.y.split(4096), strict=True):
+    for x, y in zip(torch.split(data.x.flatten(1), 4096), torch.split(data.y, 4096), strict=True):
         hits.append(model(x.to(like.device, like.dtype)).argmax(-1).cpu() == y)
     return torch.cat(hits, dim=-1).double().mean(-1)

@@ -1,0 +1,334 @@
+"""Runs that train together: one stack, one trunk for each seed, one checkpoint, never a lost step that was saved."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from polybound.atomic import write_atomically
+from polybound.data import Dataset
+from polybound.errors import PolyboundError
+from polybound.models import paper_model, stack
+from polybound.runs import Run, checkpoint_path
+from polybound.training.distributed import rank
+from polybound.training.recipe import Recipe
+from polybound.training.trainer import Trainer, accuracy, diagnosis
+
+__all__ = ["Plan", "Progress", "train_together"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that determines one run."""
+
+    dataset: str
+    model: str
+    recipe: Recipe
+    seed: int = 0
+    rank: int = 16
+    validation: float = 0.0
+
+    def config(self) -> dict[str, Any]:
+        """The run's config, as its folder keeps it and its address is made from."""
+        recipe = self.recipe.as_dict()
+        return {
+            "dataset": self.dataset,
+            "model": self.model,
+            "rank": self.rank,
+            "seed": self.seed,
+            "validation": self.validation,
+            "recipe": {key: recipe[key] for key in sorted(recipe) if key not in _irrelevant(self.recipe)},
+        }
+
+    @property
+    def name(self) -> str:
+        """A readable beginning for the folder's name."""
+        bound = f"-{self.recipe.bound:g}" if _has_number(self.recipe) else ""
+        return (
+            f"{self.dataset.replace(':', '_').replace('/', '_')}-{self.model}-{self.recipe.method}{bound}-s{self.seed}"
+        )
+
+
+def _has_number(recipe: Recipe) -> bool:
+    return recipe.regulariser == "projection" and isinstance(recipe.bound, int | float)
+
+
+def _irrelevant(recipe: Recipe) -> set[str]:
+    """Options that do not matter to a method must not tell its runs apart."""
+    names: set[str] = set()
+    if recipe.regulariser != "projection":
+        names |= {"bound", "norm", "on", "every"}
+    if recipe.regulariser not in ("jacobian", "l2"):
+        names.add("penalty")
+    if recipe.regulariser != "jacobian":
+        names.add("jacobian")
+    if not recipe.adversarial:
+        names |= {"adversary", "eps", "adversary_steps", "adversary_step_size", "random_start", "protocol"}
+    if recipe.adversarial and recipe.adversary == "fgsm":
+        names |= {"adversary_steps", "adversary_step_size"}
+    if recipe.plain_until() in (0, recipe.epochs) and "every" in names:
+        names.add("start")
+    return names
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training is; handed to the callback after every epoch and about once a second."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    runs: int
+    losses: Tensor
+
+
+def train_together(
+    plans: Sequence[Plan],
+    data: Dataset,
+    root: Path,
+    *,
+    test: Dataset | None = None,
+    validation: Dataset | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    save_every: float = 60.0,
+    device: str = "cpu",
+) -> list[Run]:
+    """Train runs of one architecture, data set and schedule as one stack; finished ones are not trained again.
+
+    Runs of one seed are one and the same until the first of them is constrained: they are trained once until then and
+    branched. State is saved after every epoch and every `save_every` seconds; a run that was killed goes on from
+    there, to the same bits. A run whose loss is no longer finite ends with a line in its metrics; the others go on.
+
+    Args:
+        plans: what to train; all but seed, bound and penalty must agree.
+        data: the training split.
+        root: folder of the run folders.
+        test: evaluated once, at the end.
+        validation: evaluated after every epoch.
+        on_progress: called now and then.
+        save_every: seconds between checkpoints within an epoch.
+        device: where to train.
+    """
+    runs = [Run.at(root, plan.name, plan.config()) for plan in plans]
+    todo = [i for i, run in enumerate(runs) if not run.finished]
+    if todo:
+        # Neighbours of one seed share their batches.
+        todo.sort(key=lambda i: plans[i].seed)
+        session = _Session([plans[i] for i in todo], [runs[i] for i in todo], data, root, device)
+        with _deferred_signals() as stopping:
+            session.train(validation, on_progress, save_every, stopping)
+        session.finish(test)
+    return runs
+
+
+class _Session:
+    """The state of a stack in training: a model, an epoch and a step, and the metrics so far."""
+
+    def __init__(self, plans: list[Plan], runs: list[Run], data: Dataset, root: Path, device: str) -> None:
+        self.plans, self.runs, self.data = plans, runs, data
+        self.recipe = _common(plans)
+        self.file = checkpoint_path(root, [plan.config() for plan in plans])
+        self.trunk_epochs = min(plan.recipe.plain_until() for plan in plans)
+        self.epoch = self.step = 0
+        self.sums: Tensor | None = None
+        self.metrics: list[list[dict[str, Any]]] = [[] for _ in plans]
+        self.seeds = [plan.seed for plan in plans]
+        trunk = list(dict.fromkeys(self.seeds)) if self.trunk_epochs else self.seeds
+        shared = len(trunk) < len(plans) and self.trunk_epochs > 0
+        self.members = trunk if shared else self.seeds
+        first = plans[0]
+        self.model = paper_model(
+            first.model,
+            data.shape,
+            data.classes,
+            rank=first.rank,
+            runs=len(self.members),
+            seed=self.members,
+            device=device,
+        )
+        self._resume(device)
+
+    @property
+    def branched(self) -> bool:
+        """Whether every run has its own model by now."""
+        return len(self.members) == len(self.plans)
+
+    def _branch(self) -> None:
+        self.model = stack([self.model.run(self.members.index(seed)) for seed in self.seeds])
+        self.members = self.seeds
+
+    def _trainer(self) -> Trainer:
+        recipe = self.recipe
+        if self.branched:
+            if recipe.regulariser == "projection":
+                recipe = replace(recipe, bound=_bounds(self.plans))
+        else:
+            recipe = replace(recipe, method="none")
+        return Trainer(self.model, self.data, recipe, self.members)
+
+    def train(
+        self,
+        validation: Dataset | None,
+        on_progress: Callable[[Progress], None] | None,
+        save_every: float,
+        stopping: Callable[[], bool],
+    ) -> None:
+        trainer = self._trainer()
+        for epoch in range(self.epoch, self.recipe.epochs):
+            if not self.branched and epoch >= self.trunk_epochs:
+                self._branch()
+                trainer = self._trainer()
+            before = self.sums if self.sums is not None else torch.zeros(len(self.members))
+            begun, shown, saved = time.monotonic(), 0.0, time.monotonic()
+
+            def after_step(
+                step: int, total: Tensor, epoch: int = epoch, trainer: Trainer = trainer, before: Tensor = before
+            ) -> bool:
+                nonlocal shown, saved
+                if step % 16 and not stopping():
+                    return False
+                now = time.monotonic()
+                if on_progress is not None and now - shown > 1.0:
+                    shown = now
+                    losses = (before + total.cpu()) / step
+                    on_progress(Progress(epoch, self.recipe.epochs, step, trainer.steps, len(self.plans), losses))
+                if (stopping() or now - saved > save_every) and step < trainer.steps:
+                    saved = now
+                    self.epoch, self.step, self.sums = epoch, step, before + total.cpu()
+                    self._save()
+                return stopping()
+
+            total = before + trainer.epoch(epoch, self.step, after_step).cpu()
+            if stopping() and self.step:
+                raise KeyboardInterrupt
+            losses = total / trainer.steps
+            self._record(epoch, losses, validation, time.monotonic() - begun)
+            self._bury(trainer, losses, epoch)
+            self.epoch, self.step, self.sums = epoch + 1, 0, None
+            self._save()
+            if on_progress is not None:
+                done = Progress(epoch + 1, self.recipe.epochs, 0, trainer.steps, len(self.plans), losses)
+                on_progress(done)
+            if stopping():
+                raise KeyboardInterrupt
+
+    def _record(self, epoch: int, losses: Tensor, validation: Dataset | None, seconds: float) -> None:
+        measured = accuracy(self.model, validation) if validation is not None else None
+        self.model.train()
+        for i, seed in enumerate(self.seeds):
+            member = i if self.branched else self.members.index(seed)
+            line = {"epoch": epoch + 1, "loss": losses[member].item(), "rate": self.recipe.rate(epoch)}
+            if measured is not None:
+                line["validation accuracy"] = measured[member].item()
+            line["seconds"] = round(seconds / len(self.members), 4)
+            if "failure" not in (self.metrics[i][-1] if self.metrics[i] else {}):
+                self.metrics[i].append(line)
+
+    def _bury(self, trainer: Trainer, losses: Tensor, epoch: int) -> None:
+        """Mark runs that are no longer finite; zero weights keep them quiet beside the living."""
+        dead = (~torch.isfinite(losses)).nonzero().flatten().tolist()
+        for member in dead:
+            reason = diagnosis(
+                self.model.run(member), trainer.x, losses[member : member + 1], epoch, self.recipe.rate(epoch)
+            )
+            for i, seed in enumerate(self.seeds):
+                if (i if self.branched else self.members.index(seed)) == member:
+                    self.metrics[i][-1] = {"epoch": epoch + 1, "failure": reason}
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter[member].zero_()
+
+    def _save(self) -> None:
+        if rank() != 0:
+            return
+        state = {"epoch": self.epoch, "step": self.step, "members": self.members, "metrics": self.metrics}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        if self.sums is not None:
+            tensors["sums"] = self.sums
+        write_atomically(self.file, to_bytes(tensors, metadata={"state": json.dumps(state)}))
+
+    def _resume(self, device: str) -> None:
+        if not self.file.exists():
+            return
+        try:
+            with safe_open(self.file, framework="pt", device=device) as file:
+                state = json.loads(file.metadata()["state"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise PolyboundError(f"{self.file}: not a checkpoint ({error}); delete it to start over") from error
+        self.epoch, self.step, self.metrics = state["epoch"], state["step"], state["metrics"]
+        self.sums = tensors.pop("sums").cpu() if "sums" in tensors else None
+        if state["members"] != self.members:
+            self._branch()
+        self.model.load_state_dict(tensors)
+
+    def finish(self, test: Dataset | None) -> None:
+        """Write each run's metrics and then its model; the checkpoint is no longer needed after that."""
+        if not self.branched:
+            self._branch()
+        if rank() != 0:
+            return
+        measured = accuracy(self.model, test) if test is not None else None
+        for i, run in enumerate(self.runs):
+            lines = self.metrics[i]
+            failed = bool(lines) and "failure" in lines[-1]
+            if measured is not None and not failed:
+                lines = [*lines, {"epoch": self.epoch, "evaluation": "clean", "test accuracy": measured[i].item()}]
+            run.write_metrics(lines)
+            if not failed:
+                self.model.run(i).save(run.model_file)
+        self.file.unlink(missing_ok=True)
+
+
+def _common(plans: list[Plan]) -> Recipe:
+    """What all plans agree on; they may differ in seed and bound."""
+    first = plans[0]
+    for plan in plans:
+        same = replace(plan, seed=first.seed, recipe=replace(plan.recipe, bound=first.recipe.bound))
+        if same != first:
+            raise PolyboundError(
+                f"{plan.name} cannot train together with {first.name}: they differ in more than seed and bound"
+            )
+    return first.recipe
+
+
+def _bounds(plans: list[Plan]) -> Any:
+    """The plans' bounds side by side, as `Projection` takes them for a stack."""
+    bounds = [plan.recipe.bound for plan in plans]
+    if isinstance(bounds[0], dict):
+        return {name: [bound[name] for bound in bounds] for name in bounds[0]}  # type: ignore[index]
+    return bounds
+
+
+class _deferred_signals:  # noqa: N801 - used as a function
+    """SIGINT and SIGTERM ask to stop after the present step, once its state is saved."""
+
+    def __enter__(self) -> Callable[[], bool]:
+        self.asked = False
+        self.before: dict[int, Any] = {}
+
+        def ask(_signal: int, _frame: FrameType | None) -> None:
+            self.asked = True
+
+        for name in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self.before[name] = signal.signal(name, ask)
+            except ValueError:  # not in the main thread: signals do not reach us anyway
+                break
+        return lambda: self.asked
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self.before.items():
+            signal.signal(name, handler)
