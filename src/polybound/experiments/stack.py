@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from polybound.models import paper_model, stack
 from polybound.runs import Run, checkpoint_path
 from polybound.training.distributed import rank
 from polybound.training.recipe import Recipe
-from polybound.training.trainer import Trainer, accuracy, diagnosis
+from polybound.training.trainer import Trainer, accuracy
 
 __all__ = ["Plan", "Progress", "train_together"]
 
@@ -237,18 +238,13 @@ class _Session:
                 self.metrics[i].append(line)
 
     def _bury(self, trainer: Trainer, losses: Tensor, epoch: int) -> None:
-        """Mark runs that are no longer finite; zero weights keep them quiet beside the living."""
+        """Note which runs are no longer finite, and why; from then on their weights are zero."""
         dead = (~torch.isfinite(losses)).nonzero().flatten().tolist()
         for member in dead:
-            reason = diagnosis(
-                self.model.run(member), trainer.x, losses[member : member + 1], epoch, self.recipe.rate(epoch)
-            )
+            reason = trainer.diagnosis(member, losses, epoch)
             for i, seed in enumerate(self.seeds):
                 if (i if self.branched else self.members.index(seed)) == member:
                     self.metrics[i][-1] = {"epoch": epoch + 1, "failure": reason}
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter[member].zero_()
 
     def _save(self) -> None:
         if rank() != 0:
@@ -293,23 +289,32 @@ class _Session:
 
 
 def _common(plans: list[Plan]) -> Recipe:
-    """What all plans agree on; they may differ in seed and bound."""
-    first = plans[0]
+    """What all plans agree on; they may differ in seed and bound, and some may have no bound at all."""
+    first = next((plan for plan in plans if plan.recipe.regulariser == "projection"), plans[0])
     for plan in plans:
-        same = replace(plan, seed=first.seed, recipe=replace(plan.recipe, bound=first.recipe.bound))
-        if same != first:
+        recipe = plan.recipe
+        if _unbounded(recipe, first.recipe):
+            recipe = replace(recipe, method=first.recipe.method, every=first.recipe.every, start=first.recipe.start)
+            recipe = replace(recipe, norm=first.recipe.norm, on=first.recipe.on)
+        if replace(plan, seed=first.seed, recipe=replace(recipe, bound=first.recipe.bound)) != first:
             raise PolyboundError(
-                f"{plan.name} cannot train together with {first.name}: they differ in more than seed and bound"
+                f"{plan.name} cannot train together with {first.name}: more than seed and bound differ"
             )
     return first.recipe
 
 
+def _unbounded(recipe: Recipe, among: Recipe) -> bool:
+    """Whether a run without projection can train among projected ones, as one whose bound is infinite."""
+    return among.regulariser == "projection" and recipe.method == among.method.replace("projection", "none")
+
+
 def _bounds(plans: list[Plan]) -> Any:
     """The plans' bounds side by side, as `Projection` takes them for a stack."""
-    bounds = [plan.recipe.bound for plan in plans]
-    if isinstance(bounds[0], dict):
-        return {name: [bound[name] for bound in bounds] for name in bounds[0]}  # type: ignore[index]
-    return bounds
+    bounds = [plan.recipe.bound if plan.recipe.regulariser == "projection" else inf for plan in plans]
+    named = next((bound for bound in bounds if isinstance(bound, Mapping)), None)
+    if named is None:
+        return bounds
+    return {name: [bound[name] if isinstance(bound, Mapping) else bound for bound in bounds] for name in named}
 
 
 class _deferred_signals:  # noqa: N801 - used as a function

@@ -52,6 +52,7 @@ class Trainer:
         if recipe.regulariser == "projection":
             self.projection = Projection(model, recipe.bound, norm=recipe.norm, on=recipe.on)
         self.steps = -(-len(self.x) // recipe.batch_size)
+        self.failures: dict[int, str] = {}
         self.random = recipe.regulariser == "jacobian" or recipe.random_start
 
     def epoch(self, epoch: int, first_step: int = 0, after_step: Callable[[int, Tensor], bool] | None = None) -> Tensor:
@@ -76,10 +77,41 @@ class Trainer:
             total += self.engine.step_(x, y, rate, self.decay, generator)
             last = epoch == recipe.epochs - 1 and step == self.steps - 1
             if self.projection is not None and constrained and ((step + 1) % recipe.every == 0 or last):
-                self.projection.apply_()
+                self._project(self.projection, total)
             if after_step is not None and after_step(step + 1, total):
                 break
         return total
+
+    def _project(self, projection: Projection, total: Tensor) -> None:
+        try:
+            projection.apply_()
+        except NonFiniteError:
+            # A run that has overflowed cannot be projected, and must not keep the others from it.
+            for e in range(self.engine.runs):
+                parts = [p if self.model.runs is None else p[e] for p in self.model.parameters()]
+                if not all(torch.isfinite(part).all() for part in parts):
+                    total[e] = torch.nan
+                    self.silence(e)
+            projection.apply_()
+
+    @torch.no_grad()
+    def silence(self, run: int) -> str:
+        """Set the weights of a run that is no longer finite to zero; returns where it went wrong."""
+        if run not in self.failures:
+            model = self.model if self.model.runs is None else self.model.run(run)
+            self.failures[run] = model.explain_nonfinite(self.x[:1024])
+            for parameter in self.model.parameters():
+                (parameter if self.model.runs is None else parameter[run]).zero_()
+        return self.failures[run]
+
+    def diagnosis(self, run: int, losses: Tensor, epoch: int) -> str:
+        """What went wrong with a run whose loss is not finite, and when; silences it."""
+        where = "the run" if self.model.runs is None else f"run {run}"
+        reason = self.silence(run)
+        return (
+            f"the loss of {where} became {losses[run].item()} in epoch {epoch + 1}{': ' + reason if reason else ''}; "
+            f"a smaller learning rate than {self.recipe.rate(epoch):g} or a bound may help"
+        )
 
 
 def _groups(seeds: list[int], runs: int) -> list[int]:
@@ -136,21 +168,10 @@ def fit(
         losses = trainer.epoch(epoch) / trainer.steps
         # One look an epoch, so that nothing in the loop waits for the device; a NaN cannot heal in between.
         if not torch.isfinite(losses).all():
-            raise NonFiniteError(diagnosis(model, trainer.x, losses, epoch, plan.rate(epoch)))
+            bad = int((~torch.isfinite(losses)).nonzero()[0])
+            raise NonFiniteError(trainer.diagnosis(bad, losses, epoch))
         if on_epoch is not None:
             on_epoch(epoch, losses if model.runs is not None else losses[0])
-
-
-def diagnosis(model: PolynomialNetwork, x: Tensor, losses: Tensor, epoch: int, rate: float) -> str:
-    """What went wrong with the first run whose loss is not finite."""
-    bad = int((~torch.isfinite(losses)).nonzero()[0])
-    run = model if model.runs is None else model.run(bad)
-    where = "the run" if model.runs is None else f"run {bad}"
-    reason = run.explain_nonfinite(x[:1024])
-    return (
-        f"the loss of {where} became {losses[bad].item()} in epoch {epoch + 1}{': ' + reason if reason else ''}; "
-        f"a smaller learning rate than {rate:g} or a bound may help"
-    )
 
 
 @torch.no_grad()

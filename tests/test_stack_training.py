@@ -1,0 +1,158 @@
+"""Runs that train together: the same as alone, resumable to the bit, and safe from kill -9."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import polybound as pb
+from polybound.data import load_digits
+from polybound.errors import PolyboundError
+from polybound.experiments import Plan, train_together
+
+RECIPE = pb.Recipe(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
+PLANS = [Plan("digits", "pn-4", replace(RECIPE, bound=bound), seed=seed) for seed in (1, 2) for bound in (0.5, 1.0, 2.0)]
+
+
+def weights(runs):
+    return [pb.load(run.model_file).state_dict() for run in runs]
+
+
+def same_bits(left, right):
+    return all(torch.equal(a[name], b[name]) for a, b in zip(left, right, strict=True) for name in a)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return weights(train_together(PLANS, load_digits("train"), tmp_path_factory.mktemp("undisturbed")))
+
+
+def test_a_run_of_the_stack_is_the_run_alone(tmp_path, undisturbed):
+    for i in (0, 4):
+        model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=PLANS[i].seed)
+        pb.fit(model, load_digits("train"), PLANS[i].recipe, seed=PLANS[i].seed)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, undisturbed[i][name], rtol=1e-5, atol=1e-6)
+
+
+def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
+    train, test = load_digits("train"), load_digits("test")
+    runs = train_together(PLANS[:3], train, tmp_path, test=test, validation=test)
+    for plan, run in zip(PLANS, runs, strict=False):
+        assert run.finished and run.failure is None
+        assert json.loads((run.path / "config.json").read_text()) == plan.config() == run.config()
+        lines = run.metrics()
+        assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5, 6, 6]
+        assert all("validation accuracy" in line and "loss" in line for line in lines[:-1])
+        assert lines[-1]["evaluation"] == "clean" and lines[-1]["test accuracy"] > 0.5
+        assert pb.Projection(pb.load(run.model_file), plan.recipe.bound).contains()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(before) == 9  # three files a run, and no checkpoint left
+    assert train_together(PLANS[:3], train, tmp_path, test=test) == runs
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    more = train_together(PLANS[:4], train, tmp_path)
+    assert more[:3] == runs and more[3].finished
+
+
+def test_options_that_do_not_matter_do_not_make_another_run():
+    plain = Plan("digits", "pn-4", pb.Recipe())
+    assert plain.config() == Plan("digits", "pn-4", pb.Recipe(bound=3.0, eps=0.2, penalty=1.0, every=3)).config()
+    assert plain.config() != Plan("digits", "pn-4", pb.Recipe(epochs=3)).config()
+    assert Plan("digits", "pn-4", pb.Recipe(method="projection")).config() != plain.config()
+
+
+def test_runs_without_a_bound_train_among_the_bounded(tmp_path):
+    free = Plan("digits", "pn-4", replace(RECIPE, method="none"), seed=1)
+    runs = train_together([PLANS[0], free], load_digits("train"), tmp_path)
+    alone = train_together([free], load_digits("train"), tmp_path / "alone")
+    for name, tensor in pb.load(alone[0].model_file).state_dict().items():
+        torch.testing.assert_close(pb.load(runs[1].model_file).state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_that_is_no_longer_finite_ends_and_the_others_go_on(tmp_path):
+    wild = replace(RECIPE, method="projection", learning_rate=5.0, start=0, every=1)
+    plans = [Plan("digits", "pn-4", replace(wild, bound=bound), seed=0) for bound in (0.2, 1e9)]
+    runs = train_together(plans, load_digits("train"), tmp_path, test=load_digits("test"))
+    assert runs[0].failure is None and runs[0].model_file.exists()
+    assert "became" in runs[1].failure and "epoch" in runs[1].failure and not runs[1].model_file.exists()
+    assert runs[1].finished
+    alone = train_together(plans[:1], load_digits("train"), tmp_path / "alone")
+    for name, tensor in pb.load(alone[0].model_file).state_dict().items():
+        torch.testing.assert_close(pb.load(runs[0].model_file).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_plans_that_do_not_fit_together(tmp_path):
+    other = Plan("digits", "pn-4", replace(RECIPE, learning_rate=0.5))
+    with pytest.raises(PolyboundError, match="cannot train together"):
+        train_together([PLANS[0], other], load_digits("train"), tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
+    from polybound.runs import checkpoint_path
+
+    file = checkpoint_path(tmp_path, [PLANS[0].config()])
+    file.write_bytes(b"nonsense")
+    with pytest.raises(PolyboundError, match=file.name):
+        train_together(PLANS[:1], load_digits("train"), tmp_path)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from test_stack_training import PLANS, load_digits, train_together
+plans = PLANS if sys.argv[3] == "stack" else PLANS[4:5]
+print("ready", flush=True)
+train_together(plans, load_digits("train"), Path(sys.argv[2]), save_every=0.0)
+print("done", flush=True)
+"""
+
+
+def child(folder, what):
+    command = [sys.executable, "-c", CHILD, os.path.dirname(__file__), str(folder), what]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize("what", ["run", "stack"])
+def test_kill_9_at_any_moment_costs_nothing(tmp_path, undisturbed, what):
+    plans = PLANS if what == "stack" else PLANS[4:5]
+    if what == "run":
+        wanted = weights(train_together(plans, load_digits("train"), tmp_path / "whole"))
+    else:
+        wanted = undisturbed
+    kills, generator = int(os.environ.get("POLYBOUND_KILLS", "4")), random.Random(0)
+    killed = 0
+    while killed < kills:
+        with child(tmp_path / "killed", what) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(generator.uniform(0.0, 0.25))
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read()
+        killed += 1
+        if "done" in rest:  # it was faster than the kill: begin anew
+            for file in (tmp_path / "killed").rglob("*"):
+                if file.is_file():
+                    file.unlink()
+    with child(tmp_path / "killed", what) as process:
+        assert "done" in process.stdout.read()
+    runs = train_together(plans, load_digits("train"), tmp_path / "killed")
+    assert same_bits(weights(runs), wanted)
+    leftovers = [path.name for path in (tmp_path / "killed").rglob("*") if path.is_file()]
+    assert {name for name in leftovers if not name.startswith(".")} == {"config.json", "metrics.jsonl", "model.safetensors"}
+
+
+def test_sigint_saves_and_stops(tmp_path, undisturbed):
+    with child(tmp_path, "stack") as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+    assert same_bits(weights(train_together(PLANS, load_digits("train"), tmp_path)), undisturbed)
