@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from polybound._version import __version__
+from polybound.cli.data import data_app
 from polybound.errors import PolyboundError
 
 __all__ = ["app", "main"]
@@ -23,6 +24,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(data_app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote.")]
@@ -76,6 +79,51 @@ def demo(
     from polybound.cli.demo import run_demo
 
     run_demo(bound, epochs, seed, output if plot else None, save, as_json)
+
+
+@app.command(
+    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 20[/]   "
+    "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]"
+)
+def train(
+    dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
+    model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
+    method: Annotated[str | None, typer.Option(help="none, projection, jacobian, l2; each also with +at.")] = None,
+    bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed; several train together.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
+    start: Annotated[int | None, typer.Option(help="First epoch with projection or adversary; 50 by default.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of plain SGD; 0.001 by default.")] = None,
+    penalty: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="What an adversary clips to: sound or published.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Hidden rank; 16 by default.")] = None,
+    validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any field of a recipe; options win.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
+    from polybound.cli.train import read_recipe, run_training
+
+    given = {
+        "dataset": dataset,
+        "model": model,
+        "method": method,
+        "bounds": bound or None,
+        "seeds": seed or None,
+        "epochs": epochs,
+        "start": start,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "penalty": penalty,
+        "protocol": protocol,
+        "rank": rank,
+        "validation": validation,
+    }
+    run_training(read_recipe(config, given), runs, data_dir, device, as_json)
 
 
 @app.command(

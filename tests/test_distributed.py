@@ -1,0 +1,42 @@
+"""Two workers under torchrun, on this machine, with gloo: the weights of one process with the same global batch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import polybound as pb
+from polybound.data import load_digits
+
+CHILD = """
+import sys
+import torch
+torch.set_num_threads(1)
+import polybound as pb
+from polybound.training.distributed import rank, start_workers, workers
+assert start_workers() and workers() == 2
+data = pb.data.load_digits("train")
+for name in ("pn-4", "ncp-4", "pn-conv"):
+    model = pb.paper_model(name, shape=data.shape, runs=2, seed=0, rank=4)
+    pb.fit(model, data, method="projection+at", bound=[0.8, 2.0], epochs=2, start=1, learning_rate=0.02, seed=5)
+    if rank() == 0:
+        model.save(f"{sys.argv[1]}/{name}.safetensors")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_weights_of_one(tmp_path):
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-2000:]
+    data = load_digits("train")
+    for name in ("pn-4", "ncp-4", "pn-conv"):
+        model = pb.paper_model(name, shape=data.shape, runs=2, seed=0, rank=4)
+        pb.fit(model, data, method="projection+at", bound=[0.8, 2.0], epochs=2, start=1, learning_rate=0.02, seed=5)
+        together = pb.load(tmp_path / f"{name}.safetensors")
+        for key, tensor in model.state_dict().items():
+            torch.testing.assert_close(together.state_dict()[key], tensor, rtol=1e-3, atol=1e-4)
