@@ -1,10 +1,13 @@
 """Forward passes against the paper's recursions written out; initialisation; stacks; input shapes."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from networks import F64, ccps, networks, seeds
+from hypothesis import strategies as st
+from networks import F64, ccps, networks, randomise, seeds
 
 import polybound as pb
 
@@ -63,6 +66,34 @@ def test_pn_conv_layer_by_layer():
     y = F.avg_pool2d(F.avg_pool2d(h[3], 2), 2) * y + y
     assert y.shape == (2, 16, 7, 7)
     torch.testing.assert_close(model(x), F.linear(y.flatten(1), model.C[:, :-1], model.C[:, -1]))
+
+
+@st.composite
+def collapsible(draw):
+    """A convolutional network whose linear parts collapse, and inputs shared by its runs or one batch for each."""
+    degree, runs = draw(st.integers(1, 4)), draw(st.sampled_from([None, 1, 3]))
+    pool = draw(st.sets(st.integers(1, degree), max_size=2))
+    kernel = draw(st.sampled_from([1, 3, 5, 7]))
+    multiple = 2 ** len(pool)
+    sides = st.integers(-(-max(kernel, 2) // multiple), 3 + 8 // multiple).map(lambda n: n * multiple)
+    shape = (draw(st.integers(1, 3)), draw(sides), draw(sides))
+    model = pb.ConvCCP(shape, 2, 2, degree, kernel, pre=3, pool=pool, runs=runs, dtype=F64)
+    batches = (2,) if runs is None or draw(st.booleans()) else (runs, 2)
+    return randomise(model, draw(seeds), 0.5), torch.randn(*batches, *shape, dtype=F64)
+
+
+@given(collapsible())
+def test_collapsed_convolutions_are_the_layers_with_their_gradients(case):
+    model, x = case
+    logits = model(x)
+    d = torch.randn_like(logits)
+    gradients = torch.autograd.grad(logits, list(model.parameters()), d)
+    with mock.patch("polybound.models.conv.can_collapse", return_value=False):
+        layered = model(x)
+        expected = torch.autograd.grad(layered, list(model.parameters()), d)
+    torch.testing.assert_close(logits, layered)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
 
 
 @given(networks(runs=(3,)), seeds)
@@ -189,6 +220,10 @@ def test_bad_input_raises_one_clear_line(make):
 
 
 def test_gradients():
-    for model in (pb.CCP(3, 2, 2, 3, dtype=F64), pb.NCP(3, 2, 2, 3, dtype=F64), pb.CCP(3, 2, 2, 3, "product", dtype=F64)):
+    for model in (
+        pb.CCP(3, 2, 2, 3, dtype=F64),
+        pb.NCP(3, 2, 2, 3, dtype=F64),
+        pb.CCP(3, 2, 2, 3, "product", dtype=F64),
+    ):
         x = torch.randn(2, 3, dtype=F64, requires_grad=True)
         assert torch.autograd.gradcheck(model, (x,))

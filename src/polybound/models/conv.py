@@ -13,6 +13,7 @@ from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
 from polybound.models.blocks import Block
+from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Factors
 
 __all__ = ["ConvCCP"]
@@ -117,24 +118,16 @@ class ConvCCP(PolynomialNetwork):
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x)
         runs, batch = self.runs or 1, x.shape[-2]
-        # The runs of a stack lie side by side in the channels; inputs they share need no copies, because the first
-        # convolution then has all runs' kernels as its output channels.
-        shared = x.ndim == 2
-        x = x.reshape(1 if shared else runs, batch, *self.shape).transpose(0, 1).flatten(1, 2)
-        groups = 1 if shared else runs
-        if self.pre is not None:
-            x = _CONV[self.dims](
-                x, self.P.reshape(-1, *self.P.shape[-self.dims - 1 :]), self.c.flatten(), padding="same", groups=groups
-            )
-            groups = runs
-        kernels = self.K.reshape(-1, *self.K.shape[-self.dims - 1 :])
-        h = _CONV[self.dims](x, kernels, padding="same", groups=groups)
-        factors = h.reshape(batch, runs, self.degree, self.channels, *self.shape[1:]).unbind(2)
+        images = x.reshape(1 if x.ndim == 2 else runs, batch, *self.shape)
+        pooled = [sum(after < n for after in self.pool) for n in range(1, self.degree + 1)]
+        if can_collapse(self.shape, self.pre, self.kernel, max(pooled)):
+            P, c, K = (t if self.runs else t.unsqueeze(0) for t in (self.P, self.c, self.K))
+            factors = collapsed_factors(images, P, c, K, pooled)
+        else:
+            factors = self._layers(images, pooled)
         y = factors[0]
         for n, factor in enumerate(factors, 1):
             if n > 1:
-                for _ in range(sum(after < n for after in self.pool)):
-                    factor = self._halve(factor)
                 y = torch.addcmul(y, factor, y)
             if n in self.pool:
                 y = self._halve(y)
@@ -142,6 +135,24 @@ class ConvCCP(PolynomialNetwork):
         if self.runs is None:
             return F.linear(y[0], self.C[:, :-1], self.C[:, -1])
         return torch.baddbmm(self.C[..., -1].unsqueeze(-2), y, self.C[..., :-1].transpose(-1, -2))
+
+    def _layers(self, images: Tensor, pooled: list[int]) -> list[Tensor]:
+        """The factors layer by layer, each (batch, runs, channels, *space) at its pooled size."""
+        runs, (groups, batch) = self.runs or 1, images.shape[:2]
+        # The runs of a stack lie side by side in the channels; inputs they share need no copies, because the first
+        # convolution then has all runs' kernels as its output channels.
+        h = images.transpose(0, 1).flatten(1, 2)
+        if self.pre is not None:
+            weight = self.P.reshape(-1, *self.P.shape[-self.dims - 1 :])
+            h = _CONV[self.dims](h, weight, self.c.flatten(), padding="same", groups=groups)
+            groups = runs
+        kernels = self.K.reshape(-1, *self.K.shape[-self.dims - 1 :])
+        h = _CONV[self.dims](h, kernels, padding="same", groups=groups)
+        factors = list(h.reshape(batch, runs, self.degree, self.channels, *self.shape[1:]).unbind(2))
+        for n, times in enumerate(pooled):
+            for _ in range(times):
+                factors[n] = self._halve(factors[n])
+        return factors
 
     def _halve(self, y: Tensor) -> Tensor:
         """Average pooling by 2 of (batch, runs, channels, *space)."""
