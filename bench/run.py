@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import projection_in_training
 import projection_l1
+import training
 
-MODULES = (projection_l1, projection_in_training)
+MODULES = (projection_l1, projection_in_training, training)
 
 
 def main() -> None:

@@ -1,0 +1,176 @@
+"""Training steps: a stack against its bare matrix products, against plain PyTorch, against a DataLoader; PN-Conv."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import cycle
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import polybound as pb
+from polybound.data import Dataset
+from polybound.training import Trainer
+
+BOUNDS = [1e5, 1e3, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2]
+SAMPLES = 6400
+BATCH = 64
+
+
+def interleaved(*sides: Callable[[], object], repetitions: int = 7) -> list[float]:
+    """Median seconds of each side, all measured in turns."""
+    times: list[list[float]] = [[] for _ in sides]
+    for repetition in range(repetitions + 1):
+        for side, run in enumerate(sides):
+            begin = time.perf_counter()
+            run()
+            if repetition:
+                times[side].append(time.perf_counter() - begin)
+    return [median(side) for side in times]
+
+
+def synthetic() -> Dataset:
+    """Noise in the shape of Fashion-MNIST: speed does not depend on what the pixels are."""
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.rand(SAMPLES, 1, 28, 28, generator=generator) - 1
+    y = torch.randint(10, (SAMPLES,), generator=generator)
+    return Dataset("noise", "train", x, y, tuple("0123456789"))
+
+
+def row(name: str, ours: float, reference: float, goal: float, lower: bool = False) -> dict[str, Any]:
+    ratio = ours / reference if lower else reference / ours
+    met = ratio <= goal if lower else ratio >= goal
+    return {"name": name, "ours": 1e6 * ours, "reference": 1e6 * reference, "ratio": ratio, "goal": goal, "met": met}
+
+
+class Bare:
+    """The two matrix products that no training step of a stack can do without, on tensors of the same sizes."""
+
+    def __init__(self, degree: int, data: Dataset) -> None:
+        self.weight = torch.randn(len(BOUNDS) * degree * 16, 784) * 0.03
+        self.gradient = torch.randn(len(self.weight), BATCH)
+        self.x = data.x.flatten(1)
+
+    def epoch(self) -> None:
+        for x in self.x.split(BATCH):
+            torch.mm(self.weight, x.t())
+            self.weight.addmm_(self.gradient, x, alpha=-1e-9)
+
+
+class Plain(nn.Module):
+    """PN-k as one writes it: separate Linear layers and autograd."""
+
+    def __init__(self, degree: int) -> None:
+        super().__init__()
+        self.V = nn.ModuleList(nn.Linear(784, 16, bias=False) for _ in range(degree))
+        self.C = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.V[0](x)
+        for layer in self.V[1:]:
+            y = layer(x) * y + y
+        return self.C(y)
+
+
+def plain_epoch(model: Plain, batches: Callable[[], Any], bound: float) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.001)
+    for step, (x, y) in enumerate(batches(), 1):
+        loss = F.cross_entropy(model(x), y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if step % 10 == 0:
+            for layer in (*model.V, model.C):
+                sorting_projection_(layer.weight.data, bound)
+
+
+def sorting_projection_(weight: Tensor, radius: float) -> None:
+    a = weight.abs()
+    u = a.sort(dim=-1, descending=True).values
+    sums = u.cumsum(-1).sub_(radius)
+    count = (u * torch.arange(1, u.shape[-1] + 1) > sums).sum(-1, keepdim=True)
+    threshold = (sums.gather(-1, count.sub(1).clamp_min(0)) / count).clamp_min_(0.0)
+    weight.copy_(a.sub_(threshold).clamp_min_(0.0).copysign_(weight))
+
+
+def indexed(data: Dataset) -> Callable[[], Any]:
+    x = data.x.flatten(1)
+
+    def batches() -> Any:
+        order = torch.randperm(len(x))
+        return ((x[i], data.y[i]) for i in order.split(BATCH))
+
+    return batches
+
+
+class PerSample(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Samples as image data sets give them: bytes, converted and normalised one by one."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.pixels = ((data.x + 1) * 127.5).round().to(torch.uint8).numpy()
+        self.labels = data.y.tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = torch.from_numpy(self.pixels[index]).float().div(255)
+        return image.sub(0.5).div(0.5).flatten(), self.labels[index]
+
+
+def stacked_rows(degree: int, data: Dataset) -> list[dict[str, Any]]:
+    model = pb.paper_model(f"pn-{degree}", runs=len(BOUNDS), seed=[0] * len(BOUNDS))
+    recipe = pb.Recipe(method="projection", bound=BOUNDS, start=0)
+    trainer = Trainer(model, data, recipe, [0] * len(BOUNDS))
+    unconstrained = Trainer(model, data, pb.Recipe(), [0] * len(BOUNDS))
+    bare, plain = Bare(degree, data), Plain(degree)
+    one_by_one, epochs = indexed(data), iter(cycle([0]))
+
+    ours, free, products, autograd = interleaved(
+        lambda: trainer.epoch(next(epochs)),
+        lambda: unconstrained.epoch(next(epochs)),
+        bare.epoch,
+        lambda: plain_epoch(plain, one_by_one, 1.0),
+    )
+    share = SAMPLES / BATCH * len(BOUNDS)
+    name = f"PN-{degree}, per run and step"
+    result = [
+        row(f"{name}: stack of 14 / its bare matrix products (lower is better)", free / share, products / share, 1.6, True),
+        row(f"{name}: stack of 14 with projection, against plain autograd", ours / share, autograd / (SAMPLES / BATCH), 4.0),
+    ]
+    if degree == 4:
+        loader = torch.utils.data.DataLoader(PerSample(data), batch_size=BATCH, shuffle=True)
+        ours, slow = interleaved(
+            lambda: trainer.epoch(next(epochs)), lambda: plain_epoch(plain, lambda: loader, 1.0), repetitions=3
+        )
+        # Half of the epochs come before the first projection: they are trained once and serve all 14 bounds.
+        one = pb.paper_model("pn-4", seed=0)
+        trunk = Trainer(one, data, pb.Recipe(), [0])
+        (shared,) = interleaved(lambda: trunk.epoch(next(epochs)), repetitions=3)
+        result.append(row("PN-4: the whole 14-bound curve, against one by one through a DataLoader", (ours + shared) / 2, 14 * slow, 30.0))
+    return result
+
+
+def convolution_row() -> dict[str, Any]:
+    model = pb.paper_model("pn-conv", seed=0)
+    x, y = 2 * torch.rand(BATCH, 1, 28, 28) - 1, torch.randint(10, (BATCH,))
+
+    def step() -> None:
+        torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+
+    def layered() -> None:
+        with mock.patch("polybound.models.conv.can_collapse", return_value=False):
+            step()
+
+    return row("PN-Conv: a step, against layer by layer", *interleaved(step, layered), 2.0)
+
+
+def rows() -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    data = synthetic()
+    return [*stacked_rows(4, data), *stacked_rows(10, data), convolution_row()]
