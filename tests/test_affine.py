@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import F64, networks, seeds, unrolled
 
+from networks import F64, networks, seeds, unrolled
 from polybound.models import Chain, Conv, Dense, Identity, Pool
 from polybound.theory import operator_norm, torus_norm
 
@@ -125,5 +125,9 @@ def test_pooling_norms_are_exact():
     pool = Pool((2, 5, 4), (3,), torch.zeros(1, dtype=F64))
     matrix = pool.matrix()[0]
     assert matrix.shape == (2 * 2 * 2, 40)
-    for p, norm in ((1, matrix.abs().sum(0).max()), (2, torch.linalg.matrix_norm(matrix, 2)), ("inf", matrix.abs().sum(1).max())):
+    for p, norm in (
+        (1, matrix.abs().sum(0).max()),
+        (2, torch.linalg.matrix_norm(matrix, 2)),
+        ("inf", matrix.abs().sum(1).max()),
+    ):
         torch.testing.assert_close(operator_norm(pool, p), norm.expand(3))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import F64, ccps, ncps, seeds
 
 import polybound as pb
+from networks import F64, ccps, ncps, seeds
 from polybound.models.closed import closed_form
 
 

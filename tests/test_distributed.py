@@ -30,7 +30,16 @@ torch.distributed.destroy_process_group()
 def test_two_workers_give_the_weights_of_one(tmp_path):
     script = tmp_path / "child.py"
     script.write_text(CHILD)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        str(tmp_path),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-2000:]
     data = load_digits("train")

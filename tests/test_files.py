@@ -6,10 +6,10 @@ import struct
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from networks import networks
 from safetensors.torch import save_file
 
 import polybound as pb
+from networks import networks
 
 
 @given(model=networks(runs=(None, 2)))
@@ -63,7 +63,13 @@ def test_every_truncation_is_refused(tmp_path):
 
 def test_foreign_files_are_refused(tmp_path):
     path = tmp_path / "foreign.safetensors"
-    for content in (b"", b"PK\x03\x04 not a model", b"\x80\x04\x95pickle", b"\xff" * 64, struct.pack("<Q", 2**63) + b"{}"):
+    for content in (
+        b"",
+        b"PK\x03\x04 not a model",
+        b"\x80\x04\x95pickle",
+        b"\xff" * 64,
+        struct.pack("<Q", 2**63) + b"{}",
+    ):
         path.write_bytes(content)
         refused(path)
     save_file({"weight": torch.zeros(2)}, path)
@@ -96,7 +102,12 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
     model = pb.CCP(4, 3, 2, 2)
     header = {"polybound": json.dumps({"kind": "CCP", "config": model.config()})}
     V, C = model.V.detach(), model.C.detach()
-    for tensors in ({"V": V}, {"V": V, "C": C, "D": C.clone()}, {"V": V, "C": C[:, :2].clone()}, {"V": V, "C": C.int()}):
+    for tensors in (
+        {"V": V},
+        {"V": V, "C": C, "D": C.clone()},
+        {"V": V, "C": C[:, :2].clone()},
+        {"V": V, "C": C.int()},
+    ):
         save_file(tensors, path, metadata=header)
         refused(path)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import F64, jacobian, networks, randomise, seeds
 
 import polybound as pb
+from networks import F64, jacobian, networks, randomise, seeds
 
 exponents = st.sampled_from([1.0, 1.5, 2.0, 3.0, inf])
 SLACK = 1 + 1e-9
@@ -107,7 +107,9 @@ def test_local_is_exact_at_a_point(model, p):
     x = torch.linspace(-1, 1, model.features, dtype=F64)
     J = jacobian(model, x)
     bound = float(pb.lipschitz(model, p, "local", box=(x, x)))
-    assert bound == pytest.approx(float(torch.linalg.matrix_norm(J, p)), rel=1e-6, abs=1e-9 * float(pb.lipschitz(model, p)))
+    assert bound == pytest.approx(
+        float(torch.linalg.matrix_norm(J, p)), rel=1e-6, abs=1e-9 * float(pb.lipschitz(model, p))
+    )
 
 
 @given(networks(runs=(3,)), st.sampled_from([1.0, 2.0, 3.0, inf]), st.sampled_from(["paper", "rowwise", "local"]))
@@ -174,7 +176,11 @@ def test_bad_input(kwargs):
 
 
 def test_bounds_table():
-    for model in (pb.CCP(3, 2, 2, 3, seed=0), pb.NCP(3, 2, 2, 3, seed=0, runs=2), pb.ConvCCP((1, 4, 4), 2, 3, 2, 3, pool=(1,))):
+    for model in (
+        pb.CCP(3, 2, 2, 3, seed=0),
+        pb.NCP(3, 2, 2, 3, seed=0, runs=2),
+        pb.ConvCCP((1, 4, 4), 2, 3, 2, 3, pool=(1,)),
+    ):
         table = pb.bounds(model, n=50)
         quantities = [row.quantity for row in table]
         assert len(set(quantities)) == len(quantities) > 15

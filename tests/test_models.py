@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import F64, ccps, networks, randomise, seeds
 
 import polybound as pb
+from networks import F64, ccps, networks, randomise, seeds
 
 
 def inputs(model, seed, batch=3):

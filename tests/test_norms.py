@@ -6,9 +6,9 @@ from math import inf
 import pytest
 import torch
 from hypothesis import given
-from networks import F64, ccps, ncps, networks
 
 import polybound as pb
+from networks import F64, ccps, ncps, networks
 from polybound.theory import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-300}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import F64, seeds
 
 import polybound as pb
+from networks import F64, seeds
 from polybound.theory import face_splitting, khatri_rao, kronecker
 
 sizes = st.integers(1, 4)

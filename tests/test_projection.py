@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import F64, ccps, convs, networks, randomise
 from torch import nn
 
 import polybound as pb
+from networks import F64, ccps, convs, networks, randomise
 from polybound.models import Conv
 from polybound.theory import factor_norms, lifted_norm, theta
 
@@ -81,7 +81,9 @@ def test_pn_conv_as_published():
     before = snapshot(model)
     projection = pb.Projection(model, 0.5)
     assert projection.names == ("pre", "U1", "U2", "U3", "U4", "C")
-    assert {name: float(b) for name, b in projection.bounds().items()} == dict.fromkeys(projection.names, 0.5) | {"U1": 1.0}
+    assert {name: float(b) for name, b in projection.bounds().items()} == dict.fromkeys(projection.names, 0.5) | {
+        "U1": 1.0
+    }
     projection.apply_()
     for i, radius in enumerate((1.0, 0.5, 0.5, 0.5)):
         kernel = pb.project_linf_operator(before["K"][i], radius, kernel_dims=2)
@@ -121,7 +123,9 @@ def test_product_of_a_stack_with_a_bound_for_each_run():
     projection.apply_()
     assert projection.contains()
     assert torch.equal(model.run(1).V, before.V) and torch.equal(model.run(0).C, model.C[0])
-    torch.testing.assert_close(projection.norms()["product"][[0, 2]], torch.tensor([2.0, 5.0], dtype=F64), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        projection.norms()["product"][[0, 2]], torch.tensor([2.0, 5.0], dtype=F64), rtol=1e-9, atol=0
+    )
 
 
 def test_spectral_projection_of_kernels_bounds_the_operator():
@@ -133,7 +137,13 @@ def test_spectral_projection_of_kernels_bounds_the_operator():
 
 
 def test_any_module_of_linear_and_conv_layers():
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4, bias=False), nn.Flatten(), nn.Linear(32, 5))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=4, bias=False),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
     projection = pb.Projection(net, bound=0.9)
     assert projection.names == ("0", "2", "4")
     projection.apply_()

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import F64, ccps, ncps, networks, seeds
 
 import polybound as pb
+from networks import F64, ccps, ncps, networks, seeds
 from polybound.theory import gamma, gram_norm, theta
 
 
@@ -71,12 +71,16 @@ def test_the_bound_is_never_exceeded(model, seed):
 def test_stack_and_text():
     model = pb.CCP(4, 3, 2, 2, runs=2, seed=0)
     bound = pb.rademacher(model, 100)
-    assert torch.allclose(bound.value, torch.tensor([float(pb.rademacher(model.run(e), 100)) for e in (0, 1)], dtype=F64))
+    assert torch.allclose(
+        bound.value, torch.tensor([float(pb.rademacher(model.run(e), 100)) for e in (0, 1)], dtype=F64)
+    )
     text = str(pb.rademacher(model.run(0), 100, "2"))
     assert "Theorem 6" in text and "||x||_2 <= 1" in text
 
 
-@pytest.mark.parametrize("kwargs", [{"n": 0}, {"n": 2.5}, {"n": 10, "norm": "1"}, {"n": 10, "formula": "best"}, {"n": 10, "radius": -1}])
+@pytest.mark.parametrize(
+    "kwargs", [{"n": 0}, {"n": 2.5}, {"n": 10, "norm": "1"}, {"n": 10, "formula": "best"}, {"n": 10, "radius": -1}]
+)
 def test_bad_input(kwargs):
     with pytest.raises(pb.PolyboundError):
         pb.rademacher(pb.CCP(4, 3, 2, 2), **kwargs)

@@ -18,7 +18,9 @@ from polybound.errors import PolyboundError
 from polybound.experiments import Plan, train_together
 
 RECIPE = pb.Recipe(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
-PLANS = [Plan("digits", "pn-4", replace(RECIPE, bound=bound), seed=seed) for seed in (1, 2) for bound in (0.5, 1.0, 2.0)]
+PLANS = [
+    Plan("digits", "pn-4", replace(RECIPE, bound=bound), seed=seed) for seed in (1, 2) for bound in (0.5, 1.0, 2.0)
+]
 
 
 def weights(runs):
@@ -147,7 +149,11 @@ def test_kill_9_at_any_moment_costs_nothing(tmp_path, undisturbed, what):
     runs = train_together(plans, load_digits("train"), tmp_path / "killed")
     assert same_bits(weights(runs), wanted)
     leftovers = [path.name for path in (tmp_path / "killed").rglob("*") if path.is_file()]
-    assert {name for name in leftovers if not name.startswith(".")} == {"config.json", "metrics.jsonl", "model.safetensors"}
+    assert {name for name in leftovers if not name.startswith(".")} == {
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+    }
 
 
 def test_sigint_saves_and_stops(tmp_path, undisturbed):

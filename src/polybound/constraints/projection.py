@@ -101,7 +101,7 @@ class Projection:
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
         """The present norms by name, in float64; one value for each run of a stack."""
-        norms = {}
+        norms: dict[str, Tensor] = {}
         for rule, block in zip(self._rules, self._blocks(), strict=True):
             norms |= dict(zip(rule.names, rule.norms(block).cpu().unbind(-1), strict=True))
         return norms
@@ -109,9 +109,7 @@ class Projection:
     def bounds(self) -> dict[str, Tensor]:
         """The bounds by name, in float64; one value for each run of a stack."""
         return {
-            name: value
-            for rule in self._rules
-            for name, value in zip(rule.names, rule.radius.unbind(-1), strict=True)
+            name: value for rule in self._rules for name, value in zip(rule.names, rule.radius.unbind(-1), strict=True)
         }
 
     def contains(self) -> bool:
@@ -245,6 +243,7 @@ class _Product(_Rule):
 
     @staticmethod
     def names_of(block: Block) -> tuple[str, ...]:
+        del block  # whatever its factors are called
         return ("product",)
 
     def __init__(self, block: Block, radius: Tensor, on: Target) -> None:

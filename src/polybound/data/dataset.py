@@ -15,11 +15,12 @@ class Dataset:
 
     Attributes:
         name: name of the data set.
-        split: "train" or "test".
+        split: "train", "validation" or "test".
         x: inputs, (samples, *shape), float32.
         y: labels, (samples,), int64.
         class_names: one name for each class.
         domain: the smallest and largest value an input entry can have.
+        note: what a reader of results must know of this split, such as that it is not an official one; often empty.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Dataset:
     y: Tensor
     class_names: tuple[str, ...]
     domain: tuple[float, float] = (-1.0, 1.0)
+    note: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
+from polybound.data.content import DataFile
 from polybound.data.dataset import Dataset
+from polybound.data.samples import Samples
+from polybound.data.shelf import Shelf
+from polybound.data.source import Source, verdict
 from polybound.errors import PolyboundError
 
-__all__ = ["load_digits"]
+__all__ = ["DigitsSource", "load_digits"]
 
 
 def load_digits(split: Literal["train", "test"] = "train") -> Dataset:
@@ -29,3 +37,30 @@ def load_digits(split: Literal["train", "test"] = "train") -> Dataset:
     return Dataset(
         "digits", split, x, torch.tensor(labels, dtype=torch.int64), tuple(str(digit) for digit in range(10))
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSource(Source):
+    """The digits, as one data set among the others; scikit-learn brings them."""
+
+    def read(self, split: str, shelf: Shelf) -> Samples:
+        del shelf
+        if split not in ("train", "test"):
+            raise self.no_such_split(split)
+        data = load_digits("train" if split == "train" else "test")
+        return Samples(data.x.numpy(), data.y.numpy().astype(np.int64), data.class_names)
+
+    def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
+        del full
+        return ()
+
+    def locate(self, shelf: Shelf) -> Path | None:
+        del shelf
+        import sklearn
+
+        return Path(sklearn.__file__).parent
+
+    def check(self, shelf: Shelf) -> Iterator[tuple[Path, str]]:
+        place = self.locate(shelf)
+        if place is not None:
+            yield verdict(place, load_digits)

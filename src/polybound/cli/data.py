@@ -1,0 +1,128 @@
+"""`polybound data`: what data sets there are, getting them, and checking their files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from polybound.data.shelf import Shelf
+    from polybound.data.source import Source
+
+__all__ = ["data_app"]
+
+data_app = typer.Typer(
+    name="data",
+    help="List, download and check data sets.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Look here first, and put downloads here. Default: $POLYBOUND_DATA, or the user's cache."),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `polybound data list` shows them.")]
+
+
+@data_app.command("list", epilog="Examples:  [bold]polybound data list[/]   [bold]polybound data list --json[/]")
+def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show all data sets: their sizes, licences and sources, and where they were found."""
+    from polybound.data.loading import find_source, names
+    from polybound.data.shelf import Shelf
+
+    shelf = Shelf(data_dir, download=False)
+    rows = [_facts(find_source(name), shelf) for name in names()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _show(rows)
+
+
+@data_app.command(epilog="Examples:  [bold]polybound data get mnist[/]   [bold]polybound data get nsynth --full[/]")
+def get(
+    name: Name,
+    data_dir: DataDir = None,
+    full: Annotated[bool, typer.Option("--full", help="Also what is large: NSynth's train split has 24 GB.")] = False,
+) -> None:
+    """Download a data set, unless it is there already."""
+    from polybound.data.loading import find_source
+    from polybound.data.shelf import Shelf
+
+    source, shelf = find_source(name), Shelf(data_dir)
+    lacking = source.lacking(shelf, full=full)
+    if not lacking:
+        print(f"{name}: already in {source.locate(shelf)}")
+    for path in shelf.need(name, source.folders, lacking):
+        print(path)
+
+
+@data_app.command(epilog="Example:  [bold]polybound data verify mnist[/]")
+def verify(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Check all files of a data set; exit with code 2 if one is damaged, swapped or missing."""
+    from polybound.data.loading import find_source
+    from polybound.data.shelf import MissingDataError, Shelf
+
+    source, shelf = find_source(name), Shelf(data_dir, download=False)
+    results: list[tuple[Path | None, str]] = []
+    try:
+        results.extend(source.check(shelf))
+    except MissingDataError as error:
+        results.append((None, str(error)))
+    bad = [problem for _, problem in results if problem]
+    if as_json:
+        rows = [
+            {"file": path and str(path), "ok": not problem, "problem": problem or None} for path, problem in results
+        ]
+        print(json.dumps({"name": name, "ok": not bad, "files": rows}, indent=2))
+    else:
+        for path, problem in results:
+            if not problem:
+                print(f"ok  {path}")
+        for problem in bad:
+            print(f"polybound: error: {problem}", file=sys.stderr)
+    if bad:
+        raise typer.Exit(2)
+
+
+def _facts(source: Source, shelf: Shelf) -> dict[str, Any]:
+    place = source.locate(shelf)
+    return {
+        "name": source.name,
+        "title": source.title,
+        "classes": len(source.class_names),
+        "shape": list(source.shape),
+        "samples": dict(source.counts),
+        "bytes": sum(file.size for file in source.files()),
+        "licence": source.licence,
+        "source": source.home,
+        "found": None if place is None else str(place),
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    view = Table(header_style="bold")
+    for title in ("name", "classes", "shape", "samples", "size", "licence", "source", "found in"):
+        justify: Any = "right" if title in ("classes", "samples", "size") else "left"
+        view.add_column(title, justify=justify, overflow="fold")
+    for row in rows:
+        view.add_row(
+            row["name"],
+            str(row["classes"]),
+            " x ".join(map(str, row["shape"])),
+            " + ".join(f"{count:,}" for count in row["samples"].values()),
+            f"{row['bytes'] / 1e6:,.0f} MB" if row["bytes"] else "",
+            row["licence"],
+            row["source"],
+            row["found"] or "-",
+        )
+    Console().print(view)

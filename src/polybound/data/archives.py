@@ -1,0 +1,145 @@
+"""Members of zip and tar archives, streamed; nothing is ever written to disk."""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from polybound.data.content import DataFile, check_bytes, refusing
+from polybound.errors import FileFormatError
+
+__all__ = ["TarMember", "open_zip", "read_gzip_member", "read_member", "tar_members"]
+
+_BLOCK = 1 << 20
+
+
+def _check_name(where: Path, name: str) -> str:
+    """A member's name without a leading "./"; refused if it points out of the archive."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in (path.parts or ("",))[0] or "\0" in name:
+        raise FileFormatError(f"{where}: its member {name!r} points out of the archive; nothing of it is used")
+    return str(path)
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A zip file in which no member is encrypted, doubled, a link, or points elsewhere."""
+    with refusing(path), zipfile.ZipFile(path) as archive:
+        seen: set[str] = set()
+        for member in archive.infolist():
+            name = _check_name(path, member.filename)
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise FileFormatError(f"{path}: its member {name} is a link; nothing of it is used")
+            if member.flag_bits & 0x1:
+                raise FileFormatError(f"{path}: its member {name} is encrypted")
+            if name in seen:
+                raise FileFormatError(f"{path}: it holds {name} twice")
+            seen.add(name)
+        yield archive
+
+
+def read_member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> bytes:
+    """A member of a zip file, of at most so many bytes unpacked."""
+    with _member(archive, path, name, limit) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise FileFormatError(f"{path}: its member {name} is longer than the {limit} bytes it may have")
+    return content
+
+
+def read_gzip_member(archive: zipfile.ZipFile, path: Path, name: str, file: DataFile, limit: int) -> bytes:
+    """A member of a zip file that is itself gzipped, unpacked twice and checked; limit is for its packed bytes."""
+    where = f"{path}: {name}"
+    with _member(archive, path, name, limit) as stream, refusing(where), gzip.open(stream) as plain:
+        content: bytes = plain.read(file.size + 1)
+    check_bytes(where, content, file)
+    return content
+
+
+@contextmanager
+def _member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> Iterator[IO[bytes]]:
+    try:
+        info = archive.getinfo(name)
+    except KeyError as error:
+        raise FileFormatError(f"{path}: holds no {name}") from error
+    if info.file_size > limit:
+        raise FileFormatError(
+            f"{path}: its member {name} unpacks to {info.file_size} bytes; at most {limit} are expected"
+        )
+    with refusing(f"{path}: {name}"), archive.open(info) as stream:
+        yield stream
+
+
+class TarMember:
+    """A regular file in a tar archive, readable until the next one is asked for."""
+
+    def __init__(self, where: Path, name: str, size: int, read: Callable[[], bytes]) -> None:
+        self.where, self.name, self.size, self._read = where, name, size, read
+
+    def read(self, limit: int) -> bytes:
+        """Its content, of at most so many bytes."""
+        if self.size > limit:
+            raise FileFormatError(
+                f"{self.where}: its member {self.name} has {self.size} bytes; at most {limit} are expected"
+            )
+        with refusing(f"{self.where}: {self.name}"):
+            content = self._read()
+        if len(content) != self.size:
+            raise FileFormatError(f"{self.where}: ends in its member {self.name}: truncated or half-downloaded")
+        return content
+
+
+class _Limited:
+    """Reads from a stream, up to a number of bytes: past it lies a bomb."""
+
+    def __init__(self, stream: gzip.GzipFile, path: Path, limit: int) -> None:
+        self._stream, self._path, self._limit, self._total = stream, path, limit, 0
+
+    def read(self, size: int) -> bytes:
+        block = self._stream.read(size)
+        self._total += len(block)
+        if self._total > self._limit:
+            raise FileFormatError(f"{self._path}: unpacks to more than the {self._limit} bytes it may have")
+        return block
+
+
+def tar_members(path: Path, limit: int, advance: Callable[[int], None] = lambda _: None) -> Iterator[TarMember]:
+    """The regular files of a gzipped tar archive, in order.
+
+    Args:
+        path: the archive.
+        limit: bytes that it may have unpacked, with all headers.
+        advance: told of the packed bytes as they are read.
+
+    Raises:
+        FileFormatError: the archive is damaged, holds links or devices, or has names that point out of it.
+    """
+    with refusing(path), path.open("rb") as raw, gzip.open(raw) as unpacked:
+        stream = _Limited(unpacked, path, limit)
+        position = 0
+        with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+            for member in tar:
+                name = _check_name(path, member.name)
+                if not (member.isdir() or member.isreg()) or member.issparse():
+                    raise FileFormatError(f"{path}: its member {name} is a link or a device; nothing of it is used")
+                if not member.isdir():
+                    yield TarMember(path, name, member.size, _reader(tar, member))
+                advance(raw.tell() - position)
+                position = raw.tell()
+        # tarfile stops at its end mark; gzip compares its checksum only at the very end.
+        while stream.read(_BLOCK):
+            pass
+
+
+def _reader(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], bytes]:
+    def read() -> bytes:
+        stream = tar.extractfile(member)
+        return stream.read() if stream is not None else b""
+
+    return read

@@ -1,0 +1,147 @@
+"""The notes in an archive of NSynth, and the cache of their pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polybound.data.archives import tar_members
+from polybound.data.progress import progress_bar
+from polybound.data.samples import Samples
+from polybound.data.shelf import cache_folder
+from polybound.data.sound import BANDS, FRAMES, VERSION, first_second, log_mel
+from polybound.errors import FileFormatError
+
+__all__ = ["read_notes"]
+
+_WAV_LIMIT = 4 * 48000 * 2 + 4096  # four seconds
+_JSON_LIMIT = 2048  # a note; there are some 400 to 800 bytes
+_BATCH = 256  # notes transformed at once
+
+Pictures = npt.NDArray[np.float32]
+
+
+def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[str, ...]) -> Samples:
+    """All notes of an archive, ordered by name, as pictures with their families and instruments.
+
+    The pictures are computed once, and then kept in the user's cache directory under the archive's digest.
+
+    Args:
+        path: the archive.
+        digest: its SHA-256.
+        part: "train", "valid" or "test", which its folder is named after.
+        count: how many notes it must hold.
+        families: the names of the instruments' families, which are the classes.
+    """
+    kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
+    samples = _recall(kept, count, families)
+    if samples is None:
+        samples = _compute(path, part, count, families)
+        _keep(kept, samples)
+    return samples
+
+
+def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Samples:
+    names: list[str] = []
+    waves: list[npt.NDArray[np.float32]] = []
+    pictures: list[Pictures] = []
+    rates: dict[str, int] = {}
+    examples: dict[str, Any] | None = None
+    limit = count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20)
+    with progress_bar(f"spectrograms of {path.name}", path.stat().st_size) as advance:
+        for member in tar_members(path, limit, advance):
+            folder, _, name = member.name.rpartition("/")
+            if member.name == f"nsynth-{part}/examples.json":
+                examples = _parse(member.read(count * _JSON_LIMIT + 4096), f"{path}: {member.name}")
+            elif folder == f"nsynth-{part}/audio" and name.endswith(".wav"):
+                where = f"{path}: {member.name}"
+                note = name.removesuffix(".wav")
+                if note in rates:
+                    raise FileFormatError(f"{where}: in the archive twice")
+                wave, rates[note] = first_second(member.read(_WAV_LIMIT), where)
+                waves.append(wave)
+                names.append(note)
+                if len(waves) == _BATCH:
+                    pictures.append(log_mel(np.stack(waves)))
+                    waves.clear()
+    if waves:
+        pictures.append(log_mel(np.stack(waves)))
+    if examples is None:
+        raise FileFormatError(f"{path}: holds no nsynth-{part}/examples.json, or ends before it")
+    if not len(names) == len(examples) == count or set(names) != examples.keys():
+        raise FileFormatError(
+            f"{path}: {len(names)} wav files and {len(examples)} notes in examples.json, not {count} of both"
+        )
+    order = np.argsort(np.array(names), kind="stable")
+    labels = [_label(examples[names[i]], names[i], rates[names[i]], families, path) for i in order]
+    y, groups = np.array(labels, dtype=np.int64).T
+    return Samples(np.concatenate(pictures)[order], np.ascontiguousarray(y), families, np.ascontiguousarray(groups))
+
+
+def _parse(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        examples = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{where}: not JSON ({error})") from error
+    if not isinstance(examples, dict) or not all(isinstance(example, dict) for example in examples.values()):
+        raise FileFormatError(f"{where}: not an object with an object for each note")
+    return examples
+
+
+def _label(example: dict[str, Any], name: str, rate: int, families: tuple[str, ...], path: Path) -> tuple[int, int]:
+    """The family and the instrument of a note."""
+    where = f"{path}: examples.json: {name}"
+    for key in ("instrument_family", "instrument_family_str", "instrument", "sample_rate"):
+        if key not in example:
+            raise FileFormatError(f"{where}: has no {key!r}")
+    family, instrument = example["instrument_family"], example["instrument"]
+    if (
+        type(family) is not int
+        or not 0 <= family < len(families)
+        or families[family] != example["instrument_family_str"]
+    ):
+        raise FileFormatError(f"{where}: family {family!r}, {example['instrument_family_str']!r} is none of NSynth's")
+    if type(instrument) is not int or not 0 <= instrument < 2**31:
+        raise FileFormatError(f"{where}: {instrument!r} is not the number of an instrument")
+    if example["sample_rate"] != rate:
+        raise FileFormatError(f"{where}: sampled at {example['sample_rate']!r} Hz, but its wav file at {rate} Hz")
+    return family, instrument
+
+
+def _recall(kept: Path, count: int, families: tuple[str, ...]) -> Samples | None:
+    """What was kept, unless there is nothing, or nothing usable: then it is computed again."""
+    try:
+        with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            x, y, groups = (arrays[name] for name in ("x", "y", "groups"))
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    if x.shape != (count, 1, BANDS, FRAMES) or x.dtype != np.float32 or not np.all(np.abs(x) <= 1):
+        return None
+    if any(array.shape != (count,) or array.dtype != np.int64 for array in (y, groups)):
+        return None
+    return Samples(x, y, families, groups) if np.all((y >= 0) & (y < len(families))) else None
+
+
+def _keep(kept: Path, samples: Samples) -> None:
+    """Write features to the cache, whole or not at all; without a cache all works, only slower."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=f".{kept.name}.", delete=False) as file:
+            try:
+                np.savez(file, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+                Path(file.name).replace(kept)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError:
+        return

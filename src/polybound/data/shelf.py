@@ -1,0 +1,95 @@
+"""Where data files are looked for, and what is said if one is nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+
+from polybound.data.content import DataFile
+from polybound.errors import PolyboundError
+
+__all__ = ["VARIABLE", "MissingDataError", "Shelf", "cache_folder"]
+
+VARIABLE = "POLYBOUND_DATA"
+SYSTEM = Path("/usr/share/datasets")  # Debian's packages, such as dataset-fashion-mnist
+
+
+class MissingDataError(PolyboundError):
+    """A data set that is nowhere to be found, and could not be downloaded."""
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be had again: downloads and computed features."""
+    import pooch
+
+    return Path(pooch.os_cache("polybound")).expanduser()
+
+
+class Shelf:
+    """The data directories, in the order in which they are searched.
+
+    They are: the one given, the one that the environment variable POLYBOUND_DATA names, the user's cache directory, and
+    Debian's. Each data set has a folder of its own below them. A download goes to the first of them.
+
+    Args:
+        data_dir: searched before all others.
+        download: whether what is nowhere may be downloaded.
+    """
+
+    def __init__(self, data_dir: str | PathLike[str] | None = None, *, download: bool = True) -> None:
+        own = [Path(given).expanduser() for given in (data_dir, os.environ.get(VARIABLE)) if given]
+        self.roots = (*own, cache_folder(), SYSTEM)
+        self.first = str(self.roots[0]) if data_dir or not own else f"${VARIABLE}"
+        self.download = download
+
+    def find(self, folders: Iterable[str], names: Iterable[str]) -> Path | None:
+        """The first file of any of these names in any of these folders."""
+        names = tuple(names)
+        folders = tuple(folders)
+        for root in self.roots:
+            for folder in folders:
+                for name in names:
+                    path = root / folder / name
+                    # Also what exists but is no file: it shall be refused by name, not passed over.
+                    if path.exists() or path.is_symlink():
+                        return path
+        return None
+
+    def need(self, name: str, folders: tuple[str, ...], files: Iterable[DataFile]) -> list[Path]:
+        """Where these files of a data set are; they are downloaded if they are nowhere.
+
+        Args:
+            name: the data set.
+            folders: where below the data directories its files may lie; a download goes to the first.
+            files: what is needed.
+
+        Raises:
+            MissingDataError: a file is nowhere and cannot be downloaded; the message says what to put where.
+            FileFormatError: what was downloaded is not what it should be.
+        """
+        files = tuple(files)
+        missing = [file for file in files if self.find(folders, file.names) is None]
+        if missing:
+            reason = ""
+            if self.download:
+                from polybound.data.download import DownloadError, fetch
+
+                try:
+                    for file in missing:
+                        fetch(file, self.roots[0] / folders[0] / file.stored)
+                except DownloadError as error:
+                    reason = str(error)
+            still = [file for file in files if self.find(folders, file.names) is None]
+            if still:
+                raise MissingDataError(self._advice(name, folders, still, reason))
+        return [path for file in files if (path := self.find(folders, file.names)) is not None]
+
+    def _advice(self, name: str, folders: tuple[str, ...], files: list[DataFile], reason: str) -> str:
+        searched = ", ".join(str(root / folders[0]) for root in self.roots)
+        wanted = ", ".join(file.stored for file in files)
+        there = f"{self.first}/{folders[0]}"
+        if self.download:
+            return f"{name} is not in {searched}, nor to be had ({reason}); offline? put {wanted} into {there}"
+        return f"{name} is not in {searched}; get it by 'polybound data get {name}', or put {wanted} into {there}"

@@ -1,0 +1,225 @@
+"""Downloads from a server on this machine: whole, cut, resumed, swapped, missing; only what is right gets its name."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import gzip
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from polybound.data import download, load
+from polybound.data.content import DataFile
+from polybound.data.download import DownloadError, fetch
+from polybound.data.shelf import MissingDataError
+from polybound.errors import FileFormatError
+from test_data_helpers import put_mnist, root, sha, tiny_mnist
+
+
+class Server(ThreadingHTTPServer):
+    """Serves what is in `files`; the first so many answers break off after `cut` bytes."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.requests = {}, []
+        self.cuts, self.cut, self.ranges, self.status = 0, 0, True, 0
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        wanted = self.headers.get("Range")
+        server.requests.append((self.path, wanted))
+        content = server.files.get(self.path)
+        if content is None or server.status:
+            self.send_error(server.status or 404)
+            return
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and server.ranges else 0
+        if start and start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = content[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if server.cuts:
+            server.cuts -= 1
+            body = body[: server.cut]
+            self.close_connection = True
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(download, "PAUSE", 0.01)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+CONTENT = bytes(range(256)) * 300
+
+
+@pytest.fixture
+def file(server):
+    server.files["/big.bin"] = CONTENT
+    return DataFile("big.bin", len(CONTENT), (sha(CONTENT),), (f"{server.url}/big.bin",))
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != ".download.lock")
+
+
+def test_a_download(tmp_path, server, file):
+    fetch(file, tmp_path / "new" / "big.bin")
+    assert (tmp_path / "new" / "big.bin").read_bytes() == CONTENT and left(tmp_path / "new") == ["big.bin"]
+    fetch(file, tmp_path / "new" / "big.bin")
+    assert server.requests == [("/big.bin", None)]  # it was there
+
+
+def test_progress_is_shown_on_a_terminal_only(tmp_path, server, file, monkeypatch, capsys):
+    fetch(file, tmp_path / "quiet" / "big.bin")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if standard error were one
+    fetch(file, tmp_path / "shown" / "big.bin")
+    shown = capsys.readouterr()
+    assert "big.bin" in shown.err and shown.out == ""
+
+
+def test_loading_downloads_what_is_missing(root, server, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch, bases=[f"{server.url}/mnist"])
+    for name, content in contents.items():
+        server.files[f"/mnist/{name}.gz"] = gzip.compress(content)
+    put_mnist(root, {name: content for name, content in contents.items() if "labels" in name})
+    assert len(load("tiny", data_dir=root)) == 40
+    assert [path for path, _ in server.requests] == ["/mnist/train-images-idx3-ubyte.gz"]
+    assert "train-images-idx3-ubyte.gz" in left(root / "tiny")
+    assert len(load("tiny", data_dir=root, download=False)) == 40
+
+
+def test_downloads_go_to_the_cache_if_no_directory_is_given(root, tmp_path, server, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch, bases=[server.url])
+    server.files.update({f"/{name}.gz": gzip.compress(content) for name, content in contents.items()})
+    load("tiny", "test")
+    assert len(left(tmp_path / "cache" / "polybound" / "tiny")) == 2 and not (root / "tiny").exists()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_cut_connection_is_resumed(tmp_path, server, file, ranges):
+    server.cuts, server.cut, server.ranges = 2, 20000, ranges
+    fetch(file, tmp_path / "big.bin")
+    assert (tmp_path / "big.bin").read_bytes() == CONTENT and left(tmp_path) == ["big.bin"]
+    wanted = [part for _, part in server.requests]
+    assert len(wanted) == 3 and wanted[0] is None and all(part.startswith("bytes=") for part in wanted[1:])
+    if ranges:
+        assert int(wanted[2][6:-1]) > int(wanted[1][6:-1]) > 0
+
+
+def test_what_came_is_kept_for_the_next_time(tmp_path, server, file):
+    server.cuts, server.cut = 99, 10000
+    with pytest.raises(DownloadError):
+        fetch(file, tmp_path / "big.bin")
+    assert left(tmp_path) == ["big.bin.part"]
+    have = (tmp_path / "big.bin.part").stat().st_size
+    assert 0 < have < len(CONTENT)
+    server.cuts, server.requests = 0, []
+    fetch(file, tmp_path / "big.bin")
+    assert server.requests == [("/big.bin", f"bytes={have}-")] and left(tmp_path) == ["big.bin"]
+
+
+def test_a_whole_part_needs_nothing_more(tmp_path, server, file):
+    (tmp_path / "big.bin.part").write_bytes(CONTENT)
+    fetch(file, tmp_path / "big.bin")
+    assert (tmp_path / "big.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [100, len(CONTENT), len(CONTENT) + 7])
+def test_a_part_of_something_else_is_thrown_away(tmp_path, server, file, size):
+    (tmp_path / "big.bin.part").write_bytes(b"z" * size)
+    fetch(file, tmp_path / "big.bin")
+    assert (tmp_path / "big.bin").read_bytes() == CONTENT and left(tmp_path) == ["big.bin"]
+
+
+def test_wrong_content_is_not_kept(root, server, file, tmp_path, monkeypatch):
+    server.files["/big.bin"] = CONTENT[:-1] + b"x"
+    target = tmp_path / "downloads"
+    with pytest.raises(FileFormatError, match=r"http://.*/big\.bin: .*SHA-256 of its content is"):
+        fetch(file, target / "big.bin")
+    assert left(target) == []
+    # The same for gzipped files, whose content counts; here by way of load.
+    tiny_mnist(monkeypatch, bases=[server.url])
+    for content in (b"<html>log in first</html>", gzip.compress(b"other"), gzip.compress(bytes(99999))):
+        server.files["/train-images-idx3-ubyte.gz"] = content
+        with pytest.raises(FileFormatError, match=r"train-images-idx3-ubyte\.gz: what it sent is not kept"):
+            load("tiny", data_dir=root)
+        assert left(root / "tiny") == []
+
+
+def test_wrong_content_at_one_address_does_not_keep_from_the_next(tmp_path, server, file):
+    server.files["/other.bin"] = CONTENT[::-1]
+    urls = (f"{server.url}/other.bin", f"{server.url}/big.bin")
+    fetch(DataFile("big.bin", file.size, file.sha256, urls), tmp_path / "big.bin")
+    assert (tmp_path / "big.bin").read_bytes() == CONTENT
+
+
+def test_endless_answers_are_cut(tmp_path, server, file):
+    server.files["/big.bin"] = CONTENT * 5
+    with pytest.raises(FileFormatError, match="more than"):
+        fetch(file, tmp_path / "big.bin")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("status", [404, 403, 410, 500, 503])
+def test_errors_of_the_server(tmp_path, server, file, status):
+    server.status = status
+    with pytest.raises(DownloadError, match=str(status)):
+        fetch(file, tmp_path / "big.bin")
+    assert left(tmp_path) == [] and len(server.requests) == (1 if status < 500 else download.ATTEMPTS)
+
+
+def test_the_next_address_is_tried(tmp_path, server, file):
+    urls = (f"{server.url}/missing", "http://127.0.0.1:9/refused", f"{server.url}/big.bin")
+    fetch(DataFile("big.bin", file.size, file.sha256, urls), tmp_path / "big.bin")
+    assert left(tmp_path) == ["big.bin"]
+
+
+def test_offline_the_line_says_what_to_put_where(root, server, monkeypatch):
+    tiny_mnist(monkeypatch, bases=["http://127.0.0.1:9/closed"])
+    with pytest.raises(MissingDataError) as caught:
+        load("tiny", data_dir=root)
+    text = str(caught.value)
+    assert "no connection to 127.0.0.1:9" in text and "\n" not in text
+    assert text.endswith(f"put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz into {root}/tiny")
+
+
+def test_a_directory_that_cannot_be_written(root, server, monkeypatch):
+    tiny_mnist(monkeypatch, bases=[server.url])
+    (root / "tiny").write_bytes(b"a file in the place of the folder")
+    with pytest.raises(MissingDataError, match=r"tiny: (Not a directory|File exists)"):
+        load("tiny", data_dir=root)
+
+
+def test_one_download_for_several_at_once(tmp_path, server, file):
+    threads = [threading.Thread(target=fetch, args=(file, tmp_path / "big.bin")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(server.requests) == 1 and (tmp_path / "big.bin").read_bytes() == CONTENT
