@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,17 +121,14 @@ print("done", flush=True)
 
 
 def child(folder, what):
-    command = [sys.executable, "-c", CHILD, os.path.dirname(__file__), str(folder), what]
+    command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(folder), what]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
 @pytest.mark.parametrize("what", ["run", "stack"])
 def test_kill_9_at_any_moment_costs_nothing(tmp_path, undisturbed, what):
     plans = PLANS if what == "stack" else PLANS[4:5]
-    if what == "run":
-        wanted = weights(train_together(plans, load_digits("train"), tmp_path / "whole"))
-    else:
-        wanted = undisturbed
+    whole = undisturbed if what == "stack" else weights(train_together(plans, load_digits("train"), tmp_path / "whole"))
     kills, generator = int(os.environ.get("POLYBOUND_KILLS", "4")), random.Random(0)
     killed = 0
     while killed < kills:
@@ -147,7 +145,7 @@ def test_kill_9_at_any_moment_costs_nothing(tmp_path, undisturbed, what):
     with child(tmp_path / "killed", what) as process:
         assert "done" in process.stdout.read()
     runs = train_together(plans, load_digits("train"), tmp_path / "killed")
-    assert same_bits(weights(runs), wanted)
+    assert same_bits(weights(runs), whole)
     leftovers = [path.name for path in (tmp_path / "killed").rglob("*") if path.is_file()]
     assert {name for name in leftovers if not name.startswith(".")} == {
         "config.json",
