@@ -23,7 +23,7 @@ def measure(runs: int | None) -> tuple[float, float]:
         model = pb.paper_model("pn-4", runs=runs, seed=0)
         projection = pb.Projection(model, bound=1.0)
         projection.apply_()
-        sides.append((model, projection, torch.optim.SGD(model.parameters(), lr=0.01)))
+        sides.append((model, projection, torch.optim.SGD(model.parameters(), lr=2e-4)))
     times: tuple[list[float], list[float]] = ([], [])
     for repetition in range(REPETITIONS + 5):
         for side, (model, projection, optimiser) in enumerate(sides):

@@ -1,14 +1,13 @@
 """Projection of rows onto l1 balls, and so of linear maps onto balls of the l_inf operator norm.
 
-The projection of a row `x` from outside is `sign(x) * max(|x| - t, 0)`, where the threshold `t` is the root of the convex
-and piecewise linear function `f(t) = sum(max(|x| - t, 0)) - radius`. No sorting is needed to find it:
+The projection of a row `x` from outside is `sign(x) * max(|x| - t, 0)`, where the threshold `t` is the root of a
+convex, piecewise linear function, `f(t) = sum(max(|x| - t, 0)) - radius`. No sorting is needed to find it:
 
-1. `_project_outside` guesses `t` from the norm of the row, improves it by secant steps, and accepts the outcome only if
-   its norm, added up in float64, lies in a window of some roundings just below the radius. That test is the whole proof:
-   the outcomes of two thresholds are as far apart in l1 as their norms, so what passes is the projection up to rounding,
-   however its threshold was found.
-2. `_project_carefully` takes the rows that do not pass, or that lie so close to the sphere or so far from it that sums in
-   float32 cannot tell, and runs Newton's method in float64. For such a function it ends after finitely many steps.
+1. `_project_outside` takes two steps towards the root and accepts the outcome only if its norm, added up in float64, is
+   in a window of some roundings just below the radius. That test is the whole proof: what two thresholds leave of a row
+   is as far apart in l1 as the norms are, so what passes is the projection up to rounding, however it was found.
+2. Rows that do not pass are left to Newton's method (`_rise`), which from the left of the root rises to it and stops.
+3. `_project_carefully` does that in float64 for rows so close to the sphere, or so far, that the rest is too coarse.
 """
 
 from __future__ import annotations
@@ -23,67 +22,60 @@ from polybound.errors import NonFiniteError, PolyboundError
 
 __all__ = ["project_l1_rows", "project_linf_operator"]
 
-# Rows are treated in blocks: a block of them and one buffer of its size should stay in the cache of a core.
+# Rows are projected in blocks, so that a block and one buffer of its size stay in the cache of a core.
 _BLOCK_BYTES = 2**19
 
-# Beyond this multiple of the radius a threshold in the precision of the row is too coarse to pass the test.
+# Rows whose norm exceeds the radius by this factor need thresholds in float64.
 _FAR = 8.0
-
-# How often rows that are not far are tried before they are left to float64.
-_TRIALS = 4
 
 
 def project_l1_rows(x: Tensor, radius: float | Tensor, *, out: Tensor | None = None) -> Tensor:
     """Project every row (last dimension) of `x` onto the l1 ball of its radius.
 
-    A row becomes `argmin_w ||w - x||_2 subject to ||w||_1 <= radius` up to rounding, which never leads outside: the norm
+    A row becomes `argmin_w ||w - x||_2 subject to ||w||_1 <= radius`, up to rounding that never leads outside: the norm
     of the outcome, added up in float64, is at most the radius. Rows for which that is true already are returned bit for
-    bit, so that projecting twice is projecting once.
+    bit, so projecting twice is projecting once. No gradient flows through the projection.
 
     Args:
         x: rows of shape (..., d), float32 or float64.
-        radius: one radius, or a tensor of them that broadcasts to `x.shape[:-1]`; 0 gives zero rows, `inf` no bound.
-        out: where to write, of the shape and type of `x`; `out=x` projects in place.
+        radius: one radius, or a tensor of them that broadcasts to `x.shape[:-1]`; 0 gives zero rows, `inf` is no bound.
+        out: where to write, with the shape and type of `x`; `out=x` projects in place.
 
     Returns:
-        `out`, or a new tensor. No gradient flows through it.
+        `out`, or a new tensor.
 
     Raises:
-        PolyboundError: bad types, shapes or radii; NonFiniteError if a row has no finite norm (other rows of `out` may
-            have been written by then).
+        PolyboundError: for bad types, shapes or radii.
+        NonFiniteError: if the norm of a row is not finite; with `out`, other rows may have been written by then.
 
-    >>> project_l1_rows(torch.tensor([[3.0, -1.0], [0.25, 0.5]]), 2.0)
-    tensor([[2.0000, -0.0000],
-            [0.2500, 0.5000]])
+    >>> project_l1_rows(torch.tensor([[3.0, 2.0, 0.5], [0.25, -0.5, 0.0]]), 2.0)
+    tensor([[ 1.5000,  0.5000,  0.0000],
+            [ 0.2500, -0.5000,  0.0000]])
     """
     if x.dtype not in (torch.float32, torch.float64):
-        raise PolyboundError(f"the l1 projection needs a float32 or float64 tensor, not {x.dtype}")
+        raise PolyboundError(f"the l1 projection takes float32 or float64 tensors, not {x.dtype}")
     if x.dim() == 0:
-        raise PolyboundError("the l1 projection needs rows, but the tensor has no dimension")
+        raise PolyboundError("the l1 projection takes tensors with rows, not a single number")
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise PolyboundError(f"out must be {x.dtype} of shape {tuple(x.shape)}, not {out.dtype} of {tuple(out.shape)}")
     balls = _Balls.of(radius, x)
     if x.numel() == 0:
         return x.detach().clone() if out is None else out
-    with torch.no_grad():
-        rows = x.detach().reshape(-1, x.shape[-1])
-        if out is None:
-            target = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        else:
-            target = rows if out is x else out.detach().reshape(rows.shape)
-        size = max(1, _BLOCK_BYTES // (x.shape[-1] * x.element_size()))
-        if len(rows) <= size:
-            _project_block(rows, balls, target)
-        else:
-            for start in range(0, len(rows), size):
-                some = slice(start, start + size)
-                block = rows[some]
-                _project_block(block, balls.at(some), block if target is rows else target[some])
-        if out is None:
-            return target.view(x.shape)
-        if target.data_ptr() != out.data_ptr():  # a layout that reshape could only copy
-            out.copy_(target.view(x.shape))
-        return out
+    rows = x.detach().contiguous().view(-1, x.shape[-1])
+    target = torch.empty_like(rows) if out is None else rows if out is x else out.detach().reshape(rows.shape)
+    size = max(1, _BLOCK_BYTES // (x.shape[-1] * x.element_size()))
+    if len(rows) <= size:
+        _project_block(rows, balls, target)
+    else:
+        for start in range(0, len(rows), size):
+            some = slice(start, start + size)
+            block = rows[some]
+            _project_block(block, balls.at(some), block if target is rows else target[some])
+    if out is None:
+        return target.view(x.shape)
+    if target.data_ptr() != out.data_ptr():  # `out` has a layout of which only a copy could be viewed as rows
+        out.detach().copy_(target.view(x.shape))
+    return out
 
 
 @overload
@@ -120,55 +112,62 @@ def project_linf_operator(
         The projected weight, or the pair of weight and bias if there is a bias.
 
     Raises:
-        PolyboundError: as for `project_l1_rows`.
+        PolyboundError: as for `project_l1_rows`, and for a bias or a number of dimensions that does not fit.
 
     >>> project_linf_operator(torch.ones(1, 2, 2, 2), 4.0, kernel_dims=2).flatten()
     tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000])
     """
     if kernel_dims not in (0, 1, 2, 3):
-        raise PolyboundError(f"kernel_dims must be 0 (a matrix), 1, 2 or 3, not {kernel_dims}")
+        raise PolyboundError(f"kernel_dims must be 0 for a matrix, or 1, 2 or 3, not {kernel_dims}")
     if weight.dim() < kernel_dims + 2:
-        raise PolyboundError(f"a weight with kernel_dims={kernel_dims} needs {kernel_dims + 2} dimensions or more")
-    with torch.no_grad():
-        matrix = weight.detach().flatten(-1 - kernel_dims)
-        if bias is None:
-            matrix = project_l1_rows(matrix, radius, out=matrix if inplace else None)
-        elif bias.shape != matrix.shape[:-1] or bias.dtype != weight.dtype:
-            raise PolyboundError(
-                f"bias must be {weight.dtype} of shape {tuple(matrix.shape[:-1])}, a number for each row"
-            )
-        else:
-            matrix = torch.cat([matrix, bias.detach().unsqueeze(-1)], -1)
-            project_l1_rows(matrix, radius, out=matrix)
-            matrix, shift = matrix[..., :-1], matrix[..., -1]
-        if inplace:
-            if matrix.data_ptr() != weight.data_ptr():
-                weight.copy_(matrix.reshape(weight.shape))
-            return weight if bias is None else (weight, bias.copy_(shift))
-        matrix = matrix.reshape(weight.shape)
-        return matrix if bias is None else (matrix, shift.contiguous())
+        raise PolyboundError(f"a weight with kernel_dims={kernel_dims} must have {kernel_dims + 2} dimensions or more")
+    matrix = weight.detach().flatten(-1 - kernel_dims)
+    parts = [matrix]
+    if bias is not None:
+        if bias.shape != matrix.shape[:-1] or bias.dtype != weight.dtype:
+            raise PolyboundError(f"bias must be {weight.dtype} of shape {tuple(matrix.shape[:-1])}, not {bias.shape}")
+        parts.append(bias.detach().unsqueeze(-1))
+    rows = torch.cat(parts, -1)
+    project_l1_rows(rows, radius, out=rows)
+    projected = rows[..., : matrix.shape[-1]].reshape(weight.shape)
+    if inplace:
+        weight.detach().copy_(projected)
+        projected = weight
+    if bias is None:
+        return projected
+    if not inplace:
+        return projected, rows[..., -1].contiguous()
+    bias.detach().copy_(rows[..., -1])
+    return projected, bias
 
 
 class _Balls(NamedTuple):
-    """The balls of some rows: floats if there is one for all of them, else columns with a number for each."""
+    """The balls of some rows: floats if all have the same, else columns with a number for each."""
 
     radius: float | Tensor  # in float64; no bound is the largest float
-    goal: float | Tensor  # the norm to aim at: the radius less the slack, in float64
-    near: float | Tensor  # the goal in the precision of the rows, but 0 below its normal range
-    slack: float  # what rounding may cost, relative to the radius
+    goal: float | Tensor  # the norm to aim at, a few roundings below the radius, in float64
+    near: float | Tensor  # the goal in the precision of the rows, but 0 if below the normal range
+    share: float | Tensor  # 0.998 of the goal divided by the length of a row, in the precision of the rows
+    tolerance: float  # how far a norm may be from the goal, relative to it; a norm so far above it is still inside
 
     @classmethod
     def of(cls, radius: float | Tensor, x: Tensor) -> _Balls:
-        precision = torch.finfo(x.dtype)
-        # float64 cannot be checked by sums in something finer: leave room for the rounding of sums in other orders.
-        slack = (4.0 + (math.sqrt(x.shape[-1]) if x.dtype == torch.float64 else 0.0)) * precision.eps
+        info, dim = torch.finfo(x.dtype), x.shape[-1]
+        # The slack less the tolerance covers the error of `_row_sums`: seven roundings, or 3.5 eps, for wide rows. Sums
+        # of float64 in float64 depend on their order by up to d roundings; be inside for every order, within reason.
+        if x.dtype == torch.float32:
+            slack, tolerance = (6.0 * info.eps, 2.4 * info.eps) if _is_wide(x) else (4.0 * info.eps, 3.25 * info.eps)
+        else:
+            slack = (6.0 + min(0.84 * dim, 300.0)) * info.eps
+            tolerance = 0.4 * slack
+        fraction = 0.998 / max(1, dim)
         largest = torch.finfo(torch.float64).max
         if not isinstance(radius, Tensor) or radius.dim() == 0:
             limit = min(float(radius), largest)
             if not limit >= 0.0:
                 raise PolyboundError(f"a radius must not be negative or NaN, but is {limit}")
             goal = limit * (1.0 - slack)
-            return cls(limit, goal, goal if goal >= precision.tiny else 0.0, slack)
+            return cls(limit, goal, goal if goal >= info.tiny else 0.0, goal * fraction, tolerance)
         try:
             limits = radius.detach().to(x.device, torch.float64).expand(x.shape[:-1])
         except RuntimeError:
@@ -178,16 +177,19 @@ class _Balls(NamedTuple):
             raise PolyboundError("a radius must not be negative or NaN, but one of them is")
         limits = limits.clamp(max=largest).reshape(-1, 1)
         goals = limits * (1.0 - slack)
-        return cls(limits, goals, goals.to(x.dtype).masked_fill_(goals < precision.tiny, 0.0), slack)
+        near = goals.to(x.dtype).masked_fill_(goals < info.tiny, 0.0)
+        return cls(limits, goals, near, (goals * fraction).to(x.dtype), tolerance)
 
     def at(self, rows: slice | Tensor) -> _Balls:
         """The balls of some of the rows."""
-        radius, goal, near = (c if isinstance(c, float) else c[rows] for c in (self.radius, self.goal, self.near))
-        return _Balls(radius, goal, near, self.slack)
+        if isinstance(self.radius, float):
+            return self
+        radius, goal, near, share = (c if isinstance(c, float) else c[rows] for c in self[:4])
+        return _Balls(radius, goal, near, share, self.tolerance)
 
 
 def _project_block(x: Tensor, balls: _Balls, out: Tensor) -> None:
-    """Tell rows that are surely inside from those surely, but not far, outside and from the rest; project each kind."""
+    """Tell the rows to be kept from those outside, but not far, and from the doubtful ones; project each kind."""
     work = x.abs()
     ratio = work.sum(-1, keepdim=True).div_(balls.near)
     # A sum of d numbers that are not negative errs by less than d roundings, whatever the order.
@@ -196,83 +198,98 @@ def _project_block(x: Tensor, balls: _Balls, out: Tensor) -> None:
     if low > 1.0 + band and high < _FAR:
         _project_outside(x, ratio, balls, out, work)
         return
-    if out is not x:
-        out.copy_(x)
     if high < 1.0 - band:
+        out.copy_(x)
         return
-    ratio = ratio.squeeze(-1)
-    outside = (ratio > 1.0 + band).logical_and_(ratio < _FAR)
-    rest = (outside | (ratio < 1.0 - band)).logical_not_().nonzero().squeeze(-1)
-    rows = outside.nonzero().squeeze(-1)
-    if len(rows):
-        part = x[rows]
-        _project_outside(part, ratio[rows].unsqueeze(-1), balls.at(rows), part, part.abs())
-        out[rows] = part
-    if len(rest):
-        out[rest] = _project_carefully(x[rest], balls.at(rest))
+    finer = _row_sums(work).div_(balls.goal)
+    keep = (finer > 1.0 + 4.0 * balls.tolerance).logical_and_(ratio < _FAR).logical_not_()
+    doubtful = (finer <= 1.0 + balls.tolerance).logical_not_().logical_and_(keep).squeeze(-1).nonzero().squeeze(-1)
+    if bool(keep.all()):
+        out.copy_(x)
+    else:
+        _project_outside(x, ratio, balls, out, work, keep)
+    if len(doubtful):
+        rows = out.index_select(0, doubtful)
+        out.index_copy_(0, doubtful, _project_carefully(rows, balls.at(doubtful)))
 
 
-def _project_outside(x: Tensor, ratio: Tensor, balls: _Balls, out: Tensor, work: Tensor) -> None:
-    """Project rows of norm `ratio * goal`, 1 < ratio < _FAR; `work` is |x|, both it and `ratio` are used up."""
-    dim = x.shape[-1]
-    near, tolerance = balls.near, 0.6 * balls.slack
-    # Were |x| spread evenly between 0 and its maximum, this t would be the root and -dim/root the slope of f there.
-    root = ratio.sqrt()
-    t = ratio.sub_(root).mul_(near * (2.0 / dim))
-    # f(t) is taken as sum(max(|x|, t)) - dim * t - goal, which costs one pass less than its definition.
+def _project_outside(
+    x: Tensor, ratio: Tensor, balls: _Balls, out: Tensor, work: Tensor, keep: Tensor | None = None
+) -> None:
+    """Project rows of norm `ratio * goal`, 1 < ratio < _FAR, but copy those to keep; uses up `work`, which is |x|."""
+    dim, near, goal = x.shape[-1], balls.near, balls.goal
+    # Were no entry below t, t would be the root. It is a little less, so that the steps below go upwards; then
+    # max(|x|, t) can be updated in place, and f(t) = sum(max(|x|, t)) - dim * t - goal costs two passes.
+    t = ratio.sub_(1.0 + 4.0 * torch.finfo(x.dtype).eps).mul_(balls.share)
     first = torch.maximum(work, t, out=work).sum(-1, keepdim=True).sub_(t, alpha=dim).sub_(near)
-    t.addcmul_(root, first, value=1.0 / dim)
-    torch.maximum(torch.abs(x, out=work), t, out=work)
-    second = work.sum(-1, keepdim=True).sub_(t, alpha=dim).sub_(near)
-    t.addcdiv_(root.mul_(first).mul_(second), first.sub_(second), value=1.0 / dim)  # the secant through both
-    for trial in range(_TRIALS):
-        torch.abs(x, out=work).sub_(t).clamp_min_(0.0)
-        miss = _row_sums(work).div_(balls.goal).sub_(1.0)
-        passed = torch.linalg.vector_norm(miss, math.inf).item() <= tolerance
-        if passed or trial == _TRIALS - 1:
-            break
-        t.add_(miss.mul_(balls.goal).div_(torch.gt(work, 0.0, out=work).sum(-1, keepdim=True)))
-    if passed:
-        torch.copysign(work, x, out=out)
-        return
-    rows = (miss.abs_() <= tolerance).logical_not_().squeeze(-1).nonzero().squeeze(-1)
-    failed = x[rows]  # before `out`, which may be x, is written
+    # If the entries near 0 are spread evenly, f is a parabola there. Its bend, b = f(t) / (dim * t), corrects the first
+    # step by the factor 1 + 2b, and the second, that of the secant, by 1 + b^2. This saves steps; nothing relies on it.
+    bend = first / t
+    step = torch.addcmul(first, first, bend, value=2.0 / dim)
+    t.add_(step, alpha=1.0 / dim)
+    second = torch.maximum(work, t, out=work).sum(-1, keepdim=True).sub_(t, alpha=dim).sub_(near)
+    step.mul_(second)
+    t.addcdiv_(step.addcmul_(step, bend.mul_(bend), value=1.0 / dim**2), first.sub_(second), value=1.0 / dim)
+    if keep is not None:
+        t.masked_fill_(keep, 0.0)
+    torch.abs(x, out=work).sub_(t).clamp_min_(0.0)
+    miss = _row_sums(work).div_(goal).sub_(1.0)
+    if keep is not None:
+        miss.masked_fill_(keep, 0.0)
+    if not torch.linalg.vector_norm(miss, math.inf).item() <= balls.tolerance:
+        rows = (miss.abs() <= balls.tolerance).logical_not_().squeeze(-1).nonzero().squeeze(-1)
+        failed = balls.at(rows)
+        # A tangent lies below f, so this step of Newton's method leads to the left of the root from either side.
+        count = torch.sign(work.index_select(0, rows)).sum(-1, keepdim=True)
+        t = t[rows].add_(miss[rows].mul_(failed.goal).div_(count)).nan_to_num_(0.0, 0.0, 0.0).clamp_min_(0.0)
+        part = x.index_select(0, rows).abs_().sub_(t).clamp_min_(0.0)
+        _rise(part, failed)
+        work.index_copy_(0, rows, part)
     torch.copysign(work, x, out=out)
-    out[rows] = _project_carefully(failed, balls.at(rows))
 
 
-def _row_sums(work: Tensor) -> Tensor:
-    """Sums of rows that are not negative, in float64 up to two roundings in the precision of the row."""
-    for _ in range(2):  # sums in mixed precision are slow: let long rows shrink first
-        half, odd = divmod(work.shape[-1], 2)
-        if odd or half < 512:
-            break
-        work = work[:, :half] + work[:, half:]
-    return work.sum(-1, keepdim=True, dtype=torch.float64)
+def _rise(work: Tensor, balls: _Balls) -> None:
+    """Raise the thresholds of rows max(|x| - t, 0), in place, by Newton's method until no norm is too large."""
+    info = torch.finfo(work.dtype)
+    most = balls.goal * (1.0 + balls.tolerance)
+    positive = torch.empty_like(work)
+    while True:
+        norm = _row_sums(work)
+        over = norm > most
+        if not bool(over.any()):
+            return
+        # From the left a step never leads past the root, and a little less of it not even by rounding.
+        step = norm.sub_(balls.goal).div_(torch.sign(work, out=positive).sum(-1, keepdim=True))
+        step.mul_(1.0 - 4.0 * info.eps).clamp_min_(info.tiny * info.eps)
+        work.sub_(torch.where(over, step, 0.0).to(work.dtype)).clamp_min_(0.0)
+
+
+def _row_sums(a: Tensor) -> Tensor:
+    """Sums of rows of numbers that are not negative, in float64; for wide rows after up to seven roundings."""
+    if _is_wide(a):
+        a = a.view(len(a), 8, -1).sum(1)
+    return a.sum(-1, keepdim=True, dtype=torch.float64)
+
+
+def _is_wide(a: Tensor) -> bool:
+    """Whether sums in float64 would take so long that an eighth of the numbers must do."""
+    return a.dtype == torch.float32 and a.shape[-1] >= 2048 and a.shape[-1] % 8 == 0
 
 
 def _project_carefully(x: Tensor, balls: _Balls) -> Tensor:
-    """Project any rows: Newton's method in float64 from the left of the root, whence it rises to it and stops.
-
-    The largest entry is subtracted from rows far outside, and with it from their thresholds. That is exact for entries
-    near it, the only ones to survive, and keeps thresholds accurate that differ little from it.
-    """
-    goal = torch.as_tensor(balls.goal, dtype=torch.float64, device=x.device)
-    most = balls.radius * (1.0 - 0.4 * balls.slack)
-    a = x.double().abs_()
-    norm = a.sum(-1, keepdim=True)
+    """Project any rows, by Newton's method in float64."""
+    work = x.abs().double()
+    norm = work.sum(-1, keepdim=True)
     if not bool(norm.isfinite().all()):
-        raise NonFiniteError("cannot project a row whose l1 norm is not finite; look for NaN, inf or overflow in it")
-    inside = norm <= balls.radius
-    far = norm > _FAR * balls.radius
-    a.sub_(a.amax(-1, keepdim=True).mul_(far))
-    t = -goal * far
-    while True:
-        y = (a - t).clamp_min_(0.0).to(x.dtype)
-        norm = y.sum(-1, keepdim=True, dtype=torch.float64)
-        over = (norm > most).logical_and_(~inside)
-        if not bool(over.any()):
-            return torch.where(inside, x, y.copysign_(x))
-        # A little less than the full step, so that its rounding cannot lead past the root; a little more than none.
-        step = (norm - goal) / (y > 0.0).sum(-1, keepdim=True) * (1.0 - 2.0**-50)
-        t = torch.where(over, torch.maximum(t + step, t.nextafter(torch.full_like(t, math.inf))), t)
+        raise NonFiniteError("cannot project a row whose l1 norm is not finite: it overflows, or holds NaN or inf")
+    # No threshold is below the largest entry less the radius. Subtracting the one, then adding the other is exact where
+    # it matters, so rows whose norms exceed the radius by many orders of magnitude lose no accuracy.
+    peak = work.amax(-1, keepdim=True)
+    large = (peak > balls.goal).to(work.dtype)
+    work.sub_(peak.mul_(large)).add_(large.mul_(balls.goal)).clamp_min_(0.0)
+    _rise(work, balls)
+    y = work.to(x.dtype)
+    over = y.sum(-1, keepdim=True, dtype=torch.float64) > balls.radius
+    if bool(over.any()):  # subnormal numbers were rounded up
+        y = torch.where(over.logical_and(y > work), y.nextafter(torch.zeros_like(y)), y)
+    return torch.where(norm <= balls.radius, x, y.copysign_(x))
