@@ -23,9 +23,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from polybound.errors import NonFiniteError, PolyboundError
 
@@ -33,9 +36,9 @@ __all__ = ["project_product"]
 
 _EPS = torch.finfo(torch.float64).eps
 _INF = math.inf
-_CELLS = 192  # cells of the coarse grid over [0, L]
-_ZOOMS = 3  # rounds of refinement, each on cells four times as fine
-_REACH = 8  # a refinement moves each factor by at most this many fine cells
+_CELLS = 128  # cells of the coarse grid over [0, L]
+_REACH = 8  # the fine grid moves each factor by at most this many of its cells
+_KEEP = 3  # how many minima of different cost are followed further
 _CHUNK = 1 << 21  # numbers in one temporary: 16 MiB
 
 
@@ -51,8 +54,8 @@ def project_product(
 
     The set is not convex and the problem has many local minima. A Newton descent on the log-radii finds one of them;
     it is kept if ``L <= log 2`` (the problem is convex there) or if its Lagrangian dual bound is tight. Otherwise
-    min-plus dynamic programming on a grid of log-radii, exact up to the square of the cell, proposes the best
-    allocations and their runners-up, which are refined on ever finer cells and finished by Newton's method.
+    min-plus dynamic programming on a grid of log-radii, exact up to the square of its cells, proposes the best
+    allocations and their runners-up; these are refined on finer cells and finished by Newton's method.
 
     Units inside already, counted in float64, come back bit for bit, and only the others cost time. The result is
     inside in float64 whatever its own precision, hence the projection is idempotent bit for bit.
@@ -90,8 +93,8 @@ def project_product(
     if bool(outside.any()):
         chosen, room, fixed = units[outside], limit[outside], beta[outside]
         size = max(1, _CHUNK // (chosen.shape[-2] * chosen.shape[-1]))
-        parts = zip(chosen.split(size), room.split(size), fixed.split(size), strict=True)
-        units[outside] = torch.cat([_project_units(*part) for part in parts])
+        parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
+        units[outside] = torch.cat([_project_units(chosen[part], room[part], fixed[part]) for part in parts])
     return weights if inplace else result
 
 
@@ -132,56 +135,66 @@ def _product(sizes: Tensor) -> Tensor:
     return result
 
 
+def _margin(rows: Tensor) -> float:
+    """What makes a product of norms inside in any order of summation, which differs between layouts and libraries."""
+    return 4 * _EPS * (rows.shape[-2] + math.log2(rows.shape[-1] + 1))
+
+
 def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     """Project units that are outside: ``rows`` is (U, k, d), ``limit`` (U,), ``beta`` (U, k)."""
-    v = rows.double()
+    v = rows.double().contiguous()
     _, exponent = torch.frexp(v.abs().amax((-2, -1)))
     exponent = exponent.clamp(min=-900, max=1000)[:, None]
     unit = torch.ldexp(torch.ones_like(beta[:, :1]), exponent)  # a power of two scales without rounding
-    size, b = v.abs() / unit[..., None], beta / unit
+    size, b = v.abs().div_(unit[..., None]), beta / unit
     # Ascending order: the sums of the small entries, which vanish first, come out with full relative accuracy.
-    ascending = size.sort(-1).values
-    d = ascending.shape[-1]
-    tail = torch.nn.functional.pad(ascending.cumsum(-1), (1, 0))
-    squares = torch.nn.functional.pad(ascending.square().cumsum(-1), (1, 0))
-    mass = tail[..., -1]
-    log_limit = limit.log() - b.shape[1] * math.log(2) * exponent[:, 0].double()
+    ascending = torch.from_numpy(np.sort(size.numpy())) if size.device.type == "cpu" else size.sort().values  # faster
+    tail, squares = torch.zeros_like(ascending), torch.zeros_like(ascending)
+    torch.cumsum(ascending[..., :-1], -1, out=tail[..., 1:])
+    torch.cumsum(ascending[..., :-1].square(), -1, out=squares[..., 1:])
+    mass = tail[..., -1] + ascending[..., -1]
+    left = torch.arange(size.shape[-1], 0, -1, dtype=torch.float64, device=v.device)
+    knots = torch.addcmul(tail, left, ascending)
     cap = (mass / b).log1p()  # infinite where the offset is zero
-    budget = torch.minimum((mass + b).log().sum(-1) - log_limit, cap.sum(-1)).clamp(min=0)
-    left = torch.arange(d, 0, -1, dtype=torch.float64, device=v.device)
-    problem = _Units(
-        mass + b, budget, cap, tail[..., :-1] + left * ascending, tail[..., :-1].contiguous(), squares[..., :-1]
-    )
-    u = _solve(problem) if bool((limit > 0).all()) else _vanish(problem, limit, squares[..., -1])
+    # L from mantissas and exponents, lest large logarithms cancel; e^-2000 is zero, and will do for a bound of zero.
+    mantissa, power = torch.frexp(torch.cat([(mass + b) * unit, limit[:, None]], 1))
+    budget = (_product(mantissa[:, :-1]) / mantissa[:, -1]).log().nan_to_num(posinf=2000.0)
+    budget += math.log(2) * (power[:, :-1].sum(-1) - power[:, -1]).double()  # of integers it would be float32
+    # Aim below the bound by twice the margin that the result must keep: then it seldom has to be shrunk.
+    budget = torch.minimum(budget + 2 * _margin(rows), cap.sum(-1)).clamp(min=0)
+    problem = _Units(mass + b, budget, cap, knots, tail, squares)
+    u = _solve(problem)
 
     # |w| = (|v| - base) + rest with base the least surviving entry: accurate even if the radius is 1e-80.
     excess, zeroed = problem.cut(u[..., None])
     base = ascending.gather(-1, zeroed)
-    radius = torch.where(b > 0, mass - excess[..., 0], problem.total * (-u).exp())
+    whole = problem.total * (-u).exp()
+    radius = torch.where(whole < mass, whole - b, mass - excess[..., 0])  # the difference of the smaller numbers
     radius = torch.where(u >= cap, torch.zeros_like(u), radius).clamp(min=0)[..., None]
-    over, survives = (size - base).clamp_(min=0), size >= base
-    rest = (radius - over.sum(-1, keepdim=True)) / survives.sum(-1, keepdim=True)
-    shrunk = (over + rest).clamp_(min=0) * survives
-    w = torch.minimum(shrunk, size) * unit[..., None] * v.sign()
+    w, survives = (size - base).clamp_(min=0), size >= base
+    rest = (radius - w.sum(-1, keepdim=True)) / survives.sum(-1, keepdim=True)
+    w.add_(rest).clamp_(min=0).mul_(survives)
+    torch.minimum(w, size, out=w).mul_(unit[..., None]).copysign_(v)
     return _inside(w, limit, beta, rows.dtype)
 
 
 def _inside(w: Tensor, limit: Tensor, beta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to ``dtype`` and shrink, by rounding errors only, until the product of float64 norms is inside.
-
-    The margin makes the result inside in any order of summation, which differs between layouts and libraries.
-    """
-    margin = 4 * _EPS * (w.shape[-2] + math.log2(w.shape[-1] + 1))
-    target = torch.maximum(limit * (1 - margin), _product(beta))
-    shrink = torch.zeros_like(limit)
+    """Round to ``dtype`` and shrink, by rounding errors only, until the product of float64 norms is inside."""
+    k = w.shape[-2]
+    target = torch.maximum(limit * (1 - _margin(w)), _product(beta))
     result = w.to(dtype)
+    over = torch.arange(len(w), device=w.device)
+    shrink = torch.zeros_like(target)
     for _ in range(64):
-        product = _product(result.double().abs().sum(-1) + beta)
-        if not bool((product > target).any()):
+        product = _product(result[over].double().abs().sum(-1) + beta[over])
+        still = product > target[over]
+        if not bool(still.any()):
             break
-        more = torch.maximum(2 * shrink, 1 - (target / product) ** (1 / w.shape[-2])).clamp(min=_EPS, max=1)
-        shrink = torch.where(product > target, more, shrink)
-        result = (w * (1 - shrink)[:, None, None]).to(dtype)
+        over, product = over[still], product[still]
+        # Three times what is needed, as rounding anew may cost a part of it.
+        needed = 3 * (1 - (target[over] / product) ** (1 / k))
+        shrink[over] = torch.maximum(2 * shrink[over], needed).clamp(min=_EPS, max=1)
+        result[over] = (w[over] * (1 - shrink[over])[:, None, None]).to(dtype)
     return result
 
 
@@ -220,7 +233,8 @@ class _Units:
         u = torch.minimum(u.clamp(min=0), cap)
         u = u * (budget / u.sum(1, keepdim=True)).clamp(max=1).nan_to_num(1.0)
         lack, room = (budget - u.sum(1, keepdim=True)).clamp(min=0), cap - u
-        return torch.minimum(u + room * (lack / room.sum(1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0), cap)
+        u = u + room * (lack / room.sum(1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
+        return torch.where(u >= self.cap[..., None] * (1 - 2 * _EPS), self.cap[..., None], u)
 
     def dual(self, mu: Tensor) -> Tensor:
         """A lower bound of the optimal cost: ``mu L + sum_i min_u (g_i(u) - mu u)``, exact minima over all pieces.
@@ -231,7 +245,7 @@ class _Units:
         total, mu = self.total[..., None], mu[:, None, None]
         left = torch.arange(self.knots.shape[-1], 0, -1, dtype=torch.float64, device=mu.device)
         peak = total - self.tail
-        high = total - torch.nn.functional.pad(self.knots[..., :-1], (1, 0))
+        high = total - functional.pad(self.knots[..., :-1], (1, 0))
         low = torch.maximum(total - self.knots, total * (-end).exp())
         root = (peak + (peak.square() - 2 * left * mu).clamp(min=0).sqrt()) / 2
         size = torch.minimum(torch.maximum(root, low), high)
@@ -239,16 +253,6 @@ class _Units:
         least = value.masked_fill(~(high >= low), _INF).amin(-1).clamp(max=0)
         least = torch.minimum(least, (self.at(end)[0] - mu * end)[..., 0])
         return mu[:, 0, 0] * self.budget + least.sum(-1)
-
-
-def _vanish(problem: _Units, limit: Tensor, square: Tensor) -> Tensor:
-    """The shrinkages where some bounds are zero: there the cheapest factor without an offset vanishes altogether."""
-    u = torch.zeros_like(problem.total)
-    zero = limit == 0
-    if not bool(zero.all()):
-        u[~zero] = _solve(problem[~zero])
-    cheapest = square[..., :].masked_fill(problem.cap < _INF, _INF).argmin(-1, keepdim=True)
-    return torch.where(zero[:, None], torch.zeros_like(u).scatter(-1, cheapest, _INF), u)
 
 
 def _solve(problem: _Units) -> Tensor:
@@ -261,15 +265,16 @@ def _solve(problem: _Units) -> Tensor:
     best = u[..., 0].clone()
     if best.shape[-1] == 1:
         return best
-    # While L <= log 2 no R_i can fall below N_i / 2: all g_i are convex and the descent has found the minimum.
+    # While L <= log 2 no R_i can fall below N_i / 2: all g_i are convex and the descent has found the minimum. Else
+    # the dual value at its multiplier may prove the same.
     doubtful = (problem.budget > math.log(2)).nonzero()[:, 0]
     if len(doubtful):
         gap = cost[doubtful, 0] - problem[doubtful].dual(mu[doubtful, 0])
         doubtful = doubtful[~(gap <= 1e-12 * cost[doubtful, 0])]
-    size = max(1, 2 * _CHUNK // (_CELLS + 1) ** 2)
-    for part in doubtful.split(size):
-        if len(part):
-            best[part] = _search(problem[part], u[part])
+    size = max(1, _CHUNK // (_CELLS + 1) ** 2)
+    for first in range(0, len(doubtful), size):
+        part = doubtful[first : first + size]
+        best[part] = _search(problem[part], u[part])
     return best
 
 
@@ -284,28 +289,26 @@ def _descend(problem: _Units, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     cap, budget = problem.cap[..., None], problem.budget[:, None]
     cost, slope, bend = problem.at(u)
     total = cost.sum(1)
-    spread = torch.full_like(total, _INF)
     length = torch.ones_like(total)
     mu = torch.zeros_like(total)
     for _ in range(80):
         free = u < cap
+        safe = 1 / bend.abs().clamp(min=1e-290)
         negative = ((bend < 1e-290) & free).sum(1)
         inverse = torch.where(free, 1 / bend, 0.0)
         newton = (negative == 0) | ((negative == 1) & (inverse.sum(1) < 0))
-        safe = torch.where(free, 1 / bend.abs().clamp(min=1e-290), 0.0)
-        inverse = torch.where(newton[:, None], inverse, safe)
+        inverse = torch.where(newton[:, None], inverse, torch.where(free, safe, 0.0))
         lack = budget - u.sum(1)
         mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
-        blocked = ~free & (slope > mu[:, None])
-        if bool(blocked.any()):  # let the factor at its cap that gains most come back
-            gain = torch.where(blocked, slope, -_INF)
-            release = blocked & (gain == gain.amax(1, keepdim=True))
-            again = torch.where(release, 1 / bend.abs().clamp(min=1e-290), safe)
-            some = release.any(1)
-            inverse, free = torch.where(some[:, None], again, inverse), free | release
-            mu = torch.where(some, ((inverse * slope).sum(1) + lack) / inverse.sum(1), mu)
-        now = torch.where(free, slope, -_INF).amax(1) - torch.where(free, slope, _INF).amin(1)
-        spread = torch.minimum(spread, now)
+        spread = _spread(slope, free)
+        if not bool(free.all()):
+            # A factor at its cap comes back if it would gain, but not before the others have nearly settled.
+            gain = torch.where(free, -_INF, slope - mu[:, None])
+            release = (gain == gain.amax(1, keepdim=True)) & (gain > 10 * spread.clamp(min=0)[:, None])
+            free = free | release
+            inverse = torch.where(release.any(1, keepdim=True), torch.where(free, safe, 0.0), inverse)
+            mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
+            spread = _spread(slope, free)
         settled = (spread <= 1e-10 * mu.abs()) & (length < 0.1)  # only rounding is left
         done = settled | ~(spread > 16 * _EPS * mu.abs()) | (length < 1e-12) | (free.sum(1) <= 1)
         if bool(done.all()):
@@ -319,37 +322,51 @@ def _descend(problem: _Units, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         trial = torch.where(trial >= cap * (1 - 2 * _EPS), cap, trial).clamp(min=0)
         new = problem.at(trial)
         value = new[0].sum(1)
-        width = torch.where(free, new[1], -_INF).amax(1) - torch.where(free, new[1], _INF).amin(1)
         # Near the end the cost is flat up to rounding and the slopes say more.
-        better = ~done & ((value < total * (1 - 4 * _EPS)) | ((value <= total * (1 + 4 * _EPS)) & (width < spread)))
+        flat = (value <= total * (1 + 4 * _EPS)) & (_spread(new[1], free) < spread)
+        better = ~done & ((value < total * (1 - 4 * _EPS)) | flat)
         total = torch.where(better, value, total)
-        spread = torch.where(better, width, spread)
         length = torch.where(better, (4 * length).clamp(max=1), torch.where(done, length, length / 4))
         keep = better[:, None]
         u, slope, bend = (torch.where(keep, a, b) for a, b in zip((trial, *new[1:]), (u, slope, bend), strict=True))
-    return u, total, mu
+    return u, total, mu.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _spread(slope: Tensor, free: Tensor) -> Tensor:
+    """How much the slopes of the free factors differ: nothing at a stationary point."""
+    return torch.where(free, slope, -_INF).amax(1) - torch.where(free, slope, _INF).amin(1)
 
 
 def _search(problem: _Units, local: Tensor) -> Tensor:
-    """The best of: the local minimum, one factor shrunk alone, and all that the grid proposes."""
+    """The best of what the descent finds from the grid, from one factor alone, and from neighbours of the best."""
     k = local.shape[1]
-    budget, cap = problem.budget[:, None, None], problem.cap[..., None]
+    budget = problem.budget[:, None, None]
     alone = budget * torch.eye(k, dtype=local.dtype, device=local.device)
+    u, cost, mu = _descend(problem, torch.cat([local, alone.expand(len(local), k, k)], -1))
+    u, cost, mu = _best(u, cost, mu, _KEEP)
     step = budget / _CELLS
     grid = step * torch.arange(_CELLS + 1, device=local.device)
-    u, cost, _ = _descend(problem, torch.cat([local, alone.expand(len(local), k, k), _propose(problem, grid, step, _CELLS)], -1))
-    for _ in range(_ZOOMS):
-        u, cost = _distinct(u, cost, 3)
-        step = step / 4
-        columns = [u]
-        for column in u.unbind(-1):
-            fine = column[..., None] + step * torch.arange(-_REACH, _REACH + 1, device=local.device)
-            columns.append(_propose(problem, fine, step, k * _REACH))
-        u, cost, _ = _descend(problem, torch.cat(columns, -1))
-    return _distinct(u, cost, 1)[0][..., 0]
+    u, cost, mu = _descend(problem, torch.cat([u, _propose(problem, grid, step, _CELLS, mu[:, 0])], -1))
+
+    # The same on cells four times as fine around the best ones: tells apart what the coarse grid blurs.
+    u, cost, mu = _best(u, cost, mu, _KEEP)
+    step = step / 4
+    fine = u[..., None] + step[..., None] * torch.arange(-_REACH, _REACH + 1, device=local.device)
+    columns = [_propose(problem, fine[:, :, c], step, k * _REACH, mu[:, c]) for c in range(_KEEP)]
+    u, cost, mu = _descend(problem, torch.cat([u, *columns], -1))
+
+    # Pass all that factor i sheds on to factor j, for each pair: with caps the choice of factors is a knapsack problem.
+    u, cost, mu = _best(u, cost, mu, 1)
+    i, j = (1 - torch.eye(k, device=local.device)).nonzero().unbind(1)
+    column = torch.arange(len(i), device=local.device)
+    both = u[:, i, 0] + u[:, j, 0]
+    swapped = u.repeat(1, 1, len(i))
+    swapped[:, j, column] = torch.minimum(both, problem.cap[:, j])
+    swapped[:, i, column] = both - swapped[:, j, column]
+    return _best(*_descend(problem, torch.cat([u, swapped], -1)), 1)[0][..., 0]
 
 
-def _distinct(u: Tensor, cost: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _best(u: Tensor, cost: Tensor, mu: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The ``count`` best columns whose costs differ."""
     left, picks = cost, []
     for _ in range(count):
@@ -357,58 +374,47 @@ def _distinct(u: Tensor, cost: Tensor, count: int) -> tuple[Tensor, Tensor]:
         value = cost.gather(1, picks[-1])
         left = left.masked_fill((cost - value).abs() <= 1e-9 * value, _INF)
     index = torch.cat(picks, 1)
-    return u.gather(-1, index[:, None].expand(-1, u.shape[1], -1)), cost.gather(1, index)
+    return u.gather(-1, index[:, None].expand(-1, u.shape[1], -1)), cost.gather(1, index), mu.gather(1, index)
 
 
-def _propose(problem: _Units, nodes: Tensor, step: Tensor, cells: int) -> Tensor:
+def _propose(problem: _Units, nodes: Tensor, step: Tensor, cells: int, mu: Tensor) -> Tensor:
     """Good allocations on a grid, (U, k, C): for each factor the local minima of the best cost given its own share.
 
     ``nodes`` is (U, 1 or k, n), each row evenly spaced by ``step``; the budget is the sum of the first nodes and
-    ``cells`` steps. Linear interpolation between nodes errs by ``g'' step^2 / 8`` at most and
-    attains its least sum at nodes, therefore the grid minimum exceeds the true one by no more than the sum of these.
+    ``cells`` steps. Linear interpolation between nodes errs by ``g'' step^2 / 8`` at most and attains its least sum at
+    nodes, therefore the grid minimum exceeds the true one by no more than the sum of these.
     """
     k, cap = problem.total.shape[1], problem.cap[..., None]
     nodes = nodes.expand(-1, k, -1)
     cost = problem.at(torch.minimum(nodes.clamp(min=0), cap))[0]
-    # The first node past the cap stands for the cap itself; the descent makes the sum right again.
+    # The two nodes next to the cap may stand for the cap itself: the others pay the difference at the price mu.
+    end = problem.at(torch.minimum(cap, problem.budget[:, None, None]))[0] + mu[:, None, None] * (nodes - cap)
+    cost = torch.where(nodes > cap, end, torch.where(nodes > cap - step, torch.minimum(cost, end), cost))
     cost = cost.masked_fill((nodes <= -step) | (nodes >= cap + step), _INF)
-    costs = torch.nn.functional.pad(cost, (0, cells + 1 - nodes.shape[-1]), value=_INF).unbind(1)
-    before, after = [costs[0]], [costs[-1]]  # the best costs of the factors up to i, and from the last down to i
-    for i in range(1, k - 1):
-        before.append(_min_plus(before[-1], costs[i]))
-        after.append(_min_plus(after[-1], costs[-1 - i]))
+    cost = functional.pad(cost, (0, cells + 1 - nodes.shape[-1]), value=_INF)
+    own = torch.arange(cells + 1, device=cost.device).expand(len(cost), -1)[..., None]
+    tables = [(column, own) for column in cost.unbind(1)]
+    before = list(accumulate(tables[:-1], _combine))  # the best cost of factors 0..i for each number of steps
+    after = list(accumulate(tables[:0:-1], lambda a, b: _combine(b, a)))[::-1]  # and of factors i+1..k-1
     found = []
     for i in range(k):
-        share = torch.zeros(len(cost), k, 3, dtype=torch.int64, device=cost.device)
-        others = [t for t in (before[i - 1] if i > 0 else None, after[k - 2 - i] if i < k - 1 else None) if t is not None]
-        rest = others[0] if len(others) == 1 else _min_plus(*others)
-        through = costs[i] + rest.flip(-1)
-        edge = torch.nn.functional.pad(through, (1, 1), value=_INF)
+        others = [*before[max(i - 1, 0) : i], *after[i : i + 1]]
+        rest, shares = others[0] if len(others) == 1 else _combine(*others)
+        through = cost[:, i] + rest.flip(-1)
+        edge = functional.pad(through, (1, 1), value=_INF)
         valley = (through < edge[:, :-2]) & (through <= edge[:, 2:])
-        share[:, i] = through.masked_fill(~valley, _INF).topk(3, largest=False).indices
-        spare = cells - share[:, i]
-        low = _pick(before[i - 1], after[k - 2 - i], spare) if 0 < i < k - 1 else (spare if i else spare * 0)
-        high = spare - low
-        for t in range(i - 1, 0, -1):
-            share[:, t] = low - (low := _pick(before[t - 1], costs[t], low))
-        for t in range(i + 1, k - 1):
-            share[:, t] = high - (high := _pick(after[k - 2 - t], costs[t], high))
-        if i > 0:
-            share[:, 0] = low
-        if i < k - 1:
-            share[:, -1] = high
-        found.append(share)
-    return nodes[..., :1] + step * torch.cat(found, -1)
+        steps = through.masked_fill(~valley, _INF).topk(_KEEP, largest=False).indices[..., None]
+        shares = shares.gather(1, (cells - steps).expand(-1, -1, k - 1))
+        found.append(torch.cat([shares[..., :i], steps, shares[..., i:]], -1))
+    return nodes[..., :1] + step * torch.cat(found, 1).mT
 
 
-def _min_plus(a: Tensor, b: Tensor) -> Tensor:
-    """``min_j a[n - j] + b[j]`` for each n; both (U, n)."""
-    windows = torch.nn.functional.pad(a, (a.shape[-1] - 1, 0), value=_INF).unfold(-1, a.shape[-1], 1)
-    return (windows + b.flip(-1)[:, None]).amin(-1)
-
-
-def _pick(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
-    """The part of ``total`` (U, C) that goes to ``a`` where ``a[j] + b[total - j]`` is least."""
-    index = total[..., None] - torch.arange(a.shape[-1], device=a.device)
-    options = a[:, None] + b.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
-    return options.masked_fill(index < 0, _INF).argmin(-1)
+def _combine(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The min-plus convolution of two tables: for each number of steps the least cost, (U, n), and its shares."""
+    n = a[0].shape[-1]
+    windows = functional.pad(a[0], (n - 1, 0), value=_INF).unfold(-1, n, 1)
+    cost, place = (windows + b[0].flip(-1)[:, None]).min(-1)
+    right = n - 1 - place[..., None]
+    left = (torch.arange(n, device=cost.device)[:, None] - right).clamp(min=0)  # of an infinite cost any shares will do
+    shares = [table.gather(1, index.expand_as(table)) for table, index in ((a[1], left), (b[1], right))]
+    return cost, torch.cat(shares, -1)

@@ -4,10 +4,10 @@ A matrix is projected by clipping its singular values, and this needs only those
 away, ``U (S - radius)_+ V'``, comes from the eigenvectors of the smaller Gram matrix, far cheaper than a singular value
 decomposition when one side is much shorter.
 
-For a convolution the bound is on `torus_norm`, which is never below the norm of the zero-padded operator: every transfer
-matrix ``K^(f) = sum_t K_t exp(-2 pi i f.t)`` of a torus without overlap must be in the spectral ball, while the kernel
-keeps its few taps. These are two convex sets, and the nearest point of their intersection is found by Dykstra's
-algorithm. Written in its correction ``P`` alone, Dykstra's algorithm is proximal gradient ascent on the dual problem::
+For a convolution the bound is on `torus_norm`, which is never below the norm of the zero-padded operator: every
+transfer matrix ``K^(f) = sum_t K_t exp(-2 pi i f.t)`` of a torus without overlap must be in the spectral ball, while
+the kernel keeps its few taps. These are two convex sets, and the nearest point of their intersection is found by
+Dykstra's algorithm. Written in its correction ``P`` alone, it is proximal gradient ascent on the dual problem::
 
     maximise  <q, kernel> - ||q||^2 / 2 - radius sum_f ||P(f)||_nuclear,     q = the taps of the inverse transform of P
 
@@ -58,14 +58,20 @@ def project_spectral(weight: Tensor, radius: float | Tensor, *, inplace: bool = 
     """
     radii = _checked(weight, radius, 2)
     result = weight.detach() if inplace else weight.detach().clone()
-    # The Frobenius norm is an upper bound and spares most matrices in a small ball the exact one.
-    near = torch.linalg.vector_norm(weight.detach().double(), dim=(-2, -1)) * (1 + 1e-12) > radii
+    # The Frobenius norm is an upper bound and spares most matrices inside the exact one, unless its squares vanish.
+    frobenius = torch.linalg.vector_norm(weight.detach().double(), dim=(-2, -1))
+    near = (frobenius * (1 + 1e-12) > radii) | (frobenius < 1e-140)
     if weight.numel() and bool(near.any()):
-        outside = near.clone()
-        outside[near] = _norm(weight.detach()[near]) > radii[near]
+        norms = torch.zeros_like(frobenius)
+        norms[near] = _norm(weight.detach()[near])
+        outside = norms > radii
         if bool(outside.any()):
-            chosen, r = weight.detach()[outside].double(), radii[outside]
-            result[outside] = _inside(chosen - _excess(chosen, r)[0], r * (1 - _MARGIN), weight.dtype, _norm)
+            chosen, r, far = weight.detach()[outside].double(), radii[outside], (norms > _GRAM * radii)[outside]
+            clipped = chosen - _excess(chosen, r)[0]
+            if bool(far.any()):  # the difference would cancel
+                u, sigma, vh = torch.linalg.svd(chosen[far], full_matrices=False)
+                clipped[far] = (u * torch.minimum(sigma, r[far][:, None])[:, None]) @ vh
+            result[outside] = _inside(clipped, r * (1 - _MARGIN), weight.dtype, _norm)
     return weight if inplace else result
 
 
@@ -75,8 +81,8 @@ def project_spectral_conv(
     radius: float | Tensor,
     shape: Sequence[int],
     *,
-    tolerance: float = 1e-6,
-    iterations: int = 2000,
+    tolerance: float = 1e-5,
+    iterations: int = 1000,
 ) -> Tensor:
     """Project convolution kernels onto the ball of the norm on the torus, `torus_norm`.
 
@@ -116,7 +122,8 @@ def project_spectral_conv(
         outside = torus_norm(kernel, shape) > radii
         if bool(outside.any()):
             chosen, r = result[outside].double(), radii[outside]
-            nearest = _dykstra(chosen, r, shape, tolerance, iterations)
+            pairs = zip(chosen, r.tolist(), strict=True)
+            nearest = torch.stack([_dykstra(one, ball, shape, tolerance, iterations) for one, ball in pairs])
             result[outside] = _inside(nearest, r * (1 - _MARGIN), kernel.dtype, lambda k: torus_norm(k, shape))
     return result
 
@@ -124,7 +131,9 @@ def project_spectral_conv(
 def _checked(weight: Tensor, radius: float | Tensor, dims: int) -> Tensor:
     """The radii in float64, of the leading shape."""
     if weight.ndim < dims or not weight.is_floating_point():
-        raise PolyboundError(f"need a floating point tensor of {dims} dimensions or more, got {weight.dtype} {tuple(weight.shape)}")
+        raise PolyboundError(
+            f"need a floating point tensor of {dims} dimensions or more, got {weight.dtype} {tuple(weight.shape)}"
+        )
     if not bool(weight.isfinite().all()):
         raise NonFiniteError("the weights to project hold NaN or infinity")
     radii = torch.as_tensor(radius, dtype=torch.float64, device=weight.device).detach()
@@ -158,78 +167,102 @@ def _inside(w: Tensor, target: Tensor, dtype: torch.dtype, measure: Callable[[Te
 
 
 def _excess(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """``U (S - radius)_+ V'`` of matrices (B, m, d), real or complex, and the sums of ``(S - radius)_+``."""
+    """``U (S - radius)_+ V'`` of matrices (..., m, d), real or complex, and the sums of ``(S - radius)_+``."""
     if z.shape[-2] > z.shape[-1]:
         excess, nuclear = _excess(z.mH, radius)
         return excess.mH, nuclear
+    excess, nuclear = torch.zeros_like(z), torch.zeros_like(radius)
     scale = z.abs().amax((-2, -1)).clamp(min=1e-300)  # squares must neither overflow nor vanish
-    unit, r = z / scale[:, None, None], (radius / scale)[:, None]
-    square, left = torch.linalg.eigh(unit @ unit.mH)
-    sigma = square.clamp(min=0).sqrt()
-    part = (1 - r / sigma).clamp(min=0)
-    excess = (left * part[:, None]) @ (left.mH @ unit)
-    coarse = sigma[:, -1] > _GRAM * r[:, 0]
-    if bool(coarse.any()):
-        u, sigma[coarse], vh = torch.linalg.svd(unit[coarse], full_matrices=False)
-        excess[coarse] = (u * (sigma[coarse] - r[coarse]).clamp(min=0)[:, None]) @ vh
-    return excess * scale[:, None, None], (sigma - r).clamp(min=0).sum(-1) * scale
+    unit, r = z / scale[..., None, None], (radius / scale)[..., None]
+    gram = unit @ unit.mH
+    # r^2 I - Z Z' has a Cholesky decomposition if, up to rounding, all singular values are below r.
+    eye = torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)
+    beyond = torch.linalg.cholesky_ex((r * (1 - 1e-14)).square()[..., None] * eye - gram).info > 0
+    if bool(beyond.any()):
+        unit, r = unit[beyond], r[beyond]
+        square, left = torch.linalg.eigh(gram[beyond])
+        sigma = square.clamp(min=0).sqrt()
+        part = (left * (1 - r / sigma).clamp(min=0)[:, None]) @ (left.mH @ unit)
+        coarse = sigma[:, -1] > _GRAM * r[:, 0]
+        if bool(coarse.any()):
+            u, sigma[coarse], vh = torch.linalg.svd(unit[coarse], full_matrices=False)
+            part[coarse] = (u * (sigma[coarse] - r[coarse]).clamp(min=0)[:, None]) @ vh
+        excess[beyond] = part * scale[beyond][:, None, None]
+        nuclear[beyond] = (sigma - r).clamp(min=0).sum(-1) * scale[beyond]
+    return excess, nuclear
 
 
-def _dykstra(kernel: Tensor, radius: Tensor, shape: Sequence[int], tolerance: float, iterations: int) -> Tensor:
-    """The nearest kernels (B, out, in, *k) with transfer matrices in the ball, scaled inside up to rounding."""
-    dims = tuple(range(-len(shape), 0))
-    sizes = torus_sizes(kernel, shape)
-    taps = (..., *(slice(k) for k in kernel.shape[3:]))
-    b, rows, columns = kernel.shape[:3]
-    # With the orthonormal transform both sets live in one Euclidean space; the radius takes the factor instead.
-    ball = (radius / math.sqrt(math.prod(sizes)))[:, None]
-    half = sizes[-1] // 2 + 1
-    twice = torch.full((half,), 2.0, dtype=torch.float64, device=kernel.device)  # rfftn leaves out conjugates
-    twice[0] = 1
-    if sizes[-1] % 2 == 0:
-        twice[-1] = 1
-    weights = twice.expand(*sizes[:-1], half).flatten()
+def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: float, iterations: int) -> Tensor:
+    """The nearest kernel (out, in, *k) with all transfer matrices in the ball, scaled inside up to rounding.
 
-    def forward(x: Tensor) -> Tensor:  # to transfer matrices (B, frequencies, out, in)
-        return torch.fft.rfftn(x, s=sizes, dim=dims, norm="ortho").flatten(3).movedim(-1, 1)
-
-    def backward(p: Tensor) -> Tensor:
-        spectrum = p.movedim(1, -1).unflatten(-1, (*sizes[:-1], half))
-        return torch.fft.irfftn(spectrum, s=sizes, dim=dims, norm="ortho")[taps]
-
-    def inner(a: Tensor, c: Tensor) -> Tensor:
-        return (a.flatten(1) * c.flatten(1)).sum(-1)
-
-    def spread(factor: Tensor, like: Tensor) -> Tensor:
-        return factor.view(-1, *[1] * (like.ndim - 1))
-
-    correction = lead = forward(torch.zeros_like(kernel))
-    taken = ahead = torch.zeros_like(kernel)  # the taps of correction and lead
-    pace = torch.ones_like(radius)
-    best, least = torch.zeros_like(kernel), inner(kernel, kernel)
+    Most frequencies never touch the ball: only those outside, now or before, take part. The step length adapts, for
+    with a few frequencies it may be far longer than the 1 / (size of the torus) that is safe with all of them.
+    """
+    phases, counts = _frequencies(kernel.shape[2:], torus_sizes(kernel, shape), kernel.device)
+    scale = float(kernel.abs().max())
+    start, radius = kernel.flatten(2) / scale, radius / scale
+    best, least, dual = torch.zeros_like(start), _inner(start, start), 0.0
+    active = torch.zeros(0, dtype=torch.int64, device=kernel.device)
+    correction = lead = torch.zeros(0, *kernel.shape[:2], dtype=phases.dtype, device=kernel.device)
+    taken = ahead = torch.zeros_like(start)  # the taps of the correction and of its extrapolation
+    pace, length = 1.0, 1 / phases.numel()
     for step in range(iterations):
-        target = forward(kernel - ahead) + lead
-        new = torch.zeros_like(target)
-        nuclear = torch.zeros(target.shape[:2], dtype=torch.float64, device=kernel.device)
-        beyond = torch.linalg.vector_norm(target, dim=(-2, -1)) > ball
-        new[beyond], nuclear[beyond] = _excess(target[beyond], ball.expand(-1, len(weights))[beyond])
-        new_taken = backward(new)
-        if step % 8 == 0 or step == iterations - 1:
-            primal = kernel - new_taken
-            norm = torus_norm(primal, shape)
-            primal = primal * spread((radius / norm).clamp(max=1).nan_to_num(1.0), primal)
-            value = inner(primal - kernel, primal - kernel)
-            best = torch.where(spread(value < least, best), primal, best)
-            least = torch.minimum(value, least)
-            dual = 2 * (inner(new_taken, kernel) - ball[:, 0] * (nuclear * weights).sum(-1)) - inner(new_taken, new_taken)
-            if not bool((least - dual > tolerance * least).any()):
+        if step % 8 == 0:
+            primal = start - taken
+            norms = torch.linalg.matrix_norm(_transfer(primal, phases), 2)
+            primal = primal * min(1.0, radius / max(float(norms.max()), 1e-300))
+            value = _inner(primal - start, primal - start)
+            if value < least:
+                best, least = primal, value
+            if least - dual <= tolerance * least:
                 break
-        # Momentum, dropped where it points away from where the ascent goes.
-        turn = (((lead - new).conj() * (new - correction)).real.sum((-2, -1)) * weights).sum(-1) > 0
-        faster = (1 + (1 + 4 * pace.square()).sqrt()) / 2
-        weight = torch.where(turn, 0.0, (pace - 1) / faster)
-        pace = torch.where(turn, 1.0, faster)
-        lead = new + spread(weight, new) * (new - correction)
-        ahead = new_taken + spread(weight, taken) * (new_taken - taken)
+            used = (correction.abs() + lead.abs()).amax((-2, -1)) > 0  # others rest until they are outside again
+            correction, lead, active = correction[used], lead[used], active[used]
+            outside = norms > radius
+            outside[active] = False
+            active = torch.cat([active, outside.nonzero()[:, 0]])
+            room = correction.new_zeros(len(active) - len(correction), *kernel.shape[:2])
+            correction, lead = torch.cat([correction, room]), torch.cat([lead, room])
+            waves, weights = phases[:, active], counts[active]
+        gradient = _transfer(start - ahead, waves)
+        for _ in range(100):
+            new, nuclear = _excess(lead + length * gradient, torch.full_like(weights, length * radius))
+            new_taken = ((new.movedim(0, -1) * weights) @ waves.mH).real
+            rise, move = _inner(new_taken - ahead, new_taken - ahead), _inner(new - lead, new - lead, weights)
+            if length * rise <= move * (1 + 1e-9):
+                break
+            length /= 2
+        dual = 2 * (_inner(new_taken, start) - radius * float(nuclear @ weights)) - _inner(new_taken, new_taken)
+        # Momentum, dropped where it leads back.
+        faster = (1 + math.sqrt(1 + 4 * pace**2)) / 2
+        back = _inner(lead - new, new - correction, weights) > 0
+        momentum, pace = (0.0, 1.0) if back else ((pace - 1) / faster, faster)
+        lead = new + momentum * (new - correction)
+        ahead = new_taken + momentum * (new_taken - taken)
         correction, taken = new, new_taken
-    return best
+        length *= 1.2
+    return best.view_as(kernel) * scale
+
+
+def _frequencies(taps: Sequence[int], sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """``exp(-2 pi i f.t)`` for taps and frequencies up to conjugation, (taps, F), and how many each stands for."""
+    phases = torch.ones(1, 1, dtype=torch.complex128, device=device)
+    counts = torch.ones(1, dtype=torch.float64, device=device)
+    for i, (k, n) in enumerate(zip(taps, sizes, strict=True)):
+        last = i == len(sizes) - 1
+        f = torch.arange(n // 2 + 1 if last else n, dtype=torch.float64, device=device)
+        angles = torch.arange(k, dtype=torch.float64, device=device)[:, None] * f / n
+        phases = torch.kron(phases, torch.exp(-2j * math.pi * angles))
+        counts = torch.kron(counts, 2.0 - (2 * f % n == 0).double() if last else torch.ones_like(f))
+    return phases, counts
+
+
+def _transfer(kernel: Tensor, phases: Tensor) -> Tensor:
+    """The transfer matrices (F, out, in) of a kernel (out, in, taps)."""
+    return (kernel.to(phases.dtype) @ phases).movedim(-1, 0)
+
+
+def _inner(a: Tensor, b: Tensor, weights: Tensor | None = None) -> float:
+    """The real inner product; of transfer matrices, with a weight for each frequency."""
+    products = (a.conj() * b).real.flatten(1).sum(-1)
+    return float(products.sum() if weights is None else products @ weights)

@@ -1,0 +1,393 @@
+"""The projection onto the level sets of theta, against independent searches over all radii."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from polybound.constraints.product import project_product
+from polybound.errors import PolyboundError
+
+KINDS = ["normal", "cauchy", "sparse", "ties", "spike", "decades", "single", "plateaus"]
+OFFSETS = ["none", "residual", "all", "some", "small"]
+
+
+def make_row(rng, d, kind):
+    if kind == "normal":
+        v = rng.standard_normal(d)
+    elif kind == "cauchy":
+        v = rng.standard_cauchy(d)
+    elif kind == "sparse":
+        v = rng.standard_normal(d) * (rng.random(d) < 0.3)
+    elif kind == "ties":
+        v = rng.integers(-3, 4, d).astype(float)
+    elif kind == "spike":
+        v = np.full(d, rng.choice([0.01, 0.1, 0.5]))
+        v[0] = rng.uniform(0.5, 3)
+    elif kind == "decades":
+        v = 10.0 ** rng.uniform(-6, 1, d)
+    elif kind == "single":
+        v = np.zeros(d)
+        v[rng.integers(d)] = rng.standard_normal()
+    else:  # several scales, each with about the same l1 mass: R tau(R) goes up and down many times
+        levels = 10.0 ** -rng.uniform(0, 3, 4)
+        v = np.repeat(levels, np.maximum(1, (rng.uniform(0.5, 2, 4) / levels / 10).astype(int)))[:d]
+        v = np.pad(v, (0, d - len(v)))
+    if not v.any():
+        v[0] = 1.0
+    return v * rng.choice([0.1, 1, 1, 1, 10])
+
+
+def make_offset(rng, k, kind):
+    if kind == "none":
+        return np.zeros(k)
+    if kind == "residual":
+        return np.array([0.0] + [1.0] * (k - 1))
+    if kind == "all":
+        return np.ones(k)
+    if kind == "some":
+        return rng.choice([0.0, 0.3, 1.0], k)
+    return 10.0 ** rng.uniform(-4, 0, k)
+
+
+@st.composite
+def units(draw, k, logs=(1e-3, 0.1, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0), sizes=(1, 2, 3, 5, 20, 100)):
+    """One unit outside of its bound: rows (k, d), offsets (k,), bound."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    d = draw(st.sampled_from(sizes))
+    v = np.stack([make_row(rng, d, draw(st.sampled_from(KINDS))) for _ in range(k)])
+    if k > 1 and draw(st.integers(0, 6)) == 0:
+        v[1] = v[0]
+    beta = make_offset(rng, k, draw(st.sampled_from(OFFSETS)))
+    total = (np.abs(v).sum(1) + beta).prod()
+    bound = total * math.exp(-draw(st.sampled_from(logs)) * rng.uniform(0.5, 1.5))
+    if bound < beta.prod():
+        bound = beta.prod() + (total - beta.prod()) * rng.uniform(0.001, 0.999)
+    return v, beta, bound
+
+
+def project_one(v, beta, bound, dtype=torch.float64):
+    w = project_product(torch.tensor(v, dtype=dtype)[:, None], bound, offset=torch.tensor(beta))
+    return w[:, 0].double().numpy()
+
+
+def cost_of(v, w):
+    return ((v - w) ** 2).sum()
+
+
+def ball_cost(v, radii):
+    """Squared distances of one row to the l1 balls of many radii; nothing shared with the library."""
+    a = np.sort(np.abs(v))[::-1]
+    sums, count = np.cumsum(a), np.arange(1, len(a) + 1)
+    p = np.clip(np.searchsorted(sums - count * a, radii), 1, len(a))
+    tau = np.maximum((sums[p - 1] - radii) / p, 0)
+    rest = np.append(np.cumsum((a**2)[::-1])[::-1], 0)
+    return p * tau**2 + rest[p]
+
+
+def log_box(v, beta, bound):
+    total = np.abs(v).sum(1) + beta
+    budget = np.log(total).sum() - math.log(bound)
+    with np.errstate(divide="ignore"):
+        return total, budget, np.minimum(budget, np.log(total / beta))
+
+
+def grid_search_2(v, beta, bound):
+    """The least cost on 4000 log-radii, its valleys polished."""
+    total, budget, top = log_box(v, beta, bound)
+
+    def cost(u):
+        radii = [np.maximum(n * np.exp(-x) - b, 0) for n, x, b in zip(total, (u, budget - u), beta, strict=True)]
+        return ball_cost(v[0], radii[0]) + ball_cost(v[1], radii[1])
+
+    u = np.linspace(max(0.0, budget - top[1]), top[0], 4000)
+    c = cost(u)
+    best = c.min()
+    padded = np.pad(c, 1, constant_values=np.inf)
+    for i in np.argsort(np.where((c <= padded[:-2]) & (c <= padded[2:]), c, np.inf))[:4]:
+        low, high = u[max(i - 1, 0)], u[min(i + 1, len(u) - 1)]
+        if high > low:
+            best = min(best, minimize_scalar(cost, bounds=(low, high), method="bounded", options={"xatol": 1e-13}).fun)
+    return best
+
+
+def grid_search_3(v, beta, bound):
+    """The least cost on 150 x 150 log-radii, its valleys polished by ever smaller grids."""
+    total, budget, top = log_box(v, beta, bound)
+
+    def cost(a, b):
+        result = np.zeros(np.broadcast_shapes(a.shape, b.shape))
+        for i, u in enumerate((a, b, budget - a - b)):
+            inside = (u >= -1e-14) & (u <= top[i] * (1 + 1e-14))
+            shifted = ball_cost(v[i], np.maximum(total[i] * np.exp(-u) - beta[i], 0).ravel()).reshape(u.shape)
+            result = result + np.where(inside, shifted, np.inf)
+        return result
+
+    a, b = np.linspace(0, top[0], 150), np.linspace(0, top[1], 150)
+    c = cost(a[:, None], b[None])
+    padded = np.pad(c, 1, constant_values=np.inf)
+    valley = (c <= padded[:-2, 1:-1]) & (c <= padded[2:, 1:-1]) & (c <= padded[1:-1, :-2]) & (c <= padded[1:-1, 2:])
+    best = c.min()
+    for flat in np.argsort(np.where(valley & np.isfinite(c), c, np.inf).ravel())[:3]:
+        i, j = np.unravel_index(flat, c.shape)
+        x, y, value, steps = a[i], b[j], c[i, j], np.array([top[0], top[1]]) / 100
+        for _ in range(32):
+            xs = np.clip(x + steps[0] * np.linspace(-1, 1, 9), 0, top[0])
+            ys = np.clip(y + steps[1] * np.linspace(-1, 1, 9), 0, top[1])
+            local = cost(xs[:, None], ys[None])
+            p, q = np.unravel_index(local.argmin(), local.shape)
+            if local[p, q] < value:
+                value, x, y = local[p, q], xs[p], ys[q]
+            steps = steps * 0.6
+        best = min(best, value)
+    return best
+
+
+def assert_no_farther(v, w, oracle, beta, bound):
+    tight = max(
+        bound * (1 - 1e-13), beta.prod()
+    )  # the product of the rounded norms must be inside, this costs some ulps
+    assert cost_of(v, w) <= oracle(v, beta, tight) * (1 + 1e-9) + 1e-15 * (v**2).sum()
+
+
+def norms_product(w, beta):
+    return (w.double().abs().sum(-1) + beta).prod(-2)
+
+
+@given(st.data(), st.integers(1, 5), st.sampled_from([torch.float32, torch.float64]), st.integers(1, 4))
+def test_inside_and_idempotent_and_inside_units_untouched(data, k, dtype, m):
+    columns = [data.draw(units(k, sizes=(7,))) for _ in range(m)]
+    v = torch.tensor(np.stack([c[0] for c in columns], 1), dtype=dtype)
+    beta = torch.tensor(columns[0][1])[:, None]
+    bound = max(float(np.median([c[2] for c in columns])), float(beta.prod()))
+    before = norms_product(v, beta)
+    w = project_product(v, bound, offset=beta)
+    assert w.dtype == dtype and w.shape == v.shape
+    assert (norms_product(w, beta) <= bound).all()
+    assert torch.equal(project_product(w, bound, offset=beta), w)
+    assert torch.equal(w[:, before <= bound], v[:, before <= bound])
+    assert (w.sign() * v.sign() >= 0).all() and (w.abs() <= v.abs()).all()
+
+
+@given(units(2))
+def test_not_farther_than_a_grid_of_two_radii(unit):
+    v, beta, bound = unit
+    w = project_one(v, beta, bound)
+    assert_no_farther(v, w, grid_search_2, beta, bound)
+
+
+@given(units(3, sizes=(1, 2, 3, 5, 20, 60)))
+def test_not_farther_than_a_grid_of_three_radii(unit):
+    v, beta, bound = unit
+    w = project_one(v, beta, bound)
+    assert_no_farther(v, w, grid_search_3, beta, bound)
+
+
+@given(st.integers(2, 6).flatmap(lambda k: units(k, logs=(0.5, 1.0, 3.0, 10.0))))
+def test_stationary(unit):
+    v, beta, bound = unit
+    w = project_one(v, beta, bound)
+    size = np.abs(w).sum(1) + beta
+    alive = np.abs(w).max(1) > 0
+    largest = np.abs(v).argmax(1)[:, None]
+    tau = np.take_along_axis(np.abs(v) - np.abs(w), largest, 1)[:, 0]  # for a dead row: the least that kills it
+    blur = 1e-14 * size * np.abs(v).max(1)  # tau is a difference of rounded numbers
+    level = (size * tau)[alive]
+    if len(level):
+        low, high = (level - blur[alive]).max(), (level + blur[alive]).min()
+        assert low <= high * (1 + 1e-7)
+        assert ((size * tau - blur)[~alive] <= high * (1 + 1e-7)).all()  # a dead row would gain nothing by coming back
+    for i in range(len(v)):  # each row is soft-thresholded
+        threshold = np.maximum(np.abs(v[i]) - tau[i], 0)
+        np.testing.assert_allclose(np.abs(w[i]), threshold, atol=1e-13 * np.abs(v[i]).max())
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.001, 0.999))
+def test_two_numbers_by_their_quartic(a, b, fraction):
+    """k = 2, d = 1: x^4 - a x^3 + b c x - c^2 = 0 for min (a - x)^2 + (b - c / x)^2."""
+    bound = fraction * a * b
+    w = project_one(np.array([[a], [b]]), np.zeros(2), bound)
+    roots = np.roots([1, -a, 0, b * bound, -(bound**2)])
+    x = roots.real[(np.abs(roots.imag) < 1e-6 * np.abs(roots)) & (roots.real > 0)]
+    assert cost_of(np.array([[a], [b]]), w) <= ((a - x) ** 2 + (b - bound / x) ** 2).min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_equal_factors_break_their_symmetry(k):
+    """Far outside it is best to shrink one factor alone; shrinking all alike is stationary, but a saddle point."""
+    v = np.ones((k, 1))
+    bound = 1e-3
+    w = np.sort(project_one(v, np.zeros(k), bound)[:, 0])
+    assert cost_of(v[:, 0], w) < 1 < k * (1 - bound ** (1 / k)) ** 2
+    assert w[0] < 0.01 and (w[1:] > 0.99).all()
+
+
+def test_the_nearest_local_minimum_is_on_the_wrong_branch():
+    """One large and twenty small entries against two equal ones: three valleys, and downhill leads to the worst."""
+    v = np.zeros((2, 21))
+    v[0], v[0, 0], v[1, :2] = 0.1, 1.0, 1.0
+    beta, bound = np.zeros(2), 6 * math.exp(-4)
+    u = np.linspace(0, 4, 20001)  # the shrinkage of the first factor
+    c = ball_cost(v[0], 3 * np.exp(-u)) + ball_cost(v[1], 2 * np.exp(u - 4))
+    valleys = np.flatnonzero((c[1:-1] < c[:-2]) & (c[1:-1] < c[2:])) + 1
+    np.testing.assert_allclose(c[valleys], [1.9237, 1.9722, 1.0917], atol=1e-4)
+    i = 10000  # both shrink alike
+    while not c[i] <= min(c[i - 1], c[i + 1]):
+        i += 1 if c[i + 1] < c[i - 1] else -1
+    assert i == valleys[1]
+    assert cost_of(v, project_one(v, beta, bound)) <= c[valleys[2]]
+
+
+@given(units(1), st.sampled_from([torch.float32, torch.float64]))
+def test_one_factor_is_the_l1_projection(unit, dtype):
+    v, beta, bound = unit
+    v = torch.tensor(v, dtype=dtype).double().numpy()
+    radius = bound - beta[0]
+    if np.abs(v).sum() <= radius:
+        return
+    w = project_one(v, beta, bound, dtype)[0]
+    a = np.sort(np.abs(v[0]))[::-1]
+    tau = ((np.cumsum(a) - radius) / np.arange(1, len(a) + 1)).max()
+    scale = np.abs(v).max() + radius
+    atol = scale * (1e-6 if dtype == torch.float32 else 1e-13 * (1 + beta[0] / scale))
+    np.testing.assert_allclose(w, np.sign(v[0]) * np.maximum(np.abs(v[0]) - tau, 0), atol=atol)
+
+
+def stack(seed, runs, k, m, d):
+    rng = np.random.default_rng(seed)
+    rows = [make_row(rng, d, KINDS[rng.integers(len(KINDS))]) for _ in range(runs * k * m)]
+    return torch.tensor(np.reshape(rows, (runs, k, m, d)))
+
+
+def test_batched_equals_one_by_one():
+    v = stack(1, 3, 3, 8, 30)
+    bounds = torch.tensor([0.1, 5.0, 200.0])
+    beta = torch.tensor([0.0, 0.3, 0.1])
+    w = project_product(v, bounds, offset=beta)
+    for r in range(3):
+        for j in range(8):
+            alone = project_product(v[r, :, j : j + 1], float(bounds[r]), offset=beta)
+            torch.testing.assert_close(w[r, :, j : j + 1], alone, rtol=1e-9, atol=1e-12)
+
+
+def test_bounds_and_offsets_of_each_run():
+    v = stack(2, 4, 2, 5, 12).reshape(2, 2, 2, 5, 12)
+    bounds = torch.tensor([[0.0, 1.0], [2.0, math.inf]])
+    beta = torch.zeros(2, 2, 2)
+    beta[0, 1] = 0.5
+    w = project_product(v, bounds, offset=beta)
+    assert (norms_product(w, beta[..., None]).amax(-1) <= bounds).all()
+    assert torch.equal(w[1, 1], v[1, 1])
+    assert (norms_product(w[0, 1], 0.5).amax() > 0.99) and (norms_product(w[1, 0], 0).amax() > 1.99)
+    for a in range(2):
+        for b in range(2):
+            torch.testing.assert_close(w[a, b], project_product(v[a, b], float(bounds[a, b]), offset=beta[a, b]))
+    each = torch.rand(2, 2, 2, 5, dtype=torch.float64)  # an offset for every row
+    w = project_product(v, 3.0, offset=each)
+    assert (norms_product(w, each) <= 3.0).all()
+
+
+def test_zero_bound_removes_the_cheapest_factor_that_can_vanish():
+    v = torch.tensor([[[1.0, 1.0]], [[0.5, 0.1]], [[3.0, 0.0]]])
+    w = project_product(v, 0.0)
+    assert torch.equal(w, v * torch.tensor([1.0, 0.0, 1.0])[:, None, None])
+    w = project_product(v, 0.0, offset=torch.tensor([0.0, 1.0, 0.0]))
+    assert torch.equal(w, v * torch.tensor([0.0, 1.0, 1.0])[:, None, None])
+
+
+def test_offsets_that_leave_no_room():
+    v = stack(3, 1, 3, 4, 6)[0]
+    w = project_product(v, 1.0, offset=1.0)
+    assert (norms_product(w, 1.0) <= 1.0).all() and w.abs().max() < 1e-15
+    assert (norms_product(project_product(v, 1.0 + 1e-15, offset=1.0), 1.0) <= 1.0 + 1e-15).all()
+    assert (norms_product(project_product(v, 1.0 + 1e-9, offset=1.0), 1.0) <= 1.0 + 1e-9).all()
+    with pytest.raises(PolyboundError, match="offsets alone"):
+        project_product(v, 0.99, offset=1.0)
+
+
+@pytest.mark.parametrize("log_ratio", [20.0, 60.0, 200.0, 600.0, 900.0])
+@pytest.mark.parametrize("k", [2, 4, 12])
+def test_far_outside(k, log_ratio):
+    """One factor takes nearly all; its radius is tiny but must not be lost in rounding."""
+    v = stack(4, 1, k, 6, 40)[0]
+    bound = torch.exp(norms_product(v, 0).log().min() - log_ratio).clamp(min=1e-300).item()
+    w = project_product(v, bound)
+    assert (norms_product(w, 0) <= bound).all()
+    assert (norms_product(w, 0) >= 0.99 * bound).all()
+    least = v.square().sum(-1).amin(0)
+    assert ((w - v).square().sum((0, 2)) <= least * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1e-60, 1e60, 1e140])
+def test_scales(scale):
+    v = stack(5, 1, 2, 6, 20)[0]
+    w = project_product(v, 1.0)
+    scaled = project_product(v * scale, scale * scale)
+    assert (norms_product(scaled, 0) <= scale * scale).all()
+    torch.testing.assert_close(scaled / scale, w, rtol=1e-9, atol=1e-12)
+
+
+def test_many_factors_of_many_columns():
+    torch.manual_seed(0)
+    v = torch.randn(12, 3, 4096)
+    total = norms_product(v, 0)
+    for ratio in (0.999, 0.5, 1e-3):
+        bound = float(total.min()) * ratio
+        w = project_product(v, bound)
+        assert (norms_product(w, 0) <= bound).all() and (norms_product(w, 0) >= 0.99999 * bound).all()
+        assert torch.equal(project_product(w, bound), w)
+    assert ((w - v).square().sum((0, 2)) < v.square().sum(-1).amin(0) * 1.001).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_slightly_outside_in_low_precision(dtype):
+    """The excess is below one rounding of the entries."""
+    v = torch.ones(3, 1, 5, dtype=dtype)
+    w = project_product(v, 125.0 * (1 - 1e-12))
+    assert (norms_product(w, 0) <= 125.0 * (1 - 1e-12)).all()
+    assert (w > 0.9).all()
+
+
+def test_in_place_and_on_a_view():
+    v = torch.nn.Parameter(torch.randn(4, 3, 6))
+    expected = project_product(v, 2.0)
+    assert not expected.requires_grad and not torch.equal(expected, v)
+    assert project_product(v, 2.0, inplace=True) is v
+    assert torch.equal(v, expected)
+    wide = torch.randn(6, 3, 8).transpose(0, 2)[1:5]
+    expected = project_product(wide.contiguous(), 2.0)
+    torch.testing.assert_close(project_product(wide, 2.0, inplace=True), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_nothing_to_do():
+    for shape in ((2, 0, 3), (2, 3, 0), (0, 2, 3, 4)):
+        assert project_product(torch.zeros(shape), 1.0).shape == shape
+    v = torch.randn(2, 3, 4)
+    assert torch.equal(project_product(v, math.inf), v)
+
+
+@pytest.mark.parametrize(
+    ("weights", "bound", "offset"),
+    [
+        (torch.ones(2, 3), 1.0, 0.0),
+        (torch.ones(0, 2, 3), 1.0, 0.0),
+        (torch.ones(2, 3, 4, dtype=torch.int64), 1.0, 0.0),
+        (torch.ones(2, 3, 4), -1.0, 0.0),
+        (torch.ones(2, 3, 4), math.nan, 0.0),
+        (torch.ones(2, 3, 4), torch.ones(2), 0.0),
+        (torch.ones(2, 3, 4), 1.0, -1.0),
+        (torch.ones(2, 3, 4), 1.0, math.inf),
+        (torch.ones(2, 3, 4), 1.0, torch.ones(3)),
+        (torch.ones(2, 3, 4), 1.0, 2.0),
+        (torch.full((2, 3, 4), math.nan), 1.0, 0.0),
+        (torch.full((2, 3, 4), math.inf), 1.0, 0.0),
+    ],
+)
+def test_bad_input(weights, bound, offset):
+    with pytest.raises(PolyboundError) as error:
+        project_product(weights, bound, offset=offset)
+    assert "\n" not in str(error.value)
