@@ -110,19 +110,18 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    view = Table(header_style="bold")
-    for title in ("name", "classes", "shape", "samples", "size", "licence", "source", "found in"):
-        justify: Any = "right" if title in ("classes", "samples", "size") else "left"
-        view.add_column(title, justify=justify, overflow="fold")
+    # What a choice is made by; sources, sizes of the files and the rest are in --json.
+    view = Table(header_style="bold", caption="found in: - can be downloaded with `polybound data get NAME`")
+    for title in ("name", "classes", "shape", "samples", "licence", "found in"):
+        justify: Any = "right" if title in ("classes", "samples") else "left"
+        view.add_column(title, justify=justify, overflow="fold", no_wrap=title in ("name", "shape"))
     for row in rows:
         view.add_row(
             row["name"],
             str(row["classes"]),
-            " x ".join(map(str, row["shape"])),
+            "x".join(map(str, row["shape"])),
             " + ".join(f"{count:,}" for count in row["samples"].values()),
-            f"{row['bytes'] / 1e6:,.0f} MB" if row["bytes"] else "",
             row["licence"],
-            row["source"],
             row["found"] or "-",
         )
     Console().print(view)
