@@ -108,3 +108,46 @@ def test_bad_options_are_refused(model_file, tmp_path):
     refused("bounds", model_file, "-n", "0")
     refused("bounds")
     refused("unknown")
+
+
+def test_train(tmp_path):
+    config = tmp_path / "recipe.toml"
+    config.write_text(
+        'dataset = "digits"\nmethod = "projection"\nbounds = [1.0, 2.0]\nlearning_rate = 0.02\nstart = 1\n'
+    )
+    command = (
+        "train",
+        "--config",
+        config,
+        "--epochs",
+        2,
+        "--seed",
+        0,
+        "--seed",
+        1,
+        "--runs",
+        tmp_path / "runs",
+        "--json",
+    )
+    rows = json.loads(polybound(*command).stdout)
+    assert [(row["seed"], row["bound"]) for row in rows] == [(0, 1.0), (0, 2.0), (1, 1.0), (1, 2.0)]
+    for row in rows:
+        model = pb.load(f"{row['run']}/model.safetensors")
+        assert pb.Projection(model, row["bound"]).contains() and row["test accuracy"] > 0.2
+    assert json.loads(polybound(*command).stdout) == rows
+    assert "test accuracy" in polybound(*command[:-1]).stdout
+
+
+def test_train_refuses_what_it_cannot_do(tmp_path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text("epochs = ")
+    unknown = tmp_path / "unknown.toml"
+    unknown.write_text("colour = 'red'\n")
+    runs = ("--runs", tmp_path / "runs")
+    assert "which data set" in refused("train", *runs)
+    assert "no data set is called" in refused("train", "--dataset", "nothing", *runs)
+    assert "method must be one of" in refused("train", "--dataset", "digits", "--method", "dropout", *runs)
+    assert "takes no bound" in refused("train", "--dataset", "digits", "--bound", "1", *runs)
+    assert "no model called" in refused("train", "--dataset", "digits", "--model", "pn-5", "--epochs", "1", *runs)
+    assert "not TOML" in refused("train", "--config", bad, *runs)
+    assert "colour" in refused("train", "--config", unknown, *runs)

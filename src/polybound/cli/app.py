@@ -92,7 +92,10 @@ def train(
     bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed; several train together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
-    start: Annotated[int | None, typer.Option(help="First epoch with projection or adversary; 50 by default.")] = None,
+    # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
+    start: Annotated[
+        int | None, typer.Option("--start-epoch", help="First epoch with projection or adversary; 50 by default.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of plain SGD; 0.001 by default.")] = None,
     penalty: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,

@@ -19,7 +19,7 @@ from polybound.errors import PolyboundError
 from polybound.experiments import Plan, Progress, train_together
 from polybound.runs import Run
 from polybound.training import Recipe
-from polybound.training.distributed import rank, start_workers
+from polybound.training.distributed import rank, start_workers, stop_workers
 
 __all__ = ["read_recipe", "run_training"]
 
@@ -68,6 +68,7 @@ def run_training(options: dict[str, Any], root: Path, data_dir: Path | None, dev
         runs = train_together(plans, train, root, test=test, validation=validation, on_progress=show, device=device)
     if rank() == 0:
         _show(plans, runs, as_json)
+    stop_workers()
 
 
 def _show(plans: list[Plan], runs: list[Run], as_json: bool) -> None:

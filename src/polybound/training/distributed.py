@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["my_share", "rank", "start_workers", "sum_over_workers", "workers"]
+__all__ = ["my_share", "rank", "start_workers", "stop_workers", "sum_over_workers", "workers"]
 
 
 def start_workers() -> bool:
@@ -19,6 +19,13 @@ def start_workers() -> bool:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return True
+
+
+def stop_workers() -> None:
+    """Leave the other workers, once all of them are done."""
+    if workers() > 1:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def workers() -> int:
