@@ -143,10 +143,11 @@ def _margin(rows: Tensor) -> float:
 def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     """Project units that are outside: ``rows`` is (U, k, d), ``limit`` (U,), ``beta`` (U, k)."""
     v = rows.double().contiguous()
-    _, exponent = torch.frexp(v.abs().amax((-2, -1)))
+    magnitude = v.abs()
+    _, exponent = torch.frexp(magnitude.amax((-2, -1)))
     exponent = exponent.clamp(min=-900, max=1000)[:, None]
     unit = torch.ldexp(torch.ones_like(beta[:, :1]), exponent)  # a power of two scales without rounding
-    size, b = v.abs().div_(unit[..., None]), beta / unit
+    size, b = magnitude / unit[..., None], beta / unit
     # Ascending order: the sums of the small entries, which vanish first, come out with full relative accuracy.
     ascending = torch.from_numpy(np.sort(size.numpy())) if size.device.type == "cpu" else size.sort().values  # faster
     tail, squares = torch.zeros_like(ascending), torch.zeros_like(ascending)
@@ -155,9 +156,9 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     mass = tail[..., -1] + ascending[..., -1]
     left = torch.arange(size.shape[-1], 0, -1, dtype=torch.float64, device=v.device)
     knots = torch.addcmul(tail, left, ascending)
-    cap = (mass / b).log1p()  # infinite where the offset is zero
+    cap = torch.where(b > 0, mass / b, _INF).log1p()
     # L from mantissas and exponents, lest large logarithms cancel; e^-2000 is zero, and will do for a bound of zero.
-    mantissa, power = torch.frexp(torch.cat([(mass + b) * unit, limit[:, None]], 1))
+    mantissa, power = torch.frexp(torch.cat([magnitude.sum(-1) + beta, limit[:, None]], 1))
     budget = (_product(mantissa[:, :-1]) / mantissa[:, -1]).log().nan_to_num(posinf=2000.0)
     budget += math.log(2) * (power[:, :-1].sum(-1) - power[:, -1]).double()  # of integers it would be float32
     # Aim below the bound by twice the margin that the result must keep: then it seldom has to be shrunk.
@@ -174,7 +175,7 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     w, survives = (size - base).clamp_(min=0), size >= base
     rest = (radius - w.sum(-1, keepdim=True)) / survives.sum(-1, keepdim=True)
     w.add_(rest).clamp_(min=0).mul_(survives)
-    torch.minimum(w, size, out=w).mul_(unit[..., None]).copysign_(v)
+    torch.minimum(w.mul_(unit[..., None]), magnitude, out=w).copysign_(v)
     return _inside(w, limit, beta, rows.dtype)
 
 
@@ -259,9 +260,8 @@ def _solve(problem: _Units) -> Tensor:
     """The optimal log-shrinkages, (U, k)."""
     # Start where the budget is shared in inverse proportion to the curvatures at zero.
     stiffness = problem.at(torch.zeros_like(problem.total)[..., None])[2]
-    start = (1 / stiffness).nan_to_num(0.0, 0.0, 0.0)
-    start = problem.budget[:, None, None] * start / start.sum(1, keepdim=True)
-    u, cost, mu = _descend(problem, start)
+    share = (stiffness.amin(1, keepdim=True) / stiffness).nan_to_num(1.0)
+    u, cost, mu = _descend(problem, problem.budget[:, None, None] * share / share.sum(1, keepdim=True))
     best = u[..., 0].clone()
     if best.shape[-1] == 1:
         return best
