@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -117,3 +119,18 @@ def test_missing_file(tmp_path):
         pb.load(tmp_path / "nothing.safetensors")
     with pytest.raises(FileNotFoundError):
         pb.load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "m.safetensors"
+    pb.CCP(4, 3, 2, 2, seed=0).save(path)
+    code = (
+        "import resource, sys, polybound as pb\n"
+        "model = pb.CCP(400, 30, 20, 2)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"  # writing on fails as it does on a full disk
+        "try:\n    model.save(sys.argv[1])\nexcept OSError:\n    print('refused')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    assert result.stdout == "refused\n", result.stderr
+    assert torch.equal(pb.load(path).V, pb.CCP(4, 3, 2, 2, seed=0).V)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
