@@ -391,3 +391,21 @@ def test_bad_input(weights, bound, offset):
     with pytest.raises(PolyboundError) as error:
         project_product(weights, bound, offset=offset)
     assert "\n" not in str(error.value)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.sampled_from([torch.float32, torch.float64]))
+def test_extreme_numbers_neither_overflow_nor_leave_the_set(seed, k, dtype):
+    rng = np.random.default_rng(seed)
+    decades = 30 if dtype == torch.float32 else rng.choice([5, 40])
+    rows = (
+        rng.standard_normal((k, 3, 5))
+        * 10.0 ** rng.uniform(-decades, decades, (k, 3, 1))
+        * (rng.random((k, 3, 5)) < 0.8)
+    )
+    v = torch.tensor(rows, dtype=dtype)
+    beta = torch.tensor(rng.choice([0.0, 0.0, 1e-30, 1e-10, 1.0, 1e5], k))[:, None]
+    bound = max(math.exp(rng.uniform(-600, 600)), float(beta.prod()))
+    w = project_product(v, bound, offset=beta)
+    assert (norms_product(w, beta) <= bound).all()
+    assert (w.abs() <= v.abs()).all()
+    assert torch.equal(project_product(w, bound, offset=beta), w)
