@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import polybound as pb
 from polybound.data import Dataset
 from polybound.training import Trainer
+from projection_l1 import sorting_projection
 
 BOUNDS = [1e5, 1e3, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2]
 SAMPLES = 6400
@@ -86,16 +87,7 @@ def plain_epoch(model: Plain, batches: Callable[[], Any], bound: float) -> None:
         optimiser.step()
         if step % 10 == 0:
             for layer in (*model.V, model.C):
-                sorting_projection_(layer.weight.data, bound)
-
-
-def sorting_projection_(weight: Tensor, radius: float) -> None:
-    a = weight.abs()
-    u = a.sort(dim=-1, descending=True).values
-    sums = u.cumsum(-1).sub_(radius)
-    count = (u * torch.arange(1, u.shape[-1] + 1) > sums).sum(-1, keepdim=True)
-    threshold = (sums.gather(-1, count.sub(1).clamp_min(0)) / count).clamp_min_(0.0)
-    weight.copy_(a.sub_(threshold).clamp_min_(0.0).copysign_(weight))
+                layer.weight.data = sorting_projection(layer.weight.data, bound)
 
 
 def indexed(data: Dataset) -> Callable[[], Any]:

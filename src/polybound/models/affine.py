@@ -17,9 +17,9 @@ from torch import Tensor
 
 __all__ = ["Affine", "Chain", "Conv", "Dense", "Identity", "Pool"]
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_AVERAGE_POOL: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+POOLINGS: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 class Affine(ABC):
@@ -150,7 +150,7 @@ class Conv(Affine):
         return self.weight.flatten(-self.dims - 1)
 
     def linear(self, x: Tensor) -> Tensor:
-        return self._grouped(x, self.shape, self.out_shape, _CONV[self.dims])
+        return self._grouped(x, self.shape, self.out_shape, CONVOLUTIONS[self.dims])
 
     def adjoint(self, y: Tensor) -> Tensor:
         return self._grouped(y, self.out_shape, self.shape, _CONV_TRANSPOSE[self.dims])
@@ -180,7 +180,7 @@ class Pool(Affine):
         self.constant = like.new_zeros(*lead, self.outputs)
 
     def linear(self, x: Tensor) -> Tensor:
-        return _AVERAGE_POOL[self.dims](x.reshape(-1, *self.shape), 2).reshape(*x.shape[:-1], self.outputs)
+        return POOLINGS[self.dims](x.reshape(-1, *self.shape), 2).reshape(*x.shape[:-1], self.outputs)
 
     def adjoint(self, y: Tensor) -> Tensor:
         x = y.reshape(-1, *self.out_shape) / 2**self.dims

@@ -69,8 +69,7 @@ class ClosedForm(ABC):
         rows = self.weight.view(len(x), -1, self.columns)
         rows.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
         for parameter, gradient in others:
-            parameter.mul_(1.0 - rate * decay) if decay else None
-            parameter.sub_(gradient, alpha=rate)
+            parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
     def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs of every parameter and its gradient."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -10,16 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
+from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
 from polybound.models.blocks import Block
 from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Factors
 
 __all__ = ["ConvCCP"]
-
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_AVERAGE_POOL: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 class ConvCCP(PolynomialNetwork):
@@ -72,7 +69,7 @@ class ConvCCP(PolynomialNetwork):
     ) -> None:
         super().__init__(shape, classes, degree, runs, seed)
         self.dims = len(self.shape) - 1
-        if self.dims not in _CONV:
+        if self.dims not in CONVOLUTIONS:
             raise PolyboundError(f"shape must be (channels, 1 to 3 sizes), got {self.shape}")
         self.channels = check_count("channels", channels)
         self.kernel = check_count("kernel", kernel)
@@ -144,10 +141,10 @@ class ConvCCP(PolynomialNetwork):
         h = images.transpose(0, 1).flatten(1, 2)
         if self.pre is not None:
             weight = self.P.reshape(-1, *self.P.shape[-self.dims - 1 :])
-            h = _CONV[self.dims](h, weight, self.c.flatten(), padding="same", groups=groups)
+            h = CONVOLUTIONS[self.dims](h, weight, self.c.flatten(), padding="same", groups=groups)
             groups = runs
         kernels = self.K.reshape(-1, *self.K.shape[-self.dims - 1 :])
-        h = _CONV[self.dims](h, kernels, padding="same", groups=groups)
+        h = CONVOLUTIONS[self.dims](h, kernels, padding="same", groups=groups)
         factors = list(h.reshape(batch, runs, self.degree, self.channels, *self.shape[1:]).unbind(2))
         for n, times in enumerate(pooled):
             for _ in range(times):
@@ -156,7 +153,7 @@ class ConvCCP(PolynomialNetwork):
 
     def _halve(self, y: Tensor) -> Tensor:
         """Average pooling by 2 of (batch, runs, channels, *space)."""
-        pooled = _AVERAGE_POOL[self.dims](y.flatten(0, 2).unsqueeze(1), 2)
+        pooled = POOLINGS[self.dims](y.flatten(0, 2).unsqueeze(1), 2)
         return pooled.reshape(*y.shape[:3], *pooled.shape[2:])
 
     def factors(self) -> Factors:

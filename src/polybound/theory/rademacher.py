@@ -160,7 +160,6 @@ def generalisation(
     rival = logits.scatter(-1, y.unsqueeze(-1), -inf).amax(-1)
     margin_error = float((own - rival < margin).double().mean())
 
-    unit = rademacher(model, n, "inf", formula="sharper")
     factors = model.factors().double()
     size = float(theta(factors)) * float(lifted_norm(factors.C, False, inf)) / margin
     j = ceil(log2(size)) if size > 0 else 0
@@ -170,7 +169,7 @@ def generalisation(
     return Generalisation(
         margin_error + complexity + deviation,
         "Error on unseen data",
-        f"Margin bound on {unit.name}",
+        f"Margin bound on Theorem {1 if factors.kind == 'CCP' else 3}, sharper",
         "margin error + 4 o 2^j sqrt(2 log(2 d^k) / n) + sqrt(log(1 / delta_j) / (2 n))",
         (
             f"the {n} samples are independent draws of one distribution on [-1, 1]^d",
