@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_train(tmp_path):
     )
     command = (
         "train",
-        "--config",
+        "--recipe",
         config,
         "--epochs",
         2,
@@ -149,5 +150,51 @@ def test_train_refuses_what_it_cannot_do(tmp_path):
     assert "method must be one of" in refused("train", "--dataset", "digits", "--method", "dropout", *runs)
     assert "takes no bound" in refused("train", "--dataset", "digits", "--bound", "1", *runs)
     assert "no model called" in refused("train", "--dataset", "digits", "--model", "pn-5", "--epochs", "1", *runs)
-    assert "not TOML" in refused("train", "--config", bad, *runs)
-    assert "colour" in refused("train", "--config", unknown, *runs)
+    assert "not TOML" in refused("train", "--recipe", bad, *runs)
+    assert "colour" in refused("train", "--recipe", unknown, *runs)
+    assert "no recipe called" in refused("train", "--recipe", "papers", *runs)
+    assert "nothing to resume" in refused("train", "--resume", *runs)
+    assert "takes no seed" in refused("train", "--resume", "--seed", "1", *runs)
+
+
+def test_train_resumes_what_a_full_disk_interrupted(tmp_path):
+    options = ["--dataset", "digits", "--method", "projection", "--bound", "0.5", "--bound", "1", "--epochs", "4"]
+    options += ["--start-epoch", "2", "--learning-rate", "0.02", "--recipe", "paper"]
+    # After the branch the checkpoint has two runs, and does not fit any more: as on a full disk, writing ends early.
+    code = "import resource, sys, polybound.cli as c; resource.setrlimit(resource.RLIMIT_FSIZE, (25000, -1)); c.main()"
+    command = [sys.executable, "-c", code, "train", *options, "--runs", str(tmp_path / "full")]
+    stopped = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert stopped.returncode == 2 and stopped.stderr.startswith("polybound: error: "), stopped.stderr
+    assert stopped.stderr.count("\n") == 1 and ".safetensors: File too large" in stopped.stderr
+    assert (
+        len(list((tmp_path / "full" / ".checkpoints").iterdir())) == 1
+    )  # the last that fitted, and no rest of another
+    rows = json.loads(polybound("train", "--resume", "--runs", tmp_path / "full", "--json").stdout)
+    whole = json.loads(polybound("train", *options, "--runs", tmp_path / "whole", "--json").stdout)
+    for row, other in zip(rows, whole, strict=True):
+        assert row["test accuracy"] == other["test accuracy"]
+        assert (Path(row["run"]) / "model.safetensors").read_bytes() == (
+            Path(other["run"]) / "model.safetensors"
+        ).read_bytes()
+    refused("train", "--resume", "--runs", tmp_path / "full")
+
+
+def test_train_writes_events(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    options = ("--dataset", "digits", "--epochs", "3", "--validation", "0.2", "--tensorboard", "--json")
+    (row,) = json.loads(polybound("train", *options, "--runs", tmp_path).stdout)
+    (file,) = Path(row["run"]).glob("events.*")
+    content, found = file.read_bytes(), {}
+    while content:  # records: length, its checksum, an event, its checksum
+        length = int.from_bytes(content[:8], "little")
+        event = Event.FromString(content[12 : 12 + length])
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+        content = content[16 + length :]
+    metrics = [json.loads(line) for line in (Path(row["run"]) / "metrics.jsonl").read_text().splitlines()][:3]
+    assert found["loss"] == pytest.approx({line["epoch"]: line["loss"] for line in metrics})
+    assert found["validation_accuracy"] == pytest.approx(
+        {line["epoch"]: line["validation accuracy"] for line in metrics}
+    )

@@ -17,6 +17,7 @@ import polybound as pb
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
 from polybound.experiments import Plan, train_together
+from polybound.training import Trainer
 
 RECIPE = pb.Recipe(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
 PLANS = [
@@ -77,6 +78,34 @@ def test_runs_without_a_bound_train_among_the_bounded(tmp_path):
     alone = train_together([free], load_digits("train"), tmp_path / "alone")
     for name, tensor in pb.load(alone[0].model_file).state_dict().items():
         torch.testing.assert_close(pb.load(runs[1].model_file).state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 50.0, 200.0, 1e5), (1.0, 6.0, 6.5, 1e5)])
+def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
+    """The norms grow from 5.3 at the branch to 7.2: a bound of 6 seems to leave them alone at first, and does not."""
+    recipe = replace(RECIPE, learning_rate=0.08, start=1)
+    plans = [Plan("digits", "pn-4", replace(recipe, bound=bound), seed=1) for bound in bounds]
+    plans.append(Plan("digits", "pn-4", replace(recipe, method="none"), seed=1))
+    sizes = []
+
+    class Spy(Trainer):
+        def __init__(self, model, *rest):
+            sizes.append(model.runs)
+            super().__init__(model, *rest)
+
+    monkeypatch.setattr("polybound.experiments.stack.Trainer", Spy)
+    runs = train_together(plans, load_digits("train"), tmp_path)
+    if bounds[1] == 50.0:
+        assert sizes == [1, 2]
+        assert runs[4].metrics()[-1]["note"] == "never constrained, so one with digits-pn-4-projection-50-s1"
+    else:
+        assert sizes == [1, 2, 1, 1, 1, 1]  # 1 and 6; then 6.5, for itself; then 1e5 and none
+        assert "note" not in runs[2].metrics()[-1] and "note" in runs[4].metrics()[-1]
+    for plan, run in zip(plans, runs, strict=True):
+        model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=1)
+        pb.fit(model, load_digits("train"), plan.recipe, seed=1)
+        for name, tensor in pb.load(run.model_file).state_dict().items():
+            torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_that_is_no_longer_finite_ends_and_the_others_go_on(tmp_path):

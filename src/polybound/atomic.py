@@ -28,8 +28,10 @@ def write_atomically(path: str | PathLike[str], content: bytes) -> None:
         os.umask(mask)
         Path(name).chmod(0o666 & ~mask)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a full disk does not say whose fault it was
         raise
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path.parent, os.O_DIRECTORY)

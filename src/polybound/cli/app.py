@@ -83,7 +83,8 @@ def demo(
 
 @app.command(
     epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 20[/]   "
-    "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]"
+    "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]   "
+    "[bold]polybound train --resume[/]"
 )
 def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
@@ -102,14 +103,19 @@ def train(
     protocol: Annotated[str | None, typer.Option(help="What an adversary clips to: sound or published.")] = None,
     rank: Annotated[int | None, typer.Option(help="Hidden rank; 16 by default.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with any field of a recipe; options win.")] = None,
+    recipe: Annotated[
+        str, typer.Option(help="'paper', or a TOML file with any options of a recipe; other options win.")
+    ] = "paper",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with all that was interrupted in --runs.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events as well.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
-    from polybound.cli.train import read_recipe, run_training
+    from polybound.cli.train import read_recipe, run_training, unfold
+    from polybound.experiments import interrupted
 
     given = {
         "dataset": dataset,
@@ -126,7 +132,15 @@ def train(
         "rank": rank,
         "validation": validation,
     }
-    run_training(read_recipe(config, given), runs, data_dir, device, as_json)
+    if resume:
+        if unfit := [name for name, value in given.items() if value is not None]:
+            raise PolyboundError(f"--resume goes on with what was begun: it takes no {unfit[0]}")
+        stacks = interrupted(runs)
+        if not stacks:
+            raise PolyboundError(f"nothing to resume in {runs}")
+    else:
+        stacks = [unfold(read_recipe(recipe, given))]
+    run_training(stacks, runs, data_dir, device, tensorboard, as_json)
 
 
 @app.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from dataclasses import fields
 from itertools import product
@@ -17,17 +18,21 @@ from rich.table import Table
 from polybound.data import load
 from polybound.errors import PolyboundError
 from polybound.experiments import Plan, Progress, train_together
+from polybound.report.events import EventLog
 from polybound.runs import Run
 from polybound.training import Recipe
 from polybound.training.distributed import rank, start_workers, stop_workers
 
-__all__ = ["read_recipe", "run_training"]
+__all__ = ["read_recipe", "run_training", "unfold"]
 
 
-def read_recipe(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a TOML file, overridden by those given on the command line."""
+def read_recipe(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a recipe, "paper" or a TOML file, overridden by those given on the command line."""
     options: dict[str, Any] = {}
-    if file is not None:
+    if name != "paper":
+        file = Path(name)
+        if not file.suffix:
+            raise PolyboundError(f"there is no recipe called {name!r}: take 'paper', or a TOML file")
         try:
             options = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -38,9 +43,9 @@ def read_recipe(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     return options | {name: value for name, value in given.items() if value is not None}
 
 
-def run_training(options: dict[str, Any], root: Path, data_dir: Path | None, device: str, as_json: bool) -> None:
-    """Unfold the options into plans, train those that are not finished, and show all."""
-    start_workers()
+def unfold(options: dict[str, Any]) -> list[Plan]:
+    """A plan for every seed and bound."""
+    options = dict(options)
     dataset, model = options.pop("dataset", None), options.pop("model", "pn-4")
     if dataset is None:
         raise PolyboundError("which data set? --dataset digits, or any that `polybound data list` shows")
@@ -50,25 +55,54 @@ def run_training(options: dict[str, Any], root: Path, data_dir: Path | None, dev
     if bounds is not None and first.regulariser != "projection":
         raise PolyboundError(f"method {first.method!r} takes no bound; --method projection does")
     recipes = [first] if bounds is None else [Recipe.of(options | {"bound": bound}) for bound in bounds]
-    plans = [Plan(dataset, model, recipe, seed, width, share) for seed, recipe in product(seeds, recipes)]
+    return [Plan(dataset, model, recipe, seed, width, share) for seed, recipe in product(seeds, recipes)]
+
+
+def run_training(
+    stacks: list[list[Plan]], root: Path, data_dir: Path | None, device: str, events: bool, as_json: bool
+) -> None:
+    """Train what is not finished of some stacks, one after another, and show all runs."""
+    start_workers()
+    runs = [run for plans in stacks for run in _train(plans, root, data_dir, device, events)]
+    if rank() == 0:
+        _show([plan for plans in stacks for plan in plans], runs, as_json)
+    stop_workers()
+
+
+def _train(plans: list[Plan], root: Path, data_dir: Path | None, device: str, events: bool) -> list[Run]:
+    """Train one stack, with a progress bar."""
+    dataset, share = plans[0].dataset, plans[0].validation
     train = load(dataset, "train", data_dir=data_dir, validation=share)
     validation = load(dataset, "validation", data_dir=data_dir, validation=share) if share else None
     test = load(dataset, "test", data_dir=data_dir)
+    logs = [EventLog(Run.at(root, plan.name, plan.config()).path) for plan in plans] if events and rank() == 0 else []
 
     console = Console(stderr=True, quiet=rank() != 0)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(f"{len(plans)} runs of {model} on {dataset}", total=None, state="")
+    state = TextColumn("{task.fields[state]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{len(plans)} runs of {plans[0].model} on {dataset}", total=None, state="")
+        accuracy, before = "", (time.monotonic(), 0.0)
 
         def show(progress: Progress) -> None:
-            done = progress.epoch + progress.step / progress.steps
-            state = f"epoch {progress.epoch}/{progress.epochs}  loss {progress.losses.mean():.4f}"
-            bar.update(task, total=progress.epochs, completed=done, state=state)
+            nonlocal accuracy, before
+            for log, line in zip(logs, progress.lines, strict=False):
+                log.add(line)
+            hits = [line["validation accuracy"] for line in progress.lines if "validation accuracy" in line]
+            if hits:
+                accuracy = f"  accuracy {100 * sum(hits) / len(hits):.1f} %"
+            now, done = time.monotonic(), progress.epoch + progress.step / progress.steps
+            speed = (done - before[1]) * len(train) / max(now - before[0], 1e-9) if before[1] else 0.0
+            before = (now, done)
+            text = f"epoch {progress.epoch}/{progress.epochs}  loss {progress.losses.mean():.4f}{accuracy}"
+            text += f"  {speed:,.0f} samples/s" if speed else ""
+            bar.update(task, total=progress.epochs, completed=done, state=text)
 
-        runs = train_together(plans, train, root, test=test, validation=validation, on_progress=show, device=device)
-    if rank() == 0:
-        _show(plans, runs, as_json)
-    stop_workers()
+        try:
+            return train_together(plans, train, root, test=test, validation=validation, on_progress=show, device=device)
+        finally:
+            for log in logs:
+                log.close()
 
 
 def _show(plans: list[Plan], runs: list[Run], as_json: bool) -> None:

@@ -6,8 +6,9 @@ convex, piecewise linear function, `f(t) = sum(max(|x| - t, 0)) - radius`. No so
 1. `_project_outside` takes two steps towards the root and accepts the outcome only if its norm, added up in float64, is
    in a window of some roundings just below the radius. That test is the whole proof: what two thresholds leave of a row
    is as far apart in l1 as the norms are, so what passes is the projection up to rounding, however it was found.
-2. Rows that do not pass are left to Newton's method (`_rise`), which from the left of the root rises to it and stops.
+2. Rows that do not pass take steps of Newton's method (`_newton`) until they do.
 3. `_project_carefully` does that in float64 for rows so close to the sphere, or so far, that the rest is too coarse.
+   It starts left of the root, where a step never leads past it (`_rise`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _BLOCK_BYTES = 2**19
 
 # Rows whose norm exceeds the radius by this factor need thresholds in float64.
 _FAR = 8.0
+
+# Newton's method takes four or five steps from anywhere; more do not help where rounding is in the way.
+_ROUNDS = 6
 
 
 def project_l1_rows(x: Tensor, radius: float | Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -238,14 +242,37 @@ def _project_outside(
         miss.masked_fill_(keep, 0.0)
     if not torch.linalg.vector_norm(miss, math.inf).item() <= balls.tolerance:
         rows = (miss.abs() <= balls.tolerance).logical_not_().squeeze(-1).nonzero().squeeze(-1)
-        failed = balls.at(rows)
-        # A tangent lies below f, so this step of Newton's method leads to the left of the root from either side.
-        count = torch.sign(work.index_select(0, rows)).sum(-1, keepdim=True)
-        t = t[rows].add_(miss[rows].mul_(failed.goal).div_(count)).nan_to_num_(0.0, 0.0, 0.0).clamp_min_(0.0)
-        part = x.index_select(0, rows).abs_().sub_(t).clamp_min_(0.0)
-        _rise(part, failed)
-        work.index_copy_(0, rows, part)
+        if 2 * len(rows) > len(x):
+            _newton(x.abs(), work, t, miss, balls)
+        else:
+            part = work.index_select(0, rows)
+            _newton(x.index_select(0, rows).abs_(), part, t[rows], miss[rows], balls.at(rows))
+            work.index_copy_(0, rows, part)
     torch.copysign(work, x, out=out)
+
+
+def _newton(a: Tensor, work: Tensor, t: Tensor, miss: Tensor, balls: _Balls) -> None:
+    """Correct rows `work = max(a - t, 0)`, in place, if their norms miss the goal by more than the tolerance.
+
+    A row that does not is left alone, so that no row depends on the others.
+    """
+    positive = torch.empty_like(work)
+    settled = miss.abs() <= balls.tolerance
+    for _ in range(_ROUNDS):
+        # A tangent lies below f, so a step leads to the left of the root from either side, and then rises to it.
+        step = miss.mul_(balls.goal).div_(torch.sign(work, out=positive).sum(-1, keepdim=True))
+        t.add_(step.masked_fill_(settled, 0.0)).nan_to_num_(0.0, 0.0, 0.0).clamp_min_(
+            0.0
+        )  # where nothing is left, anew
+        torch.sub(a, t, out=work).clamp_min_(0.0)
+        miss = _row_sums(work).div_(balls.goal).sub_(1.0)
+        settled.logical_or_(miss.abs() <= balls.tolerance)
+        if bool(settled.all()):
+            return
+    # Rounding may keep a norm out of the window for good. Too small a norm is no harm, too large a one must go.
+    part = work.index_select(0, rows := settled.logical_not().squeeze(-1).nonzero().squeeze(-1))
+    _rise(part, balls.at(rows))
+    work.index_copy_(0, rows, part)
 
 
 def _rise(work: Tensor, balls: _Balls) -> None:

@@ -106,6 +106,17 @@ class Projection:
             norms |= dict(zip(rule.names, rule.norms(block).cpu().unbind(-1), strict=True))
         return norms
 
+    @torch.no_grad()
+    def ratio(self, run: int) -> Tensor:
+        """The largest of a run's norms relative to its bound, in the precision of the weights; for norm "inf"."""
+        ratios = []
+        for rule, block in zip(self._rules, self._blocks(), strict=True):
+            rows = _joined(block, lifted=rule.on == "operator")
+            lead = rows.ndim > 3
+            norms = (rows[run] if lead else rows).abs().sum(-1).amax(-1)
+            ratios.append((norms / (rule.radius[run] if lead else rule.radius).to(norms.device)).amax())
+        return torch.stack(ratios).amax()
+
     def bounds(self) -> dict[str, Tensor]:
         """The bounds by name, in float64; one value for each run of a stack."""
         return {

@@ -18,15 +18,22 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from polybound.atomic import write_atomically
+from polybound.constraints import Projection
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
 from polybound.models import paper_model, stack
 from polybound.runs import Run, checkpoint_path
-from polybound.training.distributed import rank
+from polybound.training.distributed import rank, workers
 from polybound.training.recipe import Recipe
 from polybound.training.trainer import Trainer, accuracy
 
-__all__ = ["Plan", "Progress", "train_together"]
+__all__ = ["Plan", "Progress", "interrupted", "train_together"]
+
+# How far above the weights' norms bounds must be, at the branch, to be taken for one.
+_ROOM = 1.1
+
+# More than the rounding of a sum of some thousand numbers in float32.
+_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,14 @@ class Plan:
             "validation": self.validation,
             "recipe": {key: recipe[key] for key in sorted(recipe) if key not in _irrelevant(self.recipe)},
         }
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Plan:
+        """The plan of a run's config."""
+        try:
+            return cls(**{**config, "recipe": Recipe.of(config["recipe"])})
+        except (KeyError, TypeError) as error:
+            raise PolyboundError(f"not a run's config ({error})") from error
 
     @property
     def name(self) -> str:
@@ -93,6 +108,7 @@ class Progress:
     steps: int
     runs: int
     losses: Tensor
+    lines: Sequence[Mapping[str, Any]] = ()  # after an epoch: what each run's metrics say of it
 
 
 def train_together(
@@ -109,8 +125,10 @@ def train_together(
     """Train runs of one architecture, data set and schedule as one stack; finished ones are not trained again.
 
     Runs of one seed are one and the same until the first of them is constrained: they are trained once until then and
-    branched. State is saved after every epoch and every `save_every` seconds; a run that was killed goes on from
-    there, to the same bits. A run whose loss is no longer finite ends with a line in its metrics; the others go on.
+    branched. Bounds that the weights are far below stay together even then, for as long as no projection has anything
+    to do (`_companions`). State is saved after every epoch and every `save_every` seconds; a run that was killed goes
+    on from there, to the same bits. A run whose loss is no longer finite ends with a line in its metrics; the others
+    go on.
 
     Args:
         plans: what to train; all but seed, bound and penalty must agree.
@@ -123,15 +141,29 @@ def train_together(
         device: where to train.
     """
     runs = [Run.at(root, plan.name, plan.config()) for plan in plans]
-    todo = [i for i, run in enumerate(runs) if not run.finished]
-    if todo:
+    while todo := [i for i, run in enumerate(runs) if not run.finished]:
         # Neighbours of one seed share their batches.
         todo.sort(key=lambda i: plans[i].seed)
         session = _Session([plans[i] for i in todo], [runs[i] for i in todo], data, root, device)
         with _deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
         session.finish(test)
+        if rank() != 0:
+            break
     return runs
+
+
+def interrupted(root: Path) -> list[list[Plan]]:
+    """What was being trained in a folder of runs and did not end: the plans of each checkpoint."""
+    found = []
+    for file in sorted((root / ".checkpoints").glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as checkpoint:
+                configs = json.loads(checkpoint.metadata()["state"])["configs"]
+            found.append([Plan.of(config) for config in configs])
+        except (SafetensorError, KeyError, TypeError, ValueError, PolyboundError) as error:
+            raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
+    return found
 
 
 class _Session:
@@ -146,9 +178,10 @@ class _Session:
         self.sums: Tensor | None = None
         self.metrics: list[list[dict[str, Any]]] = [[] for _ in plans]
         self.seeds = [plan.seed for plan in plans]
-        trunk = list(dict.fromkeys(self.seeds)) if self.trunk_epochs else self.seeds
-        shared = len(trunk) < len(plans) and self.trunk_epochs > 0
-        self.members = trunk if shared else self.seeds
+        # The plan that each plan is trained as: the first of its seed until they branch, then mostly itself.
+        self.leader = [self.seeds.index(seed) for seed in self.seeds] if self.trunk_epochs else list(range(len(plans)))
+        self.branched = len(set(self.leader)) == len(plans)
+        self.peaks: dict[int, Tensor] = {}
         first = plans[0]
         self.model = paper_model(
             first.model,
@@ -156,28 +189,64 @@ class _Session:
             data.classes,
             rank=first.rank,
             runs=len(self.members),
-            seed=self.members,
+            seed=[self.seeds[i] for i in self.members],
             device=device,
         )
         self._resume(device)
 
     @property
-    def branched(self) -> bool:
-        """Whether every run has its own model by now."""
-        return len(self.members) == len(self.plans)
+    def members(self) -> list[int]:
+        """The plans that have a run of the stack to themselves, in the stack's order."""
+        return sorted(set(self.leader))
 
-    def _branch(self) -> None:
-        self.model = stack([self.model.run(self.members.index(seed)) for seed in self.seeds])
-        self.members = self.seeds
+    def _run(self, plan: int) -> int:
+        """Where in the stack a plan is trained."""
+        return self.members.index(self.leader[plan])
+
+    def _branch(self, leader: list[int]) -> None:
+        runs = [self._run(plan) for plan in sorted(set(leader))]
+        self.model = stack([self.model.run(run) for run in runs])
+        self.leader, self.branched = leader, True
+
+    def _companions(self) -> list[int]:
+        """Leaders for after the branch: all bounds that leave the weights of a seed alone follow the smallest of them.
+
+        As long as a projection changes nothing, larger bounds change nothing either, and the runs remain one. `_watch`
+        sees to it that this is not just hoped for.
+        """
+        leader = list(range(len(self.plans)))
+        recipe = self.recipe
+        if recipe.regulariser != "projection" or recipe.norm != "inf" or recipe.on != "weights" or recipe.random_start:
+            return leader
+        if workers() > 1 or any(isinstance(plan.recipe.bound, Mapping) for plan in self.plans):
+            return leader
+        for run in range(len(self.members)):
+            norms = Projection(self.model.run(run)).norms().values()
+            free = [
+                (bound, i)
+                for i, bound in enumerate(_bounds(self.plans))
+                if self._run(i) == run and bound > _ROOM * max(float(norm) for norm in norms)
+            ]
+            for _, i in free:
+                leader[i] = min(free)[1]
+        return leader
 
     def _trainer(self) -> Trainer:
         recipe = self.recipe
-        if self.branched:
-            if recipe.regulariser == "projection":
-                recipe = replace(recipe, bound=_bounds(self.plans))
-        else:
+        if not self.branched:
             recipe = replace(recipe, method="none")
-        return Trainer(self.model, self.data, recipe, self.members)
+        elif recipe.regulariser == "projection":
+            recipe = replace(recipe, bound=_bounds([self.plans[i] for i in self.members]))
+        trainer = Trainer(self.model, self.data, recipe, [self.seeds[i] for i in self.members])
+        if self.branched:
+            trainer.before_projection = self._watch
+        return trainer
+
+    def _watch(self, projection: Projection) -> None:
+        """Remember how close the weights of runs with followers ever came to their bounds."""
+        for plan in {lead for i, lead in enumerate(self.leader) if i != lead}:
+            ratio = projection.ratio(self._run(plan))
+            self.peaks[plan] = torch.maximum(self.peaks[plan], ratio) if plan in self.peaks else ratio
 
     def train(
         self,
@@ -189,7 +258,7 @@ class _Session:
         trainer = self._trainer()
         for epoch in range(self.epoch, self.recipe.epochs):
             if not self.branched and epoch >= self.trunk_epochs:
-                self._branch()
+                self._branch(self._companions())
                 trainer = self._trainer()
             before = self.sums if self.sums is not None else torch.zeros(len(self.members))
             begun, shown, saved = time.monotonic(), 0.0, time.monotonic()
@@ -220,16 +289,16 @@ class _Session:
             self.epoch, self.step, self.sums = epoch + 1, 0, None
             self._save()
             if on_progress is not None:
-                done = Progress(epoch + 1, self.recipe.epochs, 0, trainer.steps, len(self.plans), losses)
-                on_progress(done)
+                lines = [metrics[-1] for metrics in self.metrics]
+                on_progress(Progress(epoch + 1, self.recipe.epochs, 0, trainer.steps, len(self.plans), losses, lines))
             if stopping():
                 raise KeyboardInterrupt
 
     def _record(self, epoch: int, losses: Tensor, validation: Dataset | None, seconds: float) -> None:
         measured = accuracy(self.model, validation) if validation is not None else None
         self.model.train()
-        for i, seed in enumerate(self.seeds):
-            member = i if self.branched else self.members.index(seed)
+        for i in range(len(self.plans)):
+            member = self._run(i)
             line = {"epoch": epoch + 1, "loss": losses[member].item(), "rate": self.recipe.rate(epoch)}
             if measured is not None:
                 line["validation accuracy"] = measured[member].item()
@@ -242,17 +311,19 @@ class _Session:
         dead = (~torch.isfinite(losses)).nonzero().flatten().tolist()
         for member in dead:
             reason = trainer.diagnosis(member, losses, epoch)
-            for i, seed in enumerate(self.seeds):
-                if (i if self.branched else self.members.index(seed)) == member:
+            for i in range(len(self.plans)):
+                if self._run(i) == member:
                     self.metrics[i][-1] = {"epoch": epoch + 1, "failure": reason}
 
     def _save(self) -> None:
         if rank() != 0:
             return
-        state = {"epoch": self.epoch, "step": self.step, "members": self.members, "metrics": self.metrics}
+        state = {"epoch": self.epoch, "step": self.step, "leader": self.leader, "metrics": self.metrics}
+        state["configs"] = [plan.config() for plan in self.plans]
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         if self.sums is not None:
             tensors["sums"] = self.sums
+        tensors |= {f"peak {plan}": peak.cpu() for plan, peak in self.peaks.items()}
         write_atomically(self.file, to_bytes(tensors, metadata={"state": json.dumps(state)}))
 
     def _resume(self, device: str) -> None:
@@ -261,30 +332,37 @@ class _Session:
         try:
             with safe_open(self.file, framework="pt", device=device) as file:
                 state = json.loads(file.metadata()["state"])
+                leader = state["leader"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise PolyboundError(f"{self.file}: not a checkpoint ({error}); delete it to start over") from error
         self.epoch, self.step, self.metrics = state["epoch"], state["step"], state["metrics"]
         self.sums = tensors.pop("sums").cpu() if "sums" in tensors else None
-        if state["members"] != self.members:
-            self._branch()
+        self.peaks = {i: tensors.pop(f"peak {i}") for i in range(len(self.plans)) if f"peak {i}" in tensors}
+        if leader != self.leader:
+            self._branch(leader)
         self.model.load_state_dict(tensors)
 
     def finish(self, test: Dataset | None) -> None:
         """Write each run's metrics and then its model; the checkpoint is no longer needed after that."""
-        if not self.branched:
-            self._branch()
         if rank() != 0:
             return
         measured = accuracy(self.model, test) if test is not None else None
         for i, run in enumerate(self.runs):
-            lines = self.metrics[i]
+            lines, lead, member = self.metrics[i], self.leader[i], self._run(i)
+            if self.branched and lead != i:
+                if not self.peaks[lead] < 1.0 - _ROUNDING:
+                    continue  # the leader was constrained: this plan has to be trained on its own
+                lines = [
+                    *lines,
+                    {"epoch": self.epoch, "note": f"never constrained, so one with {self.plans[lead].name}"},
+                ]
             failed = bool(lines) and "failure" in lines[-1]
             if measured is not None and not failed:
-                lines = [*lines, {"epoch": self.epoch, "evaluation": "clean", "test accuracy": measured[i].item()}]
+                lines = [*lines, {"epoch": self.epoch, "evaluation": "clean", "test accuracy": measured[member].item()}]
             run.write_metrics(lines)
             if not failed:
-                self.model.run(i).save(run.model_file)
+                self.model.run(member).save(run.model_file)
         self.file.unlink(missing_ok=True)
 
 

@@ -53,6 +53,7 @@ class Trainer:
             self.projection = Projection(model, recipe.bound, norm=recipe.norm, on=recipe.on)
         self.steps = -(-len(self.x) // recipe.batch_size)
         self.failures: dict[int, str] = {}
+        self.before_projection: Callable[[Projection], None] | None = None
         self.random = recipe.regulariser == "jacobian" or recipe.random_start
 
     def epoch(self, epoch: int, first_step: int = 0, after_step: Callable[[int, Tensor], bool] | None = None) -> Tensor:
@@ -83,6 +84,8 @@ class Trainer:
         return total
 
     def _project(self, projection: Projection, total: Tensor) -> None:
+        if self.before_projection is not None:
+            self.before_projection(projection)
         try:
             projection.apply_()
         except NonFiniteError:

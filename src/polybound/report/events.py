@@ -1,0 +1,39 @@
+"""Metrics as TensorBoard events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polybound.errors import PolyboundError
+
+__all__ = ["EventLog"]
+
+
+class EventLog:
+    """Writes the numbers of a run's metrics as scalars, by epoch, into files that TensorBoard reads.
+
+    Args:
+        folder: where to; the run's own, as a rule. Files of earlier processes are added to, not replaced.
+
+    Raises:
+        PolyboundError: tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise PolyboundError("events need tensorboardX: pip install 'polybound[tensorboard]'") from None
+        self._writer = SummaryWriter(str(folder), flush_secs=10)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line of metrics."""
+        for name, value in line.items():
+            if name != "epoch" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, line["epoch"])
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+        self._writer.close()
