@@ -12,7 +12,8 @@ from polybound._version import __version__
 from polybound.errors import FileFormatError, NonFiniteError, PolyboundError
 
 if TYPE_CHECKING:
-    from polybound import constraints, data, models, theory, training
+    from polybound import attacks, constraints, data, evaluation, models, theory, training
+    from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, parse_attack
     from polybound.constraints import (
         Projection,
         project_l1_rows,
@@ -21,15 +22,23 @@ if TYPE_CHECKING:
         project_spectral,
         project_spectral_conv,
     )
+    from polybound.evaluation import Evaluation, Score, evaluate, evaluate_run, evaluate_runs
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, load, paper_model, stack
     from polybound.theory import Bound, bounds, gamma, generalisation, lipschitz, rademacher, theta
     from polybound.training import Recipe, accuracy, fit
 
 __all__ = [
+    "APGD",
+    "APGDT",
     "CCP",
+    "FGSM",
     "NCP",
+    "PGD",
+    "TPGD",
+    "Attack",
     "Bound",
     "ConvCCP",
+    "Evaluation",
     "Factors",
     "FileFormatError",
     "NonFiniteError",
@@ -37,11 +46,17 @@ __all__ = [
     "PolynomialNetwork",
     "Projection",
     "Recipe",
+    "Score",
     "__version__",
     "accuracy",
+    "attacks",
     "bounds",
     "constraints",
     "data",
+    "evaluate",
+    "evaluate_run",
+    "evaluate_runs",
+    "evaluation",
     "fit",
     "gamma",
     "generalisation",
@@ -49,6 +64,7 @@ __all__ = [
     "load",
     "models",
     "paper_model",
+    "parse_attack",
     "project_l1_rows",
     "project_linf_operator",
     "project_product",
@@ -61,7 +77,7 @@ __all__ = [
     "training",
 ]
 
-_ROOMS = ("models", "theory", "constraints", "data", "training")
+_ROOMS = ("models", "theory", "constraints", "data", "attacks", "training", "evaluation")
 
 
 def __getattr__(name: str) -> Any:

@@ -144,6 +144,48 @@ def train(
 
 
 @app.command(
+    epilog="Examples:  [bold]polybound evaluate runs/* --attacks paper --protocol both[/]   "
+    "[bold]polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500[/]   "
+    "[bold]polybound evaluate RUN --attacks fgsm-0.1 --picture attack.png[/]"
+)
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, as `polybound train` makes them.")],
+    attacks: Annotated[
+        str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
+    ] = "paper",
+    protocol: Annotated[
+        str, typer.Option(help="What attacks clip to: sound (the data's domain), published ([0, 1]) or both.")
+    ] = "sound",
+    limit: Annotated[int | None, typer.Option(min=1, help="Images, from the first on; all by default.")] = None,
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Also each class for itself.")] = False,
+    defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
+    check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
+    save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default by memory.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the accuracy of runs, clean and under attack; scores stay in the run folders."""
+    from polybound.cli.evaluate import run_evaluation
+
+    options = {
+        "protocol": protocol,
+        "limit": limit,
+        "split": split,
+        "seed": seed,
+        "per_class": per_class,
+        "defence": defence,
+        "check": check,
+        "batch_size": batch_size,
+        "data_dir": data_dir,
+    }
+    run_evaluation(runs, attacks, options, save_examples, picture, as_json)
+
+
+@app.command(
     epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds m.safetensors --json[/]"
 )
 def bounds(

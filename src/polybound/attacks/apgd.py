@@ -1,0 +1,145 @@
+"""APGD and its targeted kind: step sizes that adapt themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polybound.attacks.ball import Ball
+from polybound.attacks.base import Attack, first_success
+from polybound.attacks.checks import check_choice, check_positive, check_whole
+from polybound.attacks.losses import DLR, CrossEntropy, Loss, TargetedDLR
+from polybound.attacks.noise import Noise
+from polybound.attacks.victim import Victim, right
+
+__all__ = ["APGD", "APGDT"]
+
+
+@dataclass(frozen=True)
+class APGD(Attack):
+    """Auto-PGD (Croce and Hein, 2020): momentum, and steps from 2 eps on that halve where the loss does not improve.
+
+    The best point so far is where an image goes on after a halving. Only images that are classified right are attacked.
+
+    Attributes:
+        steps: number of steps.
+        loss: "ce" or "dlr", the difference of logits ratio.
+        restarts: random starts for images that are still classified right.
+        rho: share of a period's steps that must improve the loss.
+    """
+
+    kind: ClassVar[str] = "apgd"
+    numbers: ClassVar[tuple[str, ...]] = ("eps", "steps")
+
+    steps: int = 100
+    loss: str = field(default="ce", kw_only=True)
+    restarts: int = field(default=1, kw_only=True)
+    rho: float = field(default=0.75, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("steps", self.steps)
+        check_whole("restarts", self.restarts)
+        check_positive("rho", self.rho)
+        check_choice("loss", self.loss, ("ce", "dlr"))
+
+    def caveats(self, classes: int) -> list[str]:
+        if self.loss == "dlr" and classes < 3:
+            return [f"{self.name}: the DLR loss needs 3 classes; with {classes} it is the plain margin"]
+        return []
+
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+        losses: list[Loss] = [CrossEntropy(y) if self.loss == "ce" else DLR(y)]
+        return self._search(victim, ball, y, noise, losses)
+
+    def _search(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, losses: list[Loss]) -> Tensor:
+        """Each loss from each start, until an image falls."""
+
+        def attempts() -> Iterator[partial[Tensor]]:
+            for loss in losses:
+                for _ in range(self.restarts):
+                    start = ball.far(noise.normal() if self.norm == "2" else ball.x, noise.uniform())
+                    yield partial(self._once, victim, ball, start, loss)
+
+        return first_success(victim, y, ball.x, attempts())
+
+    def _once(self, victim: Victim, ball: Ball, start: Tensor, loss: Loss, keep: Tensor) -> Tensor:
+        """From one start, for the images `keep`: a misclassified point where there was one, else the last."""
+        ball, loss, z = ball.pick(keep), loss.pick(keep), start[:, keep]
+        z = z.repeat(victim.runs // len(z), 1, 1)
+        logits, gradient = victim.gradient(z, loss.slopes)
+        value = loss.values(logits)
+        best, best_z, best_gradient = value.clone(), z.clone(), gradient.clone()
+        found, fallen = z.clone(), ~right(logits, loss.y)
+        size = torch.full_like(value, 2 * self.eps).unsqueeze(-1)
+        before, last_best = z, best.clone()
+        improved, halved = torch.zeros_like(value), torch.ones_like(fallen)
+        # The period between two looks at the progress: 22 % of the steps at first, then shorter and shorter.
+        period, shortest, shorter = (max(int(share * self.steps), 1) for share in (0.22, 0.06, 0.03))
+        since = 0
+        for step in range(self.steps):
+            ahead = ball.ascend(z, gradient.clone(), size)
+            if step:
+                ahead = ball.project_(z + 0.75 * (ahead - z) + 0.25 * (z - before))
+            before, z = z, ahead
+            last = step == self.steps - 1
+            logits, gradient = (victim.logits(z), gradient) if last else victim.gradient(z, loss.slopes)
+            wrong = ~right(logits, loss.y)
+            found = torch.where(wrong.unsqueeze(-1), z, found)
+            fallen |= wrong
+            if last or bool(fallen.all()):
+                break
+            previous, value = value, loss.values(logits)
+            improved += value > previous
+            better = value > best
+            best = torch.where(better, value, best)
+            best_z = torch.where(better.unsqueeze(-1), z, best_z)
+            best_gradient = torch.where(better.unsqueeze(-1), gradient, best_gradient)
+            since += 1
+            if since == period:
+                stuck = (improved <= self.rho * period) | (~halved & (last_best >= best))
+                size = torch.where(stuck.unsqueeze(-1), size / 2, size)
+                z = torch.where(stuck.unsqueeze(-1), best_z, z)
+                gradient = torch.where(stuck.unsqueeze(-1), best_gradient, gradient)
+                halved, last_best, since = stuck, best.clone(), 0
+                improved = torch.zeros_like(improved)
+                period = max(period - shorter, shortest)
+        return found
+
+
+@dataclass(frozen=True)
+class APGDT(APGD):
+    """Targeted APGD: up the targeted DLR loss, towards each other class in turn, the likeliest first.
+
+    The paper's attack is one step of it, `APGDT(steps=1)`.
+
+    Attributes:
+        targets: how many classes to try; all by default.
+    """
+
+    kind: ClassVar[str] = "apgdt"
+    numbers: ClassVar[tuple[str, ...]] = ("steps",)
+
+    steps: int = 10
+    loss: str = field(default="dlr", kw_only=True)
+    targets: int = field(default=9, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("targets", self.targets)
+
+    def caveats(self, classes: int) -> list[str]:
+        if classes < 4:
+            return [f"{self.name}: the targeted DLR loss needs 4 classes; with {classes} it is the plain margin"]
+        return []
+
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+        order = victim.logits(ball.x).argsort(1, descending=True)
+        # The clean prediction is the first; an image for which that is not its label is not attacked at all.
+        losses: list[Loss] = [TargetedDLR(y, order[:, k]) for k in range(1, min(self.targets + 1, order.shape[1]))]
+        return self._search(victim, ball, y, noise, losses)

@@ -1,0 +1,120 @@
+"""Guided denoising: a small U-Net trained so that the classifier does not notice the attack."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polybound.attacks.checks import check_whole
+from polybound.attacks.denoise import Defence, find_defence
+from polybound.attacks.noise import GROUP
+from polybound.attacks.pgd import PGD
+
+__all__ = ["GuidedDenoiser"]
+
+
+class GuidedDenoiser(Defence):
+    """High-level guided denoising (Liao et al., 2018), guided by the logits.
+
+    A U-Net D estimates the perturbation, `x_hat = x_adv - D(x_adv)`. It is trained on what the classifier f makes of
+    it, not on the pixels, and f is not changed::
+
+        minimise  sum_i |f(x_hat_i) - f(x_i)|_1
+
+    over adversarial examples of f: of one or of a few gradient steps, within balls of random radius, and clean images
+    among them.
+
+    Args:
+        shape: of an image, (channels, height, width).
+        width: channels of the U-Net's first level; the second has twice as many.
+        seed: of its initial weights.
+
+    >>> GuidedDenoiser((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 1, 28, 28])
+    """
+
+    def __init__(self, shape: Sequence[int], width: int = 16, seed: int = 0) -> None:
+        super().__init__()
+        find_defence(self, tuple(shape))
+        check_whole("width", width)
+        channels = shape[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.enter = _block(channels, width)
+            self.down = _block(width, 2 * width)
+            self.deep = _block(2 * width, 2 * width)
+            self.up = _block(4 * width, width)
+            self.leave = _block(2 * width, width)
+            self.estimate = nn.Conv2d(width, channels, 1)
+        # It starts as the identity: no perturbation.
+        nn.init.zeros_(self.estimate.weight)
+        nn.init.zeros_(self.estimate.bias)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.to(self.estimate.weight.dtype)
+        first = self.enter(x)
+        second = self.down(F.avg_pool2d(first, 2, ceil_mode=True))
+        third = self.deep(F.avg_pool2d(second, 2, ceil_mode=True))
+        back = self.up(torch.cat([F.interpolate(third, size=second.shape[-2:]), second], 1))
+        back = self.leave(torch.cat([F.interpolate(back, size=first.shape[-2:]), first], 1))
+        cleaned: Tensor = images - self.estimate(back).to(images.dtype)
+        return cleaned
+
+    def fit(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        domain: Sequence[float],
+        protocol: str = "sound",
+        eps: tuple[float, float] = (0.01, 0.3),
+        epochs: int = 2,
+        batch_size: int = 128,
+        learning_rate: float = 0.002,
+        seed: int = 0,
+    ) -> Self:
+        """Train for a classifier on its training images.
+
+        Args:
+            model: a single classifier; it stays as it is.
+            x: training images, (n, channels, height, width).
+            y: their labels.
+            domain: of the images.
+            protocol: what the attacks to learn from clip to.
+            eps: the radii of their balls are drawn from this range.
+            epochs: passes over the images.
+            batch_size: images a step.
+            learning_rate: of Adam, which falls to zero along a cosine.
+            seed: of the order of the images and of the attacks.
+        """
+        guide = copy.deepcopy(model).eval().requires_grad_(False)
+        like = next(guide.parameters())
+        generator = torch.Generator().manual_seed(seed)
+        steps = epochs * (len(x) // batch_size or 1)
+        optimiser = torch.optim.Adam(self.parameters(), learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        self.train()
+        for step in range(steps):
+            batch = torch.randint(len(x), (batch_size,), generator=generator)
+            clean, labels = x[batch].to(like), y[batch]
+            radius = eps[0] + (eps[1] - eps[0]) * torch.rand((), generator=generator).item()
+            attack = PGD(radius, *((1, radius) if step % 2 else (4, radius / 2)), random_start=False)
+            attacked = attack(guide, clean, labels, domain=domain, protocol=protocol, start=GROUP * step)
+            attacked[: batch_size // 8] = clean[: batch_size // 8]
+            loss = (guide(self(attacked)) - guide(clean)).abs().sum(1).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+        self.eval()
+        return self.requires_grad_(False)
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())

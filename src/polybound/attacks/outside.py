@@ -1,0 +1,148 @@
+"""Other people's attack suites behind one adapter: second opinions.
+
+They know images in [0, 1] only. So they are given a classifier of rescaled images and a rescaled eps, and what they
+find is scaled back and, against rounding, clipped to the ball and to the domain. What they cannot do is the published
+protocol, which is no attack within a ball.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polybound.attacks.ball import Ball
+from polybound.attacks.base import Attack
+from polybound.attacks.checks import check_choice, check_whole
+from polybound.attacks.noise import Noise
+from polybound.attacks.victim import Victim
+from polybound.errors import PolyboundError
+
+__all__ = ["AutoAttack", "Foolbox"]
+
+
+class _Rescaled(nn.Module):
+    """One run of a victim, as a classifier of images in [0, 1]."""
+
+    def __init__(self, victim: Victim, run: int, clip: tuple[float, float]) -> None:
+        super().__init__()
+        self.victim, self.run, self.clip = victim, run, clip
+
+    def forward(self, images: Tensor) -> Tensor:
+        lower, upper = self.clip
+        x = (lower + (upper - lower) * images).flatten(1)
+        return self.victim.differentiable(x, self.run)
+
+
+@dataclass(frozen=True)
+class Outside(Attack):
+    """An attack from another library, run by run."""
+
+    only_sound: ClassVar[bool] = True
+
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+        lower, upper = ball.clip
+        seed = noise.generators[0].initial_seed() % 2**31
+        shape = victim.shape if len(victim.shape) == 3 else (1, 1, ball.x.shape[-1])
+        found = []
+        for run in range(victim.runs):
+            x = ball.x[run if len(ball.x) > 1 else 0]
+            images = ((x - lower) / (upper - lower)).clamp_(0.0, 1.0).to(victim.dtype or x.dtype)
+            model = _Rescaled(victim, run, ball.clip).eval()
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.manual_seed(seed)
+                images = self._suite(model, images.view(-1, *shape), y, self.eps / (upper - lower), seed)
+            found.append((lower + (upper - lower) * images.detach()).flatten(1).to(x.dtype))
+        return torch.stack(found)
+
+    def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
+        """Adversarial examples of images in [0, 1]."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AutoAttack(Outside):
+    """AutoAttack (Croce and Hein, 2020) by its authors: APGD, targeted APGD, FAB and the square attack.
+
+    It needs the package pyautoattack, which the extra `attacks` brings.
+
+    Attributes:
+        version: "standard", "plus" or "rand"; or "apgd" for the standard one's two gradient attacks alone, which take a
+            tenth of the time.
+    """
+
+    kind: ClassVar[str] = "autoattack"
+
+    version: str = field(default="standard", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("version", self.version, ("standard", "plus", "rand", "apgd"))
+
+    def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
+        suite = _need("pyautoattack")
+        logging.getLogger("auto-attack").setLevel(logging.ERROR)
+        chosen: dict[str, Any] = {"version": self.version}
+        if self.version == "apgd":
+            chosen = {"version": "custom", "attacks": ["apgd-ce", "apgd-t"]}
+        norm = "Linf" if self.norm == "inf" else "L2"
+        attack = suite.AutoAttack(model, norm=norm, eps=eps, seed=seed, device=images.device, **chosen)
+        if self.version == "apgd":
+            attack.apgd.n_restarts = 1
+        found = attack.run_standard_evaluation(images, y, batch_size=len(images))
+        return found if isinstance(found, Tensor) else found[0]
+
+
+@dataclass(frozen=True)
+class Foolbox(Outside):
+    """An attack of foolbox by its class name; it needs foolbox, which the extra `attacks` brings.
+
+    Attributes:
+        attack: "pgd", "fgsm", "basic" (iterations without a random start) or "deepfool".
+        steps: number of steps.
+        step_size: of each, relative to eps.
+    """
+
+    kind: ClassVar[str] = "foolbox"
+
+    attack: str = field(default="pgd", kw_only=True)
+    steps: int = field(default=20, kw_only=True)
+    step_size: float = field(default=0.1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("attack", self.attack, ("pgd", "fgsm", "basic", "deepfool"))
+        check_whole("steps", self.steps)
+
+    def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
+        del seed  # it draws from torch's global generator, which the caller has seeded
+        suite = _need("foolbox")
+        prefix = "Linf" if self.norm == "inf" else "L2"
+        steps: dict[str, Any] = {"rel_stepsize": self.step_size, "steps": self.steps}
+        kinds: dict[str, tuple[str, dict[str, Any]]] = {
+            "pgd": (f"{prefix}ProjectedGradientDescentAttack", steps),
+            "basic": (f"{prefix}BasicIterativeAttack", steps),
+            "fgsm": (f"{prefix}FastGradientAttack", {}),
+            "deepfool": (f"{prefix}DeepFoolAttack", {"steps": self.steps}),
+        }
+        name, options = kinds[self.attack]
+        attack = getattr(suite.attacks, name)(**options)
+        wrapped = suite.PyTorchModel(model, bounds=(0.0, 1.0), device=images.device)
+        _, clipped, _ = attack(wrapped, images, y, epsilons=eps)
+        found: Tensor = clipped
+        return found
+
+
+def _need(package: str) -> Any:
+    """An optional package, or one line that says how to get it."""
+    from importlib import import_module
+
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise PolyboundError(f"{package} is not installed: pip install 'polybound[attacks]' ({error})") from error

@@ -1,0 +1,47 @@
+"""TPGD: away from the clean prediction, without labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from polybound.attacks.ball import Ball
+from polybound.attacks.base import Attack, climb
+from polybound.attacks.checks import check_positive, check_whole
+from polybound.attacks.losses import KL
+from polybound.attacks.noise import Noise
+from polybound.attacks.victim import Victim
+
+__all__ = ["TPGD"]
+
+
+@dataclass(frozen=True)
+class TPGD(Attack):
+    """The attack inside TRADES (Zhang et al., 2019): PGD up the divergence from the clean prediction::
+
+        maximise KL(p(x) || p(x_adv)),   from x + 0.001 * normal noise
+
+    The defaults are those of the library that the paper used; the paper's attack is one step of it, `TPGD(steps=1)`.
+
+    Attributes:
+        steps: number of steps.
+        step_size: of each.
+    """
+
+    kind: ClassVar[str] = "tpgd"
+    numbers: ClassVar[tuple[str, ...]] = ("steps",)
+
+    steps: int = 10
+    step_size: float = 2 / 255
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("steps", self.steps)
+        check_positive("step_size", self.step_size)
+
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+        # Clipped to the range of pixels, not to the ball: with eps below 0.001 the first step does that.
+        start = (ball.x + 0.001 * noise.normal()).clamp_(*ball.clip)
+        return climb(victim, ball, start, KL(y, victim.logits(ball.x)), self.steps, self.step_size)

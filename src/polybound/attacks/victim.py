@@ -1,0 +1,114 @@
+"""Any classifier, or stack of classifiers, as the attacks see it: logits, and gradients by the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polybound.errors import PolyboundError
+from polybound.models import CCP, NCP
+from polybound.models.closed import closed_form
+
+__all__ = ["Victim", "right"]
+
+
+class Victim:
+    """A classifier for flat inputs of shape (G, n, d), G being 1 (shared by all runs) or the number of runs E.
+
+    Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP and
+    NCP go through those; everything else goes through autograd. The model is put into evaluation mode and is given
+    back as it was by `with`.
+
+    Args:
+        model: a module that maps (n, *shape) to (n, classes); with an attribute `runs` of E also to (E, n, classes).
+        shape: of one input.
+    """
+
+    def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
+        runs = getattr(model, "runs", None)
+        self.model, self.shape = model, shape
+        self.stacked = isinstance(runs, int) and not isinstance(runs, bool)
+        self.runs: int = runs if self.stacked and isinstance(runs, int) else 1
+        like = next((p for p in model.parameters() if p.is_floating_point()), None)
+        self.dtype = None if like is None else like.dtype
+        self.device = torch.device("cpu") if like is None else like.device
+        self.form = closed_form(model) if isinstance(model, CCP | NCP) else None
+        self.lifted = isinstance(model, CCP) and model.form == "product"
+
+    def __enter__(self) -> Victim:
+        self._was_training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for module in self._was_training:
+            module.training = True
+
+    @torch.no_grad()
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (E, classes, n) of inputs (G, n, d)."""
+        x = self._cast(x)
+        if self.form is not None:
+            return self.form.logits(self._lift(x))
+        return self._forward(x)
+
+    def gradient(self, x: Tensor, slopes: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits, and the gradient by the input, (E, n, d), of a loss that is given by its slopes.
+
+        `slopes` maps logits to the loss's derivative by them, both (E, classes, n); it must not change its argument.
+        """
+        cast = self._cast(x)
+        if self.form is not None:
+            with torch.no_grad():
+                logits = self.form.logits(self._lift(cast))
+                gradient = self.form.input_gradient(slopes(logits))
+            return logits, (gradient[..., :-1] if self.lifted else gradient).to(x.dtype)
+        # A gradient for each run: where runs share an input, each needs a copy of it.
+        own = cast.expand(self.runs, -1, -1) if len(cast) < self.runs else cast
+        leaf = own.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            logits = self._forward(leaf)
+            if not logits.requires_grad:
+                return logits.detach(), torch.zeros_like(leaf).to(x.dtype)
+        (gradient,) = torch.autograd.grad(logits, leaf, slopes(logits.detach()), allow_unused=True)
+        found = torch.zeros_like(leaf) if gradient is None else gradient
+        return logits.detach(), found.to(x.dtype)
+
+    def differentiable(self, x: Tensor, run: int) -> Tensor:
+        """Logits (n, classes) of one run for inputs (n, d), through autograd: what other libraries want."""
+        x = self._cast(x)
+        if self.stacked:
+            # All runs are computed, as any module with runs can; the others' part of the gradient is zero.
+            return self._forward(x.unsqueeze(0))[run].transpose(0, 1)
+        return self._forward(x.unsqueeze(0))[0].transpose(0, 1)
+
+    def correct(self, x: Tensor, y: Tensor) -> Tensor:
+        """Whether each run classifies each input right, (E, n); an output that is not finite is never right."""
+        return right(self.logits(x), y)
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
+    def _lift(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 1), value=1.0) if self.lifted else x
+
+    def _forward(self, x: Tensor) -> Tensor:
+        lead = x.shape[:2] if self.stacked and len(x) == self.runs else x.shape[1:2]
+        try:
+            logits = self.model(x.reshape(*lead, *self.shape))
+        except PolyboundError:
+            raise
+        except RuntimeError as error:
+            raise PolyboundError(f"the model does not take inputs of shape {self.shape}: {error}") from error
+        if not isinstance(logits, Tensor) or logits.shape[-2:-1] != x.shape[1:2]:
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise PolyboundError(f"a classifier must give (samples, classes), got {shape} for {x.shape[1]} samples")
+        return logits.reshape(self.runs, x.shape[1], logits.shape[-1]).transpose(1, 2)
+
+
+def right(logits: Tensor, y: Tensor) -> Tensor:
+    """Whether the largest logit is the label's, (E, n), for logits (E, classes, n) and labels (n,)."""
+    return (logits.argmax(1) == y) & torch.isfinite(logits).all(1)

@@ -1,0 +1,195 @@
+"""Evaluation straight from run folders, whose scores stay in them: `evaluation.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from polybound.atomic import write_atomically
+from polybound.attacks import PAPER_ATTACKS, Attack, GuidedDenoiser, parse_attacks, protocols
+from polybound.attacks.denoise import Defence, find_defence
+from polybound.data import Dataset, load
+from polybound.errors import FileFormatError, PolyboundError
+from polybound.evaluation.evaluate import Progress, evaluate, reader_notes
+from polybound.evaluation.score import Evaluation, Score
+from polybound.models import PolynomialNetwork, stack
+from polybound.models import load as load_model
+from polybound.runs import Run
+
+__all__ = ["StackedRuns", "evaluate_run", "evaluate_runs", "read_scores"]
+
+_FILE = "evaluation.json"
+
+Folder = str | PathLike[str]
+Attacks = str | Attack | Iterable[str | Attack]
+Key = dict[str, Any]
+
+
+def evaluate_run(path: Folder, attacks: Attacks = PAPER_ATTACKS, **options: Any) -> Evaluation:
+    """Evaluate one run folder; see `evaluate_runs` for the options."""
+    return evaluate_runs([path], attacks, **options)
+
+
+def evaluate_runs(
+    paths: Sequence[Folder],
+    attacks: Attacks = PAPER_ATTACKS,
+    *,
+    protocol: str = "sound",
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    per_class: bool = False,
+    defence: str | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    data_dir: Folder | None = None,
+    check: int = 0,
+) -> Evaluation:
+    """Evaluate run folders, those of one architecture and data set together, and keep the scores in them.
+
+    What a folder's `evaluation.json` already holds is not measured again; every attack's scores are written as soon as
+    it is done. See `evaluate` for the options.
+
+    Args:
+        paths: run folders, as `polybound train` makes them.
+        attacks: see `evaluate`.
+        protocol: see there.
+        split: "test", or "validation" for runs that held a share back.
+        limit: see `evaluate`.
+        seed: see there.
+        per_class: see there.
+        defence: "gaussian", "median" or "guided", which is trained for each run on its training split.
+        batch_size: see `evaluate`.
+        progress: see there.
+        data_dir: where the data lies.
+        check: see `evaluate`.
+    """
+    chosen, wanted = parse_attacks(attacks), protocols(protocol)
+    key: Key = {"split": split, "seed": seed, "limit": limit, "defence": defence}
+    columns = [(a, p) for a in chosen for p in wanted if not (a.only_sound and p != "sound")]
+    scores: dict[Path, list[Score]] = {}
+    notes: list[str] = []
+    for group in StackedRuns.of(paths, split=split, data_dir=data_dir, defence=defence):
+        notes += [note for note in reader_notes(chosen, wanted, group.data) if note not in notes]
+        for attack, name in [(None, "-"), *columns]:
+            lacking = [run for run in group.runs if not _has(run, attack, name, key)]
+            for runs, guard in group.parts(lacking):
+                result = evaluate(
+                    group.model(runs),
+                    group.data,
+                    [] if attack is None else [attack],
+                    protocol=wanted[0] if attack is None else name,
+                    limit=limit,
+                    seed=seed,
+                    per_class=True,
+                    defence=guard,
+                    batch_size=batch_size,
+                    progress=progress,
+                    names=[run.path.name for run in runs],
+                )
+                _keep(runs, [row for row in result.rows if row.protocol == name], key)
+        if check:
+            for runs, guard in group.parts(group.runs):
+                names = [run.path.name for run in runs]
+                options: Any = {"protocol": protocol, "limit": check, "seed": seed, "defence": guard, "names": names}
+                result = evaluate(group.model(runs), group.data, chosen, check=check, **options)
+                notes += [note for note in result.notes if note not in notes]
+        shown = [("clean", "-"), *((a.name, p) for a, p in columns)]
+        for run in group.runs:
+            found = {(s.attack, s.protocol): s for s in read_scores(run.path, key)}
+            scores[run.path] = [found[column] for column in shown]
+    rows = [score for path in paths for score in scores[Path(path)]]
+    if not per_class:
+        rows = [Score.from_dict(row.as_dict() | {"per_class": None}) for row in rows]
+    return Evaluation(rows, group.data.name, split, notes, group.data.class_names)
+
+
+class StackedRuns:
+    """Runs of one architecture and data set, with that data."""
+
+    def __init__(self, runs: list[Run], data: Dataset, defence: str | None, data_dir: Folder | None) -> None:
+        self.runs, self.data, self.defence, self.data_dir = runs, data, defence, data_dir
+        self._models = {run.path: load_model(run.model_file) for run in runs}
+        self._stacks: dict[tuple[Path, ...], PolynomialNetwork] = {}
+
+    @classmethod
+    def of(
+        cls, paths: Sequence[Folder], *, split: str = "test", data_dir: Folder | None = None, defence: str | None = None
+    ) -> list[StackedRuns]:
+        """Run folders, put together where they fit."""
+        groups: dict[str, list[Run]] = {}
+        for path in dict.fromkeys(Path(path) for path in paths):
+            run = Run(path)
+            if not run.model_file.exists():
+                why = f"it ended with: {run.failure}" if run.failure else "it is no run folder, or not trained yet"
+                raise PolyboundError(f"{path}: no model to evaluate; {why}")
+            config = run.config()
+            about = [config.get(name) for name in ("dataset", "validation")]
+            groups.setdefault(json.dumps([*about, load_model(run.model_file).config()]), []).append(run)
+        if not groups:
+            raise PolyboundError("no run to evaluate")
+        return [cls(runs, _data(runs[0], split, data_dir), defence, data_dir) for runs in groups.values()]
+
+    def model(self, runs: list[Run]) -> PolynomialNetwork:
+        """Some of the runs as one stack."""
+        names = tuple(run.path for run in runs)
+        if names not in self._stacks:
+            self._stacks = {names: stack([self._models[name] for name in names])}
+        return self._stacks[names]
+
+    def parts(self, runs: list[Run]) -> list[tuple[list[Run], Defence | None]]:
+        """The runs that can be attacked together, with the defence in front of them."""
+        if not runs:
+            return []
+        if self.defence != "guided":
+            return [(runs, None if self.defence is None else find_defence(self.defence, self.data.shape))]
+        train = _data(runs[0], "train", self.data_dir)
+        return [
+            ([run], GuidedDenoiser(train.shape).fit(self._models[run.path], train.x, train.y, domain=train.domain))
+            for run in runs
+        ]
+
+
+def read_scores(path: Folder, key: Key | None = None) -> list[Score]:
+    """The scores in a run folder: all, or those of a split, seed, limit and defence."""
+    return [
+        Score.from_dict(entry)
+        for entry in _read(Path(path) / _FILE)
+        if key is None or all(entry.get(name) == value for name, value in key.items())
+    ]
+
+
+def _data(run: Run, split: str, data_dir: Folder | None) -> Dataset:
+    config = run.config()
+    try:
+        name, share = config["dataset"], config.get("validation", 0.0)
+    except KeyError as error:
+        raise FileFormatError(f"{run.path / 'config.json'}: no {error} in it") from error
+    return load(name, split, data_dir=data_dir, validation=share)
+
+
+def _has(run: Run, attack: Attack | None, protocol: str, key: Key) -> bool:
+    name = "clean" if attack is None else attack.name
+    return any(s.attack == name and s.protocol == protocol for s in read_scores(run.path, key))
+
+
+def _keep(runs: list[Run], rows: list[Score], key: Key) -> None:
+    for run in runs:
+        file = run.path / _FILE
+        entries = _read(file) + [row.as_dict() | key for row in rows if row.run == run.path.name]
+        write_atomically(file, (json.dumps(entries, indent=1) + "\n").encode())
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, list) or not all(isinstance(e, dict) and "attack" in e for e in content):
+            raise ValueError("not a list of scores")
+    except ValueError as error:
+        raise FileFormatError(f"{file}: not an evaluation ({error}); delete it to measure again") from error
+    return content
