@@ -19,7 +19,7 @@ from polybound.models import PolynomialNetwork, stack
 from polybound.models import load as load_model
 from polybound.runs import Run
 
-__all__ = ["StackedRuns", "evaluate_run", "evaluate_runs", "read_scores"]
+__all__ = ["StackedRuns", "evaluate_run", "evaluate_runs", "has_scores", "keyed_scores", "read_scores"]
 
 _FILE = "evaluation.json"
 
@@ -155,11 +155,32 @@ class StackedRuns:
 
 def read_scores(path: Folder, key: Key | None = None) -> list[Score]:
     """The scores in a run folder: all, or those of a split, seed, limit and defence."""
-    return [
-        Score.from_dict(entry)
-        for entry in _read(Path(path) / _FILE)
-        if key is None or all(entry.get(name) == value for name, value in key.items())
+    return [score for found, score in keyed_scores(path) if key is None or found == key]
+
+
+def keyed_scores(path: Folder) -> list[tuple[Key, Score]]:
+    """All scores in a run folder, each with its split, seed, limit and defence."""
+    names = ("split", "seed", "limit", "defence")
+    return [({name: entry.get(name) for name in names}, Score.from_dict(entry)) for entry in _read(Path(path) / _FILE)]
+
+
+def has_scores(
+    path: Folder,
+    attacks: Attacks,
+    *,
+    protocol: str = "sound",
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    defence: str | None = None,
+) -> bool:
+    """Whether `evaluate_run` with the same options would have nothing to measure."""
+    key: Key = {"split": split, "seed": seed, "limit": limit, "defence": defence}
+    found = {(score.attack, score.protocol) for score in read_scores(path, key)}
+    wanted = [
+        (a.name, p) for a in parse_attacks(attacks) for p in protocols(protocol) if p == "sound" or not a.only_sound
     ]
+    return found.issuperset([("clean", "-"), *wanted])
 
 
 def _data(run: Run, split: str, data_dir: Folder | None) -> Dataset:

@@ -22,7 +22,7 @@ from polybound.constraints import Projection
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
 from polybound.models import paper_model, stack
-from polybound.runs import Run, checkpoint_path
+from polybound.runs import Run, address, checkpoint_path
 from polybound.training.distributed import rank, workers
 from polybound.training.recipe import Recipe
 from polybound.training.trainer import Trainer, accuracy
@@ -46,6 +46,7 @@ class Plan:
     seed: int = 0
     rank: int = 16
     validation: float = 0.0
+    samples: int = 0
 
     def config(self) -> dict[str, Any]:
         """The run's config, as its folder keeps it and its address is made from."""
@@ -56,6 +57,7 @@ class Plan:
             "rank": self.rank,
             "seed": self.seed,
             "validation": self.validation,
+            **({"samples": self.samples} if self.samples else {}),
             "recipe": {key: recipe[key] for key in sorted(recipe) if key not in _irrelevant(self.recipe)},
         }
 
@@ -142,8 +144,7 @@ def train_together(
     """
     runs = [Run.at(root, plan.name, plan.config()) for plan in plans]
     while todo := [i for i, run in enumerate(runs) if not run.finished]:
-        # Neighbours of one seed share their batches.
-        todo.sort(key=lambda i: plans[i].seed)
+        todo = _begun(root, plans, todo) or sorted(todo, key=lambda i: plans[i].seed)  # neighbours share their batches
         session = _Session([plans[i] for i in todo], [runs[i] for i in todo], data, root, device)
         with _deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
@@ -155,15 +156,31 @@ def train_together(
 
 def interrupted(root: Path) -> list[list[Plan]]:
     """What was being trained in a folder of runs and did not end: the plans of each checkpoint."""
-    found = []
+    return [_plans_of(file) for file in sorted((root / ".checkpoints").glob("*.safetensors"))]
+
+
+def _plans_of(checkpoint: Path) -> list[Plan]:
+    try:
+        with safe_open(checkpoint, framework="pt") as file:
+            return [Plan.of(config) for config in json.loads(file.metadata()["state"])["configs"]]
+    except (SafetensorError, KeyError, TypeError, ValueError, PolyboundError) as error:
+        raise PolyboundError(f"{checkpoint}: not a checkpoint ({error}); delete it to start over") from error
+
+
+def _begun(root: Path, plans: Sequence[Plan], todo: list[int]) -> list[int] | None:
+    """Which of the plans were being trained together when they were interrupted, in their order.
+
+    If that was while the folders were being written, some are finished: the rest must not start anew without them.
+    """
+    places = {address(plan.config()): i for i, plan in enumerate(plans)}
     for file in sorted((root / ".checkpoints").glob("*.safetensors")):
         try:
-            with safe_open(file, framework="pt") as checkpoint:
-                configs = json.loads(checkpoint.metadata()["state"])["configs"]
-            found.append([Plan.of(config) for config in configs])
-        except (SafetensorError, KeyError, TypeError, ValueError, PolyboundError) as error:
-            raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
-    return found
+            found = [places.get(address(plan.config()), -1) for plan in _plans_of(file)]
+        except (PolyboundError, FileNotFoundError):  # of no concern here, or gone by now
+            continue
+        if -1 not in found and set(found) & set(todo):
+            return found
+    return None
 
 
 class _Session:

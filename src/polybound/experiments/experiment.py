@@ -1,0 +1,204 @@
+"""Experiments by name: what to train, what to measure, how to show it. Each is a small TOML file in `named/`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from polybound.errors import PolyboundError
+from polybound.experiments.stack import Plan
+from polybound.training.recipe import Recipe
+
+__all__ = ["BOUNDS", "Entry", "Experiment", "experiment_names", "find_experiment"]
+
+BOUNDS = (100000.0, 1000.0, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2)
+"""The bounds of the paper's sweeps."""
+
+Kind = Literal["accuracy", "search", "growth", "initial", "samples"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of an experiment: its plan, and the projection and bound that it stands for (none: "" and None)."""
+
+    plan: Plan
+    projection: str = ""
+    level: float | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure: the runs it needs, the measurements on them, and its layout.
+
+    Attributes:
+        name: what it is called.
+        title: one line for its heading.
+        paper: where it is in the paper; empty for those that the paper lacks.
+        kind: "accuracy" (train and evaluate), "search" (find layer-wise bounds first), "growth" (theta and gamma of
+            trained models and during training), "initial" (the same at initialisation) or "samples" (of the data).
+        layout: "table", "curves", "chosen" (one bound for each row, chosen on validation) or "tradeoff".
+        published: name of the table in the paper's source, to compare with.
+        datasets: data sets.
+        models: models of the paper.
+        methods: training methods.
+        attacks: attacks on the test split.
+        bounds: of the methods with projection.
+        projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
+            "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms) or "product" (the norm of the product).
+        ranks: hidden ranks; one for each run.
+        rank_of: the hidden rank of a model, where it is not that of `ranks`.
+        penalty: weight of the penalty of a method.
+        recipe: fields of the training recipe that differ from the paper's.
+        layerwise: a bound for each matrix by name, as a search found them.
+        search: options of the search.
+        defences: denoisers to put in front of the plain models.
+        splits: what to evaluate on.
+        eps: radii to certify, if any.
+        x: what the x-axis of a curve is: "bound", "rank" or "steps".
+        lines: what tells lines apart: "attack" or "model".
+        seeds: how many.
+        validation: share of train held out.
+        samples: how many training samples to use; 0 for all.
+        limit: how many images to attack; 0 for all.
+        budget: share of the schedule's epochs.
+    """
+
+    name: str
+    title: str
+    paper: str = ""
+    kind: Kind = "accuracy"
+    layout: Literal["table", "curves", "chosen", "tradeoff"] = "table"
+    published: str = ""
+    datasets: tuple[str, ...] = ()
+    models: tuple[str, ...] = ("pn-4",)
+    methods: tuple[str, ...] = ("none",)
+    attacks: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = BOUNDS
+    projections: tuple[str, ...] = ("single",)
+    ranks: tuple[int, ...] = (16,)
+    rank_of: Mapping[str, int] = field(default_factory=dict)
+    penalty: Mapping[str, float] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    layerwise: Mapping[str, float] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)
+    defences: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ("test",)
+    eps: tuple[float, ...] = ()
+    x: Literal["bound", "rank", "steps"] = "bound"
+    lines: Literal["attack", "model"] = "attack"
+    seeds: int = 3
+    validation: float = 0.0
+    samples: int = 0
+    limit: int = 0
+    budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            if isinstance(value := getattr(self, entry.name), list):
+                object.__setattr__(self, entry.name, tuple(value))
+        if not 0.0 < self.budget <= 1.0:
+            raise PolyboundError(f"budget must be a share of the epochs, above 0 and at most 1, got {self.budget:g}")
+        if self.seeds < 1 or self.samples < 0 or self.limit < 0:
+            raise PolyboundError("seeds must be at least 1, samples and limit at least 0")
+
+    def changed(self, **changes: Any) -> Experiment:
+        """With other values for some fields; those that are None stay."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def recipe_for(self, method: str, **more: Any) -> Recipe:
+        """The training recipe of a method, its schedule scaled by the budget."""
+        kind = method.removesuffix("+at")
+        penalty = {"penalty": self.penalty[kind]} if kind in self.penalty else {}
+        plain = Recipe.of({"method": method, **penalty, **self.recipe, **more})
+        if self.budget == 1.0:
+            return plain
+        epochs = max(2, round(plain.epochs * self.budget))
+
+        def scaled(epoch: int) -> int:
+            return min(max(1, round(epoch * epochs / plain.epochs)), epochs - 1) if epoch else 0
+
+        return replace(plain, epochs=epochs, start=scaled(plain.start), milestones=tuple(map(scaled, plain.milestones)))
+
+    def stacks(self) -> Iterator[list[Entry]]:
+        """The runs that train together: all bounds of one data set, model, rank, method, projection and seed."""
+        for dataset, model, rank, method in product(self.datasets, self.models, self.ranks, self.methods):
+            width = self.rank_of.get(model, rank)
+            if width != rank and rank != self.ranks[0]:
+                continue  # this model has one rank only
+            for projection, seed in product(self._projections(method), range(self.seeds)):
+                entries = []
+                for level in self.bounds if projection not in ("", "searched") else (None,):
+                    recipe = self.recipe_for(method, **self._constraint(projection, level, model))
+                    plan = Plan(dataset, model, recipe, seed, width, self.validation, self.samples)
+                    entries.append(Entry(plan, projection, level))
+                yield entries
+
+    def _projections(self, method: str) -> tuple[str, ...]:
+        if not method.startswith("projection"):
+            return ("",)
+        return (*self.projections, *(("searched",) if self.kind == "search" and self.layerwise else ()))
+
+    def _constraint(self, projection: str, level: float | None, model: str) -> dict[str, Any]:
+        """What the recipe of a projection says; levels of different projections are about equally tight."""
+        if projection == "searched":
+            return {"bound": dict(self.layerwise)}
+        if level is None:
+            return {}
+        if projection == "layer-wise":
+            return {"bound": {name: value * level for name, value in self.layerwise.items()}}
+        if projection == "product":
+            # As much as a single bound on the V_i allows: b (1 + b)^(k - 1), the ones being the residual form's.
+            degree = int(model.rpartition("-")[2])
+            return {"bound": {"product": level * (1.0 + level) ** (degree - 1), "C": level}, "on": "product"}
+        return {"bound": level, "norm": "2" if projection == "spectral" else "inf"}
+
+    def entries(self) -> list[Entry]:
+        """All runs."""
+        return [entry for entries in self.stacks() for entry in entries]
+
+
+def experiment_names() -> list[str]:
+    """All experiments, the paper's first.
+
+    >>> experiment_names()[:3]
+    ['table-1', 'table-2', 'table-3']
+    """
+    found = [file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml")]
+
+    def order(name: str) -> tuple[int, int, str]:
+        word, _, number = name.partition("-")
+        place = {"table": 0, "figure": 1}.get(word, 2)
+        return place, int(number) if number.isdigit() else 0, name
+
+    return sorted(found, key=order)
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of a name, or of a user's own TOML file.
+
+    >>> find_experiment("figure-14").models
+    ('ncp-4',)
+
+    Raises:
+        PolyboundError: there is none of that name, or the file is not one.
+    """
+    if name.endswith(".toml"):
+        text, label = Path(name).read_text(encoding="utf-8"), Path(name).stem
+    elif name in experiment_names():
+        text, label = (_folder() / f"{name}.toml").read_text(encoding="utf-8"), name
+    else:
+        raise PolyboundError(f"no experiment is called {name!r}; there are {', '.join(experiment_names())}")
+    try:
+        content = tomllib.loads(text)
+        return Experiment(**{"name": label, "title": label, **content})
+    except (tomllib.TOMLDecodeError, TypeError) as error:
+        raise PolyboundError(f"{name}: not an experiment ({error})") from error
+
+
+def _folder() -> Any:
+    return files("polybound.experiments") / "named"

@@ -1,0 +1,176 @@
+"""The pieces of work of an experiment. A job leaves files with content addresses, and does nothing if they exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from polybound.atomic import write_atomically
+from polybound.data import Dataset, load
+from polybound.errors import FileFormatError
+from polybound.evaluation import evaluate_runs
+from polybound.evaluation.stored import has_scores
+from polybound.experiments.experiment import Experiment
+from polybound.experiments.stack import Plan, Progress, train_together
+from polybound.runs import Run, address
+
+__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "run_of", "training_data"]
+
+
+def run_of(plan: Plan, root: Path) -> Run:
+    """The folder of a plan, which may not exist yet."""
+    return Run(root / f"{plan.name}-{address(plan.config())}")
+
+
+def training_data(plan: Plan, data_dir: Path | None) -> Dataset:
+    """The training split of a plan: all of it, or a fixed choice of so many samples."""
+    data = load(plan.dataset, "train", data_dir=data_dir, validation=plan.validation)
+    if not 0 < plan.samples < len(data):
+        return data
+    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: plan.samples]
+    return replace(data, x=data.x[chosen], y=data.y[chosen])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What to measure on trained runs."""
+
+    attacks: tuple[str, ...]
+    splits: tuple[str, ...] = ("test",)
+    protocol: str = "both"
+    limit: int | None = None
+    defence: str | None = None
+
+
+@dataclass(frozen=True)
+class StackJob:
+    """Train some plans together, then measure them."""
+
+    plans: tuple[Plan, ...]
+    measurements: tuple[Measurement, ...]
+    eps: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Jobs with the same key are the same."""
+        return address([plan.config() for plan in self.plans]) + repr((self.measurements, self.eps))
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        first = self.plans[0]
+        several = f", {len(self.plans)} bounds" if len(self.plans) > 1 else ""
+        return f"{first.dataset} {first.model} {first.recipe.method} seed {first.seed}{several}"
+
+    def done(self, root: Path) -> bool:
+        """Whether everything is there."""
+        return all(self._measured(run_of(plan, root)) for plan in self.plans)
+
+    def _measured(self, run: Run) -> bool:
+        if run.failure is not None:
+            return True
+        return run.model_file.exists() and all(
+            has_scores(run.path, m.attacks, protocol=m.protocol, split=split, limit=m.limit, defence=m.defence)
+            for m in self.measurements
+            for split in m.splits
+        )
+
+    def carry_out(
+        self, root: Path, data_dir: Path | None, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        """Do what is not done."""
+        runs = [run_of(plan, root) for plan in self.plans]
+        if not all(run.finished for run in runs):
+            first = self.plans[0]
+            validation = None
+            if first.validation:
+                validation = load(first.dataset, "validation", data_dir=data_dir, validation=first.validation)
+            test = load(first.dataset, "test", data_dir=data_dir)
+            train = training_data(first, data_dir)
+            train_together(self.plans, train, root, test=test, validation=validation, on_progress=on_progress)
+        alive = [run.path for run in runs if run.failure is None]
+        for m in self.measurements:
+            for split in m.splits:
+                options: Any = {"protocol": m.protocol, "split": split, "limit": m.limit, "defence": m.defence}
+                evaluate_runs(alive, m.attacks, data_dir=data_dir, **options)
+
+
+@dataclass(frozen=True)
+class StudyJob:
+    """Something else than training and evaluating: it leaves one JSON file."""
+
+    kind: str
+    options: str
+    work: Callable[[Mapping[str, Any], Path, Path | None], Any]
+
+    @classmethod
+    def of(cls, kind: str, work: Callable[[Mapping[str, Any], Path, Path | None], Any], **options: Any) -> StudyJob:
+        """Options are kept as JSON, so that a job can be compared and sent to a worker."""
+        return cls(kind, json.dumps(options, sort_keys=True), work)
+
+    @property
+    def key(self) -> str:
+        """Jobs with the same key are the same."""
+        return self.file(Path()).name
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.kind} {', '.join(str(value) for value in json.loads(self.options).values())}"[:100]
+
+    def file(self, root: Path) -> Path:
+        """Where the result is."""
+        return root / ".studies" / f"{self.kind}-{address({'kind': self.kind, **json.loads(self.options)})}.json"
+
+    def done(self, root: Path) -> bool:
+        """Whether the result is there."""
+        return self.file(root).exists()
+
+    def carry_out(
+        self, root: Path, data_dir: Path | None, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        """Do the work and write its result."""
+        del on_progress
+        result = self.work(json.loads(self.options), root, data_dir)
+        self.file(root).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file(root), (json.dumps(result) + "\n").encode())
+
+    def result(self, root: Path) -> Any:
+        """What the work found."""
+        try:
+            return json.loads(self.file(root).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise FileFormatError(f"{self.file(root)}: not JSON ({error})") from error
+
+
+Job = StackJob | StudyJob
+
+
+def carry_out(
+    job: Job, root: Path, data_dir: Path | None, on_progress: Callable[[Progress], None] | None = None
+) -> None:
+    """Do a job, unless it is done; two workers never do the same at once."""
+    if job.done(root):
+        return
+    # Jobs that measure different things on the same runs must not train them at once either.
+    key = address([plan.config() for plan in job.plans]) if isinstance(job, StackJob) else job.key
+    folder = root / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{key}.lock"):
+        if not job.done(root):
+            job.carry_out(root, data_dir, on_progress)
+
+
+def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]:
+    """What an experiment measures on runs of a method."""
+    limit = experiment.limit or None
+    plain = Measurement(experiment.attacks, experiment.splits, "both", limit)
+    if method != "none":
+        return (plain,)
+    return (plain, *(Measurement(experiment.attacks, ("test",), "both", limit, name) for name in experiment.defences))

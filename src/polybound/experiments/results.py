@@ -1,0 +1,154 @@
+"""The scores of an experiment's runs as one flat table, and averages over seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from polybound.evaluation.stored import keyed_scores
+from polybound.experiments.experiment import Experiment
+from polybound.experiments.jobs import run_of
+
+__all__ = ["Average", "Row", "average", "collect", "read_csv", "write_csv"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One accuracy of one run, with everything that a reader must know of it.
+
+    Attributes:
+        dataset: data set.
+        model: model.
+        rank: its hidden rank.
+        method: training method.
+        projection: kind of projection, "" for none.
+        bound: the bound of the projection; None if there is none or one for each matrix.
+        seed: of the training.
+        epochs: of the training; the paper's schedule has 100.
+        samples: training samples; 0 for all.
+        validation: share of train held out.
+        split: what was evaluated.
+        attack: "clean", or the attack.
+        protocol: "-", "published" or "sound".
+        defence: denoiser in front of the model, if any.
+        correct: images classified right.
+        total: images.
+        accuracy: in percent.
+        run: the run's folder.
+    """
+
+    dataset: str
+    model: str
+    rank: int
+    method: str
+    projection: str
+    bound: float | None
+    seed: int
+    epochs: int
+    samples: int
+    validation: float
+    split: str
+    attack: str
+    protocol: str
+    defence: str
+    correct: int
+    total: int
+    accuracy: float
+    run: str
+
+
+def collect(experiment: Experiment, root: Path) -> list[Row]:
+    """All scores that the run folders of an experiment hold."""
+    rows = []
+    for entry in experiment.entries():
+        plan, run = entry.plan, run_of(entry.plan, root)
+        for key, score in keyed_scores(run.path):
+            if key["limit"] != (experiment.limit or None):
+                continue
+            rows.append(
+                Row(
+                    dataset=plan.dataset,
+                    model=plan.model,
+                    rank=plan.rank,
+                    method=plan.recipe.method,
+                    projection=entry.projection,
+                    bound=entry.level,
+                    seed=plan.seed,
+                    epochs=plan.recipe.epochs,
+                    samples=plan.samples,
+                    validation=plan.validation,
+                    split=key["split"],
+                    attack=score.attack,
+                    protocol=score.protocol,
+                    defence=key["defence"] or "",
+                    correct=score.correct,
+                    total=score.total,
+                    accuracy=100.0 * score.accuracy,
+                    run=run.path.name,
+                )
+            )
+    return rows
+
+
+def write_csv(rows: Sequence[Row]) -> str:
+    """The rows as a CSV file.
+
+    >>> write_csv([]).split(",")[:3]
+    ['dataset', 'model', 'rank']
+    """
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            asdict(row) | {"accuracy": f"{row.accuracy:.4f}", "bound": "" if row.bound is None else f"{row.bound:g}"}
+        )
+    return out.getvalue()
+
+
+def read_csv(text: str) -> list[Row]:
+    """The inverse of `write_csv`."""
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+    rows = []
+    for line in csv.DictReader(io.StringIO(text)):
+        values: dict[str, Any] = {}
+        for field in fields(Row):
+            text_of = line[field.name]
+            optional = field.type == "float | None"
+            values[field.name] = (
+                None if optional and not text_of else kinds["float" if optional else str(field.type)](text_of)
+            )
+        rows.append(Row(**values))
+    return rows
+
+
+@dataclass(frozen=True)
+class Average:
+    """Mean and standard deviation over seeds, in percent."""
+
+    mean: float
+    std: float
+    seeds: int
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        spread = f" ± {self.std:.2f}" if self.seeds > 1 else ""
+        return f"{self.mean:.2f}{spread}"
+
+
+def average(rows: Iterable[Row], **wanted: Any) -> dict[float | None, Average]:
+    """Averages over the seeds of the rows that have the wanted values, by bound; rows of one seed must not repeat."""
+    found: dict[float | None, dict[int, float]] = {}
+    for row in rows:
+        if all(getattr(row, name) == value for name, value in wanted.items()):
+            found.setdefault(row.bound, {})[row.seed] = row.accuracy
+    result = {}
+    for bound, by_seed in found.items():
+        values = list(by_seed.values())
+        result[bound] = Average(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values), bound)
+    return result

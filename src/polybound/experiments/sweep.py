@@ -1,0 +1,274 @@
+"""Carrying out experiments: what is not done yet, on as many workers as there are.
+
+Workers share a folder and nothing else: every result is a file with a content address, written atomically. So any
+engine will do, a job can be repeated by anyone, and what a dead worker left undone is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polybound.errors import PolyboundError
+from polybound.experiments.experiment import Experiment
+from polybound.experiments.jobs import Job, StackJob, carry_out, measurements, run_of, training_data
+from polybound.experiments.search import search_job
+from polybound.experiments.stack import Plan
+from polybound.experiments.studies import studies
+from polybound.models import paper_model
+from polybound.training.trainer import Trainer
+
+__all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "resolve", "sweep"]
+
+ENGINES = ("loky", "dask", "ray")
+"""joblib's backends that can carry out jobs; the last two are extras."""
+
+_ATTEMPTS = 5
+
+
+def resolve(experiment: Experiment, root: Path) -> Experiment:
+    """The experiment with what its search has found, if that is done."""
+    if experiment.kind != "search" or not (job := search_job(experiment)).done(root):
+        return experiment
+    return replace(experiment, layerwise=job.result(root)["bounds"])
+
+
+def jobs_of(experiment: Experiment, root: Path) -> list[Job]:
+    """All jobs of an experiment that are known by now; those that follow a search are known after it."""
+    experiment = resolve(experiment, root)
+    jobs: list[Job] = [search_job(experiment)] if experiment.kind == "search" else []
+    jobs += studies(experiment)
+    for entries in experiment.stacks():
+        measured = measurements(experiment, entries[0].plan.recipe.method)
+        jobs.append(StackJob(tuple(entry.plan for entry in entries), measured, experiment.eps))
+    return jobs
+
+
+def _distinct(experiments: Sequence[Experiment], root: Path) -> list[Job]:
+    return list({job.key: job for experiment in experiments for job in jobs_of(experiment, root)}.values())
+
+
+def sweep(
+    experiments: Sequence[Experiment],
+    root: Path,
+    *,
+    data_dir: Path | None = None,
+    engine: str = "loky",
+    workers: int | None = None,
+    cluster: str | None = None,
+    on_progress: Callable[[int, int, str], None] | None = None,
+) -> None:
+    """Carry out experiments; whatever is done already, in this sweep or an earlier one, is not done again.
+
+    Args:
+        experiments: what to do; runs that several need are trained once.
+        root: folder of the run folders, shared by all workers.
+        data_dir: where the data lies.
+        engine: "loky" (processes on this machine), "dask" or "ray".
+        workers: how many jobs at once; by default one for each core, or all of a cluster. With 1, loky's jobs are done
+            in this process.
+        cluster: address of a Dask scheduler or a Ray head; without one, a cluster on this machine is started.
+        on_progress: called now and then with the jobs done, all jobs and what is being done.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for attempt in range(_ATTEMPTS):
+        # Twice, because a search must be done before the runs that it leads to are known.
+        for _ in range(2):
+            jobs = _distinct(experiments, root)
+            todo = [job for job in jobs if not job.done(root)]
+            if not todo:
+                return
+            try:
+                _carry_out_all(todo, jobs, root, data_dir, engine, workers, cluster, on_progress)
+            except (PolyboundError, OSError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                # A worker died. What it was doing is not done, and is done again.
+                if not _is_loss(error) or attempt == _ATTEMPTS - 1:
+                    raise
+    left = [job.name for job in _distinct(experiments, root) if not job.done(root)]
+    if left:
+        raise PolyboundError(f"{len(left)} jobs could not be done after {_ATTEMPTS} attempts, such as {left[0]}")
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether an error says that a worker is gone."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"TerminatedWorkerError", "BrokenProcessPool", "KilledWorker", "RayError", "CommClosedError"})
+
+
+def _carry_out_all(
+    todo: list[Job],
+    jobs: list[Job],
+    root: Path,
+    data_dir: Path | None,
+    engine: str,
+    workers: int | None,
+    cluster: str | None,
+    on_progress: Callable[[int, int, str], None] | None,
+) -> None:
+    if engine not in ENGINES:
+        raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
+    if engine == "loky" and (workers == 1 or len(todo) == 1):
+        for job in todo:
+            if on_progress is not None:
+                on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
+            carry_out(job, root, data_dir)
+        return
+    with _Watch(jobs, root, on_progress), _backend(engine, workers, cluster) as parallel:
+        parallel(_delayed(job, root, data_dir) for job in todo)
+
+
+def _delayed(job: Job, root: Path, data_dir: Path | None) -> Any:
+    from joblib import delayed
+
+    return delayed(_in_worker)(job, root, data_dir)
+
+
+def _in_worker(job: Job, root: Path, data_dir: Path | None) -> None:
+    torch.set_num_threads(1)  # jobs are the parallelism
+    carry_out(job, root, data_dir)
+
+
+class _backend:  # noqa: N801 - used as a function
+    """joblib's `Parallel` on one of the engines."""
+
+    def __init__(self, engine: str, workers: int | None, cluster: str | None) -> None:
+        self.engine, self.workers, self.cluster = engine, workers, cluster
+        self.close: list[Callable[[], object]] = []
+
+    def __enter__(self) -> Any:
+        import joblib
+
+        options: dict[str, Any] = {}
+        if self.engine == "dask":
+            try:
+                from distributed import Client, LocalCluster
+            except ImportError:
+                raise PolyboundError("this engine needs Dask: pip install 'polybound[dask]'") from None
+            if self.cluster is None:
+                local = LocalCluster(
+                    n_workers=self.workers or os.cpu_count(), threads_per_worker=1, dashboard_address=None
+                )
+                self.close.append(local.close)
+            client = Client(self.cluster or local)
+            self.close.insert(0, client.close)
+        elif self.engine == "ray":
+            try:
+                import ray
+                from ray.util.joblib import register_ray
+            except ImportError:
+                raise PolyboundError("this engine needs Ray: pip install 'polybound[ray]'") from None
+            if not ray.is_initialized():
+                given = {"address": self.cluster} if self.cluster else {"num_cpus": self.workers or os.cpu_count()}
+                ray.init(**given, log_to_driver=False, include_dashboard=None if self.cluster else False)
+                self.close.append(ray.shutdown)
+            register_ray()
+        self.config = joblib.parallel_config(backend=self.engine, n_jobs=self.workers or -1, **options)
+        self.config.__enter__()
+        # One job at a time to each worker: they are long, and of very different lengths.
+        return joblib.Parallel(batch_size=1, pre_dispatch="all")
+
+    def __exit__(self, *error: Any) -> None:
+        self.config.__exit__(*error)
+        for close in self.close:
+            close()
+
+
+class _Watch:
+    """Looks at the files now and then, to say how far all workers got."""
+
+    def __init__(self, jobs: list[Job], root: Path, on_progress: Callable[[int, int, str], None] | None) -> None:
+        self.jobs, self.root, self.on_progress = jobs, root, on_progress
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        open_jobs = list(self.jobs)
+        while True:
+            open_jobs = [job for job in open_jobs if not job.done(self.root)]
+            if self.on_progress is not None:
+                self.on_progress(
+                    len(self.jobs) - len(open_jobs), len(self.jobs), open_jobs[0].name if open_jobs else ""
+                )
+            if self.stop.wait(2.0):
+                return
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a sweep would take on one worker."""
+
+    jobs: int
+    runs: int
+    done: int
+    seconds: float
+
+
+def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> Estimate:
+    """How long the training of what is not done would take, by measuring a few steps of each kind of stack.
+
+    Attacks, studies and searches come on top of it.
+    """
+    jobs = _distinct(experiments, root)
+    stacks = [job for job in jobs if isinstance(job, StackJob)]
+    costs: dict[tuple[Any, ...], float] = {}
+    seconds = 0.0
+    for job in stacks:
+        if all(run_of(plan, root).finished for plan in job.plans):
+            continue
+        first = job.plans[0]
+        kind = (
+            first.dataset,
+            first.model,
+            first.rank,
+            first.recipe.method,
+            len(job.plans),
+            first.samples,
+            first.recipe.epochs,
+        )
+        if kind not in costs:
+            costs[kind] = _cost(job.plans, data_dir)
+        seconds += costs[kind]
+    return Estimate(len(jobs), sum(len(job.plans) for job in stacks), sum(job.done(root) for job in jobs), seconds)
+
+
+def _cost(plans: Sequence[Plan], data_dir: Path | None, steps: int = 12) -> float:
+    """Seconds to train some plans together, from the time of a few steps before and after the branch."""
+    first = plans[0]
+    data = training_data(first, data_dir)
+    recipe = first.recipe
+
+    def step(runs: int, epoch: int) -> float:
+        model = paper_model(first.model, data.shape, data.classes, rank=first.rank, runs=runs, seed=[first.seed] * runs)
+        trainer = Trainer(model, data, recipe, [first.seed] * runs)
+        begun: list[float] = []
+
+        def stop(done: int, _total: torch.Tensor) -> bool:
+            begun.append(time.perf_counter())
+            return done >= steps
+
+        trainer.epoch(epoch, 0, stop)
+        return (begun[-1] - begun[0]) / max(1, len(begun) - 1)
+
+    per_epoch = -(-len(data) // recipe.batch_size)
+    trunk = recipe.plain_until()
+    total = trunk * per_epoch * step(1, 0) if trunk else 0.0
+    if trunk < recipe.epochs:
+        total += (recipe.epochs - trunk) * per_epoch * step(len(plans), recipe.epochs - 1)
+    return total
