@@ -11,6 +11,7 @@ import typer
 
 from polybound._version import __version__
 from polybound.cli.data import data_app
+from polybound.cli.experiments import add_commands
 from polybound.errors import PolyboundError
 
 __all__ = ["app", "main"]
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app)
+add_commands(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote.")]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from polybound.evaluation.stored import keyed_scores
-from polybound.experiments.experiment import Experiment
+from polybound.experiments.experiment import Entry, Experiment
 from polybound.experiments.jobs import run_of
+from polybound.experiments.stack import Plan
+from polybound.runs import Run
 
-__all__ = ["Average", "Row", "average", "collect", "read_csv", "write_csv"]
+__all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "write_csv"]
 
 
 @dataclass(frozen=True)
@@ -66,33 +68,53 @@ def collect(experiment: Experiment, root: Path) -> list[Row]:
     """All scores that the run folders of an experiment hold."""
     rows = []
     for entry in experiment.entries():
-        plan, run = entry.plan, run_of(entry.plan, root)
-        for key, score in keyed_scores(run.path):
-            if key["limit"] != (experiment.limit or None):
-                continue
-            rows.append(
-                Row(
-                    dataset=plan.dataset,
-                    model=plan.model,
-                    rank=plan.rank,
-                    method=plan.recipe.method,
-                    projection=entry.projection,
-                    bound=entry.level,
-                    seed=plan.seed,
-                    epochs=plan.recipe.epochs,
-                    samples=plan.samples,
-                    validation=plan.validation,
-                    split=key["split"],
-                    attack=score.attack,
-                    protocol=score.protocol,
-                    defence=key["defence"] or "",
-                    correct=score.correct,
-                    total=score.total,
-                    accuracy=100.0 * score.accuracy,
-                    run=run.path.name,
-                )
-            )
+        for row, limit in _rows(entry, run_of(entry.plan, root)):
+            if limit == (experiment.limit or None):
+                rows.append(row)
     return rows
+
+
+def collect_folder(root: Path) -> list[Row]:
+    """All scores of all run folders in a folder."""
+    rows = []
+    for file in sorted(root.glob("*/config.json")):
+        run = Run(file.parent)
+        if run.model_file.exists():
+            plan = Plan.of(run.config())
+            bound, kind = plan.recipe.bound, plan.recipe.regulariser
+            named = isinstance(bound, Mapping)
+            projection = "" if kind != "projection" else "layer-wise" if named else "single"
+            projection = {"2": "spectral"}.get(plan.recipe.norm, projection) if projection else ""
+            projection = plan.recipe.on if projection and plan.recipe.on != "weights" else projection
+            level = float(bound) if projection and isinstance(bound, int | float) else None
+            rows += [row for row, _ in _rows(Entry(plan, projection, level), run)]
+    return rows
+
+
+def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
+    plan = entry.plan
+    for key, score in keyed_scores(run.path):
+        row = Row(
+            dataset=plan.dataset,
+            model=plan.model,
+            rank=plan.rank,
+            method=plan.recipe.method,
+            projection=entry.projection,
+            bound=entry.level,
+            seed=plan.seed,
+            epochs=plan.recipe.epochs,
+            samples=plan.samples,
+            validation=plan.validation,
+            split=key["split"],
+            attack=score.attack,
+            protocol=score.protocol,
+            defence=key["defence"] or "",
+            correct=score.correct,
+            total=score.total,
+            accuracy=100.0 * score.accuracy,
+            run=run.path.name,
+        )
+        yield row, key["limit"]
 
 
 def write_csv(rows: Sequence[Row]) -> str:

@@ -1,0 +1,259 @@
+"""`polybound sweep`, `reproduce`, `compare` and `report`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from polybound.errors import PolyboundError
+
+if TYPE_CHECKING:
+    from polybound.experiments.experiment import Experiment  # which brings in torch: not for --help
+
+__all__ = ["add_commands"]
+
+Names = Annotated[
+    list[str], typer.Argument(metavar="NAME...", help="Experiments, see `polybound experiments`, or TOML files.")
+]
+Runs = Annotated[Path, typer.Option(help="Folder of the run folders.")]
+Budget = Annotated[float | None, typer.Option(help="Share of the epochs; every number made so says so.")]
+Seeds = Annotated[int | None, typer.Option(help="How many seeds.")]
+Samples = Annotated[int | None, typer.Option(help="Train on so many samples only.")]
+Limit = Annotated[int | None, typer.Option(help="Attack so many images only.")]
+Dataset = Annotated[list[str] | None, typer.Option(help="Only these data sets, or others.")]
+Model = Annotated[list[str] | None, typer.Option(help="Only these models.")]
+Method = Annotated[list[str] | None, typer.Option(help="Only these methods.")]
+Bound = Annotated[list[float] | None, typer.Option(help="Only these bounds.")]
+Engine = Annotated[str, typer.Option(help="loky, dask or ray.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Jobs at once; one for each core by default.")]
+Address = Annotated[str | None, typer.Option(help="Of a Dask scheduler or a Ray head.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("experiments", epilog="Example:  [bold]polybound experiments[/]")(list_experiments)
+    app.command(
+        epilog="Examples:  [bold]polybound sweep table-1 --dry-run[/]   "
+        "[bold]polybound sweep figure-2 --dataset fashion-mnist --model pn-4 --seeds 5[/]   "
+        "[bold]polybound sweep table-5 --engine dask --address tcp://10.0.0.1:8786[/]"
+    )(sweep)
+    app.command(
+        epilog="Examples:  [bold]polybound reproduce figure-5[/]   "
+        "[bold]polybound reproduce table-1 --dataset fashion-mnist --model pn-4 --budget 0.1[/]"
+    )(reproduce)
+    app.command(epilog="Examples:  [bold]polybound compare runs[/]   [bold]polybound compare scores.csv --json[/]")(
+        compare
+    )
+    app.command(epilog="Example:  [bold]polybound report table-1 figure-2 --dataset fashion-mnist -o report.html[/]")(
+        report
+    )
+
+
+def list_experiments(as_json: AsJson = False) -> None:
+    """List all experiments: the paper's tables and figures, and our own."""
+    from rich.table import Table
+
+    from polybound.experiments.experiment import experiment_names, find_experiment
+
+    found = [find_experiment(name) for name in experiment_names()]
+    if as_json:
+        print(json.dumps([{"name": e.name, "paper": e.paper, "title": e.title} for e in found], indent=2))
+        return
+    view = Table("name", "what", header_style="bold")
+    for experiment in found:
+        view.add_row(experiment.name, experiment.title)
+    Console().print(view)
+
+
+def _chosen(names: list[str], *changes: Any) -> list[Experiment]:
+    """The experiments, changed as the options of the commands below say, in their order."""
+    from polybound.experiments.experiment import find_experiment
+
+    fields = ("budget", "seeds", "samples", "limit", "datasets", "models", "methods", "bounds")
+    values = [(tuple(value) or None) if isinstance(value, list) else value for value in changes]
+    return [find_experiment(name).changed(**dict(zip(fields, values, strict=True))) for name in names]
+
+
+def _sweep(
+    experiments: list[Any], runs: Path, data_dir: Path | None, engine: str, workers: int | None, address: str | None
+) -> None:
+    from polybound.experiments.sweep import sweep as carry_out
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("jobs", total=None)
+
+        def show(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=name or "jobs")
+
+        carry_out(
+            experiments, runs, data_dir=data_dir, engine=engine, workers=workers, cluster=address, on_progress=show
+        )
+
+
+def sweep(
+    names: Names,
+    runs: Runs = Path("runs"),
+    budget: Budget = None,
+    seeds: Seeds = None,
+    samples: Samples = None,
+    limit: Limit = None,
+    dataset: Dataset = None,
+    model: Model = None,
+    method: Method = None,
+    bound: Bound = None,
+    engine: Engine = "loky",
+    workers: Workers = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and for how long.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train and measure all that experiments need. What is done is not done again; what was killed goes on."""
+    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound)
+    if dry_run:
+        from polybound.experiments.sweep import estimate
+
+        found = estimate(chosen, runs, data_dir)
+        if as_json:
+            print(json.dumps(asdict(found)))
+        else:
+            print(f"{found.jobs} jobs with {found.runs} runs, {found.done} jobs done already")
+            print(f"training the rest takes about {_duration(found.seconds)} on one worker; attacks come on top of it")
+        return
+    _sweep(chosen, runs, data_dir, engine, workers, address)
+    if as_json:
+        from polybound.experiments.results import collect
+
+        print(json.dumps([asdict(row) for experiment in chosen for row in collect(experiment, runs)], indent=1))
+    else:
+        print(f"all done: `polybound report {' '.join(names)} --runs {runs}` shows it")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def reproduce(
+    names: Names,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The report; NAME.html by default.")] = None,
+    runs: Runs = Path("runs"),
+    budget: Budget = None,
+    seeds: Seeds = None,
+    samples: Samples = None,
+    limit: Limit = None,
+    dataset: Dataset = None,
+    model: Model = None,
+    method: Method = None,
+    bound: Bound = None,
+    engine: Engine = "loky",
+    workers: Workers = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Give back a table or figure of the paper, next to the published values: sweep, then report."""
+    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound)
+    target = output or Path(f"{Path(names[0]).stem}.html")
+    if not target.parent.is_dir():
+        raise PolyboundError(f"{target.parent}: no such folder")
+    _sweep(chosen, runs, data_dir, engine, workers, address)
+    _report(chosen, runs, target)
+
+
+def report(
+    names: Names,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = Path("report.html"),
+    runs: Runs = Path("runs"),
+    budget: Budget = None,
+    seeds: Seeds = None,
+    samples: Samples = None,
+    limit: Limit = None,
+    dataset: Dataset = None,
+    model: Model = None,
+    method: Method = None,
+    bound: Bound = None,
+) -> None:
+    """Make a report of what was run: one HTML file, and beside it all figures and tables in every format."""
+    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound)
+    if not output.parent.is_dir():
+        raise PolyboundError(f"{output.parent}: no such folder")
+    _report(chosen, runs, output)
+
+
+def _report(chosen: list[Experiment], runs: Path, output: Path) -> None:
+    from polybound.report.build import build_report, markdown_of
+
+    command = shlex.join(["polybound", *sys.argv[1:]])
+    title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
+    sections = build_report(chosen, runs, output, title=title, command=command)
+    console = Console()
+    for made in sections:
+        text = markdown_of(made)
+        if console.is_terminal:
+            console.print(Markdown(text))
+        else:
+            print(text)
+    print(f"\n{output} and {output.with_suffix('')}/")
+
+
+def compare(
+    where: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="A folder of run folders, or a CSV file of scores.")
+    ] = Path("runs"),
+    protocol: Annotated[str, typer.Option(help="published or sound.")] = "published",
+    as_json: AsJson = False,
+) -> None:
+    """Set what was run against the published values. Exit code 1 if a value of a whole schedule is off."""
+    from rich.table import Table
+
+    from polybound.experiments.compare import compare as against
+    from polybound.experiments.results import collect_folder, read_csv
+
+    if protocol not in ("published", "sound"):
+        raise PolyboundError(f"protocol must be published or sound, got {protocol!r}")
+    if not where.exists():
+        raise PolyboundError(f"{where}: no such file or folder")
+    rows = collect_folder(where) if where.is_dir() else read_csv(where.read_text(encoding="utf-8"))
+    found = against(rows, protocol)
+    off = [c for c in found if c.verdict == "off"]
+    if as_json:
+        print(json.dumps([asdict(c) for c in found], indent=2))
+    else:
+        if not found:
+            raise PolyboundError(f"{where}: no run that the paper has a value for")
+        view = Table(
+            "data set", "model", "method", "attack", "paper", "here", "difference", "verdict", header_style="bold"
+        )
+        for c in found:
+            best = f"{c.ours} (best of {c.bounds})" if c.bounds > 1 else str(c.ours)
+            paper = f"{c.paper.mean:.2f} ± {c.paper.std:.2f}"
+            view.add_row(
+                c.paper.dataset,
+                c.paper.model,
+                c.paper.method,
+                c.paper.attack,
+                paper,
+                best,
+                f"{c.difference:+.2f}",
+                c.verdict,
+            )
+        Console().print(view)
+        judged = [c for c in found if c.verdict != "reduced"]
+        within = len(judged) - len(off)
+        print(f"{protocol} protocol: {within} of {len(judged)} values within max(3 points, 2 standard deviations)")
+    if off:
+        raise typer.Exit(1)

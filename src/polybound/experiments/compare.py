@@ -1,0 +1,187 @@
+"""What was measured against what was published, and methods against each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import nan
+from statistics import fmean, stdev
+
+from polybound.experiments.results import Average, Row, average
+
+__all__ = [
+    "ATTACKS",
+    "DATASETS",
+    "EPOCHS",
+    "Comparison",
+    "Published",
+    "Significance",
+    "compare",
+    "published",
+    "significance",
+]
+
+DATASETS = {
+    "fashion-mnist": "Fashion-MNIST",
+    "emnist-letters": "E-MNIST",
+    "emnist-byclass": "E-MNIST-BY",
+    "kmnist": "K-MNIST",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "nsynth": "NSYNTH",
+}
+"""The paper's names of the data sets."""
+
+_MODELS = {"pn-4": "PN-4", "pn-10": "PN-10", "pn-conv": "PN-Conv"}
+ATTACKS = {
+    "pgd-0.1-20-0.01": "pgd-(0.1, 20, 0.01)",
+    "pgd-0.3-20-0.03": "pgd-(0.3, 20, 0.03)",
+    "apgdt-1": "apgdt",
+    "tpgd-1": "tpgd",
+}
+"""The paper's names of the attacks, where they are others."""
+
+EPOCHS = 100
+"""Epochs of the paper's schedule; a number from fewer is no reproduction."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A value of the paper, in percent."""
+
+    table: str
+    dataset: str
+    model: str
+    method: str
+    attack: str
+    mean: float
+    std: float
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All accuracies of the paper's tables.
+
+    >>> len(published())
+    402
+    """
+    text = (files("polybound.experiments") / "published.csv").read_text(encoding="utf-8")
+    return tuple(
+        Published(
+            **{name: line[name] for name in ("table", "dataset", "model", "method", "attack")},
+            mean=float(line["mean"]),
+            std=float(line["std"]),
+        )
+        for line in csv.DictReader(io.StringIO(text))
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published value next to ours.
+
+    Attributes:
+        paper: what was published.
+        ours: mean and standard deviation over our seeds.
+        protocol: of our value; "-" for clean accuracies.
+        difference: ours less the paper's, in points.
+        allowed: max(3 points, 2 published standard deviations).
+        verdict: "within" or "off"; "reduced" if our schedule or data was cut short.
+        bounds: among how many bounds ours is the best, as the paper's is; 1 for other methods.
+    """
+
+    paper: Published
+    ours: Average
+    protocol: str
+    difference: float
+    allowed: float
+    verdict: str
+    bounds: int
+
+
+def compare(rows: Sequence[Row], protocol: str = "published", table: str | None = None) -> list[Comparison]:
+    """Every published value for which there are runs.
+
+    As in the paper, the value of the projection is the best of all bounds, for each attack on its own.
+    """
+    rows = [row for row in rows if row.split == "test" and not row.validation]
+    index: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        index.setdefault(_names(row), []).append(row)
+    result = []
+    for value in published():
+        if table not in (None, value.table):
+            continue
+        wanted = "-" if value.attack == "clean" else protocol
+        mine = [
+            r for r in index.get((value.dataset, value.model, value.method, value.attack), []) if r.protocol == wanted
+        ]
+        averages = average(_of_one_kind(mine))
+        if not averages:
+            continue
+        best = max(averages.values(), key=lambda found: found.mean)
+        difference = best.mean - value.mean
+        allowed = max(3.0, 2.0 * value.std)
+        verdict = "within" if abs(difference) <= allowed else "off"
+        if any(row.epochs < EPOCHS or row.samples for row in mine):
+            verdict = "reduced"
+        result.append(Comparison(value, best, wanted, difference, allowed, verdict, len(averages)))
+    return result
+
+
+def _names(row: Row) -> tuple[str, str, str, str]:
+    """The paper's names for what a row is."""
+    method = row.method
+    if row.defence:
+        method = f"{row.defence}-denoising"
+    elif method == "none+at":
+        method = "at"
+    elif row.projection in ("searched", "layer-wise") and method == "projection":
+        method = "layerwise-projection"
+    elif row.projection not in ("", "single"):
+        method = f"{row.projection}-projection"
+    attack = ATTACKS.get(row.attack, row.attack)
+    return DATASETS.get(row.dataset, row.dataset), _MODELS.get(row.model, row.model), method, attack
+
+
+def _of_one_kind(rows: Iterable[Row]) -> list[Row]:
+    """Rows of the longest schedule, the most data and images, and one rank: others are not to be averaged in."""
+    rows = list(rows)
+    if not rows:
+        return []
+
+    def kind(row: Row) -> tuple[int, float, int, int]:
+        return row.epochs, row.samples or float("inf"), row.total, row.rank
+
+    best = max(map(kind, rows))
+    return [row for row in rows if kind(row) == best]
+
+
+@dataclass(frozen=True)
+class Significance:
+    """A paired comparison of two methods over their common seeds."""
+
+    difference: float
+    seeds: int
+    p: float
+
+
+def significance(first: Iterable[Row], second: Iterable[Row]) -> Significance:
+    """The mean difference of two methods' accuracies, paired by seed, with the p-value of a two-sided paired t-test.
+
+    With fewer than two common seeds, or differences without any spread, there is no p-value: it is NaN.
+    """
+    ours, theirs = ({row.seed: row.accuracy for row in rows} for rows in (first, second))
+    seeds = sorted(set(ours) & set(theirs))
+    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    if not differences:
+        return Significance(nan, 0, nan)
+    if len(differences) < 2 or stdev(differences) == 0.0:
+        return Significance(fmean(differences), len(differences), nan)
+    from scipy.stats import ttest_1samp
+
+    return Significance(fmean(differences), len(differences), float(ttest_1samp(differences, 0.0).pvalue))

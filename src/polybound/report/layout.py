@@ -1,0 +1,204 @@
+"""From an experiment's scores to its tables and figures, in the paper's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from polybound.experiments.compare import ATTACKS, DATASETS, EPOCHS, published, significance
+from polybound.experiments.experiment import Experiment
+from polybound.experiments.results import Average, Row, average, collect
+from polybound.experiments.search import search_job
+from polybound.experiments.sweep import resolve
+from polybound.report.figures import curves, growth, initial, samples, tradeoff
+from polybound.report.shapes import Figure, Section, Table
+from polybound.report.words import METHODS, MODELS, SOURCES, attack_label
+
+__all__ = ["section"]
+
+
+def section(experiment: Experiment, root: Path) -> Section:
+    """Tables and figures of an experiment, from what its folder holds."""
+    experiment = resolve(experiment, root)
+    rows = collect(experiment, root)
+    parts: list[Table | Figure] = []
+    if experiment.kind in ("accuracy", "search"):
+        if experiment.layout == "table":
+            parts += _tables(experiment, rows)
+        elif experiment.layout == "chosen":
+            parts.append(_chosen(experiment, rows))
+        elif experiment.layout == "tradeoff":
+            parts.append(tradeoff(experiment, rows))
+        else:
+            parts.append(curves(experiment, rows))
+    if experiment.kind == "search":
+        parts += _search(experiment, root)
+    elif experiment.kind == "growth":
+        parts.append(growth(experiment, root))
+    elif experiment.kind == "initial":
+        parts.append(initial(experiment, root))
+    elif experiment.kind == "samples":
+        parts.append(samples(experiment, root))
+    title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
+    return Section(experiment.name, title, parts, _warnings(experiment, rows))
+
+
+def _warnings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+    """What must be said of every number: a cut schedule, few data, few seeds."""
+    notes = []
+    if epochs := sorted({row.epochs for row in rows if row.epochs < EPOCHS}):
+        notes.append(f"Reduced schedule: {', '.join(map(str, epochs))} of {EPOCHS} epochs.")
+    if samples := sorted({row.samples for row in rows if row.samples}):
+        notes.append(f"Reduced data: {', '.join(map(str, samples))} training samples.")
+    if experiment.limit:
+        notes.append(f"Measured on the first {experiment.limit} images only.")
+    if rows:
+        seeds = len({row.seed for row in rows})
+        notes.append(f"Mean and standard deviation over {seeds} seed{'s' if seeds > 1 else ''}, last epoch.")
+    return notes
+
+
+def _columns(experiment: Experiment) -> list[str]:
+    columns = list(experiment.methods)
+    if experiment.kind == "search":
+        columns.append("layerwise-projection")
+    return columns + [f"{name}-denoising" for name in experiment.defences]
+
+
+def _select(rows: Sequence[Row], column: str) -> list[Row]:
+    """The rows of a column of a table."""
+    if column.endswith("-denoising"):
+        return [row for row in rows if row.method == "none" and row.defence == column.removesuffix("-denoising")]
+    if column == "layerwise-projection":
+        return [row for row in rows if row.projection == "searched"]
+    return [row for row in rows if row.method == column and not row.defence and row.projection in ("", "single")]
+
+
+def _tables(experiment: Experiment, rows: Sequence[Row]) -> list[Table | Figure]:
+    """Published, reproduced and sound values of every method, below each other for each attack."""
+    columns = _columns(experiment)
+    found = {
+        (DATASETS.get(d, d), MODELS.get(m, m)): [
+            r for r in rows if r.dataset == d and r.model == m and r.split == "test"
+        ]
+        for d, m in product(experiment.datasets, experiment.models)
+    }
+    header = ["attack", "value", *(METHODS.get(column, column) for column in columns)]
+    cells: list[list[str]] = []
+    groups: list[tuple[int, str]] = []
+    bold: set[tuple[int, int]] = set()
+    for (dataset, model), part in found.items():
+        groups.append((len(cells), f"{dataset}, {model}"))
+        attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
+        for attack in attacks:
+            if line := _published_line(dataset, model, attack, columns):
+                cells.append([attack_label(attack), "paper", *line])
+            for protocol in ("-",) if attack == "clean" else ("published", "sound"):
+                best = [_best(_select(part, column), attack, protocol) for column in columns]
+                label = "here" if protocol == "-" else SOURCES[protocol]
+                means = [value.mean for value in best if value is not None]
+                for place, value in enumerate(best):
+                    if value is not None and len(means) > 1 and value.mean == max(means):
+                        bold.add((len(cells), place + 2))
+                cells.append([attack_label(attack), label, *("" if value is None else str(value) for value in best)])
+    notes = [
+        "The value of the projection is the best of all bounds for each line on its own, as in the paper; "
+        "honest-table has one bound for all lines."
+    ]
+    notes += _significances(experiment, rows)
+    return [Table(experiment.title, header, cells, groups, frozenset(bold), notes)]
+
+
+def _shows_clean(experiment: Experiment) -> bool:
+    """The paper's tables of adversarial training and of further attacks leave the clean accuracy out."""
+    if not experiment.published:
+        return True
+    return any(value.table == experiment.published and value.attack == "clean" for value in published())
+
+
+def _published_line(dataset: str, model: str, attack: str, columns: Sequence[str]) -> list[str]:
+    """The paper's values of a line; empty if there are none."""
+    found = {(value.dataset, value.model, value.method, value.attack): value for value in published()}
+    line = []
+    for column in columns:
+        value = found.get((dataset, model, {"none+at": "at"}.get(column, column), ATTACKS.get(attack, attack)))
+        line.append("" if value is None else f"{value.mean:.2f} ± {value.std:.2f}")
+    return line if any(line) else []
+
+
+def _best(rows: Sequence[Row], attack: str, protocol: str) -> Average | None:
+    averages = average(rows, attack=attack, protocol=protocol)
+    return max(averages.values(), key=lambda value: value.mean) if averages else None
+
+
+def _significances(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+    """Projection against none, paired by seed, for the strongest statement of a table."""
+    notes = []
+    for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
+        part = [r for r in rows if (r.dataset, r.model, r.attack, r.protocol) == (dataset, model, attack, "sound")]
+        best = _best(_select(part, "projection"), attack, "sound")
+        if best is None or best.seeds < 2:
+            continue
+        ours = [row for row in _select(part, "projection") if row.bound == best.bound]
+        result = significance(ours, _select(part, "none"))
+        if result.p == result.p:
+            notes.append(
+                f"{DATASETS.get(dataset, dataset)}, {MODELS.get(model, model)}, {attack_label(attack)}, sound: "
+                f"projection at its best bound {best.bound:g} less none is {result.difference:+.1f} points over "
+                f"{result.seeds} seeds (paired t-test, p = {result.p:.2g})."
+            )
+    return notes
+
+
+def _chosen(experiment: Experiment, rows: Sequence[Row]) -> Table:
+    """One model a line: its bound maximises the mean validation accuracy over clean and all attacks, sound protocol."""
+    header = ["method", "bound", "clean", *map(attack_label, experiment.attacks)]
+    cells: list[list[str]] = []
+    groups = []
+    for dataset, model in product(experiment.datasets, experiment.models):
+        part = [row for row in rows if row.dataset == dataset and row.model == model]
+        groups.append((len(cells), f"{DATASETS.get(dataset, dataset)}, {MODELS.get(model, model)}"))
+        for method in experiment.methods:
+            mine = _select(part, method)
+            columns = [("clean", "-"), *((attack, "sound") for attack in experiment.attacks)]
+            totals: dict[float | None, float] = {}
+            for attack, protocol in columns:
+                for bound, value in average(mine, attack=attack, protocol=protocol, split="validation").items():
+                    totals[bound] = totals.get(bound, 0.0) + value.mean
+            if not totals:
+                continue
+            bound = max(totals, key=lambda name: totals[name])
+            values = [average(mine, attack=a, protocol=p, split="test", bound=bound).get(bound) for a, p in columns]
+            label = "" if bound is None else f"{bound:g}"
+            cells.append([METHODS[method], label, *("" if value is None else str(value) for value in values)])
+    note = (
+        f"One bound a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the best mean "
+        "accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
+    )
+    return Table(experiment.title, header, cells, groups, notes=[note])
+
+
+def _search(experiment: Experiment, root: Path) -> list[Table | Figure]:
+    job = search_job(experiment)
+    if not job.done(root):
+        return []
+    result = job.result(root)
+    trials = sorted(
+        result["trials"], key=lambda trial: -(trial["full"] if trial["full"] is not None else trial["short"] - 1)
+    )
+    names = list(result["bounds"])
+    cells = [
+        [
+            *(f"{trial['bounds'][name]:g}" for name in names),
+            f"{100 * trial['short']:.2f}",
+            "" if trial["full"] is None else f"{100 * trial['full']:.2f}",
+        ]
+        for trial in trials[:10]
+    ]
+    pruned = sum(trial["full"] is None for trial in trials)
+    note = (
+        f"{len(trials)} points, {pruned} of them pruned after a shorter schedule; {experiment.search['attack']} on a "
+        f"validation split, {experiment.search['protocol']} protocol. The ten best:"
+    )
+    return [Table("The search", [*names, "shorter schedule", "whole schedule"], cells, notes=[note])]
