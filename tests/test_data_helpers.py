@@ -75,11 +75,11 @@ def idx(array, kind=8):
     return bytes([0, 0, kind, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def tiny_mnist(monkeypatch, digests=True, bases=()):
+def tiny_mnist(monkeypatch, digests=True, bases=(), size=(5, 3)):
     """A data set of MNIST's layout with images of 5 x 3; its source, its four files' bytes, and its arrays."""
     counts = {"train": 40, "test": 20}
     arrays = {
-        split: (random_bytes(count, 5, 3, seed=count), random_bytes(count, high=10, seed=count + 1))
+        split: (random_bytes(count, *size, seed=count), random_bytes(count, high=10, seed=count + 1))
         for split, count in counts.items()
     }
     kinds, contents = {"images": {}, "labels": {}}, {}
@@ -97,7 +97,7 @@ def tiny_mnist(monkeypatch, digests=True, bases=()):
             )
     source = MnistSource(
         name="tiny",
-        shape=(1, 5, 3),
+        shape=(1, *size),
         class_names=tuple("0123456789"),
         counts=counts,
         folders=("tiny",),

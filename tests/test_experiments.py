@@ -1,0 +1,244 @@
+"""Every table and figure of the paper end to end, on tiny data sets in the official formats."""
+
+# ruff: noqa: F811 (a fixture is named again as an argument)
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from polybound.data.catalogue import SOURCES
+from polybound.errors import PolyboundError
+from polybound.experiments.compare import DATASETS, compare, published, significance
+from polybound.experiments.experiment import BOUNDS, Experiment, experiment_names, find_experiment
+from polybound.experiments.results import average, collect, collect_folder, read_csv, write_csv
+from polybound.experiments.sweep import estimate, jobs_of, sweep
+from polybound.report.build import build_report
+from polybound.report.shapes import Figure, Table
+from test_data_helpers import (
+    nsynth_members,
+    put_mnist,
+    root,  # noqa: F401
+    tarred,
+    tiny_cifar,
+    tiny_emnist,
+    tiny_mnist,
+    tiny_nsynth,
+    write,
+)
+
+NAMES = [
+    *(f"table-{number}" for number in range(1, 12)),
+    *(f"figure-{number}" for number in range(2, 15)),
+    *("certified-tradeoff", "honest-table", "tradeoff"),
+]
+
+
+@pytest.fixture
+def tiny_data(root, monkeypatch):
+    """All data sets of the paper, a few images each."""
+    source, contents, _ = tiny_mnist(monkeypatch, size=(8, 8))
+    put_mnist(root, contents)
+    for name in ("fashion-mnist", "kmnist", "mnist"):
+        monkeypatch.setitem(SOURCES, name, replace(source, name=name))
+    members = {}
+    for part in ("letters", "byclass"):
+        content, _, _ = tiny_emnist(monkeypatch, part, digest=False)
+        members[part] = content
+        write(root / f"emnist-{part}" / "gzip.zip", content)
+    binary, _, _ = tiny_cifar(monkeypatch)
+    for name, content in binary.items():
+        write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
+    archives = {"test": tarred(nsynth_members("test"))}
+    tiny_nsynth(monkeypatch, archives)
+    write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", archives["test"])
+    return root
+
+
+def tiny(name):
+    """An experiment with two epochs, one seed, three bounds and as few points of a search as there can be."""
+    experiment = find_experiment(name).changed(seeds=1, budget=0.02, limit=6)
+    if experiment.search:
+        experiment = replace(experiment, search=dict(experiment.search) | {"points": 4})
+    return experiment if experiment.bounds != BOUNDS else experiment.changed(bounds=BOUNDS[4::4])
+
+
+def test_all_are_there():
+    assert sorted(experiment_names()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, tmp_path, name):
+    experiment, folder = tiny(name), tmp_path / "runs"
+    sweep([experiment], folder, data_dir=tiny_data, workers=1)
+    assert all(job.done(folder) for job in jobs_of(experiment, folder))
+    (made,) = build_report([experiment], folder, tmp_path / "report.html")
+    parts = {kind: [part for part in made.parts if isinstance(part, kind)] for kind in (Table, Figure)}
+    if experiment.layout in ("table", "chosen"):
+        check_table(experiment, parts[Table][0])
+        assert {file.suffix for file in (tmp_path / "report").iterdir()} == {".md", ".tex", ".csv"}
+    else:
+        check_figure(experiment, parts[Figure][0])
+        assert {".png", ".svg"} <= {file.suffix for file in (tmp_path / "report").iterdir()}
+    if experiment.kind in ("accuracy", "search"):
+        assert any("2 of 100 epochs" in note for note in made.notes)
+    page = (tmp_path / "report.html").read_text()
+    assert "@@" not in page and made.title in page.replace("&#x27;", "'")
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)  # nothing to be fetched
+
+
+def check_table(experiment, table):
+    groups = [heading for _, heading in table.groups]
+    assert len(groups) == len(experiment.datasets) * len(experiment.models)
+    assert groups[0].startswith(DATASETS[experiment.datasets[0]])
+    if experiment.layout == "chosen":
+        assert [row[0] for row in table.rows] == ["no projection", "projection", "Jacobian", "L2"]
+        assert len(table.header) == 3 + len(experiment.attacks)
+    elif experiment.published:
+        values = [value for value in published() if value.table == experiment.published]
+        methods = list(dict.fromkeys(value.method for value in values))
+        assert len(table.header) == 2 + len(methods)
+        shown = sum(row[1] == "paper" for row in table.rows)
+        assert shown == len({(v.dataset, v.model, v.attack) for v in values})
+        # Every cell that the paper has a value for has one of ours in both protocols.
+        for number, row in enumerate(table.rows):
+            if row[1] == "paper":
+                below = table.rows[number + 1]
+                assert [bool(cell) for cell in below[2:]] == [bool(cell) for cell in row[2:]], (row, below)
+    assert all(cell for row in table.rows for cell in row[:1])
+
+
+def check_figure(experiment, figure):
+    if experiment.kind == "samples":
+        assert [row.title for row in figure.images] == [DATASETS[name] for name in experiment.datasets]
+        return
+    assert figure.panels and all(panel.lines for panel in figure.panels)
+    assert all(len(line.x) == len(line.y) > 0 for panel in figure.panels for line in panel.lines)
+    if experiment.kind == "growth":
+        assert [panel.x_label for panel in figure.panels] == ["bound", "epoch"] * 2
+        assert figure.panels[1].lines[0].x == [0, 1, 2]
+    elif experiment.kind == "initial":
+        assert [panel.x_label for panel in figure.panels] == ["hidden rank", "degree"]
+    elif experiment.layout == "curves":
+        over = {"bound": sorted(experiment.bounds), "rank": [4, 8, 16, 32, 64], "steps": [1, 2, 5, 10, 20, 40]}[experiment.x]
+        assert all(list(line.x) == over for panel in figure.panels for line in panel.lines)
+        assert all(panel.log_x == (experiment.x != "steps") for panel in figure.panels)
+        protocols = 2 if experiment.attacks else 1
+        per_set = 1 if experiment.lines == "model" else len(experiment.models)
+        assert len(figure.panels) == protocols * len(experiment.datasets) * per_set
+    else:
+        assert all(len(panel.lines) == 4 for panel in figure.panels)
+
+
+@pytest.fixture
+def small():
+    return Experiment(
+        "small",
+        "Small",
+        datasets=("digits",),
+        methods=("none", "projection"),
+        bounds=(100.0, 1.0, 0.5),
+        attacks=("fgsm-0.1",),
+        seeds=2,
+        budget=0.05,
+        limit=50,
+    )
+
+
+def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
+    guess = estimate([small], tmp_path / "alone")
+    assert (guess.jobs, guess.runs, guess.done) == (4, 8, 0) and guess.seconds > 0
+    sweep([small], tmp_path / "alone", workers=1)
+    seen = []
+    sweep([small], tmp_path / "two", workers=2, on_progress=lambda *state: seen.append(state))
+    assert seen[-1][:2] == (4, 4)
+    assert collect(small, tmp_path / "two") == collect(small, tmp_path / "alone")
+    assert len(collect(small, tmp_path / "alone")) == 8 * 3
+    assert estimate([small], tmp_path / "two").seconds == 0
+
+
+def test_scores_survive_a_csv_file(small, tmp_path):
+    sweep([small], tmp_path, workers=1)
+    rows = collect(small, tmp_path)
+    again = read_csv(write_csv(rows))
+    assert [replace(row, accuracy=0) for row in again] == [replace(row, accuracy=0) for row in rows]
+    assert [row.accuracy for row in again] == pytest.approx([row.accuracy for row in rows], abs=1e-4)
+    assert sorted(collect_folder(tmp_path), key=str) == sorted(rows, key=str)
+    (clean,) = average(rows, method="none", attack="clean").values()
+    by_hand = [row.accuracy for row in rows if row.method == "none" and row.attack == "clean"]
+    assert clean.seeds == 2 and clean.mean == pytest.approx(sum(by_hand) / 2)
+
+
+def rows_like_the_paper(shift=0.0, epochs=100):
+    """Scores as if a reproduction had been off by so many points."""
+    template = Experiment("t", "t", datasets=("digits",), limit=1)
+    del template
+    from polybound.experiments.results import Row
+
+    return [
+        Row(
+            dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",
+            bound=bound, seed=seed, epochs=epochs, samples=0, validation=0.0, split="test", attack=attack,
+            protocol=protocol, defence="", correct=1, total=10000, accuracy=value + shift + seed, run="r",
+        )
+        for method, bound, attack, protocol, value in (
+            ("none", None, "clean", "-", 87.28),
+            ("none", None, "fgsm-0.1", "published", 12.92),
+            ("projection", 2.0, "fgsm-0.1", "published", 20.0),
+            ("projection", 1.0, "fgsm-0.1", "published", 46.43),
+            ("projection", 1.0, "fgsm-0.1", "sound", 60.0),
+        )
+        for seed in (-1, 0, 1)
+    ]  # fmt: skip
+
+
+def test_comparison_with_the_paper():
+    table = "tab:regularization_compare_fashionmnist_emnist"
+    found = {(c.paper.method, c.paper.attack): c for c in compare(rows_like_the_paper(), table=table)}
+    assert set(found) == {("none", "clean"), ("none", "fgsm-0.1"), ("projection", "fgsm-0.1")}
+    best = found["projection", "fgsm-0.1"]
+    assert (
+        best.verdict == "within" and best.bounds == 2 and best.ours.bound == 1.0 and best.difference == pytest.approx(0)
+    )
+    assert best.ours.std == pytest.approx(1.0) and best.ours.seeds == 3
+    shifted = {(c.paper.method, c.paper.attack): c for c in compare(rows_like_the_paper(4.0), table=table)}
+    assert shifted["none", "clean"].verdict == "off"
+    assert shifted["none", "fgsm-0.1"].verdict == "within"  # 2 published standard deviations are 5.48 points
+    assert {c.verdict for c in compare(rows_like_the_paper(epochs=10), table=table)} == {"reduced"}
+    (sound,) = [c for c in compare(rows_like_the_paper(), "sound", table) if c.paper.attack != "clean"]
+    assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
+
+
+def test_significance_is_paired_by_seed():
+    rows = rows_like_the_paper()
+    ours = [row for row in rows if row.bound == 1.0 and row.protocol == "published"]
+    theirs = [row for row in rows if row.method == "none" and row.attack == "fgsm-0.1"]
+    assert significance(ours, theirs).difference == pytest.approx(33.51)
+    spread = [replace(row, accuracy=row.accuracy + 0.1 * row.seed) for row in theirs]
+    result = significance(ours, spread)
+    assert result.seeds == 3 and result.p < 1e-4
+    from scipy.stats import ttest_rel
+
+    assert result.p == pytest.approx(ttest_rel([r.accuracy for r in ours], [r.accuracy for r in spread]).pvalue)
+
+
+def test_bad_experiments_are_refused(tmp_path):
+    with pytest.raises(PolyboundError, match="no experiment is called 'table-12'"):
+        find_experiment("table-12")
+    with pytest.raises(PolyboundError, match="budget"):
+        find_experiment("table-1").changed(budget=0.0)
+    file = tmp_path / "mine.toml"
+    file.write_text("colours = 3\n")
+    with pytest.raises(PolyboundError, match="colours"):
+        find_experiment(str(file))
+    file.write_text('datasets = ["digits"]\n')
+    assert find_experiment(str(file)).datasets == ("digits",)
+    with pytest.raises(PolyboundError, match="engine"):
+        sweep([find_experiment(str(file))], tmp_path, engine="slurm", workers=2)
+
+
+def test_the_budget_scales_the_schedule():
+    recipe = find_experiment("table-1").changed(budget=0.1).recipe_for("projection")
+    assert (recipe.epochs, recipe.start, recipe.milestones) == (10, 5, (2, 8))
+    assert json.dumps(recipe.as_dict())
