@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-__all__ = ["Ball", "InfBall", "TwoBall", "ball_around"]
+__all__ = ["Ball", "InfBall", "TwoBall", "ball_around", "round_down", "round_up"]
 
 
 def ball_around(x: Tensor, eps: float, norm: str, clip: tuple[float, float]) -> Ball:
@@ -27,7 +27,7 @@ class Ball(ABC):
     """Points near images x, (G, n, d); a point set is (G or E, n, d)."""
 
     def __init__(self, x: Tensor, eps: float, clip: tuple[float, float]) -> None:
-        self.x, self.eps, self.clip = x, _below(eps, x), (_above(clip[0], x), _below(clip[1], x))
+        self.x, self.eps, self.clip = x, round_down(eps, x), (round_up(clip[0], x), round_down(clip[1], x))
 
     @abstractmethod
     def pick(self, keep: Tensor) -> Ball:
@@ -140,7 +140,7 @@ def _minus(x: Tensor, eps: float) -> Tensor:
     return torch.where(error > 0, torch.nextafter(s, torch.full_like(s, torch.inf)), s)
 
 
-def _below(value: float, like: Tensor) -> float:
+def round_down(value: float, like: Tensor) -> float:
     """The largest number of the tensor's type that is not above `value`."""
     near = torch.tensor(value, dtype=like.dtype)
     if near.item() > value:
@@ -148,6 +148,6 @@ def _below(value: float, like: Tensor) -> float:
     return near.item()
 
 
-def _above(value: float, like: Tensor) -> float:
+def round_up(value: float, like: Tensor) -> float:
     """The smallest number of the tensor's type that is not below `value`."""
-    return -_below(-value, like)
+    return -round_down(-value, like)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks.ball import Ball, ball_around
+from polybound.attacks.ball import Ball, ball_around, round_down, round_up
 from polybound.attacks.losses import Loss
 from polybound.attacks.noise import GROUP, Noise
 from polybound.attacks.protocol import check_domain, clip_range
@@ -197,7 +197,9 @@ def _checked(x: Tensor, domain: tuple[float, float]) -> Tensor:
     slack = TOLERANCE * (domain[1] - domain[0])
     if not (domain[0] - slack <= least and most <= domain[1] + slack):
         raise PolyboundError(f"images with values from {least:.4g} to {most:.4g} are outside of the domain {domain}")
-    return x.detach() if domain[0] <= least and most <= domain[1] else x.detach().clamp(*domain)
+    if domain[0] <= least and most <= domain[1]:
+        return x.detach()
+    return x.detach().clamp(round_up(domain[0], x), round_down(domain[1], x))
 
 
 def _labels(y: Tensor) -> Tensor:
