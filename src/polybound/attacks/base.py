@@ -105,6 +105,9 @@ class Attack(ABC):
             parts = []
             for first in range(0, len(y), rows):
                 batch = images[:, first : first + rows]
+                if victim.form is not None:
+                    # Features before samples in memory, as the closed forms' matrix products want them.
+                    batch = batch.transpose(1, 2).contiguous().transpose(1, 2)
                 ball = ball_around(batch, self.eps, self.norm, clip)
                 noise = Noise(seed, start + first, batch.shape[1], batch.shape[2], batch)
                 found = self._run(victim, ball, y[first : first + rows], noise)

@@ -28,6 +28,7 @@ class Score:
         low: lower end of its 95 % Wilson interval.
         high: upper end.
         seed: of the attack.
+        attacked: images that are classified right attacked, also if they are not as they are: what many papers count.
         per_class: (correct, total) of each class, if asked for.
     """
 
@@ -40,15 +41,18 @@ class Score:
     low: float
     high: float
     seed: int
+    attacked: int
     per_class: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
-    def of(cls, run: str, attack: str, protocol: str, counts: Tensor, totals: Tensor, seed: int) -> Score:
+    def of(
+        cls, run: str, column: tuple[str, str], seed: int, counts: Tensor, attacked: Tensor, totals: Tensor
+    ) -> Score:
         """From the counts of each class."""
         correct, total = int(counts.sum()), int(totals.sum())
         low, high = wilson(correct, total)
         classes = tuple(zip(counts.tolist(), totals.tolist(), strict=True))
-        return cls(run, attack, protocol, correct, total, correct / total, low, high, seed, classes)
+        return cls(run, *column, correct, total, correct / total, low, high, seed, int(attacked.sum()), classes)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
