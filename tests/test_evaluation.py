@@ -106,6 +106,14 @@ def test_tables_and_json(trained):
     assert "| 9 " in one.table()
     many = evaluate(stack, test, ["fgsm-0.1"], limit=50)
     assert many.table().splitlines()[0].split("|")[1:-1] == ["run  ".center(7), " clean ", " fgsm-0.1 sound "]
+    means = many.means({"run 0": "a", "run 1": "a", "run 2": "b"}).splitlines()
+    values = [100 * many.find("clean", run=f"run {e}").accuracy for e in (0, 1)]
+    assert [part.strip() for part in means[2].split("|")[1:4]] == [
+        "a",
+        "2",
+        f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}",
+    ]
+    assert means[3].split("|")[2].strip() == "1" and "±" not in means[3]
     content = json.loads(one.to_json())
     assert content["dataset"] == "digits" and content["scores"][1]["protocol"] == "published"
     with pytest.raises(KeyError):
@@ -227,6 +235,7 @@ def test_command_line(runs, tmp_path):
     assert set(saved) == {"x", "y", "runs"} | {
         f"{name} {protocol}" for name in ("fgsm-0.1", "pgd-0.2-3-0.1") for protocol in ("sound", "published")
     }
+    assert f"| {folder.name.rsplit('-s', 1)[0]} " in polybound(*attack, "--means").stdout
     scores = json.loads(polybound(*attack, "--json").stdout)["scores"]
     assert len(scores) == 5 and (folder / "evaluation.json").exists()
     assert "gaussian" in polybound("evaluate", "--help").stdout

@@ -95,6 +95,8 @@ class Attack(ABC):
                 its number and the seed only, so that batches can be of any size.
         """
         clip = clip_range(protocol, domain)
+        if self.only_sound and protocol != "sound":
+            raise PolyboundError(f"{self.name} knows the sound protocol only")
         lead = _lead(model, x, y)
         shape = tuple(x.shape[lead:])
         images = _checked(x, check_domain(domain)).reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))
@@ -130,22 +132,31 @@ def climb(
             _, gradient = victim.gradient(z, loss.slopes)
             z = ball.ascend(z, gradient, size)
         return z
-    found = z.repeat(victim.runs // len(z), 1, 1)
-    z, keep = found.clone(), torch.arange(z.shape[1], device=z.device)
-    for _ in range(steps):
-        logits, gradient = victim.gradient(z, loss.slopes)
-        standing = right(logits, loss.y)
+    z = found = z.repeat(victim.runs // len(z), 1, 1)
+    keep = torch.arange(z.shape[1], device=z.device)
+    standing = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
+    for step in range(steps + 1):
+        last = step == steps
+        logits, gradient = (victim.logits(z), z) if last else victim.gradient(z, loss.slopes)
+        fallen = standing & ~right(logits, loss.y)
+        _store(found, keep, z, standing if last else fallen)
+        standing &= ~fallen
         open_ = standing.any(0)
+        if last or not bool(open_.any()):
+            break
         if int(open_.sum()) < 0.8 * len(open_):
             # Images that no run still classifies right are done; leaving a few of them in is cheaper than copying.
-            found[:, keep] = z
             keep, ball, loss = keep[open_], ball.pick(open_), loss.pick(open_)
             z, gradient, standing = z[:, open_], gradient[:, open_], standing[:, open_]
-            if not len(keep):
-                return found
-        z = torch.where(standing.unsqueeze(-1), ball.ascend(z, gradient, size), z)
-    found[:, keep] = z
+        z = ball.ascend(z, gradient, size)
     return found
+
+
+def _store(found: Tensor, keep: Tensor, z: Tensor, which: Tensor) -> None:
+    """Write the points z, (E, m, d), of the images `keep`, where `which`, (E, m), says so."""
+    run, image = which.nonzero(as_tuple=True)
+    if len(run) and found is not z:
+        found[run, keep[image]] = z[run, image]
 
 
 def first_success(victim: Victim, y: Tensor, z: Tensor, attempts: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
