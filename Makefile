@@ -18,6 +18,8 @@ help:
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchattacks
 	touch $@
 
 demo: $(VENV)/ready

@@ -15,11 +15,12 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import attacks
 import projection_in_training
 import projection_l1
 import training
 
-MODULES = (projection_l1, projection_in_training, training)
+MODULES = (projection_l1, projection_in_training, training, attacks)
 
 
 def main() -> None:

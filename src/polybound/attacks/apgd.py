@@ -69,7 +69,7 @@ class APGD(Attack):
         return first_success(victim, y, ball.x, attempts())
 
     def _once(self, victim: Victim, ball: Ball, start: Tensor, loss: Loss, keep: Tensor) -> Tensor:
-        """From one start, for the images `keep`: a misclassified point where there was one, else the last."""
+        """From one start, for the images `keep`: the first misclassified point, or the one of greatest loss."""
         ball, loss, z = ball.pick(keep), loss.pick(keep), start[:, keep]
         z = z.repeat(victim.runs // len(z), 1, 1)
         logits, gradient = victim.gradient(z, loss.slopes)
@@ -90,7 +90,7 @@ class APGD(Attack):
             last = step == self.steps - 1
             logits, gradient = (victim.logits(z), gradient) if last else victim.gradient(z, loss.slopes)
             wrong = ~right(logits, loss.y)
-            found = torch.where(wrong.unsqueeze(-1), z, found)
+            found = torch.where((wrong & ~fallen).unsqueeze(-1), z, found)
             fallen |= wrong
             if last or bool(fallen.all()):
                 break
@@ -109,7 +109,7 @@ class APGD(Attack):
                 halved, last_best, since = stuck, best.clone(), 0
                 improved = torch.zeros_like(improved)
                 period = max(period - shorter, shortest)
-        return found
+        return torch.where(fallen.unsqueeze(-1), found, best_z)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-__all__ = ["Ball", "InfBall", "TwoBall", "ball_around"]
+__all__ = ["Ball", "InfBall", "TwoBall", "ball_around", "round_down", "round_up"]
 
 
 def ball_around(x: Tensor, eps: float, norm: str, clip: tuple[float, float]) -> Ball:
@@ -27,7 +27,12 @@ class Ball(ABC):
     """Points near images x, (G, n, d); a point set is (G or E, n, d)."""
 
     def __init__(self, x: Tensor, eps: float, clip: tuple[float, float]) -> None:
-        self.x, self.eps, self.clip = x, _below(eps, x), (_above(clip[0], x), _below(clip[1], x))
+        self.x, self.eps, self.clip = x, round_down(eps, x), (round_up(clip[0], x), round_down(clip[1], x))
+
+    @staticmethod
+    def _finite(z: Tensor, otherwise: Tensor) -> Tensor:
+        # Points are bounded, so that their sum is finite if and only if they all are.
+        return z if bool(torch.isfinite(z.sum())) else torch.where(torch.isfinite(z), z, otherwise)
 
     @abstractmethod
     def pick(self, keep: Tensor) -> Ball:
@@ -51,7 +56,7 @@ class Ball(ABC):
 
     def settle(self, z: Tensor) -> Tensor:
         """The points, exactly inside, those that are not finite replaced by the image."""
-        return self.project_(torch.where(torch.isfinite(z), z, self.x))
+        return self.project_(self._finite(z, self.x))
 
 
 class InfBall(Ball):
@@ -62,8 +67,11 @@ class InfBall(Ball):
     ) -> None:
         super().__init__(x, eps, clip)
         if box is None:
+            # x - eps is rounded by up to half a unit in the last place: take that much off the radius beforehand.
+            largest = float(x.abs().max()) if x.numel() else 0.0
+            radius = max(0.0, self.eps - torch.finfo(x.dtype).eps * (largest + self.eps))
             # clip(clip(z, a, b), c, d) = clip(z, clip(a, c, d), clip(b, c, d)), as clipping is monotone.
-            box = _minus(x, self.eps).clamp_(*self.clip), -_minus(-x, self.eps).clamp_(-self.clip[1], -self.clip[0])
+            box = (x - radius).clamp_(*self.clip), (x + radius).clamp_(*self.clip)
         self.lower, self.upper = box
 
     def pick(self, keep: Tensor) -> InfBall:
@@ -81,7 +89,7 @@ class InfBall(Ball):
 
     def inside(self, noise: Tensor, radius: Tensor) -> Tensor:
         del noise  # a box is filled by independent uniform numbers
-        return self.project_(self.x + self.eps * (2 * radius - 1))
+        return self.project_(torch.add(self.x, radius, alpha=2 * self.eps).sub_(self.eps))
 
     def far(self, noise: Tensor, uniform: Tensor) -> Tensor:
         del noise
@@ -116,7 +124,7 @@ class TwoBall(Ball):
         return self.project_(self.x + self.eps * noise / noise.norm(dim=-1, keepdim=True).clamp_min(1e-12))
 
     def settle(self, z: Tensor) -> Tensor:
-        z = torch.where(torch.isfinite(z), z, self.x)
+        z = self._finite(z, self.x)
         # Short of eps by what the rounding of the sum of squares can amount to.
         limit = self.eps * (1 - 4 * self.x.shape[-1] * torch.finfo(torch.float64).eps)
         for attempt in range(8):
@@ -131,16 +139,7 @@ class TwoBall(Ball):
         return z.clamp_(*self.clip)
 
 
-def _minus(x: Tensor, eps: float) -> Tensor:
-    """The smallest number that is not below `x - eps` in exact arithmetic (x rounded to nearest, then corrected)."""
-    s = x - eps
-    # Knuth's two-sum: s + error is exactly x - eps.
-    b = s - x
-    error = (x - (s - b)) + (-eps - b)
-    return torch.where(error > 0, torch.nextafter(s, torch.full_like(s, torch.inf)), s)
-
-
-def _below(value: float, like: Tensor) -> float:
+def round_down(value: float, like: Tensor) -> float:
     """The largest number of the tensor's type that is not above `value`."""
     near = torch.tensor(value, dtype=like.dtype)
     if near.item() > value:
@@ -148,6 +147,6 @@ def _below(value: float, like: Tensor) -> float:
     return near.item()
 
 
-def _above(value: float, like: Tensor) -> float:
+def round_up(value: float, like: Tensor) -> float:
     """The smallest number of the tensor's type that is not below `value`."""
-    return -_below(-value, like)
+    return -round_down(-value, like)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks.ball import Ball, ball_around
+from polybound.attacks.ball import Ball, ball_around, round_down, round_up
 from polybound.attacks.losses import Loss
 from polybound.attacks.noise import GROUP, Noise
 from polybound.attacks.protocol import check_domain, clip_range
@@ -95,6 +95,8 @@ class Attack(ABC):
                 its number and the seed only, so that batches can be of any size.
         """
         clip = clip_range(protocol, domain)
+        if self.only_sound and protocol != "sound":
+            raise PolyboundError(f"{self.name} knows the sound protocol only")
         lead = _lead(model, x, y)
         shape = tuple(x.shape[lead:])
         images = _checked(x, check_domain(domain)).reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))
@@ -105,6 +107,9 @@ class Attack(ABC):
             parts = []
             for first in range(0, len(y), rows):
                 batch = images[:, first : first + rows]
+                if victim.form is not None:
+                    # Features before samples in memory, as the closed forms' matrix products want them.
+                    batch = batch.transpose(1, 2).contiguous().transpose(1, 2)
                 ball = ball_around(batch, self.eps, self.norm, clip)
                 noise = Noise(seed, start + first, batch.shape[1], batch.shape[2], batch)
                 found = self._run(victim, ball, y[first : first + rows], noise)
@@ -127,22 +132,31 @@ def climb(
             _, gradient = victim.gradient(z, loss.slopes)
             z = ball.ascend(z, gradient, size)
         return z
-    found = z.repeat(victim.runs // len(z), 1, 1)
-    z, keep = found.clone(), torch.arange(z.shape[1], device=z.device)
-    for _ in range(steps):
-        logits, gradient = victim.gradient(z, loss.slopes)
-        standing = right(logits, loss.y)
+    z = found = z.repeat(victim.runs // len(z), 1, 1)
+    keep = torch.arange(z.shape[1], device=z.device)
+    standing = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
+    for step in range(steps + 1):
+        last = step == steps
+        logits, gradient = (victim.logits(z), z) if last else victim.gradient(z, loss.slopes)
+        fallen = standing & ~right(logits, loss.y)
+        _store(found, keep, z, standing if last else fallen)
+        standing &= ~fallen
         open_ = standing.any(0)
+        if last or not bool(open_.any()):
+            break
         if int(open_.sum()) < 0.8 * len(open_):
             # Images that no run still classifies right are done; leaving a few of them in is cheaper than copying.
-            found[:, keep] = z
             keep, ball, loss = keep[open_], ball.pick(open_), loss.pick(open_)
             z, gradient, standing = z[:, open_], gradient[:, open_], standing[:, open_]
-            if not len(keep):
-                return found
-        z = torch.where(standing.unsqueeze(-1), ball.ascend(z, gradient, size), z)
-    found[:, keep] = z
+        z = ball.ascend(z, gradient, size)
     return found
+
+
+def _store(found: Tensor, keep: Tensor, z: Tensor, which: Tensor) -> None:
+    """Write the points z, (E, m, d), of the images `keep`, where `which`, (E, m), says so."""
+    run, image = which.nonzero(as_tuple=True)
+    if len(run) and found is not z:
+        found[run, keep[image]] = z[run, image]
 
 
 def first_success(victim: Victim, y: Tensor, z: Tensor, attempts: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
@@ -197,7 +211,9 @@ def _checked(x: Tensor, domain: tuple[float, float]) -> Tensor:
     slack = TOLERANCE * (domain[1] - domain[0])
     if not (domain[0] - slack <= least and most <= domain[1] + slack):
         raise PolyboundError(f"images with values from {least:.4g} to {most:.4g} are outside of the domain {domain}")
-    return x.detach() if domain[0] <= least and most <= domain[1] else x.detach().clamp(*domain)
+    if domain[0] <= least and most <= domain[1]:
+        return x.detach()
+    return x.detach().clamp(round_up(domain[0], x), round_down(domain[1], x))
 
 
 def _labels(y: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
-from polybound.models import CCP, NCP
+from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.models.closed import closed_form
 
 __all__ = ["Victim", "right"]
@@ -35,6 +36,8 @@ class Victim:
         like = next((p for p in model.parameters() if p.is_floating_point()), None)
         self.dtype = None if like is None else like.dtype
         self.device = torch.device("cpu") if like is None else like.device
+        if isinstance(model, PolynomialNetwork) and math.prod(shape) != model.features:
+            raise PolyboundError(f"inputs must have shape {model.shape}, got {shape}")
         self.form = closed_form(model) if isinstance(model, CCP | NCP) else None
         self.lifted = isinstance(model, CCP) and model.form == "product"
 

@@ -27,6 +27,7 @@ def run_evaluation(
     examples: Path | None,
     picture: Path | None,
     as_json: bool,
+    means: bool,
 ) -> None:
     """Evaluate the runs, show their scores, and save adversarial examples or a picture of some if asked."""
     for file in (examples, picture):
@@ -51,6 +52,9 @@ def run_evaluation(
         draw_attacks(picture, kept, PICTURED)
     if as_json:
         print(result.to_json())
+    elif means:
+        # A run folder's name ends in its seed and its address.
+        print(result.means({row.run: row.run.rsplit("-s", 1)[0] for row in result.rows}))
     else:
         print(result.table())
 

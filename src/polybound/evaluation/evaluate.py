@@ -85,9 +85,9 @@ def evaluate(
         labels = _names(names, victim)
         rows, examples, robust = _measure(victim, data, plan, total, seed, batch_size, progress, keep, check)
     scores = [
-        Score.of(labels[run], attack, name, counts[run], counts_all, seed)
+        Score.of(labels[run], column, seed, counts[run], attacked[run], totals)
         for run in range(victim.runs)
-        for attack, name, counts, counts_all in rows
+        for column, counts, attacked, totals in rows
     ]
     if check:
         notes += masking_notes(model, data, robust, labels, seed)
@@ -107,7 +107,7 @@ def reader_notes(attacks: Sequence[Attack], wanted: Sequence[str], data: Dataset
     return notes
 
 
-_Counts = list[tuple[str, str, Tensor, Tensor]]
+_Counts = list[tuple[tuple[str, str], Tensor, Tensor, Tensor]]
 _Robust = dict[tuple[Attack, str], Tensor]
 
 
@@ -124,15 +124,17 @@ def _measure(
 ) -> tuple[_Counts, Examples | None, _Robust]:
     """Counts of each class, (runs, classes), for the clean images and each attack; examples; robust first images."""
     columns = [("clean", "-"), *((attack.name, name) for attack, name in plan)]
-    counts = torch.zeros(len(columns), victim.runs, data.classes, dtype=torch.int64)
+    counts = torch.zeros(len(columns), 2, victim.runs, data.classes, dtype=torch.int64)
     totals = torch.zeros(data.classes, dtype=torch.int64)
     kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in columns]
     robust: dict[tuple[Attack, str], list[Tensor]] = {pair: [] for pair in plan}
     rows = _rows(victim, data, batch_size)
     done = 0
 
-    def add(column: int, hits: Tensor, y: Tensor) -> None:
-        counts[column].index_add_(1, y, hits.to(torch.int64))
+    def add(column: int, clean: Tensor, attacked: Tensor, y: Tensor) -> Tensor:
+        robust = clean & attacked
+        counts[column].index_add_(2, y, torch.stack([robust, attacked]).to(torch.int64))
+        return robust
 
     for start in range(0, total, rows):
         stop = min(start + rows, total)
@@ -142,7 +144,7 @@ def _measure(
             raise PolyboundError(f"the model has {logits.shape[1]} classes, {data.name} has {data.classes}")
         clean = right(logits, y)
         totals += torch.bincount(y, minlength=data.classes)
-        add(0, clean, y)
+        add(0, clean, clean, y)
         here = max(0, min(keep, stop) - start)
         kept[0].append((x[:here], logits.argmax(1)[:, :here]))
         for column, (attack, name) in enumerate(plan, 1):
@@ -150,15 +152,14 @@ def _measure(
                 progress(done, total * len(plan), f"{attack.name} {name}")
             found = attack(victim.model, x, y, domain=data.domain, protocol=name, seed=seed, start=start)
             attacked = victim.logits(_flat(found, data, victim)).cpu()
-            hits = clean & right(attacked, y)
-            add(column, hits, y)
+            hits = add(column, clean, right(attacked, y), y)
             robust[attack, name].append(hits[:, : max(0, check - start)])
             stacked = found if victim.stacked else found.unsqueeze(0)
             kept[column].append((stacked[:, :here].clone(), attacked.argmax(1)[:, :here]))
             done += stop - start
     if progress is not None:
         progress(done, max(done, 1), "done")
-    result = [(*column, counts[i], totals) for i, column in enumerate(columns)]
+    result = [(column, counts[i, 0], counts[i, 1], totals) for i, column in enumerate(columns)]
     examples = _examples(data, columns, kept, keep) if keep else None
     return result, examples, {pair: torch.cat(parts, 1) for pair, parts in robust.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import mean, stdev
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +29,7 @@ class Score:
         low: lower end of its 95 % Wilson interval.
         high: upper end.
         seed: of the attack.
+        attacked: images that are classified right attacked, also if they are not as they are: what many papers count.
         per_class: (correct, total) of each class, if asked for.
     """
 
@@ -40,15 +42,18 @@ class Score:
     low: float
     high: float
     seed: int
+    attacked: int
     per_class: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
-    def of(cls, run: str, attack: str, protocol: str, counts: Tensor, totals: Tensor, seed: int) -> Score:
+    def of(
+        cls, run: str, column: tuple[str, str], seed: int, counts: Tensor, attacked: Tensor, totals: Tensor
+    ) -> Score:
         """From the counts of each class."""
         correct, total = int(counts.sum()), int(totals.sum())
         low, high = wilson(correct, total)
         classes = tuple(zip(counts.tolist(), totals.tolist(), strict=True))
-        return cls(run, attack, protocol, correct, total, correct / total, low, high, seed, classes)
+        return cls(run, *column, correct, total, correct / total, low, high, seed, int(attacked.sum()), classes)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -124,6 +129,22 @@ class Evaluation:
         lines += self._per_class(runs) if any(row.per_class for row in self.rows) else []
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
+    def means(self, labels: Mapping[str, str]) -> str:
+        """A table of means and standard deviations in %, of the runs that share a label: those of one recipe, say.
+
+        Args:
+            labels: a label for each run's name.
+        """
+        shown = list(dict.fromkeys(labels[row.run] for row in self.rows))
+        columns = list(dict.fromkeys((row.attack, row.protocol) for row in self.rows))
+        cells = [["runs", "n", *_heads(columns)]]
+        for label in shown:
+            mine = [row for row in self.rows if labels[row.run] == label]
+            groups = [[100 * r.accuracy for r in mine if (r.attack, r.protocol) == column] for column in columns]
+            values = [f"{mean(g):.2f} ± {stdev(g):.2f}" if len(g) > 1 else f"{mean(g):.2f}" for g in groups]
+            cells.append([label, str(max(len(g) for g in groups)), *values])
+        return "\n".join([*_aligned(cells), *(f"note: {note}" for note in self.notes)])
+
     def _long(self, rows: Sequence[Score]) -> list[str]:
         cells = [["attack", "protocol", "accuracy", "95 % interval", "correct"]]
         for row in rows:
@@ -136,8 +157,7 @@ class Evaluation:
     def _wide(self, runs: list[str]) -> list[str]:
         columns = list(dict.fromkeys((row.attack, row.protocol) for row in self.rows))
         found = {(row.run, row.attack, row.protocol): row for row in self.rows}
-        head = ["run", *(attack if protocol == "-" else f"{attack} {protocol}" for attack, protocol in columns)]
-        cells = [head]
+        cells = [["run", *_heads(columns)]]
         for run in runs:
             scores = [found.get((run, *column)) for column in columns]
             cells.append([run, *("" if score is None else f"{100 * score.accuracy:.2f}" for score in scores)])
@@ -151,6 +171,10 @@ class Evaluation:
             pairs = [row.per_class[index] for row in self.rows if row.per_class]
             cells.append([name, *(f"{100 * a / b:.1f}" if b else "" for a, b in pairs)])
         return ["", *_aligned(cells)]
+
+
+def _heads(columns: Sequence[tuple[str, str]]) -> list[str]:
+    return [attack if protocol == "-" else f"{attack} {protocol}" for attack, protocol in columns]
 
 
 def _aligned(cells: list[list[str]]) -> list[str]:

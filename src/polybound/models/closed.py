@@ -57,6 +57,10 @@ class ClosedForm(ABC):
         The others are pairs of a parameter and its gradient: all that is small.
         """
 
+    @abstractmethod
+    def _factor_gradient(self, dy: Tensor) -> Tensor:
+        """From the gradient of the last product, (E, m, batch), that of the factors, (E, k, m, batch)."""
+
     def _factors(self, x: Tensor) -> Tensor:
         """All affine maps of the input at once: (E, k, m, batch)."""
         groups, batch, _ = x.shape
@@ -78,10 +82,10 @@ class ClosedForm(ABC):
         return [(self.weight, gradient), *others]
 
     def input_gradient(self, d: Tensor) -> Tensor:
-        """The gradient of each run by its inputs: (E, batch, features)."""
-        factors, _ = self.backward(d)
+        """The gradient of each run by its inputs: (E, batch, features), features before samples in memory."""
+        factors = self._factor_gradient(torch.bmm(self.C[..., : self.rank].transpose(1, 2), d))
         rows = self.weight.view(self.runs, -1, self.columns)
-        return torch.bmm(factors.view(self.runs, -1, d.shape[-1]).transpose(1, 2), rows)
+        return torch.bmm(rows.transpose(1, 2), factors.view(self.runs, -1, d.shape[-1])).transpose(1, 2)
 
     def _output(self, y: Tensor) -> Tensor:
         """`Q y + beta`, or `C y` where C has no constant column."""
@@ -111,20 +115,24 @@ class _ClosedCCP(ClosedForm):
         self.h = self._factors(x)
         if self.residual:
             self.h[:, 1:] += 1.0
-        self.prefix = torch.empty_like(self.h)
-        self.prefix[:, 0] = self.h[:, 0]
-        for n in range(1, self.degree):
-            torch.mul(self.prefix[:, n - 1], self.h[:, n], out=self.prefix[:, n])
-        return self._output(self.prefix[:, -1])
+        self.each = self.h.unbind(1)
+        self.prefix = [self.each[0]]
+        for factor in self.each[1:]:
+            self.prefix.append(self.prefix[-1] * factor)
+        return self._output(self.prefix[-1])
 
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        gradient, suffix = self._output_gradient(d, self.prefix[:, -1])
+        gradient, dy = self._output_gradient(d, self.prefix[-1])
+        return self._factor_gradient(dy), [(self.C, gradient)]
+
+    def _factor_gradient(self, dy: Tensor) -> Tensor:
         factors = torch.empty_like(self.h)
+        into, suffix = factors.unbind(1), dy
         for n in range(self.degree - 1, 0, -1):
-            torch.mul(suffix, self.prefix[:, n - 1], out=factors[:, n])
-            suffix = suffix * self.h[:, n]
-        factors[:, 0] = suffix
-        return factors, [(self.C, gradient)]
+            torch.mul(suffix, self.prefix[n - 1], out=into[n])
+            suffix = suffix * self.each[n]
+        into[0].copy_(suffix)
+        return factors
 
 
 class _ClosedNCP(ClosedForm):
@@ -147,13 +155,20 @@ class _ClosedNCP(ClosedForm):
 
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         gradient, dy = self._output_gradient(d, self.products[-1])
-        factors, dS = torch.empty_like(self.h), torch.empty_like(self.S)
+        dS = torch.empty_like(self.S)
+        factors = self._factor_gradient(dy, dS)
+        db = (self.dy * self.h[:, 0]).sum(-1)
+        return factors, [(self.C, gradient), (self.S, dS), (self.b, db)]
+
+    def _factor_gradient(self, dy: Tensor, dS: Tensor | None = None) -> Tensor:
+        factors = torch.empty_like(self.h)
         for n in range(self.degree - 1, 0, -1):
             torch.mul(dy, self.inner[n], out=factors[:, n])
             ds = dy * self.h[:, n]
-            torch.bmm(ds, self.products[n - 1].transpose(1, 2), out=dS[:, n - 1, :, :-1])
-            torch.sum(ds, -1, out=dS[:, n - 1, :, -1])
+            if dS is not None:
+                torch.bmm(ds, self.products[n - 1].transpose(1, 2), out=dS[:, n - 1, :, :-1])
+                torch.sum(ds, -1, out=dS[:, n - 1, :, -1])
             dy = torch.bmm(self.S[:, n - 1, :, :-1].transpose(1, 2), ds)
         torch.mul(dy, self.inner[0], out=factors[:, 0])
-        db = (dy * self.h[:, 0]).sum(-1)
-        return factors, [(self.C, gradient), (self.S, dS), (self.b, db)]
+        self.dy = dy
+        return factors

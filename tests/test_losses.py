@@ -1,0 +1,74 @@
+"""Losses of the attacks: slopes are gradients up to a positive factor, values are monotone in the textbook loss."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybound.attacks.losses import DLR, KL, CrossEntropy, TargetedDLR
+
+E, N = 2, 6
+
+
+def textbook_dlr(z, y):
+    ordered = z.sort(descending=True).values
+    rival = max(z[j] for j in range(len(z)) if j != y)
+    return -(z[y] - rival) / (ordered[0] - ordered[2] + 1e-12)
+
+
+def textbook_targeted(z, y, t):
+    ordered = z.sort(descending=True).values
+    return -(z[y] - z[t]) / (ordered[0] - 0.5 * (ordered[2] + ordered[3]) + 1e-12)
+
+
+def problem(seed, classes, scale):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(E, classes, N, generator=generator, dtype=torch.float64)
+    y = torch.randint(classes, (N,), generator=generator)
+    target = (y + 1 + torch.randint(classes - 1, (E, N), generator=generator)) % classes
+    clean = torch.randn(E, classes, N, generator=generator, dtype=torch.float64)
+    return logits, y, target, clean
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl", "dlr", "targeted"])
+@given(st.integers(0, 10**6), st.integers(4, 7), st.sampled_from([0.1, 1.0, 10.0]))
+def test_slopes_are_the_gradient_up_to_a_positive_factor(kind, seed, classes, scale):
+    logits, y, target, clean = problem(seed, classes, scale)
+    loss = {"ce": CrossEntropy(y), "kl": KL(y, clean), "dlr": DLR(y), "targeted": TargetedDLR(y, target)}[kind]
+    for e in range(E):
+        for n in range(N):
+            z = logits[e, :, n].clone().requires_grad_()
+            value = {
+                "ce": lambda z=z, n=n: F.cross_entropy(z, y[n]),
+                "kl": lambda z=z, n=n, e=e: F.kl_div(z.log_softmax(0), clean[e, :, n].softmax(0), reduction="sum"),
+                "dlr": lambda z=z, n=n: textbook_dlr(z, y[n]),
+                "targeted": lambda z=z, n=n, e=e: textbook_targeted(z, y[n], target[e, n]),
+            }[kind]()
+            (gradient,) = torch.autograd.grad(value, z)
+            slopes = loss.slopes(logits)[e, :, n]
+            if gradient.norm() > 1e-6:  # below, the textbook's own gradient is rounding error
+                cosine = F.cosine_similarity(gradient, slopes, dim=0)
+                assert cosine > 1 - 1e-6
+            if kind != "ce":
+                assert torch.isclose(loss.values(logits)[e, n], value.detach(), rtol=1e-8, atol=1e-10)
+
+
+@given(st.integers(0, 10**6))
+def test_the_odds_order_images_as_the_cross_entropy_does(seed):
+    logits, y, *_ = problem(seed, 5, 1.0)
+    odds = CrossEntropy(y).values(logits)
+    entropy = F.cross_entropy(logits.transpose(1, 2).reshape(-1, 5), y.repeat(E), reduction="none").view(E, N)
+    torch.testing.assert_close(entropy, F.softplus(odds))
+
+
+def test_a_part_of_a_loss_is_the_loss_of_a_part():
+    logits, y, target, clean = problem(0, 5, 1.0)
+    keep = torch.tensor([4, 1])
+    for loss in (CrossEntropy(y), KL(y, clean), DLR(y), TargetedDLR(y, target)):
+        assert torch.equal(loss.pick(keep).slopes(logits[..., keep]), loss.slopes(logits)[..., keep])
+
+
+def test_one_class_has_no_rival():
+    loss = CrossEntropy(torch.zeros(2, dtype=torch.int64))
+    assert torch.isfinite(loss.slopes(torch.zeros(1, 1, 2))).all()
