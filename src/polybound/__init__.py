@@ -12,7 +12,8 @@ from polybound._version import __version__
 from polybound.errors import FileFormatError, NonFiniteError, PolyboundError
 
 if TYPE_CHECKING:
-    from polybound import constraints, data, models, theory, training
+    from polybound import certificates, constraints, data, models, theory, training
+    from polybound.certificates import Certificates, Radius, certified_accuracy, certified_radius, certify
     from polybound.constraints import (
         Projection,
         project_l1_rows,
@@ -29,6 +30,7 @@ __all__ = [
     "CCP",
     "NCP",
     "Bound",
+    "Certificates",
     "ConvCCP",
     "Factors",
     "FileFormatError",
@@ -36,10 +38,15 @@ __all__ = [
     "PolyboundError",
     "PolynomialNetwork",
     "Projection",
+    "Radius",
     "Recipe",
     "__version__",
     "accuracy",
     "bounds",
+    "certificates",
+    "certified_accuracy",
+    "certified_radius",
+    "certify",
     "constraints",
     "data",
     "fit",
@@ -61,7 +68,7 @@ __all__ = [
     "training",
 ]
 
-_ROOMS = ("models", "theory", "constraints", "data", "training")
+_ROOMS = ("models", "theory", "constraints", "certificates", "data", "training")
 
 
 def __getattr__(name: str) -> Any:

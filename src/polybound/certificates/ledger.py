@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polybound.certify.attack import confirm
-from polybound.certify.bounds import Bounded
-from polybound.certify.cells import Cells
-from polybound.certify.network import Network
+from polybound.certificates.attack import confirm
+from polybound.certificates.bounds import Bounded
+from polybound.certificates.cells import Cells
+from polybound.certificates.network import Network
 
 __all__ = ["Ledger", "Node"]
 
 Node = dict[str, Any]
-"""A step of a proof; `polybound.certify.files` says what it holds."""
+"""A step of a proof; `polybound.certificates.files` says what it holds."""
 
 
 class Ledger:
@@ -27,6 +27,7 @@ class Ledger:
     Args:
         net: the network.
         y: labels, (images,).
+        inner: sides of the boxes, rounded inwards, (images, features) each.
         keep: whether to keep the proofs.
 
     Attributes:
@@ -37,8 +38,8 @@ class Ledger:
         proofs: for each image and rival, the first step of its proof.
     """
 
-    def __init__(self, net: Network, y: Tensor, keep: bool) -> None:
-        self.net, self.y, self.keep = net, y, keep
+    def __init__(self, net: Network, y: Tensor, inner: tuple[Tensor, Tensor], keep: bool) -> None:
+        self.net, self.y, self.inner, self.keep = net, y, inner, keep
         self.bound = torch.full((len(y), net.classes), -inf, dtype=torch.float64)
         self.bound.scatter_(1, y.unsqueeze(1), inf)
         self.rung = [""] * len(y)
@@ -56,7 +57,8 @@ class Ledger:
             self.spent.index_add_(0, images, torch.full((len(images),), share, dtype=torch.float64))
 
     def falsify(self, image: int, x: Tensor, rival: int, rung: str) -> None:
-        """Write down a counterexample, if the real polynomial confirms it."""
+        """Write down a counterexample, if the real polynomial confirms it at the nearest point of the true box."""
+        x = torch.minimum(torch.maximum(x, self.inner[0][image]), self.inner[1][image])
         if image not in self.counterexample and confirm(self.net, x, int(self.y[image]), rival):
             self.counterexample[image] = (x.clone(), rival)
             self.rung[image] = rung

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polybound.certify.cells import Cells
-from polybound.certify.exact import exact_margin
-from polybound.certify.network import Network
+from polybound.certificates.cells import Cells
+from polybound.certificates.exact import exact_margin
+from polybound.certificates.network import Network
 
 __all__ = ["confirm", "descend_margin", "margins"]
 
@@ -35,10 +35,13 @@ def _value_and_gradient(net: Network, x: Tensor, cells: Cells, gradient: bool = 
     return value, slope
 
 
-def descend_margin(net: Network, cells: Cells, start: Tensor, steps: tuple[float, ...] = _STEPS) -> tuple[Tensor, Tensor]:
-    """Signed gradient steps within each cell from given points: the least margin seen, and where, (N,) and (N, features).
+def descend_margin(
+    net: Network, cells: Cells, start: Tensor, steps: tuple[float, ...] = _STEPS
+) -> tuple[Tensor, Tensor]:
+    """Signed gradient steps within each cell from given points: the least margin seen, (N,), and where.
 
-    The first steps are as long as the box is wide: they go from corner to corner, where a nearly linear margin is least.
+    The first steps are as long as the box is wide: they go from corner to corner, where a nearly linear margin has
+    its least value.
     """
     radius = (cells.upper - cells.lower) / 2
     x, best, where = start, torch.full((len(cells),), torch.inf, dtype=torch.float64), start
@@ -52,7 +55,7 @@ def descend_margin(net: Network, cells: Cells, start: Tensor, steps: tuple[float
 
 
 def confirm(net: Network, x: Tensor, label: int, rival: int) -> bool:
-    """Whether `f_label(x) <= f_rival(x)` for the real polynomial at the float64 point x, (features,): proven or exact."""
+    """Whether `f_label(x) <= f_rival(x)`, of the real polynomial at the float64 point x, (features,)."""
     logits = net(x.unsqueeze(0))[0]
     slack = net.slack(x.abs().unsqueeze(0))[0]
     margin, off = float(logits[label] - logits[rival]), 2 * float(slack[label] + slack[rival])

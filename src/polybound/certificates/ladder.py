@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polybound.certify.attack import descend_margin
-from polybound.certify.bounds import Bounded, by_second, lower_first, monotone, shrink
-from polybound.certify.boxes import centre
-from polybound.certify.cells import Cells, chunks, join
-from polybound.certify.exact import exact_margin
-from polybound.certify.expansion import first_order
-from polybound.certify.ledger import Ledger
-from polybound.certify.network import Network
+from polybound.certificates.attack import descend_margin
+from polybound.certificates.bounds import by_second, lower_first, monotone, shrink
+from polybound.certificates.boxes import centre
+from polybound.certificates.cells import Cells, chunks, join
+from polybound.certificates.exact import exact_margin
+from polybound.certificates.expansion import first_order
+from polybound.certificates.ledger import Ledger
+from polybound.certificates.network import Network
 
 __all__ = ["Ladder"]
 
@@ -39,6 +39,7 @@ class Ladder:
         y: labels.
         lower: the boxes, (images, features), and `upper`.
         upper: see there.
+        inner: the same boxes rounded inwards, where counterexamples must lie.
         top: the last rung to take: "first", "second" or "branch".
         budget: seconds of branch and bound for each image.
         keep: whether to keep the proofs.
@@ -52,6 +53,7 @@ class Ladder:
         y: Tensor,
         lower: Tensor,
         upper: Tensor,
+        inner: tuple[Tensor, Tensor],
         *,
         top: str = "branch",
         budget: float = 10.0,
@@ -60,7 +62,7 @@ class Ladder:
     ) -> None:
         self.net, self.x, self.y, self.lower, self.upper = net, x, y, lower, upper
         self.top, self.budget, self.on_progress = top, budget, on_progress
-        self.ledger = Ledger(net, y, keep)
+        self.ledger = Ledger(net, y, inner, keep)
         self.units = max(At.shape[1] for At in net.At)
 
     def climb(self) -> Ledger:
@@ -79,7 +81,7 @@ class Ladder:
             return
         cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
         if self.top == "branch":
-            for image in cells.image.unique().tolist():
+            for image in sorted(set(cells.image.tolist())):
                 self._branch(cells[cells.image == image])
         else:
             self.ledger.settle(cells)
@@ -139,7 +141,7 @@ class Ladder:
         rows = torch.nonzero(~proven).squeeze(1)
         if not len(rows):
             return cells[rows]
-        sign = monotone(self.net, cells, second, bounded.active)[rows]
+        sign = monotone(self.net, cells, second)[rows]
         cells, bounded = cells[rows], bounded.rows(rows)
         active = bounded.active
         ledger.falsify_where(cells, *descend_margin(self.net, cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5)))
@@ -151,9 +153,7 @@ class Ladder:
         upper[:, active] = torch.where(sign > 0, low, torch.where(sign < 0, high, upper[:, active]))
         loss = bounded.mu.clamp_min(0.0) * (1.02 - bounded.v.square()) * (sign == 0)
         axis = active[loss.argmax(1)]
-        narrow = replace(
-            cells, lower=lower, upper=upper, bound=torch.maximum(cells.bound, bounded.lower), axis=axis
-        )
+        narrow = replace(cells, lower=lower, upper=upper, bound=torch.maximum(cells.bound, bounded.lower), axis=axis)
         return ledger.narrow(cells, bounded, sign, narrow)
 
     def _points(self, cells: Cells) -> Cells:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polybound.certify.cells import Cells
-from polybound.certify.expansion import First, Second, first_order, second_order
-from polybound.certify.network import Network
-from polybound.certify.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
+from polybound.certificates.cells import Cells
+from polybound.certificates.expansion import First, Second, first_order, second_order
+from polybound.certificates.network import Network
+from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
 from polybound.theory.rounding import ULP
 
 __all__ = ["Bounded", "by_first", "by_second", "lower_first", "monotone", "shrink"]
@@ -119,9 +119,9 @@ def _better(a: Bounded, b: Bounded) -> Bounded:
 def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     r"""Cut off what cannot hold a point with `g <= target`.
 
-    Let D = target - lower. With all other coordinates at their best, moving `u_d` by delta from the end where its parabola is
-    least costs `(|p_d| + mu_d) delta - mu_d delta^2 / 2`; where that exceeds D, g exceeds the target. For mu_d >= 0 the cost
-    is concave in delta, so what exceeds D at delta and at the far end, 2, does so in between.
+    Let D = target - lower. With all other coordinates at their best, moving `u_d` by delta from the end where its
+    parabola is least costs `(|p_d| + mu_d) delta - mu_d delta^2 / 2`; where that exceeds D, g exceeds the target. For
+    mu_d >= 0 the cost is concave in delta, so what exceeds D at delta and at the far end, 2, does so in between.
     """
     lacking = (target - bounded.lower).unsqueeze(-1) * (1 + 2.0**-30) + 2.0**-900
     size, mu = bounded.p.abs(), bounded.mu.clamp_min(0.0)
@@ -139,11 +139,11 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     return cells.narrowed(lower, upper)
 
 
-def monotone(net: Network, cells: Cells, second: Second, active: Tensor) -> Tensor:
+def monotone(net: Network, cells: Cells, second: Second) -> Tensor:
     """Where the margin rises (1) or falls (-1) along a coordinate all over the cell; 0 elsewhere: (N, n).
 
-    `dg/du_d` lies within `G_d +- (sum_e |H_de| + rest_d)`, and float64 is off by less than `degree * slack`: the derivative
-    of P by `x_d`, times `x_d`, is at most k times P.
+    `dg/du_d` lies within `G_d +- (sum_e |H_de| + rest_d)`, and float64 is off by less than `degree * slack`: the
+    derivative of P by `x_d`, times `x_d`, is at most k times P.
     """
     _, rows = diagonally_dominant(second.H)
     off = (net.degree * cells.slack).unsqueeze(-1)

@@ -17,7 +17,7 @@ def exact_logits(factors: Factors, x: Tensor) -> list[Fraction]:
 
     >>> import torch, polybound as pb
     >>> model = pb.CCP(3, 2, 2, degree=2, seed=0)
-    >>> exact_logits(model.factors().double(), torch.zeros(3)) == [Fraction(float(b)) for b in model.C[:, -1]]
+    >>> exact_logits(model.factors().double(), torch.zeros(3)) == [Fraction(b) for b in model.C[:, -1].tolist()]
     True
     """
     point = _fractions(x)

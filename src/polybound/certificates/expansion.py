@@ -1,21 +1,22 @@
 """The margin over a box: an exact identity of second order, and what bounds it in float64.
 
-Write `x = c + r * u` with u in [-1, 1]^d, `h_n = A_n c + b_n` and `t_n(u) = A_n (r * u)`, so that factor n is `h_n + t_n`. Let `q_n`
-be what factor n is multiplied by at the centre (`q_1 = s_1`, `q_n = S_n(h_(n-1) q_(n-1))`) and `B_n` its derivative (`B_1 = 0`,
-`B_n = S_n (h_(n-1) B_(n-1) + q_(n-1) A_(n-1))`). Let `lambda_n(u)` be the derivative of the margin `w.y_k` by `y_n` at u:
-`lambda_k = w`, `lambda_(n-1)(u) = S_n^T (lambda_n(u) (h_n + t_n(u)))`. Then, exactly,
+Write `x = c + r * u` with u in [-1, 1]^d, `h_n = A_n c + b_n` and `t_n(u) = A_n (r * u)`, so that factor n is `h_n +
+t_n`. Let `q_n` be what factor n is multiplied by at the centre (`q_1 = s_1`, `q_n = S_n(h_(n-1) q_(n-1))`) and `B_n`
+its derivative (`B_1 = 0`, `B_n = S_n (h_(n-1) B_(n-1) + q_(n-1) A_(n-1))`). Let `lambda_n(u)` be the derivative of the
+margin `w.y_k` by `y_n` at u: `lambda_k = w`, `lambda_(n-1)(u) = S_n^T (lambda_n(u) (h_n + t_n(u)))`. Then, exactly,
 
     g(u) = g0 + G.u + sum_n sum_m lambda_nm(u) t_nm(u) (B_n r u)_m.                                                  (*)
 
 For `q_n(u) - q_n - B_n r u`, the part of second order and above, is `S_n((h + t) (the part before) + t B r u)` with all
-of h, t and B those of factor n - 1; unroll it from the last factor down. With `|lambda_n(u) - lambda_n| <= ell_n` the sum in
-(*) is `u'Hu/2 + R(u)`, where `H = sum_n A_n^T diag(lambda_n) B_n + transposed` (scaled by r) and
+of h, t and B those of factor n - 1; unroll it from the last factor down. With `|lambda_n(u) - lambda_n| <= ell_n` the
+sum in (*) is `u'Hu/2 + R(u)`, where `H = sum_n A_n^T diag(lambda_n) B_n + transposed` (scaled by r) and
 
     R(u) = sum_n sum_m (lambda_n(u) - lambda_n)_m t_nm(u) (B_n r u)_m.
 
-Absolute values by entries, `rho_n = |A_n| r` for t_n, bound such a sum of products unit by unit, as if every unit could see
-its own worst u. But u is common to all: by Cauchy and Schwarz, `sum_m |t_m| |s_m| <= ||t||_2 ||s||_2`, which with `||A_n (r u)||_2^2 <=
-sum_d mu_d r_d^2` is some thirty times smaller for a hundred units of 784 inputs. `split_sum` takes the best of both.
+Absolute values by entries, `rho_n = |A_n| r` for t_n, bound such a sum of products unit by unit, as if every unit
+could see its own worst u. But u is common to all: by Cauchy and Schwarz, `sum_m |t_m| |s_m| <= ||t||_2 ||s||_2`, which
+with `||A_n (r u)||_2^2 <= sum_d mu_d r_d^2` is some thirty times smaller for a hundred units of 784 inputs.
+`split_sum` takes the best of both.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polybound.certify.network import Network
+from polybound.certificates.network import Network
 from polybound.theory.rounding import ULP
 
 __all__ = ["First", "Second", "first_order", "second_order", "split_sum"]
@@ -50,7 +51,8 @@ class Second:
         H: (boxes, n, n), exactly symmetric.
         R: (boxes,).
         rest: bound by entries of `dg/du - G - Hu`, (boxes, n).
-        parts: for each product of three and more, its weights ell_n (boxes, units) and slopes A_n, B_n (boxes, n, units).
+        parts: for each product of three and more, its weights ell_n (boxes, units) and slopes A_n, B_n (boxes, n,
+            units).
     """
 
     g0: Tensor
@@ -67,8 +69,8 @@ class Second:
 
             R(u) >= -u'Qu/2,   Q = sum_n sum_m ell_nm (tau a_nm a_nm' + b_nm b_nm' / tau),
 
-        a_nm and b_nm being the rows of `A_n` and `B_n`, scaled by r, and tau the ratio of their norms. Like those of H, the
-        entries of Q cancel over the units before absolute values are taken. R' is what rounding asks for.
+        a_nm and b_nm being the rows of `A_n` and `B_n`, scaled by r, and tau the ratio of their norms. Like those of
+        H, the entries of Q cancel over the units before absolute values are taken. R' is what rounding asks for.
         """
         forms = []
         for ell, A, B in self.parts:
@@ -86,8 +88,8 @@ class Second:
 def split_sum(weight: Tensor, product: Tensor, norms: Tensor) -> Tensor:
     r"""Bound `sum_m weight_m |t_m s_m|` where `|t_m s_m| <= product_m` and `||t||_2 ||s||_2 <= norms`.
 
-    For every theta >= 0 it is at most `theta * norms + sum_m max(0, weight_m - theta) * product_m`, the least of which is taken
-    at the weight where the sum of the products above it passes `norms`.
+    For every theta >= 0 it is at most `theta * norms + sum_m max(0, weight_m - theta) * product_m`, the least of which
+    is taken at the weight where the sum of the products above it passes `norms`.
 
     >>> import torch
     >>> float(split_sum(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor(1.5)))
@@ -101,7 +103,7 @@ def split_sum(weight: Tensor, product: Tensor, norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Term:
-    """A summand of `B_n r u`: entries at most `scale * radius`, `radius` those of a vector of l2 norm at most `norm`."""
+    """A summand of `B_n r u`: `scale` times a vector of entries at most `radius` and of l2 norm at most `norm`."""
 
     scale: Tensor
     radius: Tensor
@@ -141,7 +143,9 @@ class _Box:
 
 
 def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor) -> First:
-    """Margins `w.y_k(x) + constant` to first order over boxes `x = c + r * u`; `|lambda_n(u)| <= |lambda_n| + ell_n` in (*).
+    """Margins `w.y_k(x) + constant` to first order over boxes `x = c + r * u`.
+
+    In (*), `|lambda_n(u)| <= |lambda_n| + ell_n`.
 
     Args:
         net: the network.
@@ -164,7 +168,7 @@ def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor)
 
 
 def _one_back(box: _Box, n: int, lam: Tensor, ell: Tensor) -> tuple[Tensor, Tensor]:
-    """lambda and ell of the factor before n, both (boxes, rivals, units)."""
+    """Lambda and ell of the factor before n, both (boxes, rivals, units)."""
     size, rho = box.size[n].unsqueeze(1), box.rho[n].unsqueeze(1)
     before = box.net.back(lam * box.h[n].unsqueeze(1), n)
     return before, box.net.back(ell * (size + rho) + lam.abs() * rho, n, absolute=True)
@@ -173,8 +177,8 @@ def _one_back(box: _Box, n: int, lam: Tensor, ell: Tensor) -> tuple[Tensor, Tens
 def second_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, active: Tensor) -> Second:
     """Margins `w.y_k(x) + constant` to second order over boxes `x = c + r * u`; one w for each box.
 
-    The entries of H cancel over the units before absolute values are taken, which is where the tightness is. The first order of
-    `lambda_n(u) - lambda_n` is a matrix L_n as B_n is, so that the factors of a unit cancel in `ell_n` too.
+    The entries of H cancel over the units before absolute values are taken, which is where the tightness is. The first
+    order of `lambda_n(u) - lambda_n` is a matrix L_n as B_n is, so that the factors of a unit cancel in `ell_n` too.
 
     Args:
         net: the network.

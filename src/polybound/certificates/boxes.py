@@ -12,8 +12,11 @@ __all__ = ["ball", "centre"]
 _DOWN, _UP = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)
 
 
-def ball(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
-    """The box `[x - eps, x + eps]` cut to the domain, rounded outwards before it is cut: (lower, upper).
+Sides = tuple[Tensor, Tensor]
+
+
+def ball(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tuple[Sides, Sides]:
+    """The box `[x - eps, x + eps]` cut to the domain, its sides rounded outwards, and the same rounded inwards.
 
     Args:
         x: (batch, features), float64.
@@ -21,15 +24,22 @@ def ball(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tuple[Te
         domain: the smallest and largest value of an entry; None for no limits.
     """
     lower, upper = x - eps, x + eps
-    # Where nothing was rounded (eps = 0, or all bits fit) nothing is widened.
-    lower = torch.where(_excess(x, -eps, lower) < 0, torch.nextafter(lower, _DOWN), lower)
-    upper = torch.where(_excess(x, eps, upper) > 0, torch.nextafter(upper, _UP), upper)
+    # Where nothing was rounded (eps = 0, or all bits fit) nothing is moved.
+    below, above = _excess(x, -eps, lower), _excess(x, eps, upper)
+    outer = (
+        torch.where(below < 0, torch.nextafter(lower, _DOWN), lower),
+        torch.where(above > 0, torch.nextafter(upper, _UP), upper),
+    )
+    inner = (
+        torch.where(below > 0, torch.nextafter(lower, _UP), lower),
+        torch.where(above < 0, torch.nextafter(upper, _DOWN), upper),
+    )
     if domain is not None:
         least, most = domain
         if not ((x >= least) & (x <= most)).all():
             raise PolyboundError(f"the inputs leave the domain [{least:g}, {most:g}]; pass the domain of your data")
-        lower, upper = lower.clamp_min(least), upper.clamp_max(most)
-    return lower, upper
+        outer, inner = ((low.clamp_min(least), high.clamp_max(most)) for low, high in (outer, inner))
+    return outer, inner
 
 
 def _excess(a: Tensor, b: Tensor, total: Tensor) -> Tensor:

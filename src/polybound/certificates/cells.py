@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from polybound.certify.boxes import centre
-from polybound.certify.network import Network
+from polybound.certificates.boxes import centre
+from polybound.certificates.network import Network
 
 __all__ = ["Cells", "chunks", "join"]
+
 
 @dataclass(frozen=True, eq=False)
 class Cells:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from math import sqrt
 
 import torch
 from torch import Tensor
 
-from polybound.certify.psd import dominating_diagonal
+from polybound.certificates.psd import dominating_diagonal
 from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Chain, Dense, Identity
 from polybound.models.base import PolynomialNetwork
@@ -28,10 +29,11 @@ class Network:
     float64, in whatever order and with or without fused multiply-adds, each of those products is computed up to a
     factor `1 + t`, `|t| <= gamma_D = D u / (1 - D u)`, where u = 2^-53 and D counts the roundings one product can meet:
     no more than there are summands in all the sums on its way. So the expansion as a whole, anywhere in a box with
-    `|x| <= X`, is off by at most `gamma_D P(X)`, where P is the network with absolute values in the place of its weights,
-    the sum of the absolute values of all products. `slack` is eight times that: once for the coefficients, once each for
-    the weights and the slopes that a remainder is bounded with, and the rest for the rounding of P, of the bounds
-    of a remainder and of the final subtraction. What is left is a polynomial whose coefficients *are* float64 numbers.
+    `|x| <= X`, is off by at most `gamma_D P(X)`, where P is the network with absolute values in the place of its
+    weights, the sum of the absolute values of all products. `slack` is eight times that: once for the coefficients,
+    once each for the weights and the slopes that a remainder is bounded with, and the rest for the rounding of P, of
+    the bounds of a remainder and of the final subtraction. What is left is a polynomial whose coefficients *are*
+    float64 numbers.
 
     Underflow adds less than 2^-1022 for each operation, and `slack` adds 2^-900.
 
@@ -44,6 +46,7 @@ class Network:
         S: the maps in between, None for the identity; `absolute_S` their absolute values.
         s1: the first factor's scale.
         C: the output matrix (classes, units); `beta` its constants.
+        absolute: the factors with absolute values in the place of all weights, P.
         roundings: D.
     """
 
@@ -70,7 +73,7 @@ class Network:
         for tensor in (*self.At, *self.b, *(s.constant for s in factors.S), self.s1, self.C, self.beta):
             if not torch.isfinite(tensor).all():
                 raise PolyboundError("the model's weights are not all finite")
-        self._absolute = _absolute(factors)
+        self.absolute = _absolute(factors)
         steps = [part for step in (*factors.A, *factors.S, factors.C) for part in _parts(step)]
         terms = sum(step.inputs + 2 for step in steps) + sum(b.numel() for b in self.b) + self.features
         self.roundings = terms + 16 * self.degree + 64
@@ -87,7 +90,7 @@ class Network:
 
     def size(self, x: Tensor) -> Tensor:
         """P(x) for non-negative x, (batch, features): the sum of the absolute values of all terms, (batch, classes)."""
-        return self._absolute(x)
+        return self.absolute(x)
 
     def slack(self, x: Tensor) -> Tensor:
         """How far float64 can be off where `|x'| <= x`, class by class: (batch, classes). See the class."""
@@ -138,8 +141,8 @@ def _absolute(factors: Factors) -> Factors:
 def _norm(step: Affine) -> float:
     """An upper bound of the spectral norm, proven."""
     if isinstance(step, Dense):
-        return float(dominating_diagonal(step.weight.T, steps=1).max()) ** 0.5 * (1 + 4 * ULP)
+        return sqrt(float(dominating_diagonal(step.weight.T, steps=1).max())) * (1 + 4 * ULP)
     # ||W||_2^2 <= ||W||_1 ||W||_inf, with equality for a pooling.
     absolute = step.absolute()
     columns = absolute.adjoint(step.constant.new_ones(1, step.outputs))
-    return float(absolute.row_l1().max() * columns.max()) ** 0.5 * (1 + (step.inputs + step.outputs + 8) * ULP)
+    return sqrt(float(absolute.row_l1().max() * columns.max())) * (1 + (step.inputs + step.outputs + 8) * ULP)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polybound.certify.psd import defect
+from polybound.certificates.psd import defect
 from polybound.theory.rounding import ULP
 
 __all__ = ["Separable", "diagonally_dominant", "minorant", "spectral_shift"]
@@ -46,7 +46,8 @@ def minorant(G: Tensor, H: Tensor, mu: Tensor, lack: Tensor, v: Tensor) -> Separ
 
         G.u + u'Hu/2 >= -v'Mv/2 + (G + Mv).u - sum_d mu_d u_d^2 / 2 - 2 n lack:
 
-    every v proves a bound, and the minimiser of the convex problem `G.u + u'Mu/2` proves the best. No solver need be trusted.
+    every v proves a bound, and the minimiser of the convex problem `G.u + u'Mu/2` proves the best. No solver need be
+    trusted.
 
     Args:
         G: (problems, n).
