@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from networks import F64, ccps, convs, ncps, randomise, seeds
 
 import polybound as pb
+from networks import F64, ccps, convs, ncps, randomise, seeds
 from polybound.certificates.boxes import ball, centre
 from polybound.certificates.exact import exact_logits
 from polybound.certificates.expansion import first_order, second_order, split_sum
@@ -97,7 +97,9 @@ def test_every_bound_lies_below_every_value(model, seed, eps):
     w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
     slack = net.slack(torch.maximum(lower.abs(), upper.abs()))
     slack = slack + slack.gather(1, y.unsqueeze(1))
-    least = torch.stack([margins_of(net, int(y[i]), points_of(lower[i], upper[i], seed)).amin(0) for i in range(len(y))])
+    least = torch.stack(
+        [margins_of(net, int(y[i]), points_of(lower[i], upper[i], seed)).amin(0) for i in range(len(y))]
+    )
     for bound in (crown_bound, zonotope_bound, interval_bound, lipschitz_bound):
         assert (bound(net, c, r, w, constant, slack) <= least + slack).all(), bound.__name__
 
@@ -164,9 +166,7 @@ def test_boxes_hold_the_ball_and_nothing_is_lost_at_their_sides(seed, eps, domai
     x = x.clamp(low, high)
     outer, inner = ball(x, torch.tensor(eps, dtype=F64), domain)
     c, r = centre(*outer)
-    for a, lo, hi, mid, rad, ilo, ihi in zip(
-        *(t[0].tolist() for t in (x, *outer, c, r, *inner)), strict=True
-    ):
+    for a, lo, hi, mid, rad, ilo, ihi in zip(*(t[0].tolist() for t in (x, *outer, c, r, *inner)), strict=True):
         true_low, true_high = Fraction(a) - Fraction(eps), Fraction(a) + Fraction(eps)
         if domain is not None:
             true_low, true_high = max(true_low, Fraction(low)), min(true_high, Fraction(high))

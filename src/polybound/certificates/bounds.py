@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.cells import Cells
-from polybound.certificates.expansion import First, Second, first_order, second_order
+from polybound.certificates.expansion import First, Second, second_order
 from polybound.certificates.network import Network
 from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
 from polybound.theory.rounding import ULP
 
-__all__ = ["Bounded", "by_first", "by_second", "lower_first", "monotone", "shrink"]
+__all__ = ["Bounded", "by_second", "lower_first", "monotone", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,8 @@ class Bounded:
         mu: (N, n).
         v: the point where it is (nearly) taken, (N, n).
         active: (n,).
-        by: what proved it: "first", "second", "absorbed" or "spectral".
+        absorbed: whether the remainder was absorbed for this bound, (N,).
+        bend: how much of the remainder each coordinate has a part in, (N, n); it proves nothing.
     """
 
     lower: Tensor
@@ -34,11 +35,17 @@ class Bounded:
     mu: Tensor
     v: Tensor
     active: Tensor
-    by: str
+    absorbed: Tensor
+    bend: Tensor
 
     def rows(self, rows: Tensor) -> Bounded:
         """Some of the cells."""
-        return replace(self, lower=self.lower[rows], p=self.p[rows], mu=self.mu[rows], v=self.v[rows])
+        some = {name: getattr(self, name)[rows] for name in ("lower", "p", "mu", "v", "absorbed", "bend")}
+        return replace(self, **some)
+
+    def loss(self) -> Tensor:
+        """What each coordinate costs the bound: the distance of its parabola from its chord, and the remainder."""
+        return self.mu.clamp_min(0.0) * (1.0 - self.v.square()).clamp_min(0.0) / 2 + self.bend
 
 
 def lower_first(net: Network, first: First, slack: Tensor) -> Tensor:
@@ -53,15 +60,6 @@ def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_first(net: Network, cells: Cells) -> Bounded:
-    """The bound of first order: no matrix of the inputs is formed."""
-    c, r = cells.centre()
-    first = first_order(net, c, r, cells.w.unsqueeze(1), cells.constant.unsqueeze(1))
-    lower = lower_first(net, first, cells.slack.unsqueeze(1)).squeeze(1)
-    G = first.G.squeeze(1)
-    return Bounded(lower, G, torch.zeros_like(G), -G.sign(), torch.arange(net.features), "first")
-
-
 def by_second(net: Network, cells: Cells, *, spectral: bool = True, target: float = 0.0) -> tuple[Bounded, Second]:
     """The bounds of second order, each only where the one before it left the cell open.
 
@@ -72,22 +70,23 @@ def by_second(net: Network, cells: Cells, *, spectral: bool = True, target: floa
     c, r = cells.centre()
     active = cells.moving()
     second = second_order(net, c, r, cells.w, cells.constant, active)
-    best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, "second")
+    best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
     if not (best.lower <= target).any():
         return best, second
     H, R = second.absorbed()
-    best = _better(best, _dominant(net, cells, second, H, R, best.v, active, "absorbed"))
+    best = _better(best, _dominant(net, cells, second, H, R, best.v, active, absorbed=True))
+    best = replace(best, bend=(second.H - H).abs().sum(-1) / 2)
     if spectral and (best.lower <= target).any() and len(active) > 1:
         best = _better(best, _spectral(net, cells, second, H, R, best.v, active))
     return best, second
 
 
 def _dominant(
-    net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor, by: str
+    net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor, absorbed: bool
 ) -> Bounded:
     mu, rows = diagonally_dominant(H)
     v = descend(second.G, H, mu, rows, v, steps=2)
-    return _bounded(net, cells, second, R, minorant(second.G, H, mu, torch.zeros_like(R), v), active, by)
+    return _bounded(net, cells, second, R, minorant(second.G, H, mu, torch.zeros_like(R), v), active, absorbed)
 
 
 def _spectral(net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor) -> Bounded:
@@ -95,25 +94,27 @@ def _spectral(net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, 
     pattern = mu.clamp_min(0.0) + rows.mean(-1, keepdim=True) * 0.05 + 2.0**-900
     mu, lack = spectral_shift(H, pattern)
     v = descend(second.G, H, mu, rows, v, steps=12)
-    return _bounded(net, cells, second, R, minorant(second.G, H, mu, lack, v), active, "spectral")
+    return _bounded(net, cells, second, R, minorant(second.G, H, mu, lack, v), active, absorbed=True)
 
 
 def _bounded(
-    net: Network, cells: Cells, second: Second, R: Tensor, below: Separable, active: Tensor, by: str
+    net: Network, cells: Cells, second: Second, R: Tensor, below: Separable, active: Tensor, absorbed: bool
 ) -> Bounded:
     least = below.lower()
     total = torch.nan_to_num(R - least, nan=torch.inf)
     off = (second.G.abs().sum(-1) + R) * (4 * net.roundings * ULP)
     lower = _down(second.g0, total, cells.slack + off, net)
-    return Bounded(lower, below.p, below.mu, below.v, active, by)
+    flags = torch.full_like(lower, absorbed, dtype=torch.bool)
+    return Bounded(lower, below.p, below.mu, below.v, active, flags, torch.zeros_like(below.p))
 
 
 def _better(a: Bounded, b: Bounded) -> Bounded:
-    """Row by row the better of two bounds; it goes by the name of the second."""
+    """Row by row the better of two bounds."""
     wins = b.lower > a.lower
     rows = wins.unsqueeze(-1)
     p, mu, v = (torch.where(rows, y, x) for x, y in ((a.p, b.p), (a.mu, b.mu), (a.v, b.v)))
-    return Bounded(torch.maximum(a.lower, b.lower), p, mu, v, a.active, b.by)
+    absorbed = torch.where(wins, b.absorbed, a.absorbed)
+    return Bounded(torch.maximum(a.lower, b.lower), p, mu, v, a.active, absorbed, a.bend)
 
 
 def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:

@@ -27,6 +27,7 @@ class Cells:
         image: index of the image, (N,).
         rival: index of the rival class, (N,).
         bound: the best lower bound proven so far, (N,).
+        target: what is cut off of the box has a margin of at least this, which is positive, (N,).
         axis: the coordinate to split next, (N,).
         node: where the proof of this cell goes, an index into the ledger's nodes, (N,).
     """
@@ -39,6 +40,7 @@ class Cells:
     image: Tensor
     rival: Tensor
     bound: Tensor
+    target: Tensor
     axis: Tensor
     node: Tensor
 
@@ -85,8 +87,8 @@ class Cells:
         row, rival = torch.nonzero(chosen, as_tuple=True)
         label = y[row]
         w, constant = net.C[label] - net.C[rival], net.beta[label] - net.beta[rival]
-        zero = torch.zeros_like(row)
-        return Cells(lower[row], upper[row], w, constant, slack[chosen], images[row], rival, bound[chosen], zero, zero)
+        off, zero = slack[chosen], torch.zeros_like(row)
+        return Cells(lower[row], upper[row], w, constant, off, images[row], rival, bound[chosen], off, zero, zero)
 
 
 def join(parts: list[Cells]) -> Cells:

@@ -112,7 +112,10 @@ class Ladder:
         """Descend from a point in every cell; returns the cells of the images that survive."""
         begun = time.perf_counter()
         if len(cells):
-            self.ledger.falsify_where(cells, *descend_margin(self.net, cells, start))
+            value, where = descend_margin(self.net, cells, start)
+            self.ledger.falsify_where(cells, value, where)
+            # Cutting off only what is above a part of the least margin seen leaves a margin worth telling.
+            cells = replace(cells, target=torch.maximum(cells.slack, 0.1 * value))
         self.ledger.charge(cells.image, begun)
         return self.ledger.undecided(cells)
 
@@ -145,14 +148,13 @@ class Ladder:
         cells, bounded = cells[rows], bounded.rows(rows)
         active = bounded.active
         ledger.falsify_where(cells, *descend_margin(self.net, cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5)))
-        narrow = shrink(cells, bounded, cells.slack)
+        narrow = shrink(cells, bounded, cells.target)
         # Along a monotone coordinate the least margin is at the end where it falls to.
         low, high = cells.lower[:, active], cells.upper[:, active]
         lower, upper = narrow.lower.clone(), narrow.upper.clone()
         lower[:, active] = torch.where(sign < 0, high, torch.where(sign > 0, low, lower[:, active]))
         upper[:, active] = torch.where(sign > 0, low, torch.where(sign < 0, high, upper[:, active]))
-        loss = bounded.mu.clamp_min(0.0) * (1.02 - bounded.v.square()) * (sign == 0)
-        axis = active[loss.argmax(1)]
+        axis = active[(bounded.loss() * (sign == 0)).argmax(1)]
         narrow = replace(cells, lower=lower, upper=upper, bound=torch.maximum(cells.bound, bounded.lower), axis=axis)
         return ledger.narrow(cells, bounded, sign, narrow)
 

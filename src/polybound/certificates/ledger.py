@@ -128,7 +128,7 @@ class Ledger:
         for index in range(len(cells)):
             if lost[index]:
                 pair = int(cells.image[index]), int(cells.rival[index])
-                self._floor[pair] = min(self._floor[pair], float(cells.slack[index]))
+                self._floor[pair] = min(self._floor[pair], float(cells.target[index]))
         if not self.keep:
             return narrowed
         nodes = narrowed.node.clone()
@@ -170,9 +170,5 @@ class Ledger:
 
 
 def _step(bounded: Bounded, index: int) -> Node:
-    step: Node = {"by": bounded.by}
-    if bounded.by != "first":
-        step["v"] = bounded.v[index].tolist()
-        step["mu"] = bounded.mu[index].tolist()
-        step["on"] = bounded.active.tolist()
-    return step
+    values = {"on": bounded.active, "v": bounded.v[index], "mu": bounded.mu[index]}
+    return {"by": "absorbed" if bounded.absorbed[index] else "second"} | {k: t.tolist() for k, t in values.items()}
