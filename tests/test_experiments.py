@@ -121,7 +121,9 @@ def check_figure(experiment, figure):
     elif experiment.kind == "initial":
         assert [panel.x_label for panel in figure.panels] == ["hidden rank", "degree"]
     elif experiment.layout == "curves":
-        over = {"bound": sorted(experiment.bounds), "rank": [4, 8, 16, 32, 64], "steps": [1, 2, 5, 10, 20, 40]}[experiment.x]
+        over = {"bound": sorted(experiment.bounds), "rank": [4, 8, 16, 32, 64], "steps": [1, 2, 5, 10, 20, 40]}[
+            experiment.x
+        ]
         assert all(list(line.x) == over for panel in figure.panels for line in panel.lines)
         assert all(panel.log_x == (experiment.x != "steps") for panel in figure.panels)
         protocols = 2 if experiment.attacks else 1

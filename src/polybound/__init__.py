@@ -12,8 +12,9 @@ from polybound._version import __version__
 from polybound.errors import FileFormatError, NonFiniteError, PolyboundError
 
 if TYPE_CHECKING:
-    from polybound import attacks, constraints, data, evaluation, models, theory, training
+    from polybound import attacks, certificates, constraints, data, evaluation, experiments, models, theory, training
     from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, parse_attack
+    from polybound.certificates import Certificates, Radius, certified_accuracy, certified_radius, certify
     from polybound.constraints import (
         Projection,
         project_l1_rows,
@@ -37,6 +38,7 @@ __all__ = [
     "TPGD",
     "Attack",
     "Bound",
+    "Certificates",
     "ConvCCP",
     "Evaluation",
     "Factors",
@@ -45,18 +47,24 @@ __all__ = [
     "PolyboundError",
     "PolynomialNetwork",
     "Projection",
+    "Radius",
     "Recipe",
     "Score",
     "__version__",
     "accuracy",
     "attacks",
     "bounds",
+    "certificates",
+    "certified_accuracy",
+    "certified_radius",
+    "certify",
     "constraints",
     "data",
     "evaluate",
     "evaluate_run",
     "evaluate_runs",
     "evaluation",
+    "experiments",
     "fit",
     "gamma",
     "generalisation",
@@ -77,7 +85,17 @@ __all__ = [
     "training",
 ]
 
-_ROOMS = ("models", "theory", "constraints", "data", "attacks", "training", "evaluation")
+_ROOMS = (
+    "models",
+    "theory",
+    "constraints",
+    "certificates",
+    "data",
+    "attacks",
+    "training",
+    "evaluation",
+    "experiments",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -189,6 +189,36 @@ def evaluate(
 
 
 @app.command(
+    epilog="Examples:  [bold]polybound certify runs/NAME --eps 0.01 --eps 0.02[/]   "
+    "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json[/]   "
+    "[bold]polybound certify m.safetensors --check proofs.json[/]"
+)
+def certify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
+    eps: Annotated[list[float] | None, typer.Option(help="Radius of the l_inf ball, in units of the data.")] = None,
+    images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many test images.")] = 100,
+    dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
+    method: Annotated[
+        str, typer.Option(help="auto, second, first; crown, zonotope, interval, lipschitz to compare.")
+    ] = "auto",
+    budget: Annotated[float, typer.Option(help="Seconds of branch and bound for an image.")] = 10.0,
+    save: Annotated[Path | None, typer.Option(help="Write the certificates with their proofs to this file.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
+    from polybound.cli.certify import run_certify, run_check
+
+    if check is not None:
+        run_check(run, check, as_json)
+    elif not eps:
+        raise PolyboundError("which radius? --eps 0.01; or --check FILE")
+    else:
+        run_certify(run, eps, images, dataset, data_dir, method, budget, save, as_json)  # type: ignore[arg-type]
+
+
+@app.command(
     epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds m.safetensors --json[/]"
 )
 def bounds(

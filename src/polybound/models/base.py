@@ -15,7 +15,7 @@ from polybound.errors import PolyboundError
 from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
-__all__ = ["Config", "PolynomialNetwork", "check_count", "damping", "fill_uniform", "stack"]
+__all__ = ["Config", "PolynomialNetwork", "check_count", "damping", "fill_uniform", "gather", "stack"]
 
 Config = dict[str, Any]
 """A model's constructor arguments, as JSON can hold them."""
@@ -42,6 +42,16 @@ def fill_uniform(target: Tensor, fan_in: int, generator: torch.Generator | None,
     limit = scale / fan_in**0.5
     with torch.no_grad():
         target.uniform_(-limit, limit, generator=generator)
+
+
+def gather(name: str, tensors: Tensor | Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one tensor, with a leading dimension that counts them."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if not tensors or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise PolyboundError(f"{name} must be one or more tensors of one shape, got shapes {shapes}")
+    return torch.stack(list(tensors))
 
 
 class PolynomialNetwork(nn.Module, ABC):
@@ -141,6 +151,19 @@ class PolynomialNetwork(nn.Module, ABC):
         make: Any = cls
         model: Self = make(**config, device="meta")
         return model
+
+    @classmethod
+    def _filled(cls, config: Config, state: dict[str, Tensor]) -> Self:
+        """A model of that config with copies of the given weights, which must have its shapes."""
+        model = cls.hollow(config)
+        for name, empty in model.state_dict().items():
+            if state[name].shape != empty.shape:
+                found, wanted = tuple(state[name].shape), tuple(empty.shape)
+                raise PolyboundError(f"the weights do not fit together: {name} has shape {found}, not {wanted}")
+        if not all(tensor.is_floating_point() for tensor in state.values()):
+            raise PolyboundError("weights must be floating-point tensors")
+        model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, assign=True)
+        return model.requires_grad_()
 
     def _rebuild(self, runs: int | None, state: dict[str, Tensor]) -> Self:
         model = self.hollow(self.config() | {"runs": runs})

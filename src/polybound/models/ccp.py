@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models.affine import Dense, Identity
-from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
 from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
@@ -82,6 +82,52 @@ class CCP(PolynomialNetwork):
             self.U = self._parameter(degree, rank, features + 1, device=device, dtype=dtype)
             self.C = self._parameter(classes, rank, device=device, dtype=dtype)
         self.reset_parameters()
+
+    @classmethod
+    def from_factors(
+        cls,
+        V: Tensor | Sequence[Tensor],
+        C: Tensor,
+        bias: Tensor | None = None,
+        *,
+        form: Literal["residual", "product"] = "residual",
+        shape: Sequence[int] | None = None,
+    ) -> CCP:
+        """A CCP from weights trained anywhere.
+
+        Args:
+            V: the k matrices (rank, features) of the residual form, or (rank, features + 1), on the lifted input [x,
+                1], of the product form; one tensor or a sequence.
+            C: the output matrix, (classes, rank).
+            bias: (classes,), of the residual form; zero by default.
+            form: which of the two.
+            shape: shape of one input, if it is not flat.
+
+        >>> import torch, polybound as pb
+        >>> V = [torch.randn(3, 5, dtype=torch.float64) for _ in range(2)]
+        >>> C, beta = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+        >>> x = torch.randn(7, 5, dtype=torch.float64)
+        >>> y = x @ V[0].T
+        >>> torch.allclose(pb.CCP.from_factors(V, C, beta)(x), (x @ V[1].T * y + y) @ C.T + beta)
+        True
+        """
+        V = gather("V", V)
+        if V.ndim != 3 or C.ndim != 2:
+            raise PolyboundError(
+                f"V must be (k, rank, features) and C (classes, rank): {V.ndim} and {C.ndim} dimensions"
+            )
+        degree, rank, columns = V.shape
+        if form == "product" and bias is not None:
+            raise PolyboundError("the product form has no bias: its constants are the last columns of V")
+        features = columns - (form == "product")
+        last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
+        if last.shape != (len(C),):
+            raise PolyboundError(f"bias must have shape ({len(C)},), got {tuple(last.shape)}")
+        sizes = {"features": features, "rank": rank, "classes": len(C), "degree": degree}
+        config = sizes | {"form": form, "runs": None, "shape": list(shape or (features,))}
+        if form == "product":
+            return cls._filled(config, {"U": V, "C": C.to(V.dtype)})
+        return cls._filled(config, {"V": V, "C": torch.cat([C, last.unsqueeze(1)], 1).to(V.dtype)})
 
     def config(self) -> Config:
         return {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
 from polybound.models.blocks import Block
 from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Factors
@@ -91,6 +91,47 @@ class ConvCCP(PolynomialNetwork):
         self.K = self._parameter(degree, channels, inputs, *(kernel,) * self.dims, device=device, dtype=dtype)
         self.C = self._parameter(classes, self.units + 1, device=device, dtype=dtype)
         self.reset_parameters()
+
+    @classmethod
+    def from_factors(
+        cls,
+        K: Tensor | Sequence[Tensor],
+        C: Tensor,
+        bias: Tensor | None = None,
+        *,
+        shape: Sequence[int],
+        pre: Tensor | None = None,
+        pre_bias: Tensor | None = None,
+        pool: Sequence[int] = (),
+    ) -> ConvCCP:
+        """A ConvCCP from weights trained anywhere, with the names of the class's formula.
+
+        Args:
+            K: the k kernels (channels, inputs, *size).
+            C: the output matrix, (classes, units).
+            bias: (classes,); zero by default.
+            shape: shape of one input.
+            pre: kernel of the pre-convolution, (channels, shape[0], *size), or None.
+            pre_bias: its bias, (channels,); zero by default.
+            pool: degrees after which to pool.
+
+        >>> import torch, polybound as pb
+        >>> K = [torch.randn(2, 1, 3, 3) for _ in range(2)]
+        >>> pb.ConvCCP.from_factors(K, torch.randn(5, 32), shape=(1, 4, 4))(torch.zeros(1, 1, 4, 4)).shape
+        torch.Size([1, 5])
+        """
+        K = gather("K", K)
+        if K.ndim != len(shape) + 2 or C.ndim != 2:
+            raise PolyboundError(f"K must be (k, channels, inputs, *size) for an input of shape {tuple(shape)}")
+        last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
+        if last.shape != (len(C),):
+            raise PolyboundError(f"bias must have shape ({len(C)},), got {tuple(last.shape)}")
+        config: Config = {"shape": list(shape), "channels": K.shape[1], "classes": len(C), "degree": len(K)}
+        config |= {"kernel": K.shape[-1], "pre": None if pre is None else pre.shape[-1]}
+        state = {"K": K, "C": torch.cat([C, last.unsqueeze(1)], 1).to(K.dtype)}
+        if pre is not None:
+            state |= {"P": pre.to(K.dtype), "c": K.new_zeros(len(pre)) if pre_bias is None else pre_bias.to(K.dtype)}
+        return cls._filled(config | {"pool": list(pool), "runs": None}, state)
 
     def config(self) -> Config:
         return {

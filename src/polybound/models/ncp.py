@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models.affine import Dense
-from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform
+from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
 from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 
@@ -68,6 +68,48 @@ class NCP(PolynomialNetwork):
         self.S = self._parameter(degree - 1, rank, rank + 1, device=device, dtype=dtype)
         self.C = self._parameter(classes, rank + 1, device=device, dtype=dtype)
         self.reset_parameters()
+
+    @classmethod
+    def from_factors(
+        cls,
+        V: Tensor | Sequence[Tensor],
+        U: Tensor | Sequence[Tensor],
+        b: Tensor | Sequence[Tensor],
+        C: Tensor,
+        bias: Tensor | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+    ) -> NCP:
+        """An NCP from weights trained anywhere, with the names of the class's formula.
+
+        Args:
+            V: the k matrices (rank, features).
+            U: the k - 1 matrices (rank, rank) in between, U_2 first.
+            b: the k vectors (rank,), b_1 first.
+            C: the output matrix, (classes, rank).
+            bias: (classes,); zero by default.
+            shape: shape of one input, if it is not flat.
+
+        >>> import torch, polybound as pb
+        >>> model = pb.NCP(5, 3, 4, degree=2, seed=0)
+        >>> V, S, C = model.V, model.S, model.C
+        >>> b = torch.cat([model.b.unsqueeze(0), S[..., -1]])
+        >>> copy = pb.NCP.from_factors(V, S[..., :-1], b, C[:, :-1], C[:, -1])
+        >>> bool((copy(torch.ones(1, 5)) == model(torch.ones(1, 5))).all())
+        True
+        """
+        V, b = gather("V", V), gather("b", b)
+        if V.ndim != 3 or b.shape != V.shape[:2] or C.ndim != 2:
+            raise PolyboundError("V must be (k, rank, features), b (k, rank) and C (classes, rank)")
+        degree, rank, features = V.shape
+        between = gather("U", U) if degree > 1 or isinstance(U, Tensor) else V.new_zeros(0, rank, rank)
+        last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
+        if between.shape != (degree - 1, rank, rank) or last.shape != (len(C),):
+            raise PolyboundError(f"U must be ({degree - 1}, {rank}, {rank}) and bias ({len(C)},)")
+        sizes = {"features": features, "rank": rank, "classes": len(C), "degree": degree}
+        S = torch.cat([between.to(V.dtype), b[1:].unsqueeze(-1).to(V.dtype)], -1)
+        state = {"V": V, "b": b[0].to(V.dtype), "S": S, "C": torch.cat([C, last.unsqueeze(1)], 1).to(V.dtype)}
+        return cls._filled(sizes | {"runs": None, "shape": list(shape or (features,))}, state)
 
     def config(self) -> Config:
         return {

@@ -1,0 +1,152 @@
+"""Lower bounds of the margins over boxes, and what each bound excludes of its box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polybound.certificates.cells import Cells
+from polybound.certificates.expansion import First, Second, second_order
+from polybound.certificates.network import Network
+from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
+from polybound.theory.rounding import ULP
+
+__all__ = ["Bounded", "by_second", "lower_first", "monotone", "shrink"]
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """`g(u) >= constant + sum_d (p_d u_d - mu_d u_d^2 / 2)` over a cell, u in [-1, 1] in its active coordinates.
+
+    Attributes:
+        lower: the least value of the right side, proven and rounded down, (N,).
+        p: (N, n).
+        mu: (N, n).
+        v: the point where it is (nearly) taken, (N, n).
+        active: (n,).
+        absorbed: whether the remainder was absorbed for this bound, (N,).
+        bend: how much of the remainder each coordinate has a part in, (N, n); it proves nothing.
+    """
+
+    lower: Tensor
+    p: Tensor
+    mu: Tensor
+    v: Tensor
+    active: Tensor
+    absorbed: Tensor
+    bend: Tensor
+
+    def rows(self, rows: Tensor) -> Bounded:
+        """Some of the cells."""
+        some = {name: getattr(self, name)[rows] for name in ("lower", "p", "mu", "v", "absorbed", "bend")}
+        return replace(self, **some)
+
+    def loss(self) -> Tensor:
+        """What each coordinate costs the bound: the distance of its parabola from its chord, and the remainder."""
+        return self.mu.clamp_min(0.0) * (1.0 - self.v.square()).clamp_min(0.0) / 2 + self.bend
+
+
+def lower_first(net: Network, first: First, slack: Tensor) -> Tensor:
+    """`g0 - sum_d |G_d| - R`, rounded down: (boxes, rivals)."""
+    total = first.G.abs().sum(-1) + first.R
+    return _down(first.g0, total, slack, net)
+
+
+def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
+    """`g0 - total`, less all that can have been rounded in it; never NaN."""
+    off = slack + (g0.abs() + total) * (4 * net.roundings * ULP)
+    return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
+
+
+def by_second(net: Network, cells: Cells, *, spectral: bool = True, target: float = 0.0) -> tuple[Bounded, Second]:
+    """The bounds of second order, each only where the one before it left the cell open.
+
+    1. "second": H made diagonally dominant, the remainder subtracted as a number.
+    2. "absorbed": the remainder absorbed into H, which is then made diagonally dominant.
+    3. "spectral": the same with the least multiple of that shift that a Cholesky decomposition proves enough.
+    """
+    c, r = cells.centre()
+    active = cells.moving()
+    second = second_order(net, c, r, cells.w, cells.constant, active)
+    best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
+    if not (best.lower <= target).any():
+        return best, second
+    H, R = second.absorbed()
+    best = _better(best, _dominant(net, cells, second, H, R, best.v, active, absorbed=True))
+    best = replace(best, bend=(second.H - H).abs().sum(-1) / 2)
+    if spectral and (best.lower <= target).any() and len(active) > 1:
+        best = _better(best, _spectral(net, cells, second, H, R, best.v, active))
+    return best, second
+
+
+def _dominant(
+    net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor, absorbed: bool
+) -> Bounded:
+    mu, rows = diagonally_dominant(H)
+    v = descend(second.G, H, mu, rows, v, steps=2)
+    return _bounded(net, cells, second, R, minorant(second.G, H, mu, torch.zeros_like(R), v), active, absorbed)
+
+
+def _spectral(net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor) -> Bounded:
+    mu, rows = diagonally_dominant(H)
+    pattern = mu.clamp_min(0.0) + rows.mean(-1, keepdim=True) * 0.05 + 2.0**-900
+    mu, lack = spectral_shift(H, pattern)
+    v = descend(second.G, H, mu, rows, v, steps=12)
+    return _bounded(net, cells, second, R, minorant(second.G, H, mu, lack, v), active, absorbed=True)
+
+
+def _bounded(
+    net: Network, cells: Cells, second: Second, R: Tensor, below: Separable, active: Tensor, absorbed: bool
+) -> Bounded:
+    least = below.lower()
+    total = torch.nan_to_num(R - least, nan=torch.inf)
+    off = (second.G.abs().sum(-1) + R) * (4 * net.roundings * ULP)
+    lower = _down(second.g0, total, cells.slack + off, net)
+    flags = torch.full_like(lower, absorbed, dtype=torch.bool)
+    return Bounded(lower, below.p, below.mu, below.v, active, flags, torch.zeros_like(below.p))
+
+
+def _better(a: Bounded, b: Bounded) -> Bounded:
+    """Row by row the better of two bounds."""
+    wins = b.lower > a.lower
+    rows = wins.unsqueeze(-1)
+    p, mu, v = (torch.where(rows, y, x) for x, y in ((a.p, b.p), (a.mu, b.mu), (a.v, b.v)))
+    absorbed = torch.where(wins, b.absorbed, a.absorbed)
+    return Bounded(torch.maximum(a.lower, b.lower), p, mu, v, a.active, absorbed, a.bend)
+
+
+def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
+    r"""Cut off what cannot hold a point with `g <= target`.
+
+    Let D = target - lower. With all other coordinates at their best, moving `u_d` by delta from the end where its
+    parabola is least costs `(|p_d| + mu_d) delta - mu_d delta^2 / 2`; where that exceeds D, g exceeds the target. For
+    mu_d >= 0 the cost is concave in delta, so what exceeds D at delta and at the far end, 2, does so in between.
+    """
+    lacking = (target - bounded.lower).unsqueeze(-1) * (1 + 2.0**-30) + 2.0**-900
+    size, mu = bounded.p.abs(), bounded.mu.clamp_min(0.0)
+    slope = size + mu
+    root = (slope.square() - 2 * mu * lacking).clamp_min(0.0).sqrt()
+    delta = (2 * lacking / (slope + root).clamp_min(2.0**-900)) * (1 + 2.0**-20)
+    cost = (slope * delta - mu * delta.square() / 2) * (1 - 2.0**-30)
+    sound = (bounded.mu >= 0) & (delta < 2) & (cost > lacking) & (2 * size * (1 - 2.0**-30) > lacking) & (lacking > 0)
+    lower, upper = cells.lower.clone(), cells.upper.clone()
+    low, high = lower[:, bounded.active], upper[:, bounded.active]
+    r = cells.centre()[1][:, bounded.active]
+    width = r * delta * (1 + 2.0**-30) + (low.abs() + high.abs()) * (4 * ULP)
+    lower[:, bounded.active] = torch.where(sound & (bounded.p < 0), torch.maximum(low, high - width), low)
+    upper[:, bounded.active] = torch.where(sound & (bounded.p > 0), torch.minimum(high, low + width), high)
+    return cells.narrowed(lower, upper)
+
+
+def monotone(net: Network, cells: Cells, second: Second) -> Tensor:
+    """Where the margin rises (1) or falls (-1) along a coordinate all over the cell; 0 elsewhere: (N, n).
+
+    `dg/du_d` lies within `G_d +- (sum_e |H_de| + rest_d)`, and float64 is off by less than `degree * slack`: the
+    derivative of P by `x_d`, times `x_d`, is at most k times P.
+    """
+    _, rows = diagonally_dominant(second.H)
+    off = (net.degree * cells.slack).unsqueeze(-1)
+    away = (rows + second.rest) * (1 + 4 * net.roundings * ULP) + off
+    return torch.where(second.G.abs() > away, second.G.sign(), 0.0)

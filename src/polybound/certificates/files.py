@@ -1,0 +1,124 @@
+"""Certificates on disk: JSON with the boxes, the counterexamples and the proofs, tied to the weights by their SHA-256.
+
+A proof is a tree of steps about one rival over a box, which begins as the ball around the input:
+
+    {"by": "first"}                                  the bound of first order is positive over the box
+    {"by": "second" | "absorbed", on, v, mu}         so is the one that mu and v prove, in the coordinates `on`
+    {..., box, monotone, then}                       that bound excludes what is outside of `box`, [coordinate, lower,
+                                                     upper] each, or, in the `monotone` ones, the margin is least there
+    {..., split: [coordinate, at], low, high}        both halves have a proof
+    {"by": "point"}                                  the box is a point
+
+Nothing in it has to be believed: `polybound.certificates.check` proves every step anew, in ball arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polybound.atomic import write_atomically
+from polybound.certificates.network import Network
+from polybound.certificates.result import Certificates
+from polybound.errors import FileFormatError, PolyboundError
+from polybound.models.base import PolynomialNetwork
+
+__all__ = ["check_file", "fingerprint", "save_certificates"]
+
+_FORMAT = "polybound certificates 1"
+
+
+def fingerprint(model: PolynomialNetwork) -> str:
+    """The SHA-256 of a model's kind, config and weights."""
+    digest = hashlib.sha256(json.dumps([type(model).__name__, model.config()], sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_certificates(
+    path: str | PathLike[str],
+    model: PolynomialNetwork,
+    found: Certificates,
+    x: Tensor,
+    domain: tuple[float, float] | None,
+) -> None:
+    """Write certificates with their proofs; `certify(..., keep=True)` made them of these inputs in this domain."""
+    if found.proofs is None:
+        raise PolyboundError(
+            "there are no proofs to save; certify with method 'auto', 'second' or 'first' and keep=True"
+        )
+    net = Network(model)
+    points = x.detach().double().reshape(len(x), -1)
+    images: list[dict[str, Any]] = []
+    for i, status in enumerate(found.status):
+        entry: dict[str, Any] = {"status": status, "label": int(found.label[i]), "eps": float(found.eps[i])}
+        entry["x"] = points[i].tolist()
+        point = found.counterexample[i]
+        if point is not None:
+            entry |= {"counterexample": point.reshape(-1).tolist(), "rival": int(found.rival[i])}
+        elif status == "verified":
+            rivals = [rival for rival in range(net.classes) if rival != entry["label"]]
+            entry["proofs"] = {str(rival): found.proofs[i, rival] for rival in rivals}
+        images.append(entry)
+    content: dict[str, Any] = {"format": _FORMAT, "model": fingerprint(model), "domain": domain and list(domain)}
+    content |= {"stretch": [mu.tolist() for mu in net.stretch], "norms": net.norms_S, "images": images}
+    content["digest"] = _digest(content)
+    write_atomically(path, (json.dumps(content) + "\n").encode())
+
+
+def check_file(
+    path: str | PathLike[str], model: PolynomialNetwork, *, on_progress: Callable[[int, int], None] | None = None
+) -> dict[str, int]:
+    """Prove every certificate of a file anew, in ball arithmetic; returns how many there are of each status.
+
+    Args:
+        path: what `save_certificates` wrote.
+        model: the model they are about.
+        on_progress: called with the number of images that are through, and of all.
+
+    Raises:
+        PolyboundError: a certificate is not proven by what the file holds, or is about another model; or python-flint
+            is missing.
+    """
+    from polybound.certificates.check import Checker
+
+    content = _read(Path(path))
+    if content["model"] != fingerprint(model):
+        raise PolyboundError(f"{path}: these certificates are about other weights")
+    counts = {"verified": 0, "falsified": 0, "undecided": 0}
+    try:
+        checker = Checker(model, content["domain"], content["stretch"], content["norms"])
+        for done, entry in enumerate(content["images"], 1):
+            checker.check(entry)
+            counts[entry["status"]] += 1
+            if on_progress is not None:
+                on_progress(done, len(content["images"]))
+    except PolyboundError as error:
+        raise PolyboundError(f"{path}: {error}") from error
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{path}: a certificate is damaged ({type(error).__name__}: {error})") from error
+    return counts
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise FileFormatError(f"{path}: not a file of certificates")
+    if content.get("digest") != _digest({key: value for key, value in content.items() if key != "digest"}):
+        raise FileFormatError(f"{path}: its content was changed after it was written")
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

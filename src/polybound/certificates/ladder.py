@@ -1,0 +1,203 @@
+"""The ladder: every rung only for what the rungs before it left open, all images and rivals together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from polybound.certificates.attack import descend_margin
+from polybound.certificates.bounds import by_second, lower_first, monotone, shrink
+from polybound.certificates.boxes import centre
+from polybound.certificates.cells import Cells, chunks, join
+from polybound.certificates.exact import exact_margin
+from polybound.certificates.expansion import first_order
+from polybound.certificates.ledger import Ledger
+from polybound.certificates.network import Network
+
+__all__ = ["Ladder"]
+
+IMAGES = 128
+"""Images that the first rung takes at once."""
+
+ROUNDS = 6
+"""How often a cell is shrunk and bounded again before it is split."""
+
+STARTS = 8
+"""Random starts of the attack before branching."""
+
+
+class Ladder:
+    """Decides images within their boxes; what it finds stands in its `ledger`.
+
+    Args:
+        net: the network.
+        x: inputs (images, features), float64.
+        y: labels.
+        lower: the boxes, (images, features), and `upper`.
+        upper: see there.
+        inner: the same boxes rounded inwards, where counterexamples must lie.
+        top: the last rung to take: "first", "second" or "branch".
+        budget: seconds of branch and bound for each image.
+        keep: whether to keep the proofs.
+        on_progress: called with the number of images that are through.
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        x: Tensor,
+        y: Tensor,
+        lower: Tensor,
+        upper: Tensor,
+        inner: tuple[Tensor, Tensor],
+        *,
+        top: str = "branch",
+        budget: float = 10.0,
+        keep: bool = False,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.net, self.x, self.y, self.lower, self.upper = net, x, y, lower, upper
+        self.top, self.budget, self.on_progress = top, budget, on_progress
+        self.ledger = Ledger(net, y, inner, keep)
+        self.units = max(At.shape[1] for At in net.At)
+
+    def climb(self) -> Ledger:
+        """Take all rungs, block after block of images."""
+        for start in range(0, len(self.x), IMAGES):
+            end = min(start + IMAGES, len(self.x))
+            self._block(torch.arange(start, end))
+            if self.on_progress is not None:
+                self.on_progress(end)
+        return self.ledger
+
+    def _block(self, images: Tensor) -> None:
+        cells, start = self._first(images)
+        cells = self._attack(cells, start)
+        if self.top == "first" or not len(cells):
+            return
+        cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
+        if self.top == "branch":
+            for image in sorted(set(cells.image.tolist())):
+                self._branch(cells[cells.image == image])
+        else:
+            self.ledger.settle(cells)
+
+    def _first(self, images: Tensor) -> tuple[Cells, Tensor]:
+        """Clean predictions and first order; returns the open pairs, and for each a corner to attack from."""
+        begun = time.perf_counter()
+        net, ledger, y = self.net, self.ledger, self.y[images]
+        label = y.unsqueeze(1)
+        logits = net(self.x[images])
+        margin = (logits.gather(1, label) - logits).scatter(1, label, torch.inf)
+        worst, rival = margin.min(1)
+        lower, upper = self.lower[images], self.upper[images]
+        slack = net.slack(torch.maximum(lower.abs(), upper.abs()))
+        slack = slack + slack.gather(1, label)
+        for row in torch.nonzero(worst <= slack.amax(1)).squeeze(1).tolist():
+            ledger.falsify(int(images[row]), self.x[images[row]], int(rival[row]), "clean")
+        c, r = centre(lower, upper)
+        first = first_order(net, c, r, net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta)
+        bound = lower_first(net, first, slack).scatter(1, label, torch.inf)
+        chosen = ledger.first(images, bound)
+        cells = Cells.of_pairs(net, images, y, lower, upper, slack, chosen, bound)
+        cells = cells.at_nodes(ledger.enter(cells))
+        ledger.charge(images, begun)
+        return cells, torch.where(first.G[chosen] > 0, cells.lower, cells.upper)
+
+    def _attack(self, cells: Cells, start: Tensor) -> Cells:
+        """Descend from a point in every cell; returns the cells of the images that survive."""
+        begun = time.perf_counter()
+        if len(cells):
+            value, where = descend_margin(self.net, cells, start)
+            self.ledger.falsify_where(cells, value, where)
+            # Cutting off only what is above a part of the least margin seen leaves a margin worth telling.
+            cells = replace(cells, target=torch.maximum(cells.slack, 0.1 * value))
+        self.ledger.charge(cells.image, begun)
+        return self.ledger.undecided(cells)
+
+    def _second(self, cells: Cells) -> Cells:
+        """The rungs of second order, the cells shrunk in between; returns those that stay open."""
+        begun, images = time.perf_counter(), cells.image
+        for _ in range(ROUNDS):
+            width = float((cells.upper - cells.lower).sum())
+            cells = self.ledger.undecided(self._round(cells, "second"))
+            if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
+                break
+        self.ledger.charge(images, begun)
+        return cells
+
+    def _round(self, cells: Cells, rung: str) -> Cells:
+        """One round: bound, close, try the corner, fix what is monotone and cut off what is excluded."""
+        cells = self._points(cells)
+        if not len(cells):
+            return cells
+        ledger = self.ledger
+        bounded, second = by_second(self.net, cells)
+        proven = bounded.lower > 0
+        for index in torch.nonzero(proven).squeeze(1).tolist():
+            ledger.prove(cells, index, bounded)
+            ledger.close(cells, index, float(bounded.lower[index]), rung)
+        rows = torch.nonzero(~proven).squeeze(1)
+        if not len(rows):
+            return cells[rows]
+        sign = monotone(self.net, cells, second)[rows]
+        cells, bounded = cells[rows], bounded.rows(rows)
+        active = bounded.active
+        ledger.falsify_where(cells, *descend_margin(self.net, cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5)))
+        narrow = shrink(cells, bounded, cells.target)
+        # Along a monotone coordinate the least margin is at the end where it falls to.
+        low, high = cells.lower[:, active], cells.upper[:, active]
+        lower, upper = narrow.lower.clone(), narrow.upper.clone()
+        lower[:, active] = torch.where(sign < 0, high, torch.where(sign > 0, low, lower[:, active]))
+        upper[:, active] = torch.where(sign > 0, low, torch.where(sign < 0, high, upper[:, active]))
+        axis = active[(bounded.loss() * (sign == 0)).argmax(1)]
+        narrow = replace(cells, lower=lower, upper=upper, bound=torch.maximum(cells.bound, bounded.lower), axis=axis)
+        return ledger.narrow(cells, bounded, sign, narrow)
+
+    def _points(self, cells: Cells) -> Cells:
+        """Decide cells that are single points by rational arithmetic; returns the others."""
+        moves = (cells.upper > cells.lower).any(1)
+        for index in torch.nonzero(~moves).squeeze(1).tolist():
+            image, rival = int(cells.image[index]), int(cells.rival[index])
+            margin = exact_margin(self.net.factors, cells.lower[index], int(self.y[image]), rival)
+            self.ledger.close_point(cells, index, margin)
+        return cells if bool(moves.all()) else cells[moves]
+
+    def _branch(self, cells: Cells) -> None:
+        """Branch and bound of one image, the least bounds first, until it is decided or its time is up."""
+        begun, image = time.perf_counter(), cells.image[:1]
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(STARTS):
+            part = torch.rand(cells.lower.shape, generator=generator, dtype=torch.float64)
+            start = cells.lower + (cells.upper - cells.lower) * part
+            self.ledger.falsify_where(cells, *descend_margin(self.net, cells, start))
+        cells = self.ledger.undecided(cells)
+        while len(cells) and time.perf_counter() - begun < self.budget:
+            cells = cells[cells.bound.argsort()]
+            chunk = next(iter(chunks(cells, self.units, limit=2**20)))
+            rest = cells[slice(len(chunk), None)]
+            halves = self._halves(chunk)
+            cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
+        if len(cells):
+            self.ledger.settle(cells)
+        self.ledger.charge(image, begun)
+
+    def _halves(self, cells: Cells) -> Cells:
+        """Every cell cut in two at the middle of its axis."""
+        rows = torch.arange(len(cells))
+        width = cells.upper - cells.lower
+        # An axis that was fixed since it was chosen has no middle: the widest has.
+        axis = torch.where(width[rows, cells.axis] > 0, cells.axis, width.argmax(1))
+        cells = replace(cells, axis=axis)
+        low, high = cells.lower[rows, axis], cells.upper[rows, axis]
+        at = low + (high - low) / 2
+        nodes = self.ledger.split(cells, at)
+        lower, upper = cells.lower.clone(), cells.upper.clone()
+        lower[rows, axis] = at
+        upper[rows, axis] = at
+        both = join([cells.narrowed(cells.lower, upper), cells.narrowed(lower, cells.upper)])
+        return both.at_nodes(nodes)

@@ -1,0 +1,148 @@
+"""A network's factors made ready for bounding: written out, transposed, with the error budget of float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from polybound.certificates.psd import dominating_diagonal
+from polybound.errors import PolyboundError
+from polybound.models.affine import Affine, Chain, Dense, Identity
+from polybound.models.base import PolynomialNetwork
+from polybound.models.factors import Factors
+from polybound.theory.norms import DENSE_LIMIT
+from polybound.theory.rounding import ULP
+
+__all__ = ["Network"]
+
+
+class Network:
+    """The factors `y_1 = A_1(x) s_1, y_n = A_n(x) S_n(y_(n-1)), f = C(y_k)` in the form that bounds are computed from.
+
+    Rounding. Every coefficient that certificates use (a value, an entry of a gradient or of a Hessian, a term of a
+    remainder) is a sum of products of weights and inputs in which every map of the chain occurs at most once. In
+    float64, in whatever order and with or without fused multiply-adds, each of those products is computed up to a
+    factor `1 + t`, `|t| <= gamma_D = D u / (1 - D u)`, where u = 2^-53 and D counts the roundings one product can meet:
+    no more than there are summands in all the sums on its way. So the expansion as a whole, anywhere in a box with
+    `|x| <= X`, is off by at most `gamma_D P(X)`, where P is the network with absolute values in the place of its
+    weights, the sum of the absolute values of all products. `slack` is eight times that: once for the coefficients,
+    once each for the weights and the slopes that a remainder is bounded with, and the rest for the rounding of P, of
+    the bounds of a remainder and of the final subtraction. What is left is a polynomial whose coefficients *are*
+    float64 numbers.
+
+    Underflow adds less than 2^-1022 for each operation, and `slack` adds 2^-900.
+
+    Attributes:
+        factors: the factors in float64.
+        features, degree, classes: sizes d, k, o.
+        shape: shape of one input, of a model; (features,) of bare factors.
+        At: the maps of the input, transposed: (features, units) each; `absolute_At` their absolute values.
+        b: their constants.
+        S: the maps in between, None for the identity; `absolute_S` their absolute values.
+        s1: the first factor's scale.
+        C: the output matrix (classes, units); `beta` its constants.
+        absolute: the factors with absolute values in the place of all weights, P.
+        roundings: D.
+    """
+
+    def __init__(self, model: PolynomialNetwork | Factors) -> None:
+        self.factors = factors = (model if isinstance(model, Factors) else model.factors()).double()
+        if factors.lead:
+            raise PolyboundError("certificates are about one model; take model.run(e) of a stack")
+        if factors.s1.device.type != "cpu":
+            raise PolyboundError("certificates are computed on the CPU, whose float64 is known; use model.cpu()")
+        if factors.entries() > DENSE_LIMIT:
+            raise PolyboundError(
+                f"the maps of the input have {factors.entries():,} entries, more than the {DENSE_LIMIT:,} that fit"
+            )
+        self.features, self.degree = factors.features, factors.degree
+        self.shape = model.shape if isinstance(model, PolynomialNetwork) else (self.features,)
+        self.At = [a.matrix().T.contiguous() for a in factors.A]
+        self.absolute_At = [At.abs() for At in self.At]
+        self.b = [a.constant for a in factors.A]
+        self.S = [None if isinstance(s, Identity) else s for s in factors.S]
+        self.absolute_S = [None if s is None else s.absolute() for s in self.S]
+        self.s1 = factors.s1
+        self.C, self.beta = factors.C.matrix().contiguous(), factors.C.constant
+        self.classes = len(self.C)
+        for tensor in (*self.At, *self.b, *(s.constant for s in factors.S), self.s1, self.C, self.beta):
+            if not torch.isfinite(tensor).all():
+                raise PolyboundError("the model's weights are not all finite")
+        self.absolute = _absolute(factors)
+        steps = [part for step in (*factors.A, *factors.S, factors.C) for part in _parts(step)]
+        terms = sum(step.inputs + 2 for step in steps) + sum(b.numel() for b in self.b) + self.features
+        self.roundings = terms + 16 * self.degree + 64
+
+    @cached_property
+    def stretch(self) -> list[Tensor]:
+        """For each factor, mu >= 0 with `||A_n v||_2^2 <= sum_d mu_d v_d^2` for all v: (features,) each."""
+        return [dominating_diagonal(At) for At in self.At]
+
+    @cached_property
+    def norms_S(self) -> list[float]:
+        """Upper bounds of the spectral norms of the maps in between; 1 for the identity."""
+        return [1.0 if s is None else _norm(s) for s in self.S]
+
+    def size(self, x: Tensor) -> Tensor:
+        """P(x) for non-negative x, (batch, features): the sum of the absolute values of all terms, (batch, classes)."""
+        return self.absolute(x)
+
+    def slack(self, x: Tensor) -> Tensor:
+        """How far float64 can be off where `|x'| <= x`, class by class: (batch, classes). See the class."""
+        size = self.size(x * (1.0 + 2.0**-40) + 2.0**-1000)
+        slack = size * (4 * self.roundings * ULP) + 2.0**-900
+        # Beyond this size, what underflowed could have mattered.
+        return torch.where(size < 2.0**100, slack, torch.inf)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits (batch, classes) of inputs (batch, features), off by less than `slack(|x|)`."""
+        y = (x @ self.At[0] + self.b[0]) * self.s1
+        for n in range(1, self.degree):
+            y = (x @ self.At[n] + self.b[n]) * self.between(y, n)
+        return y @ self.C.T + self.beta
+
+    def between(self, y: Tensor, n: int) -> Tensor:
+        """What factor n (from 0) is multiplied by, `S(y)` with its constant, for the product y before it."""
+        step = self.S[n - 1]
+        return y if step is None else step(y)
+
+    def spread(self, y: Tensor, n: int) -> Tensor:
+        """`|S| y`, the radius that a radius y becomes before factor n."""
+        step = self.absolute_S[n - 1]
+        return y if step is None else step.linear(y)
+
+    def back(self, y: Tensor, n: int, absolute: bool = False) -> Tensor:
+        """`S^T y`, or `|S|^T y`: from factor n back to the product before it; y is (..., units)."""
+        step = (self.absolute_S if absolute else self.S)[n - 1]
+        if step is None:
+            return y
+        return step.adjoint(y.reshape(-1, y.shape[-1])).reshape(*y.shape[:-1], step.inputs)
+
+
+def _parts(step: Affine) -> Iterator[Affine]:
+    if isinstance(step, Chain):
+        for part in step.maps:
+            yield from _parts(part)
+    else:
+        yield step
+
+
+def _absolute(factors: Factors) -> Factors:
+    # A chain keeps the absolute values of its parts apart: |K| |P| dominates every term of K P, |K P| does not.
+    A, S = (tuple(step.absolute() for step in steps) for steps in (factors.A, factors.S))
+    return replace(factors, A=A, S=S, s1=factors.s1.abs(), C=factors.C.absolute())
+
+
+def _norm(step: Affine) -> float:
+    """An upper bound of the spectral norm, proven."""
+    if isinstance(step, Dense):
+        return sqrt(float(dominating_diagonal(step.weight.T, steps=1).max())) * (1 + 4 * ULP)
+    # ||W||_2^2 <= ||W||_1 ||W||_inf, with equality for a pooling.
+    absolute = step.absolute()
+    columns = absolute.adjoint(step.constant.new_ones(1, step.outputs))
+    return sqrt(float(absolute.row_l1().max() * columns.max())) * (1 + (step.inputs + step.outputs + 8) * ULP)

@@ -1,0 +1,92 @@
+"""The largest certified radius of each input, by bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polybound.certificates.api import Method, certify, checked
+from polybound.certificates.network import Network
+from polybound.errors import PolyboundError
+from polybound.models.base import PolynomialNetwork
+from polybound.models.factors import Factors
+
+__all__ = ["Radius", "certified_radius"]
+
+
+@dataclass(frozen=True, eq=False)
+class Radius:
+    """For each input: no perturbation within `certified` changes its prediction; one within `attacked` does.
+
+    Attributes:
+        certified: (images,); 0 where nothing is certified, also of misclassified inputs.
+        attacked: (images,); infinity where no counterexample was found within the largest radius tried.
+    """
+
+    certified: Tensor
+    attacked: Tensor
+
+
+def certified_radius(
+    model: PolynomialNetwork | Factors | Network,
+    x: Tensor,
+    y: Tensor | Sequence[int],
+    *,
+    largest: float = 1.0,
+    tolerance: float = 1e-3,
+    domain: tuple[float, float] | None = (-1.0, 1.0),
+    method: Method = "auto",
+    budget: float = 1.0,
+) -> Radius:
+    """Bracket the distance to the nearest point that is classified otherwise, in the l_inf norm.
+
+    All inputs are bisected together; a counterexample moves the upper end to its own distance.
+
+    Args:
+        model: a model, or its factors.
+        x: inputs.
+        y: labels.
+        largest: no radius above this is tried.
+        tolerance: how close the bracket gets, where everything is decided.
+        domain: as in `certify`.
+        method: as in `certify`.
+        budget: seconds of branch and bound for each input and radius.
+
+    >>> import torch, polybound as pb
+    >>> model = pb.CCP(features=4, rank=3, classes=2, degree=2, seed=0, dtype=torch.float64)
+    >>> x = torch.tensor([[0.5, -0.5, 0.25, 0.0]])
+    >>> radius = pb.certified_radius(model, x, model(x.double()).argmax(1))
+    >>> bool(0 < radius.certified[0] <= radius.attacked[0])
+    True
+    """
+    if not tolerance > 0 or not 0 < largest < torch.inf:
+        raise PolyboundError("tolerance and the largest radius must be positive")
+    net = model if isinstance(model, Network) else Network(model)
+    points, labels, _ = checked(net, x, y, 0.0, domain)
+    options: dict[str, Any] = {"domain": domain, "method": method, "budget": budget}
+    certified = torch.zeros(len(points), dtype=torch.float64)
+    attacked = torch.full_like(certified, torch.inf)
+    failed = torch.full_like(certified, largest)  # the least radius that is not verified
+    tried = torch.full_like(certified, min(largest, 8 * tolerance))
+    searching = torch.ones(len(points), dtype=torch.bool)
+    while searching.any():
+        rows = torch.nonzero(searching).squeeze(1)
+        found = certify(net, points[rows], labels[rows], tried[rows], **options)
+        for row, status, point in zip(rows.tolist(), found.status, found.counterexample, strict=True):
+            if status == "verified":
+                certified[row] = max(certified[row], tried[row])
+                continue
+            failed[row] = min(failed[row], tried[row])
+            if point is not None:
+                away = (point.reshape(-1) - points[row]).abs().max()
+                attacked[row] = min(attacked[row], away * (1 + 2.0**-50))
+                failed[row] = min(failed[row], away)
+        searching = (failed - certified > tolerance) & (certified < largest)
+        # Doubling until something fails, halving from then on.
+        doubled = (2 * tried).clamp_max(largest)
+        tried = torch.where((failed >= largest) & (tried < largest), doubled, (certified + failed) / 2)
+    return Radius(certified, attacked)

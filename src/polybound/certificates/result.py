@@ -1,0 +1,71 @@
+"""What `certify` returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+__all__ = ["Certificates", "Status"]
+
+Status = Literal["verified", "falsified", "undecided"]
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """One certificate for each image.
+
+    Attributes:
+        status: "verified": every point of the box is classified as the label. "falsified": `counterexample` is not.
+            "undecided": neither was shown.
+        margin: proven lower bounds of `min over rivals and points of f_label - f_rival`, (images,), float64.
+        counterexample: a point of the box whose margin is at most zero, in the input's shape, float64; None if there
+            is none.
+        rung: what decided each image: "clean" (misclassified as it is), "first", "second", "branch" (verified),
+            "attack" (falsified), the method's name, or "".
+        seconds: time of each image, its share of what was done in batches, (images,).
+        label: the labels.
+        rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
+        eps: radius of each box, (images,).
+        method: the method asked for.
+        proofs: proofs by image and rival, if they were kept; `Certificates.save` writes them.
+    """
+
+    status: list[Status]
+    margin: Tensor
+    counterexample: list[Tensor | None]
+    rung: list[str]
+    seconds: Tensor
+    label: Tensor
+    rival: Tensor
+    eps: Tensor
+    method: str
+    proofs: dict[tuple[int, int], dict[str, Any]] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    def count(self, status: Status) -> int:
+        """How many images have that status."""
+        return self.status.count(status)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, shares and times, as JSON can hold them."""
+        total = max(1, len(self))
+        correct = len(self) - self.rung.count("clean")
+        return {
+            "images": len(self),
+            "method": self.method,
+            "clean accuracy": correct / total,
+            "certified accuracy": self.count("verified") / total,
+            "attacked accuracy": (len(self) - self.count("falsified")) / total,
+            "verified": self.count("verified"),
+            "falsified": self.count("falsified"),
+            "undecided": self.count("undecided"),
+            "rungs": dict(Counter(rung for rung in self.rung if rung)),
+            "seconds": float(self.seconds.sum()),
+            "mean milliseconds": 1000 * float(self.seconds.sum()) / total,
+            "largest milliseconds": 1000 * float(self.seconds.max()) if len(self) else 0.0,
+        }

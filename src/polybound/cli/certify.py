@@ -1,0 +1,104 @@
+"""`polybound certify`: certificates of a run's or a model's test images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from polybound.certificates import certify
+from polybound.certificates.api import Method
+from polybound.certificates.files import check_file, save_certificates
+from polybound.certificates.network import Network
+from polybound.data import Dataset, load
+from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork
+from polybound.models import load as load_model
+from polybound.runs import Run
+
+__all__ = ["run_certify", "run_check"]
+
+
+def run_certify(
+    path: Path,
+    eps: list[float],
+    images: int,
+    dataset: str | None,
+    data_dir: Path | None,
+    method: Method,
+    budget: float,
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Certify the first test images at every eps, and show the counts."""
+    if save is not None and len(eps) != 1:
+        raise PolyboundError("--save takes the certificates of one --eps")
+    model, name = _model(path, dataset)
+    data = _fitting(load(name, "test", data_dir=data_dir), model)
+    x, y = data.x[:images], data.y[:images]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    rows = []
+    net = Network(model)
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        for radius in eps:
+            task = bar.add_task(f"eps {radius:g}", total=len(x))
+            options: dict[str, Any] = {"domain": data.domain, "method": method, "budget": budget}
+            options["on_progress"] = lambda done, task=task: bar.update(task, completed=done)
+            found = certify(net, x, y, radius, keep=save is not None, **options)
+            rows.append({"eps": radius} | found.summary())
+            if save is not None:
+                save_certificates(save, model, found, x, data.domain)
+    if as_json:
+        print(
+            json.dumps({"model": str(path), "dataset": data.name, "domain": list(data.domain), "rows": rows}, indent=2)
+        )
+    else:
+        _show(f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}", rows)
+
+
+def run_check(path: Path, file: Path, as_json: bool) -> None:
+    """Verify a file of certificates in ball arithmetic."""
+    model, _ = _model(path, "none")
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"checking {file.name}", total=None)
+        counts = check_file(file, model, on_progress=lambda done, all_: bar.update(task, completed=done, total=all_))
+    if as_json:
+        print(json.dumps(counts, indent=2))
+    else:
+        print(f"{file}: confirmed {counts['verified']} verified and {counts['falsified']} falsified images")
+
+
+def _model(path: Path, dataset: str | None) -> tuple[PolynomialNetwork, str]:
+    """The model of a run folder, with the name of its data set, or of a model file."""
+    if path.is_dir():
+        run = Run(path)
+        name = dataset or str(run.config().get("dataset", ""))
+        return load_model(run.model_file), name
+    if dataset is None:
+        raise PolyboundError(f"{path}: whose images? --dataset digits, or any that `polybound data list` shows")
+    return load_model(path), dataset
+
+
+def _fitting(data: Dataset, model: PolynomialNetwork) -> Dataset:
+    if data.x[0].numel() != model.features:
+        raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
+    return data
+
+
+def _show(title: str, rows: list[dict[str, Any]]) -> None:
+    view = Table(title=title, title_justify="left", header_style="bold")
+    names = ("eps", "clean", "certified", "attacked", "undecided", "ms an image", "decided by")
+    for name in names:
+        view.add_column(name, justify="left" if name == names[-1] else "right")
+    for row in rows:
+        shares = (f"{100 * row[f'{name} accuracy']:.1f} %" for name in ("clean", "certified", "attacked"))
+        rungs = ", ".join(f"{rung} {count}" for rung, count in row["rungs"].items())
+        view.add_row(f"{row['eps']:g}", *shares, str(row["undecided"]), f"{row['mean milliseconds']:.1f}", rungs)
+    Console().print(view)
