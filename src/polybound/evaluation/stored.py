@@ -160,8 +160,11 @@ def read_scores(path: Folder, key: Key | None = None) -> list[Score]:
 
 def keyed_scores(path: Folder) -> list[tuple[Key, Score]]:
     """All scores in a run folder, each with its split, seed, limit and defence."""
-    names = ("split", "seed", "limit", "defence")
-    return [({name: entry.get(name) for name in names}, Score.from_dict(entry)) for entry in _read(Path(path) / _FILE)]
+    names, file = ("split", "seed", "limit", "defence"), Path(path) / _FILE
+    try:
+        return [({name: entry.get(name) for name in names}, Score.from_dict(entry)) for entry in _read(file)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{file}: not an evaluation ({error}); delete it to measure again") from error
 
 
 def has_scores(

@@ -38,9 +38,10 @@ class Row:
         attack: "clean", or the attack.
         protocol: "-", "published" or "sound".
         defence: denoiser in front of the model, if any.
-        correct: images classified right.
+        correct: images classified right; under the published protocol attacked, as the paper counts, under the sound
+            one both as they are and attacked.
         total: images.
-        accuracy: in percent.
+        accuracy: their share in percent.
         run: the run's folder.
     """
 
@@ -94,6 +95,7 @@ def collect_folder(root: Path) -> list[Row]:
 def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
     plan = entry.plan
     for key, score in keyed_scores(run.path):
+        correct = score.attacked if score.protocol == "published" else score.correct
         row = Row(
             dataset=plan.dataset,
             model=plan.model,
@@ -109,9 +111,9 @@ def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
             attack=score.attack,
             protocol=score.protocol,
             defence=key["defence"] or "",
-            correct=score.correct,
+            correct=correct,
             total=score.total,
-            accuracy=100.0 * score.accuracy,
+            accuracy=100.0 * correct / score.total,
             run=run.path.name,
         )
         yield row, key["limit"]
