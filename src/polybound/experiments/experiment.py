@@ -126,6 +126,8 @@ class Experiment:
 
     def stacks(self) -> Iterator[list[Entry]]:
         """The runs that train together: all bounds of one data set, model, rank, method, projection and seed."""
+        if self.kind in ("initial", "samples"):
+            return  # nothing to train
         for dataset, model, rank, method in product(self.datasets, self.models, self.ranks, self.methods):
             width = self.rank_of.get(model, rank)
             if width != rank and rank != self.ranks[0]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def _in_worker(job: Job, root: Path, data_dir: Path | None) -> None:
     carry_out(job, root, data_dir)
 
 
+def _extra(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise PolyboundError(f"this engine is an extra: pip install 'polybound[{extra}]'") from None
+
+
 class _backend:  # noqa: N801 - used as a function
     """joblib's `Parallel` on one of the engines."""
 
@@ -148,31 +156,22 @@ class _backend:  # noqa: N801 - used as a function
     def __enter__(self) -> Any:
         import joblib
 
-        options: dict[str, Any] = {}
         if self.engine == "dask":
-            try:
-                from distributed import Client, LocalCluster
-            except ImportError:
-                raise PolyboundError("this engine needs Dask: pip install 'polybound[dask]'") from None
-            if self.cluster is None:
-                local = LocalCluster(
-                    n_workers=self.workers or os.cpu_count(), threads_per_worker=1, dashboard_address=None
-                )
-                self.close.append(local.close)
-            client = Client(self.cluster or local)
-            self.close.insert(0, client.close)
+            dask = _extra("distributed", "dask")
+            cluster = self.cluster
+            if cluster is None:
+                workers = self.workers or os.cpu_count()
+                cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+                self.close.append(cluster.close)
+            self.close.insert(0, dask.Client(cluster).close)
         elif self.engine == "ray":
-            try:
-                import ray
-                from ray.util.joblib import register_ray
-            except ImportError:
-                raise PolyboundError("this engine needs Ray: pip install 'polybound[ray]'") from None
+            ray = _extra("ray", "ray")
             if not ray.is_initialized():
                 given = {"address": self.cluster} if self.cluster else {"num_cpus": self.workers or os.cpu_count()}
                 ray.init(**given, log_to_driver=False, include_dashboard=None if self.cluster else False)
                 self.close.append(ray.shutdown)
-            register_ray()
-        self.config = joblib.parallel_config(backend=self.engine, n_jobs=self.workers or -1, **options)
+            import_module("ray.util.joblib").register_ray()
+        self.config = joblib.parallel_config(backend=self.engine, n_jobs=self.workers or -1)
         self.config.__enter__()
         # One job at a time to each worker: they are long, and of very different lengths.
         return joblib.Parallel(batch_size=1, pre_dispatch="all")

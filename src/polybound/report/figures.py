@@ -29,9 +29,8 @@ def curves(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     label = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}[experiment.x]
 
     def points(part: Sequence[Row]) -> dict[float, Average]:
-        keys = sorted({_x(experiment, row) for row in part if _x(experiment, row) is not None})
         found = {}
-        for key in keys:
+        for key in sorted({x for row in part if (x := _x(experiment, row)) is not None}):
             values = average([row for row in part if _x(experiment, row) == key])
             found[key] = max(values.values(), key=lambda value: value.mean)
         return found
@@ -62,12 +61,12 @@ def curves(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     return Figure(experiment.title, panels)
 
 
-def _x(experiment: Experiment, row: Row) -> float:
+def _x(experiment: Experiment, row: Row) -> float | None:
     if experiment.x == "rank":
         return float(row.rank)
     if experiment.x == "steps":
         return float(row.attack.split("-")[2])
-    return float(row.bound) if row.bound is not None else float("nan")
+    return row.bound
 
 
 def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:

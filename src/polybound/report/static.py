@@ -24,7 +24,7 @@ STYLES = (
     ("#56B4E9", "P", "--"),
 )
 
-_SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "polybound"}
+_SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def draw(figure: Figure, *paths: Path) -> None:
@@ -33,8 +33,7 @@ def draw(figure: Figure, *paths: Path) -> None:
         canvas = _pictures(figure) if figure.images else _panels(figure)
         FigureCanvasAgg(canvas)
         for path in paths:
-            stamp: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-            canvas.savefig(path, dpi=144, metadata=stamp)
+            canvas.savefig(path, dpi=144)
 
 
 def _panels(figure: Figure) -> Canvas:
