@@ -12,7 +12,7 @@ from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
 from polybound.experiments.compare import DATASETS, compare, published, significance
 from polybound.experiments.experiment import BOUNDS, Experiment, experiment_names, find_experiment
-from polybound.experiments.results import average, collect, collect_folder, read_csv, write_csv
+from polybound.experiments.results import Row, average, collect, collect_folder, read_csv, write_csv
 from polybound.experiments.sweep import estimate, jobs_of, sweep
 from polybound.report.build import build_report
 from polybound.report.shapes import Figure, Table
@@ -174,10 +174,6 @@ def test_scores_survive_a_csv_file(small, tmp_path):
 
 def rows_like_the_paper(shift=0.0, epochs=100):
     """Scores as if a reproduction had been off by so many points."""
-    template = Experiment("t", "t", datasets=("digits",), limit=1)
-    del template
-    from polybound.experiments.results import Row
-
     return [
         Row(
             dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",

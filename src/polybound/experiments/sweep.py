@@ -191,15 +191,14 @@ class _Watch:
         self.thread = threading.Thread(target=self._look, daemon=True)
 
     def _look(self) -> None:
-        open_jobs = list(self.jobs)
+        left, last = list(self.jobs), False
         while True:
-            open_jobs = [job for job in open_jobs if not job.done(self.root)]
+            left = [job for job in left if not job.done(self.root)]
             if self.on_progress is not None:
-                self.on_progress(
-                    len(self.jobs) - len(open_jobs), len(self.jobs), open_jobs[0].name if open_jobs else ""
-                )
-            if self.stop.wait(2.0):
+                self.on_progress(len(self.jobs) - len(left), len(self.jobs), left[0].name if left else "")
+            if last:
                 return
+            last = self.stop.wait(2.0)  # then look once more
 
     def __enter__(self) -> None:
         self.thread.start()
