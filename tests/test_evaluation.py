@@ -58,6 +58,9 @@ def test_scores_are_counts_of_images_right_before_and_after(trained):
             both = clean & (model(found).argmax(-1) == test.y)
             score = result.find(attack.name, protocol)
             assert abs(score.correct - int(both.sum())) <= 1  # summation order may decide an image at the border
+            plain = result.attacked_only().find(attack.name, protocol)
+            assert abs(plain.correct - int((model(found).argmax(-1) == test.y).sum())) <= 1
+            assert plain.correct >= score.correct and plain.low <= plain.accuracy <= plain.high
             assert score.total == len(test) and score.seed == 3
             assert score.accuracy == score.correct / score.total and score.low < score.accuracy < score.high
             assert sum(a for a, _ in score.per_class) == score.correct
@@ -218,13 +221,17 @@ def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
         evaluate_run(damaged, "fgsm-0.1")
 
 
-def test_command_line(runs, tmp_path):
-    from test_cli import polybound, refused
-
-    folder = tmp_path / runs[0].name
+def copied(run, folder):
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((runs[0] / name).read_bytes())
+        (folder / name).write_bytes((run / name).read_bytes())
+    return folder
+
+
+def test_command_line(runs, tmp_path):
+    from test_cli import polybound
+
+    folder = copied(runs[0], tmp_path / runs[0].name)
     attack = ("evaluate", folder, "--attacks", "fgsm-0.1,pgd-0.2-3-0.1", "--protocol", "both", "--limit", 80)
     result = polybound(*attack, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz", "--check", 20)
     assert result.returncode == 0, result.stderr
@@ -235,11 +242,37 @@ def test_command_line(runs, tmp_path):
     assert set(saved) == {"x", "y", "runs"} | {
         f"{name} {protocol}" for name in ("fgsm-0.1", "pgd-0.2-3-0.1") for protocol in ("sound", "published")
     }
-    assert f"| {folder.name.rsplit('-s', 1)[0]} " in polybound(*attack, "--means").stdout
-    scores = json.loads(polybound(*attack, "--json").stdout)["scores"]
-    assert len(scores) == 5 and (folder / "evaluation.json").exists()
-    assert "gaussian" in polybound("evaluate", "--help").stdout
-    assert "unknown attack" in refused("evaluate", folder, "--attacks", "nonsense")
-    assert "no model to evaluate" in refused("evaluate", tmp_path)
-    assert "protocol must be" in refused("evaluate", folder, "--protocol", "honest")
-    assert "no such folder" in refused("evaluate", folder, "--picture", tmp_path / "nowhere" / "p.png")
+
+
+def command(monkeypatch, capsys, *words):
+    """The command line in this process; its output, its errors, its exit code."""
+    from polybound.cli import main
+
+    monkeypatch.setattr("sys.argv", ["polybound", "evaluate", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return *capsys.readouterr(), stop.value.code or 0
+
+
+def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
+    folder = copied(runs[0], tmp_path / runs[0].name)
+    words = (folder, "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
+    output, _, code = command(monkeypatch, capsys, *words, "--json")
+    assert code == 0 and len(json.loads(output)["scores"]) == 3 and (folder / "evaluation.json").exists()
+    label = folder.name.rsplit("-s", 1)[0]
+    assert f"| {label} " in command(monkeypatch, capsys, *words, "--means")[0]
+    assert "attacked images alone" in command(monkeypatch, capsys, *words, "--count", "attacked")[0]
+    output, _, code = command(monkeypatch, capsys, *words, "--defence", "gaussian", "--per-class")
+    assert code == 0 and "class" in output
+    for options, message in [
+        (("--attacks", "nonsense"), "unknown attack 'nonsense'"),
+        (("--attacks", "fgsm--1"), "not of the form fgsm-EPS"),
+        (("--count", "all"), "count must be"),
+        (("--protocol", "honest"), "protocol must be"),
+        (("--defence", "prayer"), "unknown defence"),
+        (("--picture", tmp_path / "nowhere" / "p.png"), "no such folder"),
+        (("--split", "train set"), "split"),
+    ]:
+        output, errors, code = command(monkeypatch, capsys, folder, *options)
+        assert code == 2 and output == "" and errors.count("\n") == 1 and message in errors
+    assert "no model to evaluate" in command(monkeypatch, capsys, tmp_path)[1]
