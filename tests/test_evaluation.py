@@ -203,6 +203,15 @@ def test_run_folders_remember_their_scores(runs, monkeypatch):
     assert len(read_scores(runs[0])) == 5 and len(read_scores(runs[2])) == 3
 
 
+def test_guided_denoising_is_trained_once_for_each_run(runs, monkeypatch):
+    from polybound.attacks import GuidedDenoiser
+
+    fitted = []
+    monkeypatch.setattr(GuidedDenoiser, "fit", lambda self, model, x, y, domain: fitted.append(len(x)) or self.eval())
+    result = evaluate_runs(runs[:2], "fgsm-0.1", protocol="both", limit=64, defence="guided")
+    assert len(result.rows) == 6 and fitted == [len(pb.data.load("digits", "train", validation=0.2))] * 2
+
+
 def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
     with pytest.raises(PolyboundError, match="no run to evaluate"):
         evaluate_runs([], "fgsm-0.1")
@@ -212,9 +221,10 @@ def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
     damaged.mkdir()
     for name in ("config.json", "model.safetensors"):
         (damaged / name).write_bytes((runs[0] / name).read_bytes())
-    (damaged / "evaluation.json").write_text("{}")
-    with pytest.raises(FileFormatError, match=r"evaluation\.json: not an evaluation"):
-        evaluate_run(damaged, "fgsm-0.1")
+    for content in ("{}", "[", '[{"attack": "clean", "split": "test", "seed": 0, "limit": null, "defence": null}]'):
+        (damaged / "evaluation.json").write_text(content)
+        with pytest.raises(FileFormatError, match=r"evaluation\.json: not an evaluation"):
+            evaluate_run(damaged, "fgsm-0.1")
     (damaged / "evaluation.json").unlink()
     (damaged / "config.json").write_text("{}")
     with pytest.raises(FileFormatError, match="no 'dataset'"):
