@@ -286,3 +286,5 @@ def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
         output, errors, code = command(monkeypatch, capsys, folder, *options)
         assert code == 2 and output == "" and errors.count("\n") == 1 and message in errors
     assert "no model to evaluate" in command(monkeypatch, capsys, tmp_path)[1]
+    monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
+    assert "needs matplotlib" in command(monkeypatch, capsys, folder, "--picture", tmp_path / "p.png")[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def run_evaluation(
     for file in (examples, picture):
         if file is not None and not file.parent.is_dir():
             raise PolyboundError(f"{file.parent}: no such folder")
+    if picture is not None and find_spec("matplotlib") is None:
+        raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
     check_choice("count", count, ("robust", "attacked"))
     chosen = parse_attacks(attacks)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
