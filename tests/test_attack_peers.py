@@ -111,6 +111,7 @@ def test_foolbox_finds_its_other_attacks(subject):
         assert (found - x).abs().max() <= 0.2 and accuracy(model, found, y) < accuracy(model, x, y)
 
 
+@pytest.mark.slow
 def test_autoattack_is_the_stronger_one_but_not_by_much(subject):
     peer("pyautoattack")
     model, x, y = (part[:128] if isinstance(part, torch.Tensor) else part for part in subject)

@@ -47,6 +47,7 @@ def test_guided_denoising_begins_as_the_identity(shape):
     assert all(torch.equal(tensor, state[name]) for name, tensor in denoiser.state_dict().items())
 
 
+@pytest.mark.slow
 def test_guided_denoising_learns_to_undo_an_attack():
     train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
     model = pb.paper_model("pn-4", shape=train.shape, seed=0)

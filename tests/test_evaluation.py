@@ -58,6 +58,9 @@ def test_scores_are_counts_of_images_right_before_and_after(trained):
             both = clean & (model(found).argmax(-1) == test.y)
             score = result.find(attack.name, protocol)
             assert abs(score.correct - int(both.sum())) <= 1  # summation order may decide an image at the border
+            plain = result.attacked_only().find(attack.name, protocol)
+            assert abs(plain.correct - int((model(found).argmax(-1) == test.y).sum())) <= 1
+            assert plain.correct >= score.correct and plain.low <= plain.accuracy <= plain.high
             assert score.total == len(test) and score.seed == 3
             assert score.accuracy == score.correct / score.total and score.low < score.accuracy < score.high
             assert sum(a for a, _ in score.per_class) == score.correct
@@ -200,6 +203,15 @@ def test_run_folders_remember_their_scores(runs, monkeypatch):
     assert len(read_scores(runs[0])) == 5 and len(read_scores(runs[2])) == 3
 
 
+def test_guided_denoising_is_trained_once_for_each_run(runs, monkeypatch):
+    from polybound.attacks import GuidedDenoiser
+
+    fitted = []
+    monkeypatch.setattr(GuidedDenoiser, "fit", lambda self, model, x, y, domain: fitted.append(len(x)) or self.eval())
+    result = evaluate_runs(runs[:2], "fgsm-0.1", protocol="both", limit=64, defence="guided")
+    assert len(result.rows) == 6 and fitted == [len(pb.data.load("digits", "train", validation=0.2))] * 2
+
+
 def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
     with pytest.raises(PolyboundError, match="no run to evaluate"):
         evaluate_runs([], "fgsm-0.1")
@@ -209,22 +221,27 @@ def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
     damaged.mkdir()
     for name in ("config.json", "model.safetensors"):
         (damaged / name).write_bytes((runs[0] / name).read_bytes())
-    (damaged / "evaluation.json").write_text("{}")
-    with pytest.raises(FileFormatError, match=r"evaluation\.json: not an evaluation"):
-        evaluate_run(damaged, "fgsm-0.1")
+    for content in ("{}", "[", '[{"attack": "clean", "split": "test", "seed": 0, "limit": null, "defence": null}]'):
+        (damaged / "evaluation.json").write_text(content)
+        with pytest.raises(FileFormatError, match=r"evaluation\.json: not an evaluation"):
+            evaluate_run(damaged, "fgsm-0.1")
     (damaged / "evaluation.json").unlink()
     (damaged / "config.json").write_text("{}")
     with pytest.raises(FileFormatError, match="no 'dataset'"):
         evaluate_run(damaged, "fgsm-0.1")
 
 
-def test_command_line(runs, tmp_path):
-    from test_cli import polybound, refused
-
-    folder = tmp_path / runs[0].name
+def copied(run, folder):
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((runs[0] / name).read_bytes())
+        (folder / name).write_bytes((run / name).read_bytes())
+    return folder
+
+
+def test_command_line(runs, tmp_path):
+    from test_cli import polybound
+
+    folder = copied(runs[0], tmp_path / runs[0].name)
     attack = ("evaluate", folder, "--attacks", "fgsm-0.1,pgd-0.2-3-0.1", "--protocol", "both", "--limit", 80)
     result = polybound(*attack, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz", "--check", 20)
     assert result.returncode == 0, result.stderr
@@ -235,11 +252,39 @@ def test_command_line(runs, tmp_path):
     assert set(saved) == {"x", "y", "runs"} | {
         f"{name} {protocol}" for name in ("fgsm-0.1", "pgd-0.2-3-0.1") for protocol in ("sound", "published")
     }
-    assert f"| {folder.name.rsplit('-s', 1)[0]} " in polybound(*attack, "--means").stdout
-    scores = json.loads(polybound(*attack, "--json").stdout)["scores"]
-    assert len(scores) == 5 and (folder / "evaluation.json").exists()
-    assert "gaussian" in polybound("evaluate", "--help").stdout
-    assert "unknown attack" in refused("evaluate", folder, "--attacks", "nonsense")
-    assert "no model to evaluate" in refused("evaluate", tmp_path)
-    assert "protocol must be" in refused("evaluate", folder, "--protocol", "honest")
-    assert "no such folder" in refused("evaluate", folder, "--picture", tmp_path / "nowhere" / "p.png")
+
+
+def command(monkeypatch, capsys, *words):
+    """The command line in this process; its output, its errors, its exit code."""
+    from polybound.cli import main
+
+    monkeypatch.setattr("sys.argv", ["polybound", "evaluate", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return *capsys.readouterr(), stop.value.code or 0
+
+
+def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
+    folder = copied(runs[0], tmp_path / runs[0].name)
+    words = (folder, "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
+    output, _, code = command(monkeypatch, capsys, *words, "--json")
+    assert code == 0 and len(json.loads(output)["scores"]) == 3 and (folder / "evaluation.json").exists()
+    label = folder.name.rsplit("-s", 1)[0]
+    assert f"| {label} " in command(monkeypatch, capsys, *words, "--means")[0]
+    assert "attacked images alone" in command(monkeypatch, capsys, *words, "--count", "attacked")[0]
+    output, _, code = command(monkeypatch, capsys, *words, "--defence", "gaussian", "--per-class")
+    assert code == 0 and "class" in output
+    for options, message in [
+        (("--attacks", "nonsense"), "unknown attack 'nonsense'"),
+        (("--attacks", "fgsm--1"), "not of the form fgsm-EPS"),
+        (("--count", "all"), "count must be"),
+        (("--protocol", "honest"), "protocol must be"),
+        (("--defence", "prayer"), "unknown defence"),
+        (("--picture", tmp_path / "nowhere" / "p.png"), "no such folder"),
+        (("--split", "train set"), "split"),
+    ]:
+        output, errors, code = command(monkeypatch, capsys, folder, *options)
+        assert code == 2 and output == "" and errors.count("\n") == 1 and message in errors
+    assert "no model to evaluate" in command(monkeypatch, capsys, tmp_path)[1]
+    monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
+    assert "needs matplotlib" in command(monkeypatch, capsys, folder, "--picture", tmp_path / "p.png")[1]

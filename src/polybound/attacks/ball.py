@@ -36,7 +36,7 @@ class Ball(ABC):
 
     @abstractmethod
     def pick(self, keep: Tensor) -> Ball:
-        """The ball of some of the images."""
+        """The ball of some of the images, by number."""
 
     @abstractmethod
     def project_(self, z: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class InfBall(Ball):
         self.lower, self.upper = box
 
     def pick(self, keep: Tensor) -> InfBall:
-        box = self.lower[:, keep], self.upper[:, keep]
-        return InfBall(self.x[:, keep], self.eps, self.clip, box)
+        box = self.lower.index_select(1, keep), self.upper.index_select(1, keep)
+        return InfBall(self.x.index_select(1, keep), self.eps, self.clip, box)
 
     def project_(self, z: Tensor) -> Tensor:
         return z.clamp_(self.lower, self.upper)
@@ -101,7 +101,7 @@ class TwoBall(Ball):
     """`|z - x|_2 <= eps`, then clipped to the range of pixels, which moves no point of that range away from x."""
 
     def pick(self, keep: Tensor) -> TwoBall:
-        return TwoBall(self.x[:, keep], self.eps, self.clip)
+        return TwoBall(self.x.index_select(1, keep), self.eps, self.clip)
 
     def project_(self, z: Tensor) -> Tensor:
         step = z - self.x

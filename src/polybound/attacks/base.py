@@ -107,9 +107,6 @@ class Attack(ABC):
             parts = []
             for first in range(0, len(y), rows):
                 batch = images[:, first : first + rows]
-                if victim.form is not None:
-                    # Features before samples in memory, as the closed forms' matrix products want them.
-                    batch = batch.transpose(1, 2).contiguous().transpose(1, 2)
                 ball = ball_around(batch, self.eps, self.norm, clip)
                 noise = Noise(seed, start + first, batch.shape[1], batch.shape[2], batch)
                 found = self._run(victim, ball, y[first : first + rows], noise)
@@ -139,20 +136,21 @@ def climb(
         last = step == steps
         logits, gradient = (victim.logits(z), z) if last else victim.gradient(z, loss.slopes)
         fallen = standing & ~right(logits, loss.y)
-        _store(found, keep, z, standing if last else fallen)
+        store(found, keep, z, standing if last else fallen)
         standing &= ~fallen
         open_ = standing.any(0)
         if last or not bool(open_.any()):
             break
-        if int(open_.sum()) < 0.8 * len(open_):
+        if int(open_.sum()) < 0.7 * len(open_):
             # Images that no run still classifies right are done; leaving a few of them in is cheaper than copying.
-            keep, ball, loss = keep[open_], ball.pick(open_), loss.pick(open_)
-            z, gradient, standing = z[:, open_], gradient[:, open_], standing[:, open_]
+            rest = open_.nonzero().flatten()
+            keep, ball, loss = keep[rest], ball.pick(rest), loss.pick(rest)
+            z, gradient, standing = (part.index_select(1, rest) for part in (z, gradient, standing))
         z = ball.ascend(z, gradient, size)
     return found
 
 
-def _store(found: Tensor, keep: Tensor, z: Tensor, which: Tensor) -> None:
+def store(found: Tensor, keep: Tensor, z: Tensor, which: Tensor) -> None:
     """Write the points z, (E, m, d), of the images `keep`, where `which`, (E, m), says so."""
     run, image = which.nonzero(as_tuple=True)
     if len(run) and found is not z:
@@ -172,7 +170,7 @@ def first_success(victim: Victim, y: Tensor, z: Tensor, attempts: Iterable[Calla
             break
         points = attempt(keep)
         fallen = ~victim.correct(points, y[keep]) & standing[:, keep]
-        z[:, keep] = torch.where(fallen.unsqueeze(-1), points, z[:, keep])
+        store(z, keep, points, fallen)
         standing[:, keep] &= ~fallen
     return z
 

@@ -30,12 +30,12 @@ class _Rescaled(nn.Module):
 
     def __init__(self, victim: Victim, run: int, clip: tuple[float, float]) -> None:
         super().__init__()
-        self.victim, self.run, self.clip = victim, run, clip
+        self.classify, self.clip = victim.alone(run), clip
 
     def forward(self, images: Tensor) -> Tensor:
         lower, upper = self.clip
         x = (lower + (upper - lower) * images).flatten(1)
-        return self.victim.differentiable(x, self.run)
+        return self.classify(x)
 
 
 @dataclass(frozen=True)

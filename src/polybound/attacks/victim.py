@@ -80,13 +80,12 @@ class Victim:
         found = torch.zeros_like(leaf) if gradient is None else gradient
         return logits.detach(), found.to(x.dtype)
 
-    def differentiable(self, x: Tensor, run: int) -> Tensor:
-        """Logits (n, classes) of one run for inputs (n, d), through autograd: what other libraries want."""
-        x = self._cast(x)
-        if self.stacked:
-            # All runs are computed, as any module with runs can; the others' part of the gradient is zero.
-            return self._forward(x.unsqueeze(0))[run].transpose(0, 1)
-        return self._forward(x.unsqueeze(0))[0].transpose(0, 1)
+    def alone(self, run: int) -> Callable[[Tensor], Tensor]:
+        """One run as other libraries want a classifier: (n, d) to (n, classes), through autograd."""
+        if self.stacked and isinstance(self.model, PolynomialNetwork):
+            single = Victim(self.model.run(run), self.shape)
+            return lambda x: single._forward(single._cast(x).unsqueeze(0))[0].transpose(0, 1)
+        return lambda x: self._forward(self._cast(x).unsqueeze(0))[run].transpose(0, 1)
 
     def correct(self, x: Tensor, y: Tensor) -> Tensor:
         """Whether each run classifies each input right, (E, n); an output that is not finite is never right."""

@@ -163,6 +163,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
     per_class: Annotated[bool, typer.Option("--per-class", help="Also each class for itself.")] = False,
     means: Annotated[bool, typer.Option("--means", help="Mean and standard deviation over seeds.")] = False,
+    count: Annotated[
+        str, typer.Option(help="robust: right before and after; attacked: right after, as many papers count.")
+    ] = "robust",
     defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
@@ -185,7 +188,7 @@ def evaluate(
         "batch_size": batch_size,
         "data_dir": data_dir,
     }
-    run_evaluation(runs, attacks, options, save_examples, picture, as_json, means)
+    run_evaluation(runs, attacks, options, save_examples, picture, as_json, means, count)
 
 
 @app.command(

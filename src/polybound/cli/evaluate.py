@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from polybound.attacks import parse_attacks
+from polybound.attacks.checks import check_choice
 from polybound.errors import PolyboundError
 from polybound.evaluation import Evaluation, evaluate, evaluate_runs
 from polybound.evaluation.stored import StackedRuns
@@ -28,14 +30,20 @@ def run_evaluation(
     picture: Path | None,
     as_json: bool,
     means: bool,
+    count: str,
 ) -> None:
     """Evaluate the runs, show their scores, and save adversarial examples or a picture of some if asked."""
     for file in (examples, picture):
         if file is not None and not file.parent.is_dir():
             raise PolyboundError(f"{file.parent}: no such folder")
+    if picture is not None and find_spec("matplotlib") is None:
+        raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
+    check_choice("count", count, ("robust", "attacked"))
     chosen = parse_attacks(attacks)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Where nobody watches, even an empty bar would put a line of its own before an error's.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=None)
 
         def show(done: int, total: int, what: str) -> None:
@@ -50,6 +58,7 @@ def run_evaluation(
         from polybound.report.attacks import draw_attacks
 
         draw_attacks(picture, kept, PICTURED)
+    result = result if count == "robust" else result.attacked_only()
     if as_json:
         print(result.to_json())
     elif means:

@@ -113,6 +113,7 @@ class StackedRuns:
     def __init__(self, runs: list[Run], data: Dataset, defence: str | None, data_dir: Folder | None) -> None:
         self.runs, self.data, self.defence, self.data_dir = runs, data, defence, data_dir
         self._models = {run.path: load_model(run.model_file) for run in runs}
+        self._guards: dict[Path, Defence] = {}
         self._stacks: dict[tuple[Path, ...], PolynomialNetwork] = {}
 
     @classmethod
@@ -146,11 +147,15 @@ class StackedRuns:
             return []
         if self.defence != "guided":
             return [(runs, None if self.defence is None else find_defence(self.defence, self.data.shape))]
-        train = _data(runs[0], "train", self.data_dir)
-        return [
-            ([run], GuidedDenoiser(train.shape).fit(self._models[run.path], train.x, train.y, domain=train.domain))
-            for run in runs
-        ]
+        return [([run], self._guided(run)) for run in runs]
+
+    def _guided(self, run: Run) -> Defence:
+        """The denoiser of a run, trained once for all attacks."""
+        if run.path not in self._guards:
+            train = _data(run, "train", self.data_dir)
+            model = self._models[run.path]
+            self._guards[run.path] = GuidedDenoiser(train.shape).fit(model, train.x, train.y, domain=train.domain)
+        return self._guards[run.path]
 
 
 def read_scores(path: Folder, key: Key | None = None) -> list[Score]:
@@ -204,7 +209,8 @@ def _keep(runs: list[Run], rows: list[Score], key: Key) -> None:
     for run in runs:
         file = run.path / _FILE
         entries = _read(file) + [row.as_dict() | key for row in rows if row.run == run.path.name]
-        write_atomically(file, (json.dumps(entries, indent=1) + "\n").encode())
+        lines = ",\n".join(json.dumps(entry) for entry in entries)
+        write_atomically(file, f"[\n{lines}\n]\n".encode())
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

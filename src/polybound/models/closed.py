@@ -82,10 +82,10 @@ class ClosedForm(ABC):
         return [(self.weight, gradient), *others]
 
     def input_gradient(self, d: Tensor) -> Tensor:
-        """The gradient of each run by its inputs: (E, batch, features), features before samples in memory."""
+        """The gradient of each run by its inputs: (E, batch, features)."""
         factors = self._factor_gradient(torch.bmm(self.C[..., : self.rank].transpose(1, 2), d))
         rows = self.weight.view(self.runs, -1, self.columns)
-        return torch.bmm(rows.transpose(1, 2), factors.view(self.runs, -1, d.shape[-1])).transpose(1, 2)
+        return torch.bmm(factors.view(self.runs, -1, d.shape[-1]).transpose(1, 2), rows)
 
     def _output(self, y: Tensor) -> Tensor:
         """`Q y + beta`, or `C y` where C has no constant column."""

@@ -86,7 +86,7 @@ def _caption(axes: Any, result: Evaluation, prediction: int, label: int) -> None
     """What the network says, in the colour of right or wrong; wrong ones also in bold, for those who see no colour."""
     right = prediction == label
     weight = "normal" if right else "bold"
-    axes.set_title(result.class_names[prediction], color=RIGHT if right else WRONG, fontsize=7.5, weight=weight, pad=2)
+    axes.set_title(result.class_names[prediction], color=RIGHT if right else WRONG, fontsize=7.5, weight=weight, pad=3)
 
 
 def _row(axes: Any, text: str) -> None:
