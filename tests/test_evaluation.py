@@ -288,3 +288,34 @@ def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
     assert "no model to evaluate" in command(monkeypatch, capsys, tmp_path)[1]
     monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
     assert "needs matplotlib" in command(monkeypatch, capsys, folder, "--picture", tmp_path / "p.png")[1]
+
+
+def test_certified_accuracy_is_next_to_the_attacked_one():
+    data = pb.data.load_digits("test")
+    model = pb.paper_model("pn-4", shape=data.shape, seed=[0, 1], runs=2)
+    pb.fit(model, pb.data.load_digits("train"), epochs=6, learning_rate=0.02, method="projection", bound=1.0, start=1)
+    result = pb.evaluate(model, data, ["pgd-0.1-20-0.01"], limit=60, certify=[0.02, 0.1], names=["a", "b"])
+    for run in ("a", "b"):
+        certified, attacked = result.find("certified-0.1", run=run), result.find("pgd-0.1-20-0.01", run=run)
+        clean = result.find("clean", run=run)
+        assert certified.accuracy <= attacked.accuracy <= clean.accuracy
+        assert 0 < result.find("certified-0.02", run=run).accuracy <= clean.accuracy
+        alone = pb.certified_accuracy(model.run(0 if run == "a" else 1), data, 0.1, images=60)
+        assert certified.accuracy == pytest.approx(alone)
+    with pytest.raises(PolyboundError, match="no polynomial network"):
+        pb.evaluate(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), data, [], certify=[0.1], limit=5)
+
+
+def test_certified_scores_of_a_run_are_kept(tmp_path):
+    from polybound.experiments import Plan, train_together
+
+    recipe = pb.Recipe(epochs=3, learning_rate=0.02)
+    (run,) = train_together([Plan("digits", "pn-4", recipe)], pb.data.load_digits("train"), tmp_path)
+    options = {"limit": 20, "certify": [0.05]}
+    first = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
+    before = (run.path / "evaluation.json").stat().st_mtime_ns
+    again = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
+    assert again.rows == first.rows and (run.path / "evaluation.json").stat().st_mtime_ns == before
+    assert [row.attack for row in first.rows] == ["clean", "fgsm-0.1", "certified-0.05"]
+    with pytest.raises(PolyboundError, match="denoiser"):
+        pb.evaluate_run(run.path, ["fgsm-0.1"], defence="median", **options)

@@ -168,6 +168,9 @@ def evaluate(
     ] = "robust",
     defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
+    certified: Annotated[
+        list[float] | None, typer.Option("--certify", help="Certified accuracy at this radius as well; repeatable.")
+    ] = None,
     save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default by memory.")] = None,
@@ -185,6 +188,7 @@ def evaluate(
         "per_class": per_class,
         "defence": defence,
         "check": check,
+        "certify": tuple(certified or ()),
         "batch_size": batch_size,
         "data_dir": data_dir,
     }

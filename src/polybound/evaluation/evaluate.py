@@ -15,6 +15,7 @@ from polybound.attacks.noise import GROUP
 from polybound.attacks.victim import Victim, right
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
+from polybound.evaluation.certified import certified_scores
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.score import Evaluation, Examples, Score
 
@@ -41,6 +42,7 @@ def evaluate(
     progress: Progress | None = None,
     keep: int = 0,
     check: int = 0,
+    certify: Sequence[float] = (),
     names: Sequence[str] | None = None,
 ) -> Evaluation:
     """Measure a classifier's accuracy on a data set, clean and under attack.
@@ -62,6 +64,7 @@ def evaluate(
         keep: how many of the first images and their adversarial examples to return.
         check: on how many of the first images to look for gradient masking: whether black-box attacks within the same
             ball break more of them than gradient attacks.
+        certify: radii of l_inf balls for which to give the certified accuracy as well, as attack "certified-EPS".
         names: of the runs.
 
     Example:
@@ -89,6 +92,8 @@ def evaluate(
         for run in range(victim.runs)
         for column, counts, attacked, totals in rows
     ]
+    for eps in certify:
+        scores += certified_scores(model, data, eps, total=total, names=labels, seed=seed)
     if check:
         notes += masking_notes(model, data, robust, labels, seed)
     scores = scores if per_class else [replace(score, per_class=None) for score in scores]

@@ -13,6 +13,7 @@ from polybound.attacks import PAPER_ATTACKS, Attack, GuidedDenoiser, parse_attac
 from polybound.attacks.denoise import Defence, find_defence
 from polybound.data import Dataset, load
 from polybound.errors import FileFormatError, PolyboundError
+from polybound.evaluation.certified import certified_column, certified_scores
 from polybound.evaluation.evaluate import Progress, evaluate, reader_notes
 from polybound.evaluation.score import Evaluation, Score
 from polybound.models import PolynomialNetwork, stack
@@ -47,6 +48,7 @@ def evaluate_runs(
     progress: Progress | None = None,
     data_dir: Folder | None = None,
     check: int = 0,
+    certify: Sequence[float] = (),
 ) -> Evaluation:
     """Evaluate run folders, those of one architecture and data set together, and keep the scores in them.
 
@@ -66,6 +68,7 @@ def evaluate_runs(
         progress: see there.
         data_dir: where the data lies.
         check: see `evaluate`.
+        certify: see there.
     """
     chosen, wanted = parse_attacks(attacks), protocols(protocol)
     key: Key = {"split": split, "seed": seed, "limit": limit, "defence": defence}
@@ -75,7 +78,8 @@ def evaluate_runs(
     for group in StackedRuns.of(paths, split=split, data_dir=data_dir, defence=defence):
         notes += [note for note in reader_notes(chosen, wanted, group.data) if note not in notes]
         for attack, name in [(None, "-"), *columns]:
-            lacking = [run for run in group.runs if not _has(run, attack, name, key)]
+            called = "clean" if attack is None else attack.name
+            lacking = [run for run in group.runs if not _has(run, called, name, key)]
             for runs, guard in group.parts(lacking):
                 result = evaluate(
                     group.model(runs),
@@ -91,13 +95,22 @@ def evaluate_runs(
                     names=[run.path.name for run in runs],
                 )
                 _keep(runs, [row for row in result.rows if row.protocol == name], key)
+        for eps in certify:
+            if defence is not None:
+                raise PolyboundError("a network behind a denoiser has no certificates")
+            lacking = [run for run in group.runs if not _has(run, *certified_column(eps), key)]
+            total = min(limit or len(group.data), len(group.data))
+            for run in lacking:  # one by one, so that each is kept as soon as it is done
+                names = [run.path.name]
+                model = group.model([run])
+                _keep([run], certified_scores(model, group.data, eps, total=total, names=names, seed=seed), key)
         if check:
             for runs, guard in group.parts(group.runs):
                 names = [run.path.name for run in runs]
                 options: Any = {"protocol": protocol, "limit": check, "seed": seed, "defence": guard, "names": names}
                 result = evaluate(group.model(runs), group.data, chosen, check=check, **options)
                 notes += [note for note in result.notes if note not in notes]
-        shown = [("clean", "-"), *((a.name, p) for a, p in columns)]
+        shown = [("clean", "-"), *((a.name, p) for a, p in columns), *map(certified_column, certify)]
         for run in group.runs:
             found = {(s.attack, s.protocol): s for s in read_scores(run.path, key)}
             scores[run.path] = [found[column] for column in shown]
@@ -181,6 +194,7 @@ def has_scores(
     limit: int | None = None,
     seed: int = 0,
     defence: str | None = None,
+    certify: Sequence[float] = (),
 ) -> bool:
     """Whether `evaluate_run` with the same options would have nothing to measure."""
     key: Key = {"split": split, "seed": seed, "limit": limit, "defence": defence}
@@ -188,7 +202,7 @@ def has_scores(
     wanted = [
         (a.name, p) for a in parse_attacks(attacks) for p in protocols(protocol) if p == "sound" or not a.only_sound
     ]
-    return found.issuperset([("clean", "-"), *wanted])
+    return found.issuperset([("clean", "-"), *wanted, *map(certified_column, certify)])
 
 
 def _data(run: Run, split: str, data_dir: Folder | None) -> Dataset:
@@ -200,9 +214,8 @@ def _data(run: Run, split: str, data_dir: Folder | None) -> Dataset:
     return load(name, split, data_dir=data_dir, validation=share)
 
 
-def _has(run: Run, attack: Attack | None, protocol: str, key: Key) -> bool:
-    name = "clean" if attack is None else attack.name
-    return any(s.attack == name and s.protocol == protocol for s in read_scores(run.path, key))
+def _has(run: Run, attack: str, protocol: str, key: Key) -> bool:
+    return any(s.attack == attack and s.protocol == protocol for s in read_scores(run.path, key))
 
 
 def _keep(runs: list[Run], rows: list[Score], key: Key) -> None:

@@ -46,6 +46,17 @@ class Measurement:
     protocol: str = "both"
     limit: int | None = None
     defence: str | None = None
+    certify: tuple[float, ...] = ()
+
+    def options(self, split: str) -> dict[str, Any]:
+        """As `evaluate_runs` and `has_scores` take them."""
+        return {
+            "protocol": self.protocol,
+            "split": split,
+            "limit": self.limit,
+            "defence": self.defence,
+            "certify": self.certify,
+        }
 
 
 @dataclass(frozen=True)
@@ -54,12 +65,11 @@ class StackJob:
 
     plans: tuple[Plan, ...]
     measurements: tuple[Measurement, ...]
-    eps: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
         """Jobs with the same key are the same."""
-        return address([plan.config() for plan in self.plans]) + repr((self.measurements, self.eps))
+        return address([plan.config() for plan in self.plans]) + repr(self.measurements)
 
     @property
     def name(self) -> str:
@@ -76,9 +86,7 @@ class StackJob:
         if run.failure is not None:
             return True
         return run.model_file.exists() and all(
-            has_scores(run.path, m.attacks, protocol=m.protocol, split=split, limit=m.limit, defence=m.defence)
-            for m in self.measurements
-            for split in m.splits
+            has_scores(run.path, m.attacks, **m.options(split)) for m in self.measurements for split in m.splits
         )
 
     def carry_out(
@@ -97,8 +105,7 @@ class StackJob:
         alive = [run.path for run in runs if run.failure is None]
         for m in self.measurements:
             for split in m.splits:
-                options: Any = {"protocol": m.protocol, "split": split, "limit": m.limit, "defence": m.defence}
-                evaluate_runs(alive, m.attacks, data_dir=data_dir, **options)
+                evaluate_runs(alive, m.attacks, data_dir=data_dir, **m.options(split))
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ def carry_out(
 def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]:
     """What an experiment measures on runs of a method."""
     limit = experiment.limit or None
-    plain = Measurement(experiment.attacks, experiment.splits, "both", limit)
+    plain = Measurement(experiment.attacks, experiment.splits, "both", limit, certify=experiment.eps)
     if method != "none":
         return (plain,)
     return (plain, *(Measurement(experiment.attacks, ("test",), "both", limit, name) for name in experiment.defences))

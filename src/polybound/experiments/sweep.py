@@ -48,7 +48,7 @@ def jobs_of(experiment: Experiment, root: Path) -> list[Job]:
     jobs += studies(experiment)
     for entries in experiment.stacks():
         measured = measurements(experiment, entries[0].plan.recipe.method)
-        jobs.append(StackJob(tuple(entry.plan for entry in entries), measured, experiment.eps))
+        jobs.append(StackJob(tuple(entry.plan for entry in entries), measured))
     return jobs
 
 

@@ -70,9 +70,11 @@ def _x(experiment: Experiment, row: Row) -> float | None:
 
 
 def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:
-    """Clean accuracy on the x-axis, robust accuracy on the y-axis, a line for each projection."""
+    """Clean accuracy on the x-axis, robust or certified accuracy on the y-axis, a line for each projection."""
     panels = []
-    for dataset, attack in product(experiment.datasets, experiment.attacks):
+    columns = [(attack, "accuracy under attack in %") for attack in experiment.attacks]
+    columns += [(f"certified-{eps:g}", "certified accuracy in %") for eps in experiment.eps]
+    for dataset, (attack, label) in product(experiment.datasets, columns):
         part = [row for row in rows if row.dataset == dataset]
         lines = []
         for projection in experiment.projections:
@@ -83,7 +85,7 @@ def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:
                 x, y = [clean[bound].mean for bound in bounds], [robust[bound].mean for bound in bounds]
                 lines.append(Line(projection, x, y, [robust[bound].std for bound in bounds]))
         title = f"{DATASETS.get(dataset, dataset)}, {attack_label(attack)}, sound protocol"
-        panels.append(Panel(title, "clean accuracy in %", "accuracy under attack in %", lines))
+        panels.append(Panel(title, "clean accuracy in %", label, lines))
     return Figure(experiment.title, panels)
 
 

@@ -30,4 +30,6 @@ def attack_label(attack: str) -> str:
         return "clean"
     if kind == "pgd":
         return f"PGD-({', '.join(rest.split('-'))})"
-    return {"fgsm": f"FGSM-{rest}", "apgdt": "APGDT", "tpgd": "TPGD"}.get(kind, attack)
+    return {"fgsm": f"FGSM-{rest}", "apgdt": "APGDT", "tpgd": "TPGD", "certified": f"certified at {rest}"}.get(
+        kind, attack
+    )
