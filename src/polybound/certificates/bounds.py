@@ -43,6 +43,11 @@ class Bounded:
         some = {name: getattr(self, name)[rows] for name in ("lower", "p", "mu", "v", "absorbed", "bend")}
         return replace(self, **some)
 
+    def put(self, rows: Tensor, other: Bounded) -> Bounded:
+        """The same with other bounds for some of the cells."""
+        names = ("lower", "p", "mu", "v", "absorbed", "bend")
+        return replace(self, **{name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names})
+
     def loss(self) -> Tensor:
         """What each coordinate costs the bound: the distance of its parabola from its chord, and the remainder."""
         return self.mu.clamp_min(0.0) * (1.0 - self.v.square()).clamp_min(0.0) / 2 + self.bend
@@ -60,25 +65,29 @@ def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: Network, cells: Cells, *, spectral: bool = True, target: float = 0.0) -> tuple[Bounded, Second]:
-    """The bounds of second order, each only where the one before it left the cell open.
+def by_second(net: Network, cells: Cells) -> tuple[Bounded, Second]:
+    """The bounds of second order, each only for the cells that the one before it left open.
 
-    1. "second": H made diagonally dominant, the remainder subtracted as a number.
-    2. "absorbed": the remainder absorbed into H, which is then made diagonally dominant.
-    3. "spectral": the same with the least multiple of that shift that a Cholesky decomposition proves enough.
+    1. H made diagonally dominant, the remainder subtracted as a number.
+    2. The remainder absorbed into H, which is then made diagonally dominant.
+    3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough.
     """
     c, r = cells.centre()
     active = cells.moving()
     second = second_order(net, c, r, cells.w, cells.constant, active)
     best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
-    if not (best.lower <= target).any():
+    rows = torch.nonzero(best.lower <= 0).squeeze(1)
+    if not len(rows):
         return best, second
-    H, R = second.absorbed()
-    best = _better(best, _dominant(net, cells, second, H, R, best.v, active, absorbed=True))
-    best = replace(best, bend=(second.H - H).abs().sum(-1) / 2)
-    if spectral and (best.lower <= target).any() and len(active) > 1:
-        best = _better(best, _spectral(net, cells, second, H, R, best.v, active))
-    return best, second
+    cells, some, last = cells[rows], second.rows(rows), best.rows(rows)
+    H, R = some.absorbed()
+    last = _better(last, _dominant(net, cells, some, H, R, last.v, active, absorbed=True))
+    last = replace(last, bend=(some.H - H).abs().sum(-1) / 2)
+    hard = torch.nonzero(last.lower <= 0).squeeze(1)
+    if len(hard) and len(active) > 1:
+        found = _spectral(net, cells[hard], some.rows(hard), H[hard], R[hard], last.v[hard], active)
+        last = last.put(hard, _better(last.rows(hard), found))
+    return best.put(rows, last), second
 
 
 def _dominant(

@@ -121,8 +121,17 @@ class Checker:
         point, rival = [float(v) for v in entry["counterexample"]], int(entry["rival"])
         if rival == label or not all(a <= Fraction(v) <= b for v, a, b in zip(point, *box, strict=True)):
             raise _RefusedError("a counterexample lies outside of its box")
+        logits = self._logits(vector(point))
+        if logits[label] < logits[rival]:
+            return
         if exact_margin(self.factors, torch.tensor(point, dtype=torch.float64), label, rival) > 0:
             raise _RefusedError("a counterexample is classified as its label")
+
+    def _logits(self, x: Vector) -> Vector:
+        y = _mul(self.A[0](x), self.s1)
+        for A, S in zip(self.A[1:], self.S, strict=True):
+            y = _mul(A(x), y if S is None else S(y))
+        return self.C(y)
 
     def _prove(self, node: dict[str, Any], box: _Box, label: int, rival: int) -> None:
         """Prove that the margin is positive over a box, by the tree of steps that begins with `node`."""

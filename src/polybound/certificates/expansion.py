@@ -62,6 +62,11 @@ class Second:
     rest: Tensor
     parts: list[tuple[Tensor, Tensor, Tensor]]
 
+    def rows(self, rows: Tensor) -> Second:
+        """Some of the boxes."""
+        parts = [(ell[rows], A[rows], B[rows]) for ell, A, B in self.parts]
+        return Second(self.g0[rows], self.G[rows], self.H[rows], self.R[rows], self.rest[rows], parts)
+
     def absorbed(self) -> tuple[Tensor, Tensor]:
         r"""`H - Q` and R' with `g(u) >= g0 + G.u + u'(H - Q)u/2 - R'`: the remainder as a quadratic form.
 

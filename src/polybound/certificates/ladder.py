@@ -102,7 +102,8 @@ class Ladder:
         c, r = centre(lower, upper)
         first = first_order(net, c, r, net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta)
         bound = lower_first(net, first, slack).scatter(1, label, torch.inf)
-        chosen = ledger.first(images, bound)
+        # Beyond the reach of float64 nothing can be shown, and an image stays undecided.
+        chosen = ledger.first(images, bound) & torch.isfinite(slack)
         cells = Cells.of_pairs(net, images, y, lower, upper, slack, chosen, bound)
         cells = cells.at_nodes(ledger.enter(cells))
         ledger.charge(images, begun)

@@ -93,10 +93,48 @@ def descend(G: Tensor, H: Tensor, mu: Tensor, rows: Tensor, v: Tensor, steps: in
 def spectral_shift(H: Tensor, pattern: Tensor) -> tuple[Tensor, Tensor]:
     """The least multiple of a positive pattern (nearly) that makes H positive semidefinite when added to its diagonal.
 
-    Returns the shift mu and what the proof lacks (see `defect`), (problems, n) and (problems,).
+    Its size is a guess; that it suffices is proven. Returns the shift mu and what the proof lacks (see `defect`),
+    (problems, n) and (problems,).
     """
     scale = pattern.sqrt()
-    values = torch.linalg.eigvalsh(H / scale.unsqueeze(-1) / scale.unsqueeze(-2))
-    least = -values[..., 0]
-    mu = pattern * (least + 1e-10 * values.abs().amax(-1)).unsqueeze(-1)
-    return mu, defect(H + torch.diag_embed(mu))
+    scaled = H / scale.unsqueeze(-1) / scale.unsqueeze(-2)
+    if H.shape[-1] <= _SMALL:
+        values = torch.linalg.eigvalsh(scaled)
+        least, size = -values[..., 0], values.abs().amax(-1)
+    else:
+        least, size = _lanczos(scaled)
+    mu = torch.zeros_like(pattern)
+    lack = torch.full_like(least, torch.inf)
+    for more in (1e-10, 1e-3, 1e-2, 0.1):
+        rows = torch.nonzero(lack == torch.inf).squeeze(-1)
+        if not len(rows):
+            break
+        mu[rows] = pattern[rows] * (least + more * size)[rows].unsqueeze(-1)
+        lack[rows] = defect(H[rows] + torch.diag_embed(mu[rows]))
+    return mu, lack
+
+
+_SMALL = 96
+"""Up to this size all eigenvalues are computed; above it, the least is approached by Lanczos' iteration."""
+
+
+def _lanczos(H: Tensor, steps: int = 24) -> tuple[Tensor, Tensor]:
+    """Guesses of minus the least eigenvalue and of the spectral norm, (problems,) each."""
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(H.shape[:-1], generator=generator, dtype=H.dtype)
+    basis = [v / v.norm(dim=-1, keepdim=True)]
+    T = H.new_zeros(len(H), steps, steps)
+    for t in range(steps):
+        v = (H @ basis[t].unsqueeze(-1)).squeeze(-1)
+        T[:, t, t] = (v * basis[t]).sum(-1)
+        span = torch.stack(basis, -1)
+        for _ in range(2):  # twice is enough to stay orthogonal
+            v = v - (span @ (span.transpose(1, 2) @ v.unsqueeze(-1))).squeeze(-1)
+        length = v.norm(dim=-1)
+        if t + 1 < steps:
+            T[:, t, t + 1] = T[:, t + 1, t] = length
+            basis.append(v / length.clamp_min(2.0**-500).unsqueeze(-1))
+    values, vectors = torch.linalg.eigh(T)
+    # An eigenvalue of H lies within this distance of the least value found.
+    distance = length * vectors[:, -1, 0].abs()
+    return distance - values[:, 0], values.abs().amax(-1)
