@@ -241,7 +241,9 @@ def test_second_order_is_tighter_than_all_it_is_compared_with_on_a_trained_netwo
     summary = found["auto"].summary()
     assert summary["verified"] + summary["falsified"] == 60
     assert summary["certified accuracy"] == summary["attacked accuracy"] <= summary["clean accuracy"]
-    assert pb.certified_accuracy(model, x, y, 0.05) == summary["certified accuracy"]
+    assert pb.certified_accuracy(model, test, 0.05, images=60) == summary["certified accuracy"]
+    with pytest.raises(pb.PolyboundError, match="no inputs"):
+        pb.certified_accuracy(model, test, 0.05, images=0)
 
 
 def test_radius_brackets_the_nearest_counterexample():

@@ -81,14 +81,19 @@ class Ledger:
 
     def enter(self, cells: Cells) -> Tensor:
         """Open a proof for each cell, the only one of its pair so far; returns the nodes' indices."""
-        first = len(self._nodes)
-        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
+        pairs = list(zip(cells.image.tolist(), cells.rival.tolist(), strict=True))
+        for pair in pairs:
             self._open[pair] = 1
             self._floor[pair] = inf
-            self._nodes.append({})
-            if self.keep:
-                self.proofs[pair] = self._nodes[-1]
-        return torch.arange(first, len(self._nodes))
+        if not self.keep:
+            return cells.node
+        nodes = [self._new_node() for _ in pairs]
+        self.proofs |= {pair: self._nodes[node] for pair, node in zip(pairs, nodes, strict=True)}
+        return torch.tensor(nodes, dtype=torch.int64)
+
+    def _new_node(self) -> int:
+        self._nodes.append({})
+        return len(self._nodes) - 1
 
     def undecided(self, cells: Cells) -> Cells:
         """The cells of images that are not falsified."""
@@ -111,7 +116,8 @@ class Ledger:
         if margin <= 0:
             self.falsify(int(cells.image[index]), cells.lower[index], int(cells.rival[index]), "attack")
         else:
-            self._nodes[int(cells.node[index])].update(by="point")
+            if self.keep:
+                self._nodes[int(cells.node[index])]["by"] = "point"
             self.close(cells, index, max(nextafter(float(margin), -inf), 5e-324), "branch")
 
     def prove(self, cells: Cells, index: int, bounded: Bounded) -> None:
@@ -133,33 +139,30 @@ class Ledger:
             return narrowed
         nodes = narrowed.node.clone()
         for index in torch.nonzero(cut.any(1)).squeeze(1).tolist():
-            then: Node = {}
             where = torch.nonzero(cut[index]).squeeze(1)
             sides = narrowed.lower[index, where], narrowed.upper[index, where]
             box = [list(side) for side in zip(where.tolist(), *(s.tolist() for s in sides), strict=True)]
-            step = _step(bounded, index) | {"box": box, "then": then}
+            nodes[index] = self._new_node()
+            step = _step(bounded, index) | {"box": box, "then": self._nodes[-1]}
             if fixed[index].any():
                 step["monotone"] = torch.nonzero(fixed[index]).squeeze(1).tolist()
             self._nodes[int(cells.node[index])].update(step)
-            self._nodes.append(then)
-            nodes[index] = len(self._nodes) - 1
         return narrowed.at_nodes(nodes)
 
     def split(self, cells: Cells, at: Tensor) -> Tensor:
         """Each cell becomes two at `at` of its axis; returns the nodes of the lower and of the upper halves, (2N,)."""
+        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
+            self._open[pair] += 1
+        if not self.keep:
+            return cells.node.repeat(2)
         nodes = []
         for side in ("low", "high"):
             for index in range(len(cells)):
-                child: Node = {}
-                if self.keep:
-                    parent = self._nodes[int(cells.node[index])]
-                    parent["split"] = [int(cells.axis[index]), float(at[index])]
-                    parent[side] = child
-                self._nodes.append(child)
-                nodes.append(len(self._nodes) - 1)
-        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
-            self._open[pair] += 1
-        return torch.tensor(nodes)
+                nodes.append(self._new_node())
+                parent = self._nodes[int(cells.node[index])]
+                parent["split"] = [int(cells.axis[index]), float(at[index])]
+                parent[side] = self._nodes[-1]
+        return torch.tensor(nodes, dtype=torch.int64)
 
     def settle(self, cells: Cells) -> None:
         """Enter what is proven of pairs that stay open."""
