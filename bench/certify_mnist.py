@@ -107,6 +107,7 @@ def main() -> None:
                 row |= {status: found.count(status) for status in ("verified", "falsified", "undecided")}
                 row["falsified"] -= len(x) - len(right)
                 row |= {"mean ms": mean, "longest s": float(found.seconds.max()), "rungs": found.summary()["rungs"]}
+                row["rung seconds"] = found.cost
                 if reference is None:
                     reference = found.margin > 0
                 row["margin"] = float(found.margin[reference].mean()) if reference.any() else float("nan")

@@ -137,7 +137,7 @@ def _relaxed(
         for row in torch.nonzero((bound <= 0).any(1)).squeeze(1).tolist():
             ledger.falsify(int(images[row]), x[images[row]], int(logits[row].argmax()), "clean")
         ledger.first(images, bound)
-        ledger.charge(images, begun)
+        ledger.charge(method, images, begun)
         if on_progress is not None:
             on_progress(int(images[-1]) + 1)
     ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
@@ -159,6 +159,7 @@ def _certificates(ledger: Ledger, eps: Tensor, shape: Sequence[int], method: str
         counterexample=[None if pair is None else pair[0].reshape(tuple(shape)) for pair in found],
         rung=ledger.rung,
         seconds=ledger.spent,
+        cost=ledger.cost,
         label=ledger.y,
         rival=torch.tensor([-1 if pair is None else pair[1] for pair in found], dtype=torch.int64),
         eps=eps,

@@ -106,7 +106,7 @@ class Ladder:
         chosen = ledger.first(images, bound) & torch.isfinite(slack)
         cells = Cells.of_pairs(net, images, y, lower, upper, slack, chosen, bound)
         cells = cells.at_nodes(ledger.enter(cells))
-        ledger.charge(images, begun)
+        ledger.charge("first", images, begun)
         return cells, torch.where(first.G[chosen] > 0, cells.lower, cells.upper)
 
     def _attack(self, cells: Cells, start: Tensor) -> Cells:
@@ -117,7 +117,7 @@ class Ladder:
             self.ledger.falsify_where(cells, value, where)
             # Cutting off only what is above a part of the least margin seen leaves a margin worth telling.
             cells = replace(cells, target=torch.maximum(cells.slack, 0.1 * value))
-        self.ledger.charge(cells.image, begun)
+        self.ledger.charge("attack", cells.image, begun)
         return self.ledger.undecided(cells)
 
     def _second(self, cells: Cells) -> Cells:
@@ -128,7 +128,7 @@ class Ladder:
             cells = self.ledger.undecided(self._round(cells, "second"))
             if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
                 break
-        self.ledger.charge(images, begun)
+        self.ledger.charge("second", images, begun)
         return cells
 
     def _round(self, cells: Cells, rung: str) -> Cells:
@@ -185,7 +185,7 @@ class Ladder:
             cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
         if len(cells):
             self.ledger.settle(cells)
-        self.ledger.charge(image, begun)
+        self.ledger.charge("branch", image, begun)
 
     def _halves(self, cells: Cells) -> Cells:
         """Every cell cut in two at the middle of its axis."""

@@ -35,6 +35,7 @@ class Ledger:
         rung: the name of what decided each image; empty while it is open.
         counterexample: of each falsified image, with the rival it falls to.
         spent: seconds of each image: its share of what was done in batches.
+        cost: seconds of each rung.
         proofs: for each image and rival, the first step of its proof.
     """
 
@@ -45,15 +46,18 @@ class Ledger:
         self.rung = [""] * len(y)
         self.counterexample: dict[int, tuple[Tensor, int]] = {}
         self.spent = torch.zeros(len(y), dtype=torch.float64)
+        self.cost: dict[str, float] = {}
         self.proofs: dict[tuple[int, int], Node] = {}
         self._nodes: list[Node] = []
         self._open: dict[tuple[int, int], int] = {}  # cells of each pair that are still open
         self._floor: dict[tuple[int, int], float] = {}  # least bound of those that were closed or cut off
 
-    def charge(self, images: Tensor, begun: float) -> None:
-        """Share the time since `begun` among images (each as often as it is named)."""
+    def charge(self, rung: str, images: Tensor, begun: float) -> None:
+        """Share the time since `begun`, spent on a rung, among images (each as often as it is named)."""
+        taken = time.perf_counter() - begun
+        self.cost[rung] = self.cost.get(rung, 0.0) + taken
         if len(images):
-            share = (time.perf_counter() - begun) / len(images)
+            share = taken / len(images)
             self.spent.index_add_(0, images, torch.full((len(images),), share, dtype=torch.float64))
 
     def falsify(self, image: int, x: Tensor, rival: int, rung: str) -> None:
