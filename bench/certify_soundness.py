@@ -79,6 +79,37 @@ def margins(model: pb.PolynomialNetwork, x: Tensor, y: Tensor) -> Tensor:
     return (logits.gather(1, label) - logits.scatter(1, label, -torch.inf)).amin(1)
 
 
+def campaign(cases: int, images: int, budget: float, seed: int) -> Counter[str]:
+    """Counts of cases, statuses, models and degrees; of "WRONG" ones, if there are any."""
+    counts: Counter[str] = Counter()
+    while counts["cases"] < cases:
+        generator = torch.Generator().manual_seed(seed)
+        model = random_model(generator)
+        method = METHODS[seed % len(METHODS)]
+        eps = (0.01, 0.03, 0.1, 0.3)[int(torch.randint(0, 4, (1,), generator=generator))]
+        x = torch.rand(images, model.features, generator=generator, dtype=F64) * 2 - 1
+        y = model(x).argmax(1)
+        found = pb.certify(model, x, y, eps, method=method, budget=budget)
+        least = least_margins(model, x, y, eps, generator)
+        size = 1e-11 * (1 + model(x).detach().abs().amax(1))  # of the float64 forward pass that judges
+        for i, status in enumerate(found.status):
+            counts[status] += 1
+            wrong = float(found.margin[i]) > float(least[i]) + float(size[i])
+            wrong |= status == "verified" and float(least[i]) < -float(size[i])
+            point = found.counterexample[i]
+            if point is not None:
+                inside = bool(((point - x[i]).abs() <= eps * (1 + 1e-15)).all() and (point.abs() <= 1).all())
+                wrong |= not inside or float(margins(model, point.unsqueeze(0), y[i : i + 1]).detach()) > float(size[i])
+            if wrong:
+                counts["WRONG"] += 1
+                print(f"WRONG: seed {seed}, input {i}, {method}, eps {eps}: {status}, {found.margin[i]}, {least[i]}")
+        counts["cases"] += images
+        counts[f"models {type(model).__name__}"] += 1
+        counts[f"cases of degree {model.degree}"] += images
+        seed += 1
+    return counts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=100_000)
@@ -87,34 +118,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    counts: Counter[str] = Counter()
     begun = time.process_time()
-    seed = options.seed
-    while counts["cases"] < options.cases:
-        generator = torch.Generator().manual_seed(seed)
-        model = random_model(generator)
-        method = METHODS[seed % len(METHODS)]
-        eps = (0.01, 0.03, 0.1, 0.3)[int(torch.randint(0, 4, (1,), generator=generator))]
-        x = torch.rand(options.images, model.features, generator=generator, dtype=F64) * 2 - 1
-        y = model(x).argmax(1)
-        found = pb.certify(model, x, y, eps, method=method, budget=options.budget)
-        least = least_margins(model, x, y, eps, generator)
-        size = 1e-11 * (1 + model(x).detach().abs().amax(1))  # of the float64 forward pass that judges
-        for i, status in enumerate(found.status):
-            counts[status] += 1
-            wrong = float(found.margin[i]) > float(least[i]) + float(size[i])
-            wrong |= status == "verified" and float(least[i]) < -float(size[i])
-            if status == "falsified":
-                point = found.counterexample[i].reshape(1, -1)
-                inside = bool(((point - x[i]).abs() <= eps * (1 + 1e-15)).all() and (point.abs() <= 1).all())
-                wrong |= not inside or float(margins(model, point, y[i : i + 1])) > float(size[i])
-            if wrong:
-                counts["WRONG"] += 1
-                print(f"WRONG: seed {seed}, input {i}, {method}, eps {eps}: {status}, {found.margin[i]}, {least[i]}")
-        counts["cases"] += len(x)
-        counts[f"models {type(model).__name__}"] += 1
-        counts[f"cases of degree {model.degree}"] += len(x)
-        seed += 1
+    counts = campaign(options.cases, options.images, options.budget, options.seed)
     print(json.dumps(dict(counts) | {"cpu seconds": round(time.process_time() - begun)}))
 
 

@@ -163,7 +163,8 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     slope = size + mu
     root = (slope.square() - 2 * mu * lacking).clamp_min(0.0).sqrt()
     delta = (2 * lacking / (slope + root).clamp_min(2.0**-900)) * (1 + 2.0**-20)
-    cost = (slope * delta - mu * delta.square() / 2) * (1 - 2.0**-30)
+    # Rounded down, also where the two terms nearly cancel.
+    cost = (slope * delta - mu * delta.square() / 2) * (1 - 2.0**-30) - slope * delta * (8 * ULP)
     sound = (bounded.mu >= 0) & (delta < 2) & (cost > lacking) & (2 * size * (1 - 2.0**-30) > lacking) & (lacking > 0)
     lower, upper = cells.lower.clone(), cells.upper.clone()
     low, high = lower[:, bounded.active], upper[:, bounded.active]
