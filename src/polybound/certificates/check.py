@@ -104,8 +104,8 @@ class Checker:
     def _step(self, node: dict[str, Any], box: Box, label: int, rival: int) -> Box | None:
         """Prove one step; returns the box that is left, None if nothing is."""
         w, constant = self.balls.margin(label, rival)
-        if node["by"] in ("first", "point"):
-            if not self.balls.first(box, w, constant) > 0:
+        if node["by"] in ("first", "slopes", "point"):
+            if not self.balls.first(box, w, constant, slopes=node["by"] == "slopes") > 0:
                 raise RefusedError(f"a bound of first order against class {rival} is not positive")
             return None
         on = {int(d): i for i, d in enumerate(node["on"])}

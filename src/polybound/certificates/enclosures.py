@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from polybound.certificates.balls import (
@@ -24,6 +25,7 @@ from polybound.certificates.balls import (
     vector,
     zeros,
 )
+from polybound.certificates.expansion import GRAM_UNITS
 from polybound.errors import PolyboundError
 from polybound.models.affine import Identity
 from polybound.models.factors import Factors
@@ -107,9 +109,11 @@ class Enclosures:
             self._last = box, _Factors(self, box)
         return self._last[1]
 
-    def first(self, box: Box, w: Vector, constant: Ball) -> Ball:
+    def first(self, box: Box, w: Vector, constant: Ball, slopes: bool = False) -> Ball:
         """A lower bound of the margin over a box, to first order."""
         f = self._factors(box)
+        if slopes:
+            self._slopes(f, self._scaled(f, range(len(f.r))))
         g0 = dot(w, mul(f.h[-1], f.q[-1])) + constant
         G = zeros(len(f.r))
         R = arb(0)
@@ -129,14 +133,12 @@ class Enclosures:
     def second(self, box: Box, w: Vector, constant: Ball, on: list[int]) -> Expansion:
         """The margin over a box to second order, in the coordinates `on`."""
         f = self._factors(box)
-        A = [[[row[d] * f.r[d] for d in on] for row in a.rows] for a in self.A]
-        B: list[Rows] = [[zeros(len(on)) for _ in self.s1]]
+        A = self._scaled(f, on)
+        B = self._slopes(f, A)
         beyond = [zeros(len(self.s1))]
         for n in range(1, self.k):
-            slope = combine(A[n - 1], f.q[n - 1], B[n - 1], f.h[n - 1])
             wider = add(mul(beyond[n - 1], f.size[n - 1]), mul(f.rho[n - 1], radii(B[n - 1])))
             S = self.S[n - 1]
-            B.append(slope if S is None else product(S.rows, slope))
             beyond.append(wider if S is None else S.spread(wider))
         g0 = dot(w, mul(f.h[-1], f.q[-1])) + constant
         G, rest, R = zeros(len(on)), zeros(len(on)), arb(0)
@@ -167,6 +169,22 @@ class Enclosures:
         H = [add(row, column) for row, column in zip(K, transposed(K), strict=True)]
         return Expansion(g0, G, H, R, rest, parts)
 
+    def _scaled(self, f: _Factors, on: Iterable[int]) -> list[Rows]:
+        """The rows of all A_n, scaled by the radii, in the coordinates `on`."""
+        chosen = list(on)
+        return [[[row[d] * f.r[d] for d in chosen] for row in a.rows] for a in self.A]
+
+    def _slopes(self, f: _Factors, A: list[Rows]) -> list[Rows]:
+        """The rows of all B_n, scaled likewise."""
+        B: list[Rows] = [[zeros(len(A[0][0])) for _ in self.s1]]
+        for n in range(1, self.k):
+            slope = combine(A[n - 1], f.q[n - 1], B[n - 1], f.h[n - 1])
+            S = self.S[n - 1]
+            B.append(slope if S is None else product(S.rows, slope))
+            if n > 1 and len(B[n]) <= GRAM_UNITS:
+                f.whole[n] = radii(B[n]), _stretched(B[n])
+        return B
+
 
 class _Factors:
     """Balls of what no rival has a part in: h_n, rho_n, q_n, the radii, and the summands of `B_n r u`."""
@@ -196,13 +214,17 @@ class _Factors:
                 terms = [([arb(1)] * len(spread), spread, norm * owner.norms[n - 1])]
             self.q.append(y if S is None else S(y))
             self.terms.append(terms)
+        self.whole: list[tuple[Vector, Ball] | None] = [None] * owner.k
 
     def sum_of_products(self, n: int, weight: Vector) -> Ball:
         """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`."""
         total = arb(0)
         for scale, radius, norm in self.terms[n]:
             total = total + _split_sum(mul(weight, scale), mul(self.rho[n], radius), self.reach[n] * norm)
-        return total
+        whole = self.whole[n]
+        if whole is None:
+            return total
+        return total.min(_split_sum(weight, mul(self.rho[n], whole[0]), self.reach[n] * whole[1]))
 
 
 def _prove_stretch(A: Rows, mu: Vector) -> None:
@@ -235,6 +257,15 @@ def _prove_norm(S: Rows | None, norm: Ball) -> None:
     M = [[(norm * norm if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
     if not lack(M) <= 0:
         raise RefusedError("a norm is too small")
+
+
+def _stretched(B: Rows) -> Ball:
+    """A bound of `||B u||_2` over the cube: the fourth root of `||(B B')^4||_F` is at least the largest eigenvalue."""
+    gram = product(B, transposed(B))
+    square = product(gram, gram)
+    fourth = product(square, square)
+    norm = sum((value * value for row in fourth for value in row), arb(0)).sqrt()
+    return (norm.sqrt().sqrt() * len(B[0])).sqrt()
 
 
 def _split_sum(weight: Vector, products: Vector, norms: Ball) -> Ball:

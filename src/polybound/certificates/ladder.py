@@ -14,7 +14,7 @@ from polybound.certificates.bounds import by_second, lower_first, monotone, shri
 from polybound.certificates.boxes import centre
 from polybound.certificates.cells import Cells, chunks, join
 from polybound.certificates.exact import exact_margin
-from polybound.certificates.expansion import first_order
+from polybound.certificates.expansion import GRAM_UNITS, first_order
 from polybound.certificates.ledger import Ledger
 from polybound.certificates.network import Network
 
@@ -76,7 +76,7 @@ class Ladder:
 
     def _block(self, images: Tensor) -> None:
         cells, start = self._first(images)
-        cells = self._attack(cells, start)
+        cells = self._slopes(self._attack(cells, start))
         if self.top == "first" or not len(cells):
             return
         cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
@@ -100,7 +100,8 @@ class Ladder:
         for row in torch.nonzero(worst <= slack.amax(1)).squeeze(1).tolist():
             ledger.falsify(int(images[row]), self.x[images[row]], int(rival[row]), "clean")
         c, r = centre(lower, upper)
-        first = first_order(net, c, r, net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta)
+        w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
+        first = first_order(net, c, r, w, constant)
         bound = lower_first(net, first, slack).scatter(1, label, torch.inf)
         # Beyond the reach of float64 nothing can be shown, and an image stays undecided.
         chosen = ledger.first(images, bound) & torch.isfinite(slack)
@@ -119,6 +120,26 @@ class Ladder:
             cells = replace(cells, target=torch.maximum(cells.slack, 0.1 * value))
         self.ledger.charge("attack", cells.image, begun)
         return self.ledger.undecided(cells)
+
+    def _slopes(self, cells: Cells) -> Cells:
+        """First order once more, by the slopes themselves, where they cancel: in high degrees and nested networks."""
+        net = self.net
+        plain = net.degree <= 4 and all(step is None for step in net.S)
+        if plain or net.degree < 3 or self.units > GRAM_UNITS:
+            return cells
+        left = []
+        for image in sorted(set(cells.image.tolist())):
+            begun = time.perf_counter()
+            pairs = cells[cells.image == image]
+            c, r = pairs[slice(0, 1)].centre()
+            w, constant = pairs.w.unsqueeze(0), pairs.constant.unsqueeze(0)
+            bound = lower_first(net, first_order(net, c, r, w, constant, slopes=True), pairs.slack).squeeze(0)
+            for index in torch.nonzero(bound > 0).squeeze(1).tolist():
+                self.ledger.prove_first(pairs, index)
+                self.ledger.close(pairs, index, float(bound[index]), "first")
+            left.append(pairs[bound <= 0])
+            self.ledger.charge("first", pairs.image[:1], begun)
+        return join(left) if left else cells
 
     def _second(self, cells: Cells) -> Cells:
         """The rungs of second order, the cells shrunk in between; returns those that stay open."""

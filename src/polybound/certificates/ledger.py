@@ -129,6 +129,11 @@ class Ledger:
         if self.keep:
             self._nodes[int(cells.node[index])].update(_step(bounded, index))
 
+    def prove_first(self, cells: Cells, index: int) -> None:
+        """Write down that first order, with slopes, bounds a cell."""
+        if self.keep:
+            self._nodes[int(cells.node[index])].update(by="slopes")
+
     def narrow(self, cells: Cells, bounded: Bounded, sign: Tensor, narrowed: Cells) -> Cells:
         """Write down what was cut off of cells, row by row, and for which reason."""
         cut = (narrowed.lower > cells.lower) | (narrowed.upper < cells.upper)
