@@ -1,7 +1,9 @@
 """Certificates hold: against samples, corners, exhaustive search and rational arithmetic."""
 
 import itertools
+import runpy
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +57,7 @@ def margins_of(net, y, points):
     return logits[:, y : y + 1] - logits
 
 
+@settings(max_examples=60)
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.5]))
 def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
     assume(model.classes > 1)
@@ -88,6 +91,7 @@ def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
             assert (away <= second.rest[0] * (1 + 1e-9) + off).all()
 
 
+@settings(max_examples=80)
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.4]))
 def test_every_bound_lies_below_every_value(model, seed, eps):
     assume(model.classes > 1)
@@ -104,13 +108,13 @@ def test_every_bound_lies_below_every_value(model, seed, eps):
         assert (bound(net, c, r, w, constant, slack) <= least + slack).all(), bound.__name__
 
 
-@settings(max_examples=100)
+@settings(max_examples=80)
 @given(small_networks(), seeds, st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from(METHODS))
 def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, eps, method):
     assume(model.classes > 1)
     net = Network(model)
     x, y, lower, upper = boxed(net, seed, eps)
-    result = pb.certify(model, x, y, eps, method=method, budget=0.2)
+    result = pb.certify(model, x, y, eps, method=method, budget=0.1)
     for i, status in enumerate(result.status):
         least = margins_of(net, int(y[i]), points_of(lower[i], upper[i], seed, 500))
         least[:, y[i]] = torch.inf
@@ -126,7 +130,7 @@ def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, e
             assert logits[int(y[i])] <= logits[int(result.rival[i])]
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 5), seeds, st.sampled_from(["ccp", "ncp"]))
 def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(features, rank, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP
@@ -241,7 +245,9 @@ def test_second_order_is_tighter_than_all_it_is_compared_with_on_a_trained_netwo
     summary = found["auto"].summary()
     assert summary["verified"] + summary["falsified"] == 60
     assert summary["certified accuracy"] == summary["attacked accuracy"] <= summary["clean accuracy"]
-    assert pb.certified_accuracy(model, x, y, 0.05) == summary["certified accuracy"]
+    assert pb.certified_accuracy(model, test, 0.05, images=60) == summary["certified accuracy"]
+    with pytest.raises(pb.PolyboundError, match="no inputs"):
+        pb.certified_accuracy(model, test, 0.05, images=0)
 
 
 def test_radius_brackets_the_nearest_counterexample():
@@ -291,3 +297,12 @@ def test_huge_weights_end_undecided_not_wrong():
     model = randomise(pb.CCP(4, 3, 3, 10, dtype=F64), 0, 1e60)
     result = pb.certify(model, torch.rand(3, 4, dtype=F64), [0, 1, 2], 0.1, budget=0.1)
     assert "verified" not in result.status
+
+
+@pytest.mark.slow
+def test_a_campaign_against_certificates_finds_nothing_wrong():
+    """Some thousand cases of bench/certify_soundness.py, always the same ones."""
+    campaign = runpy.run_path(str(Path(__file__).parents[1] / "bench" / "certify_soundness.py"))["campaign"]
+    counts = campaign(cases=2500, images=50, budget=0.005, seed=1000)
+    assert "WRONG" not in counts
+    assert counts["cases"] >= 2500 and counts["verified"] > 1000 and counts["falsified"] > 300

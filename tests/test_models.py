@@ -227,3 +227,50 @@ def test_gradients():
     ):
         x = torch.randn(2, 3, dtype=F64, requires_grad=True)
         assert torch.autograd.gradcheck(model, (x,))
+
+
+def test_weights_of_others_make_the_same_model():
+    V, C, bias = torch.randn(3, 4, 5, dtype=F64), torch.randn(2, 4, dtype=F64), torch.randn(2, dtype=F64)
+    x = torch.randn(6, 5, dtype=F64)
+    y = x @ V[0].T
+    for n in (1, 2):
+        y = (x @ V[n].T) * y + y
+    assert torch.allclose(pb.CCP.from_factors(list(V), C, bias)(x), y @ C.T + bias)
+    U = torch.randn(3, 4, 6, dtype=F64)
+    z = torch.cat([x, torch.ones(6, 1, dtype=F64)], 1)
+    product = pb.CCP.from_factors(U, C, form="product")
+    assert torch.allclose(product(x), ((z @ U[0].T) * (z @ U[1].T) * (z @ U[2].T)) @ C.T)
+    S, b = torch.randn(2, 4, 4, dtype=F64), torch.randn(3, 4, dtype=F64)
+    y = (x @ V[0].T) * b[0]
+    for n in (1, 2):
+        y = (x @ V[n].T) * (y @ S[n - 1].T + b[n])
+    assert torch.allclose(pb.NCP.from_factors(V, S, b, C, bias)(x), y @ C.T + bias)
+    one = pb.NCP.from_factors(V[:1], [], b[:1], C)
+    assert torch.allclose(one(x), ((x @ V[0].T) * b[0]) @ C.T)
+    image = torch.randn(6, 1, 4, 4, dtype=F64)
+    conv = pb.ConvCCP((1, 4, 4), 2, 3, 3, 3, pre=3, pool=(2,), dtype=F64)
+    copy = pb.ConvCCP.from_factors(
+        list(conv.K), conv.C[:, :-1], conv.C[:, -1], shape=(1, 4, 4), pre=conv.P, pre_bias=conv.c, pool=(2,)
+    )
+    assert torch.equal(copy(image), conv(image))
+    copy.C.data.zero_()
+    assert not torch.equal(copy(image), conv(image)), "the weights are copies"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pb.CCP.from_factors([torch.zeros(2, 3), torch.zeros(2, 4)], torch.zeros(2, 2)),
+        lambda: pb.CCP.from_factors([], torch.zeros(2, 2)),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 5)),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 2), torch.zeros(3)),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 2), torch.zeros(2), form="product"),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3, dtype=torch.int64), torch.zeros(2, 2)),
+        lambda: pb.NCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.zeros(2, 2)),
+        lambda: pb.ConvCCP.from_factors(torch.zeros(2, 2, 3, 3), torch.zeros(2, 2), shape=(1, 4, 4)),
+        lambda: pb.ConvCCP.from_factors(torch.zeros(2, 2, 1, 3, 3), torch.zeros(2, 5), shape=(1, 4, 4)),
+    ],
+)
+def test_weights_that_do_not_fit_together_are_refused(make):
+    with pytest.raises(pb.PolyboundError):
+        make()

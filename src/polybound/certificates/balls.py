@@ -14,7 +14,27 @@ try:
 except ImportError as error:  # pragma: no cover
     raise PolyboundError("the check needs python-flint: pip install 'polybound[check]'") from error
 
-__all__ = ["Ball", "Map", "Rows", "Vector", "dominance", "lack", "product", "times", "transposed", "vector", "zeros"]
+__all__ = [
+    "Ball",
+    "Map",
+    "Rows",
+    "Vector",
+    "absolute",
+    "add",
+    "arb",
+    "combine",
+    "dominance",
+    "dot",
+    "lack",
+    "largest",
+    "mul",
+    "product",
+    "radii",
+    "times",
+    "transposed",
+    "vector",
+    "zeros",
+]
 
 Ball = Any
 Vector = list[Any]
@@ -131,3 +151,41 @@ def dominance(M: Rows) -> Ball:
         off = sum((abs(value) for e, value in enumerate(row) if e != d), arb(0))
         worst = worst.max(off - row[d])
     return worst
+
+
+def add(a: Vector, b: Vector) -> Vector:
+    """The sum, entry by entry."""
+    return [u + v for u, v in zip(a, b, strict=True)]
+
+
+def mul(a: Vector, b: Vector) -> Vector:
+    """The product, entry by entry."""
+    return [u * v for u, v in zip(a, b, strict=True)]
+
+
+def dot(a: Vector, b: Vector) -> Ball:
+    """The inner product."""
+    return sum((u * v for u, v in zip(a, b, strict=True)), arb(0))
+
+
+def largest(values: Vector) -> Ball:
+    """The largest of some numbers and zero."""
+    largest = arb(0)
+    for value in values:
+        largest = largest.max(value)
+    return largest
+
+
+def radii(rows: Rows) -> Vector:
+    """The l1 norm of each row."""
+    return [sum((abs(v) for v in row), arb(0)) for row in rows]
+
+
+def absolute(values: Vector) -> Vector:
+    """Absolute values."""
+    return [abs(value) for value in values]
+
+
+def combine(A: Rows, a: Vector, B: Rows, b: Vector) -> Rows:
+    """`diag(a) A + diag(b) B`."""
+    return [[u * s + v * t for u, v in zip(x, y, strict=True)] for x, y, s, t in zip(A, B, a, b, strict=True)]

@@ -43,6 +43,11 @@ class Bounded:
         some = {name: getattr(self, name)[rows] for name in ("lower", "p", "mu", "v", "absorbed", "bend")}
         return replace(self, **some)
 
+    def put(self, rows: Tensor, other: Bounded) -> Bounded:
+        """The same with other bounds for some of the cells."""
+        names = ("lower", "p", "mu", "v", "absorbed", "bend")
+        return replace(self, **{name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names})
+
     def loss(self) -> Tensor:
         """What each coordinate costs the bound: the distance of its parabola from its chord, and the remainder."""
         return self.mu.clamp_min(0.0) * (1.0 - self.v.square()).clamp_min(0.0) / 2 + self.bend
@@ -60,25 +65,29 @@ def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: Network, cells: Cells, *, spectral: bool = True, target: float = 0.0) -> tuple[Bounded, Second]:
-    """The bounds of second order, each only where the one before it left the cell open.
+def by_second(net: Network, cells: Cells) -> tuple[Bounded, Second]:
+    """The bounds of second order, each only for the cells that the one before it left open.
 
-    1. "second": H made diagonally dominant, the remainder subtracted as a number.
-    2. "absorbed": the remainder absorbed into H, which is then made diagonally dominant.
-    3. "spectral": the same with the least multiple of that shift that a Cholesky decomposition proves enough.
+    1. H made diagonally dominant, the remainder subtracted as a number.
+    2. The remainder absorbed into H, which is then made diagonally dominant.
+    3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough.
     """
     c, r = cells.centre()
     active = cells.moving()
     second = second_order(net, c, r, cells.w, cells.constant, active)
     best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
-    if not (best.lower <= target).any():
+    rows = torch.nonzero(best.lower <= 0).squeeze(1)
+    if not len(rows):
         return best, second
-    H, R = second.absorbed()
-    best = _better(best, _dominant(net, cells, second, H, R, best.v, active, absorbed=True))
-    best = replace(best, bend=(second.H - H).abs().sum(-1) / 2)
-    if spectral and (best.lower <= target).any() and len(active) > 1:
-        best = _better(best, _spectral(net, cells, second, H, R, best.v, active))
-    return best, second
+    cells, some, last = cells[rows], second.rows(rows), best.rows(rows)
+    H, R = some.absorbed()
+    last = _better(last, _dominant(net, cells, some, H, R, last.v, active, absorbed=True))
+    last = replace(last, bend=(some.H - H).abs().sum(-1) / 2)
+    hard = torch.nonzero(last.lower <= 0).squeeze(1)
+    if len(hard) and len(active) > 1:
+        found = _spectral(net, cells[hard], some.rows(hard), H[hard], R[hard], last.v[hard], active)
+        last = last.put(hard, _better(last.rows(hard), found))
+    return best.put(rows, last), second
 
 
 def _dominant(
@@ -90,11 +99,36 @@ def _dominant(
 
 
 def _spectral(net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor) -> Bounded:
+    """The best of some diagonals: a semidefinite program's dual, a few steps towards its optimum.
+
+    At the optimum the leading eigenvectors weigh each coordinate by what a unit of its shift costs, `(1 - v_d^2) / 2`;
+    until then, the pattern moves from where it costs more to where it helps more.
+    """
     mu, rows = diagonally_dominant(H)
     pattern = mu.clamp_min(0.0) + rows.mean(-1, keepdim=True) * 0.05 + 2.0**-900
-    mu, lack = spectral_shift(H, pattern)
-    v = descend(second.G, H, mu, rows, v, steps=12)
-    return _bounded(net, cells, second, R, minorant(second.G, H, mu, lack, v), active, absorbed=True)
+    found: list[Bounded] = []
+    for turn in range(PATTERNS):
+        shift = spectral_shift(H, pattern)
+        v = descend(second.G, H, shift.mu, rows, v, steps=12)
+        last = _bounded(net, cells, second, R, minorant(second.G, H, shift.mu, shift.lack, v), active, absorbed=True)
+        found.append(_better(found[-1], last) if found else last)
+        if bool((found[-1].lower > 0).all()) or (turn > 0 and not _promising(*found[-2:])):
+            break
+        cost = shift.mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
+        cost = cost / cost.sum(-1, keepdim=True).clamp_min(2.0**-900)
+        step = 0.5 / (1 + turn / 15) * (shift.mass - cost) / (shift.mass + cost).clamp_min(1e-12)
+        pattern = pattern * torch.exp(step)
+    return found[-1]
+
+
+PATTERNS = 8
+"""Diagonals that the spectral bound tries."""
+
+
+def _promising(before: Bounded, after: Bounded) -> bool:
+    """Whether at this pace any open cell could be closed in the turns that are left."""
+    pace = after.lower - before.lower
+    return bool(((after.lower <= 0) & (after.lower + PATTERNS * pace > 0)).any())
 
 
 def _bounded(
@@ -129,7 +163,8 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     slope = size + mu
     root = (slope.square() - 2 * mu * lacking).clamp_min(0.0).sqrt()
     delta = (2 * lacking / (slope + root).clamp_min(2.0**-900)) * (1 + 2.0**-20)
-    cost = (slope * delta - mu * delta.square() / 2) * (1 - 2.0**-30)
+    # Rounded down, also where the two terms nearly cancel.
+    cost = (slope * delta - mu * delta.square() / 2) * (1 - 2.0**-30) - slope * delta * (8 * ULP)
     sound = (bounded.mu >= 0) & (delta < 2) & (cost > lacking) & (2 * size * (1 - 2.0**-30) > lacking) & (lacking > 0)
     lower, upper = cells.lower.clone(), cells.upper.clone()
     low, high = lower[:, bounded.active], upper[:, bounded.active]

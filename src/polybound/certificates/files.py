@@ -2,7 +2,7 @@
 
 A proof is a tree of steps about one rival over a box, which begins as the ball around the input:
 
-    {"by": "first"}                                  the bound of first order is positive over the box
+    {"by": "first" | "slopes"}                       the bound of first order is positive over the box
     {"by": "second" | "absorbed", on, v, mu}         so is the one that mu and v prove, in the coordinates `on`
     {..., box, monotone, then}                       that bound excludes what is outside of `box`, [coordinate, lower,
                                                      upper] each, or, in the `monotone` ones, the margin is least there

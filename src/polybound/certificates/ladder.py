@@ -14,7 +14,7 @@ from polybound.certificates.bounds import by_second, lower_first, monotone, shri
 from polybound.certificates.boxes import centre
 from polybound.certificates.cells import Cells, chunks, join
 from polybound.certificates.exact import exact_margin
-from polybound.certificates.expansion import first_order
+from polybound.certificates.expansion import GRAM_UNITS, first_order
 from polybound.certificates.ledger import Ledger
 from polybound.certificates.network import Network
 
@@ -76,7 +76,7 @@ class Ladder:
 
     def _block(self, images: Tensor) -> None:
         cells, start = self._first(images)
-        cells = self._attack(cells, start)
+        cells = self._slopes(self._attack(cells, start))
         if self.top == "first" or not len(cells):
             return
         cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
@@ -100,12 +100,14 @@ class Ladder:
         for row in torch.nonzero(worst <= slack.amax(1)).squeeze(1).tolist():
             ledger.falsify(int(images[row]), self.x[images[row]], int(rival[row]), "clean")
         c, r = centre(lower, upper)
-        first = first_order(net, c, r, net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta)
+        w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
+        first = first_order(net, c, r, w, constant)
         bound = lower_first(net, first, slack).scatter(1, label, torch.inf)
-        chosen = ledger.first(images, bound)
+        # Beyond the reach of float64 nothing can be shown, and an image stays undecided.
+        chosen = ledger.first(images, bound) & torch.isfinite(slack)
         cells = Cells.of_pairs(net, images, y, lower, upper, slack, chosen, bound)
         cells = cells.at_nodes(ledger.enter(cells))
-        ledger.charge(images, begun)
+        ledger.charge("first", images, begun)
         return cells, torch.where(first.G[chosen] > 0, cells.lower, cells.upper)
 
     def _attack(self, cells: Cells, start: Tensor) -> Cells:
@@ -116,8 +118,28 @@ class Ladder:
             self.ledger.falsify_where(cells, value, where)
             # Cutting off only what is above a part of the least margin seen leaves a margin worth telling.
             cells = replace(cells, target=torch.maximum(cells.slack, 0.1 * value))
-        self.ledger.charge(cells.image, begun)
+        self.ledger.charge("attack", cells.image, begun)
         return self.ledger.undecided(cells)
+
+    def _slopes(self, cells: Cells) -> Cells:
+        """First order once more, by the slopes themselves, where they cancel: in high degrees and nested networks."""
+        net = self.net
+        plain = net.degree <= 4 and all(step is None for step in net.S)
+        if plain or net.degree < 3 or self.units > GRAM_UNITS:
+            return cells
+        left = []
+        for image in sorted(set(cells.image.tolist())):
+            begun = time.perf_counter()
+            pairs = cells[cells.image == image]
+            c, r = pairs[slice(0, 1)].centre()
+            w, constant = pairs.w.unsqueeze(0), pairs.constant.unsqueeze(0)
+            bound = lower_first(net, first_order(net, c, r, w, constant, slopes=True), pairs.slack).squeeze(0)
+            for index in torch.nonzero(bound > 0).squeeze(1).tolist():
+                self.ledger.prove_first(pairs, index)
+                self.ledger.close(pairs, index, float(bound[index]), "first")
+            left.append(pairs[bound <= 0])
+            self.ledger.charge("first", pairs.image[:1], begun)
+        return join(left) if left else cells
 
     def _second(self, cells: Cells) -> Cells:
         """The rungs of second order, the cells shrunk in between; returns those that stay open."""
@@ -127,7 +149,7 @@ class Ladder:
             cells = self.ledger.undecided(self._round(cells, "second"))
             if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
                 break
-        self.ledger.charge(images, begun)
+        self.ledger.charge("second", images, begun)
         return cells
 
     def _round(self, cells: Cells, rung: str) -> Cells:
@@ -184,7 +206,7 @@ class Ladder:
             cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
         if len(cells):
             self.ledger.settle(cells)
-        self.ledger.charge(image, begun)
+        self.ledger.charge("branch", image, begun)
 
     def _halves(self, cells: Cells) -> Cells:
         """Every cell cut in two at the middle of its axis."""

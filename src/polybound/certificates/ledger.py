@@ -35,6 +35,7 @@ class Ledger:
         rung: the name of what decided each image; empty while it is open.
         counterexample: of each falsified image, with the rival it falls to.
         spent: seconds of each image: its share of what was done in batches.
+        cost: seconds of each rung.
         proofs: for each image and rival, the first step of its proof.
     """
 
@@ -45,15 +46,18 @@ class Ledger:
         self.rung = [""] * len(y)
         self.counterexample: dict[int, tuple[Tensor, int]] = {}
         self.spent = torch.zeros(len(y), dtype=torch.float64)
+        self.cost: dict[str, float] = {}
         self.proofs: dict[tuple[int, int], Node] = {}
         self._nodes: list[Node] = []
         self._open: dict[tuple[int, int], int] = {}  # cells of each pair that are still open
         self._floor: dict[tuple[int, int], float] = {}  # least bound of those that were closed or cut off
 
-    def charge(self, images: Tensor, begun: float) -> None:
-        """Share the time since `begun` among images (each as often as it is named)."""
+    def charge(self, rung: str, images: Tensor, begun: float) -> None:
+        """Share the time since `begun`, spent on a rung, among images (each as often as it is named)."""
+        taken = time.perf_counter() - begun
+        self.cost[rung] = self.cost.get(rung, 0.0) + taken
         if len(images):
-            share = (time.perf_counter() - begun) / len(images)
+            share = taken / len(images)
             self.spent.index_add_(0, images, torch.full((len(images),), share, dtype=torch.float64))
 
     def falsify(self, image: int, x: Tensor, rival: int, rung: str) -> None:
@@ -81,14 +85,19 @@ class Ledger:
 
     def enter(self, cells: Cells) -> Tensor:
         """Open a proof for each cell, the only one of its pair so far; returns the nodes' indices."""
-        first = len(self._nodes)
-        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
+        pairs = list(zip(cells.image.tolist(), cells.rival.tolist(), strict=True))
+        for pair in pairs:
             self._open[pair] = 1
             self._floor[pair] = inf
-            self._nodes.append({})
-            if self.keep:
-                self.proofs[pair] = self._nodes[-1]
-        return torch.arange(first, len(self._nodes))
+        if not self.keep:
+            return cells.node
+        nodes = [self._new_node() for _ in pairs]
+        self.proofs |= {pair: self._nodes[node] for pair, node in zip(pairs, nodes, strict=True)}
+        return torch.tensor(nodes, dtype=torch.int64)
+
+    def _new_node(self) -> int:
+        self._nodes.append({})
+        return len(self._nodes) - 1
 
     def undecided(self, cells: Cells) -> Cells:
         """The cells of images that are not falsified."""
@@ -111,13 +120,19 @@ class Ledger:
         if margin <= 0:
             self.falsify(int(cells.image[index]), cells.lower[index], int(cells.rival[index]), "attack")
         else:
-            self._nodes[int(cells.node[index])].update(by="point")
+            if self.keep:
+                self._nodes[int(cells.node[index])]["by"] = "point"
             self.close(cells, index, max(nextafter(float(margin), -inf), 5e-324), "branch")
 
     def prove(self, cells: Cells, index: int, bounded: Bounded) -> None:
         """Write down what bounded a cell."""
         if self.keep:
             self._nodes[int(cells.node[index])].update(_step(bounded, index))
+
+    def prove_first(self, cells: Cells, index: int) -> None:
+        """Write down that first order, with slopes, bounds a cell."""
+        if self.keep:
+            self._nodes[int(cells.node[index])].update(by="slopes")
 
     def narrow(self, cells: Cells, bounded: Bounded, sign: Tensor, narrowed: Cells) -> Cells:
         """Write down what was cut off of cells, row by row, and for which reason."""
@@ -133,33 +148,30 @@ class Ledger:
             return narrowed
         nodes = narrowed.node.clone()
         for index in torch.nonzero(cut.any(1)).squeeze(1).tolist():
-            then: Node = {}
             where = torch.nonzero(cut[index]).squeeze(1)
             sides = narrowed.lower[index, where], narrowed.upper[index, where]
             box = [list(side) for side in zip(where.tolist(), *(s.tolist() for s in sides), strict=True)]
-            step = _step(bounded, index) | {"box": box, "then": then}
+            nodes[index] = self._new_node()
+            step = _step(bounded, index) | {"box": box, "then": self._nodes[-1]}
             if fixed[index].any():
                 step["monotone"] = torch.nonzero(fixed[index]).squeeze(1).tolist()
             self._nodes[int(cells.node[index])].update(step)
-            self._nodes.append(then)
-            nodes[index] = len(self._nodes) - 1
         return narrowed.at_nodes(nodes)
 
     def split(self, cells: Cells, at: Tensor) -> Tensor:
         """Each cell becomes two at `at` of its axis; returns the nodes of the lower and of the upper halves, (2N,)."""
+        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
+            self._open[pair] += 1
+        if not self.keep:
+            return cells.node.repeat(2)
         nodes = []
         for side in ("low", "high"):
             for index in range(len(cells)):
-                child: Node = {}
-                if self.keep:
-                    parent = self._nodes[int(cells.node[index])]
-                    parent["split"] = [int(cells.axis[index]), float(at[index])]
-                    parent[side] = child
-                self._nodes.append(child)
-                nodes.append(len(self._nodes) - 1)
-        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
-            self._open[pair] += 1
-        return torch.tensor(nodes)
+                nodes.append(self._new_node())
+                parent = self._nodes[int(cells.node[index])]
+                parent["split"] = [int(cells.axis[index]), float(at[index])]
+                parent[side] = self._nodes[-1]
+        return torch.tensor(nodes, dtype=torch.int64)
 
     def settle(self, cells: Cells) -> None:
         """Enter what is proven of pairs that stay open."""

@@ -90,13 +90,66 @@ def descend(G: Tensor, H: Tensor, mu: Tensor, rows: Tensor, v: Tensor, steps: in
     return v
 
 
-def spectral_shift(H: Tensor, pattern: Tensor) -> tuple[Tensor, Tensor]:
-    """The least multiple of a positive pattern (nearly) that makes H positive semidefinite when added to its diagonal.
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """A diagonal that makes H positive semidefinite, proven but for `lack` (see `defect`).
 
-    Returns the shift mu and what the proof lacks (see `defect`), (problems, n) and (problems,).
+    Attributes:
+        mu: (problems, n).
+        lack: (problems,).
+        mass: where the leading eigenvectors of what is shifted are large, (problems, n), with sum 1.
+    """
+
+    mu: Tensor
+    lack: Tensor
+    mass: Tensor
+
+
+def spectral_shift(H: Tensor, pattern: Tensor) -> Shift:
+    """The least multiple (nearly) of a positive pattern that makes H positive semidefinite when added to its diagonal.
+
+    The multiple is a guess; that it suffices is proven.
     """
     scale = pattern.sqrt()
-    values = torch.linalg.eigvalsh(H / scale.unsqueeze(-1) / scale.unsqueeze(-2))
-    least = -values[..., 0]
-    mu = pattern * (least + 1e-10 * values.abs().amax(-1)).unsqueeze(-1)
-    return mu, defect(H + torch.diag_embed(mu))
+    scaled = H / scale.unsqueeze(-1) / scale.unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(scaled) if H.shape[-1] <= _SMALL else _lanczos(scaled)
+    least, size = -values[:, 0], values.abs().amax(-1)
+    few = values[:, :6]
+    nearness = torch.softmax(-30 * (few - few[:, :1]) / size.clamp_min(2.0**-500).unsqueeze(-1), -1)
+    mass = (vectors[..., : few.shape[-1]].square() @ nearness.unsqueeze(-1)).squeeze(-1)
+    mu = torch.zeros_like(pattern)
+    lack = torch.full_like(least, torch.inf)
+    for more in (1e-10, 1e-3, 1e-2, 0.1):
+        rows = torch.nonzero(lack == torch.inf).squeeze(-1)
+        if not len(rows):
+            break
+        mu[rows] = pattern[rows] * (least + more * size)[rows].unsqueeze(-1)
+        lack[rows] = defect(H[rows] + torch.diag_embed(mu[rows]))
+    return Shift(mu, lack, mass)
+
+
+_SMALL = 96
+"""Up to this size all eigenvalues are computed; above it, the least are approached by Lanczos' iteration."""
+
+
+def _lanczos(H: Tensor, steps: int = 24) -> tuple[Tensor, Tensor]:
+    """Approximate eigenvalues, rising, and eigenvectors in the columns; the least value less its error."""
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(H.shape[:-1], generator=generator, dtype=H.dtype)
+    basis = [v / v.norm(dim=-1, keepdim=True)]
+    T = H.new_zeros(len(H), steps, steps)
+    length = torch.zeros_like(v[:, 0])
+    for t in range(steps):
+        v = (H @ basis[t].unsqueeze(-1)).squeeze(-1)
+        T[:, t, t] = (v * basis[t]).sum(-1)
+        span = torch.stack(basis, -1)
+        for _ in range(2):  # twice is enough to stay orthogonal
+            v = v - (span @ (span.transpose(1, 2) @ v.unsqueeze(-1))).squeeze(-1)
+        length = v.norm(dim=-1)
+        if t + 1 < steps:
+            T[:, t, t + 1] = T[:, t + 1, t] = length
+            basis.append(v / length.clamp_min(2.0**-500).unsqueeze(-1))
+    values, vectors = torch.linalg.eigh(T)
+    # An eigenvalue of H lies within this distance of the least value found.
+    values[:, 0] -= length * vectors[:, -1, 0].abs()
+    return values, torch.stack(basis, -1) @ vectors

@@ -26,6 +26,7 @@ class Certificates:
         rung: what decided each image: "clean" (misclassified as it is), "first", "second", "branch" (verified),
             "attack" (falsified), the method's name, or "".
         seconds: time of each image, its share of what was done in batches, (images,).
+        cost: seconds of each rung, over all images.
         label: the labels.
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
         eps: radius of each box, (images,).
@@ -38,6 +39,7 @@ class Certificates:
     counterexample: list[Tensor | None]
     rung: list[str]
     seconds: Tensor
+    cost: dict[str, float]
     label: Tensor
     rival: Tensor
     eps: Tensor
@@ -65,6 +67,7 @@ class Certificates:
             "falsified": self.count("falsified"),
             "undecided": self.count("undecided"),
             "rungs": dict(Counter(rung for rung in self.rung if rung)),
+            "rung seconds": {rung: round(seconds, 6) for rung, seconds in self.cost.items()},
             "seconds": float(self.seconds.sum()),
             "mean milliseconds": 1000 * float(self.seconds.sum()) / total,
             "largest milliseconds": 1000 * float(self.seconds.max()) if len(self) else 0.0,

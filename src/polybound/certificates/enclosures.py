@@ -1,0 +1,281 @@
+"""Enclosures in ball arithmetic of what `polybound.certificates.expansion` computes in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from polybound.certificates.balls import (
+    Ball,
+    Map,
+    Rows,
+    Vector,
+    absolute,
+    add,
+    arb,
+    combine,
+    dot,
+    lack,
+    largest,
+    mul,
+    product,
+    radii,
+    times,
+    transposed,
+    vector,
+    zeros,
+)
+from polybound.certificates.expansion import GRAM_UNITS
+from polybound.errors import PolyboundError
+from polybound.models.affine import Identity
+from polybound.models.factors import Factors
+
+__all__ = ["Box", "Enclosures", "Expansion", "RefusedError"]
+
+
+class RefusedError(PolyboundError):
+    """A certificate is not proven."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Sides of a box, float64 numbers."""
+
+    lower: list[float]
+    upper: list[float]
+
+    def with_sides(self, sides: list[list[float]]) -> Box:
+        """The same box with other sides, [coordinate, lower, upper] each; they must lie within the old ones."""
+        lower, upper = list(self.lower), list(self.upper)
+        for coordinate, low, high in sides:
+            d = int(coordinate)
+            if not self.lower[d] <= low <= high <= self.upper[d]:
+                raise RefusedError("a box does not lie in the one before it")
+            lower[d], upper[d] = low, high
+        return Box(lower, upper)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Balls of everything that `polybound.certificates.expansion` defines, over one box and for one rival."""
+
+    g0: Ball
+    G: Vector
+    H: Rows
+    R: Ball
+    rest: Vector
+    parts: list[tuple[Vector, Rows, Rows]]  # ell_n, rows of A_n and of B_n, both scaled by the radii
+
+
+class Enclosures:
+    """A model's maps in balls, and its margins over boxes.
+
+    Args:
+        factors: the model's, in float64.
+        stretch: for each factor, a diagonal said to dominate `A_n' A_n`; proven before it is used.
+        norms: for each map in between, a number said to be at least its spectral norm; likewise.
+    """
+
+    def __init__(self, factors: Factors, stretch: list[list[float]], norms: list[float]) -> None:
+        self.k = factors.degree
+        self.A = [Map(a) for a in factors.A]
+        self.S = [None if isinstance(s, Identity) else Map(s) for s in factors.S]
+        self.s1 = vector(factors.s1.tolist())
+        self.C = Map(factors.C)
+        self._last: tuple[Box, _Factors] | None = None
+        self.stretch = [vector(mu) for mu in stretch]
+        self.norms = vector(norms)
+        if len(self.stretch) != self.k or len(self.norms) != self.k - 1:
+            raise RefusedError("its constants do not fit the model")
+        for A, mu in zip(self.A, self.stretch, strict=True):
+            _prove_stretch(A.rows, mu)
+        for S, norm in zip(self.S, self.norms, strict=True):
+            _prove_norm(None if S is None else S.rows, norm)
+
+    def margin(self, label: int, rival: int) -> tuple[Vector, Ball]:
+        """A margin as weights of the last product, and a constant."""
+        w = [a - b for a, b in zip(self.C.rows[label], self.C.rows[rival], strict=True)]
+        return w, self.C.constant[label] - self.C.constant[rival]
+
+    def logits(self, x: Vector) -> Vector:
+        """The logits at a point."""
+        y = mul(self.A[0](x), self.s1)
+        for A, S in zip(self.A[1:], self.S, strict=True):
+            y = mul(A(x), y if S is None else S(y))
+        return self.C(y)
+
+    def _factors(self, box: Box) -> _Factors:
+        if self._last is None or self._last[0] is not box:
+            self._last = box, _Factors(self, box)
+        return self._last[1]
+
+    def first(self, box: Box, w: Vector, constant: Ball, slopes: bool = False) -> Ball:
+        """A lower bound of the margin over a box, to first order."""
+        f = self._factors(box)
+        if slopes:
+            self._slopes(f, self._scaled(f, range(len(f.r))))
+        g0 = dot(w, mul(f.h[-1], f.q[-1])) + constant
+        G = zeros(len(f.r))
+        R = arb(0)
+        lam, ell = w, zeros(len(w))
+        for n in reversed(range(self.k)):
+            G = add(G, self.A[n].back(mul(lam, f.q[n])))
+            R = R + f.sum_of_products(n, add(absolute(lam), ell))
+            if n > 0:
+                ell = self._back(add(mul(ell, f.size[n]), mul(absolute(lam), f.rho[n])), n, absolute=True)
+                lam = self._back(mul(lam, f.h[n]), n)
+        return g0 - dot(absolute(G), f.r) - R
+
+    def _back(self, y: Vector, n: int, absolute: bool = False) -> Vector:
+        S = self.S[n - 1]
+        return y if S is None else S.back(y, absolute)
+
+    def second(self, box: Box, w: Vector, constant: Ball, on: list[int]) -> Expansion:
+        """The margin over a box to second order, in the coordinates `on`."""
+        f = self._factors(box)
+        A = self._scaled(f, on)
+        B = self._slopes(f, A)
+        beyond = [zeros(len(self.s1))]
+        for n in range(1, self.k):
+            wider = add(mul(beyond[n - 1], f.size[n - 1]), mul(f.rho[n - 1], radii(B[n - 1])))
+            S = self.S[n - 1]
+            beyond.append(wider if S is None else S.spread(wider))
+        g0 = dot(w, mul(f.h[-1], f.q[-1])) + constant
+        G, rest, R = zeros(len(on)), zeros(len(on)), arb(0)
+        left: Rows = []
+        right: Rows = []
+        parts: list[tuple[Vector, Rows, Rows]] = []
+        lam, ell, second = w, zeros(len(w)), zeros(len(w))
+        L: Rows = [zeros(len(on)) for _ in w]
+        for n in reversed(range(self.k)):
+            G = add(G, times(transposed(A[n]), mul(lam, f.q[n])))
+            bend = add(mul(ell, add(radii(B[n]), beyond[n])), mul(absolute(lam), beyond[n]))
+            bend = add(bend, mul(second, absolute(f.q[n])))
+            rest = add(rest, times(transposed([absolute(row) for row in A[n]]), bend))
+            if n == 0:
+                break
+            left += [[weight * v for v in row] for weight, row in zip(lam, A[n], strict=True)]
+            right += B[n]
+            if n < self.k - 1:
+                parts.append((ell, A[n], B[n]))
+                R = R + f.sum_of_products(n, ell)
+            second = self._back(add(mul(second, f.size[n]), mul(f.rho[n], radii(L))), n, absolute=True)
+            L = combine(A[n], lam, L, f.h[n])
+            S = self.S[n - 1]
+            L = L if S is None else product(transposed(S.rows), L)
+            lam = self._back(mul(lam, f.h[n]), n)
+            ell = add(radii(L), second)
+        K = product(transposed(left), right) if left else [zeros(len(on)) for _ in on]
+        H = [add(row, column) for row, column in zip(K, transposed(K), strict=True)]
+        return Expansion(g0, G, H, R, rest, parts)
+
+    def _scaled(self, f: _Factors, on: Iterable[int]) -> list[Rows]:
+        """The rows of all A_n, scaled by the radii, in the coordinates `on`."""
+        chosen = list(on)
+        return [[[row[d] * f.r[d] for d in chosen] for row in a.rows] for a in self.A]
+
+    def _slopes(self, f: _Factors, A: list[Rows]) -> list[Rows]:
+        """The rows of all B_n, scaled likewise."""
+        B: list[Rows] = [[zeros(len(A[0][0])) for _ in self.s1]]
+        for n in range(1, self.k):
+            slope = combine(A[n - 1], f.q[n - 1], B[n - 1], f.h[n - 1])
+            S = self.S[n - 1]
+            B.append(slope if S is None else product(S.rows, slope))
+            if n > 1 and len(B[n]) <= GRAM_UNITS:
+                f.whole[n] = radii(B[n]), _stretched(B[n])
+        return B
+
+
+class _Factors:
+    """Balls of what no rival has a part in: h_n, rho_n, q_n, the radii, and the summands of `B_n r u`."""
+
+    def __init__(self, owner: Enclosures, box: Box) -> None:
+        low, high = vector(box.lower), vector(box.upper)
+        c = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+        self.r = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+        self.h = [A(c) for A in owner.A]
+        self.rho = [A.spread(self.r) for A in owner.A]
+        self.size = [add(absolute(h), rho) for h, rho in zip(self.h, self.rho, strict=True)]
+        squares = [v * v for v in self.r]
+        self.reach = [dot(mu, squares).sqrt() for mu in owner.stretch]
+        self.q = [owner.s1]
+        self.terms: list[list[tuple[Vector, Vector, Ball]]] = [[]]
+        for n in range(1, owner.k):
+            y = mul(self.h[n - 1], self.q[n - 1])
+            terms = [(mul(scale, absolute(self.h[n - 1])), radius, norm) for scale, radius, norm in self.terms[n - 1]]
+            terms.append((absolute(self.q[n - 1]), self.rho[n - 1], self.reach[n - 1]))
+            S = owner.S[n - 1]
+            if S is not None:
+                total, norm = zeros(len(y)), arb(0)
+                for scale, radius, length in terms:
+                    total = add(total, mul(scale, radius))
+                    norm = norm + largest(scale) * length
+                spread = S.spread(total)
+                terms = [([arb(1)] * len(spread), spread, norm * owner.norms[n - 1])]
+            self.q.append(y if S is None else S(y))
+            self.terms.append(terms)
+        self.whole: list[tuple[Vector, Ball] | None] = [None] * owner.k
+
+    def sum_of_products(self, n: int, weight: Vector) -> Ball:
+        """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`."""
+        total = arb(0)
+        for scale, radius, norm in self.terms[n]:
+            total = total + _split_sum(mul(weight, scale), mul(self.rho[n], radius), self.reach[n] * norm)
+        whole = self.whole[n]
+        if whole is None:
+            return total
+        return total.min(_split_sum(weight, mul(self.rho[n], whole[0]), self.reach[n] * whole[1]))
+
+
+def _prove_stretch(A: Rows, mu: Vector) -> None:
+    """`diag(mu) - A'A` is positive semidefinite exactly if `I - A diag(1/mu) A'` is (for mu > 0)."""
+    if not all(value > 0 for value in mu):
+        raise RefusedError("a stretch is not positive")
+    if len(mu) != len(A[0]):
+        raise RefusedError("its constants do not fit the model")
+    columns = transposed(A)
+    if len(A) <= len(mu):
+        gram = product([[value / m for value, m in zip(row, mu, strict=True)] for row in A], columns)
+        M = [[(1 if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
+    else:
+        gram = product(columns, A)
+        M = [[(mu[i] if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
+    if not lack(M) <= 0:
+        raise RefusedError("a stretch is too small")
+
+
+def _prove_norm(S: Rows | None, norm: Ball) -> None:
+    if S is None:
+        if not norm >= 1:
+            raise RefusedError("a norm is too small")
+        return
+    columns = transposed(S)
+    if norm * norm >= largest(radii(S)) * largest(radii(columns)):
+        return  # ||S||_2^2 <= ||S||_inf ||S||_1
+    small = S if len(S) <= len(columns) else columns
+    gram = product(small, transposed(small))
+    M = [[(norm * norm if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
+    if not lack(M) <= 0:
+        raise RefusedError("a norm is too small")
+
+
+def _stretched(B: Rows) -> Ball:
+    """A bound of `||B u||_2` over the cube: the fourth root of `||(B B')^4||_F` is at least the largest eigenvalue."""
+    gram = product(B, transposed(B))
+    square = product(gram, gram)
+    fourth = product(square, square)
+    norm = sum((value * value for row in fourth for value in row), arb(0)).sqrt()
+    return (norm.sqrt().sqrt() * len(B[0])).sqrt()
+
+
+def _split_sum(weight: Vector, products: Vector, norms: Ball) -> Ball:
+    """`min over theta of theta norms + sum_m max(0, weight_m - theta) product_m`; every theta gives a bound."""
+    order = sorted(range(len(weight)), key=lambda m: -float(weight[m].mid()))
+    theta, total, limit = 0.0, 0.0, float(norms.mid())
+    for m in order:
+        total += float(products[m].mid())
+        if total >= limit:
+            theta = max(0.0, float(weight[m].mid()))
+            break
+    cut = arb(theta)
+    return cut * norms + sum(((w - cut).max(arb(0)) * p for w, p in zip(weight, products, strict=True)), arb(0))
