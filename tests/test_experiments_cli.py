@@ -43,6 +43,10 @@ def test_reproduce_and_report(recipe, tmp_path):
     before = (tmp_path / "out" / "mine.md").read_text()
     polybound("report", recipe, *options)
     assert (tmp_path / "out" / "mine.md").read_text() == before
+    folders = sorted((tmp_path / "runs").glob("digits-*"))
+    shown = polybound("report", *folders, "-o", tmp_path / "runs.html").stdout
+    assert "DIGITS" in shown.upper() and "Lipschitz, row-wise" in shown and "projection | 0.5 | 1 |" in shown
+    assert "not trained yet" in refused("report", tmp_path, "-o", tmp_path / "runs.html")
     assert json.loads(polybound("sweep", recipe, *options[:4], "--dry-run", "--json").stdout)["done"] == plan["jobs"]
 
 

@@ -17,7 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
-    from polybound.experiments.experiment import Experiment  # which brings in torch: not for --help
+    # These bring in torch, and are not for --help.
+    from polybound.experiments.experiment import Experiment
+    from polybound.report.shapes import Section
 
 __all__ = ["add_commands"]
 
@@ -55,9 +57,10 @@ def add_commands(app: typer.Typer) -> None:
     app.command(epilog="Examples:  [bold]polybound compare runs[/]   [bold]polybound compare scores.csv --json[/]")(
         compare
     )
-    app.command(epilog="Example:  [bold]polybound report table-1 figure-2 --dataset fashion-mnist -o report.html[/]")(
-        report
-    )
+    app.command(
+        epilog="Examples:  [bold]polybound report table-1 figure-2 --dataset fashion-mnist -o report.html[/]   "
+        "[bold]polybound report runs/* -o report.html[/]"
+    )(report)
 
 
 def list_experiments(as_json: AsJson = False) -> None:
@@ -187,19 +190,34 @@ def report(
     method: Method = None,
     bound: Bound = None,
 ) -> None:
-    """Make a report of what was run: one HTML file, and beside it all figures and tables in every format."""
-    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound)
+    """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
+
+    Figures are PNG and SVG files, tables Markdown, LaTeX and CSV.
+    """
     if not output.parent.is_dir():
         raise PolyboundError(f"{output.parent}: no such folder")
-    _report(chosen, runs, output)
+    if all(Path(name).is_dir() for name in names):
+        from polybound.report.build import report_runs
+
+        _show(report_runs([Path(name) for name in names], output, title="polybound: runs", command=_command()), output)
+        return
+    _report(_chosen(names, budget, seeds, samples, limit, dataset, model, method, bound), runs, output)
+
+
+def _command() -> str:
+    return shlex.join(["polybound", *sys.argv[1:]])
 
 
 def _report(chosen: list[Experiment], runs: Path, output: Path) -> None:
-    from polybound.report.build import build_report, markdown_of
+    from polybound.report.build import build_report
 
-    command = shlex.join(["polybound", *sys.argv[1:]])
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
-    sections = build_report(chosen, runs, output, title=title, command=command)
+    _show(build_report(chosen, runs, output, title=title, command=_command()), output)
+
+
+def _show(sections: list[Section], output: Path) -> None:
+    from polybound.report.build import markdown_of
+
     console = Console()
     for made in sections:
         text = markdown_of(made)

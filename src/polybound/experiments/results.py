@@ -16,7 +16,7 @@ from polybound.experiments.jobs import run_of
 from polybound.experiments.stack import Plan
 from polybound.runs import Run
 
-__all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "write_csv"]
+__all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,21 @@ def collect(experiment: Experiment, root: Path) -> list[Row]:
 
 def collect_folder(root: Path) -> list[Row]:
     """All scores of all run folders in a folder."""
-    rows = []
-    for file in sorted(root.glob("*/config.json")):
-        run = Run(file.parent)
-        if run.model_file.exists():
-            plan = Plan.of(run.config())
-            bound, kind = plan.recipe.bound, plan.recipe.regulariser
-            named = isinstance(bound, Mapping)
-            projection = "" if kind != "projection" else "layer-wise" if named else "single"
-            projection = {"2": "spectral"}.get(plan.recipe.norm, projection) if projection else ""
-            projection = plan.recipe.on if projection and plan.recipe.on != "weights" else projection
-            level = float(bound) if projection and isinstance(bound, int | float) else None
-            rows += [row for row, _ in _rows(Entry(plan, projection, level), run)]
-    return rows
+    runs = [Run(file.parent) for file in sorted(root.glob("*/config.json"))]
+    return [row for run in runs if run.model_file.exists() for row in rows_of(run)]
+
+
+def rows_of(run: Run) -> list[Row]:
+    """All scores of a run folder."""
+    plan = Plan.of(run.config())
+    bound = plan.recipe.bound
+    projection = ""
+    if plan.recipe.regulariser == "projection":
+        projection = "layer-wise" if isinstance(bound, Mapping) else "single"
+        projection = "spectral" if plan.recipe.norm == "2" else projection
+        projection = plan.recipe.on if plan.recipe.on != "weights" else projection
+    level = float(bound) if projection and isinstance(bound, int | float) else None
+    return [row for row, _ in _rows(Entry(plan, projection, level), run)]
 
 
 def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:

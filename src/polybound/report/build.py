@@ -13,13 +13,15 @@ from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.results import collect, write_csv
+from polybound.report.folders import runs_section
 from polybound.report.layout import section
 from polybound.report.page import page
 from polybound.report.shapes import Figure, Section, Table
 from polybound.report.static import draw
 from polybound.report.text import to_csv, to_latex, to_markdown
+from polybound.runs import Run
 
-__all__ = ["build_report", "facts", "markdown_of"]
+__all__ = ["build_report", "facts", "markdown_of", "report_runs"]
 
 
 def facts(command: str = "") -> dict[str, str]:
@@ -42,21 +44,35 @@ def build_report(
     The folder has PNG and SVG of each figure, each table as Markdown, LaTeX and CSV, and all scores, `NAME-scores.csv`.
     """
     sections = [section(experiment, root) for experiment in experiments]
+    _write_parts(sections, output)
+    for experiment in experiments:
+        if rows := collect(experiment, root):
+            write_atomically(output.with_suffix("") / f"{experiment.name}-scores.csv", write_csv(rows).encode())
+    configurations = [asdict(experiment) for experiment in experiments]
+    write_atomically(output, page(title, sections, facts(command), configurations).encode())
+    return sections
+
+
+def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> list[Section]:
+    """As `build_report`, of any run folders."""
+    sections = [runs_section(folders)]
+    _write_parts(sections, output)
+    configurations = [Run(folder).config() for folder in folders]
+    write_atomically(output, page(title, sections, facts(command), configurations).encode())
+    return sections
+
+
+def _write_parts(sections: Sequence[Section], output: Path) -> None:
     folder = output.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    for experiment, made in zip(experiments, sections, strict=True):
+    for made in sections:
         for number, part in enumerate(made.parts):
-            name = made.name if len(made.parts) == 1 else f"{made.name}-{number + 1}"
+            name = f"{made.name}-{number + 1}" if number else made.name
             if isinstance(part, Table):
                 for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
                     write_atomically(folder / f"{name}.{suffix}", (render(part) + "\n").encode())
             elif part.panels or part.images:
                 draw(part, folder / f"{name}.png", folder / f"{name}.svg")
-        if rows := collect(experiment, root):
-            write_atomically(folder / f"{made.name}-scores.csv", write_csv(rows).encode())
-    configurations = [asdict(experiment) for experiment in experiments]
-    write_atomically(output, page(title, sections, facts(command), configurations).encode())
-    return sections
 
 
 def markdown_of(made: Section) -> str:

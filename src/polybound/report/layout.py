@@ -8,10 +8,12 @@ from pathlib import Path
 
 from polybound.experiments.compare import ATTACKS, DATASETS, EPOCHS, published, significance
 from polybound.experiments.experiment import Experiment
+from polybound.experiments.jobs import run_of
 from polybound.experiments.results import Average, Row, average, collect
 from polybound.experiments.search import search_job
 from polybound.experiments.sweep import resolve
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
+from polybound.report.folders import bounds_table
 from polybound.report.shapes import Figure, Section, Table
 from polybound.report.words import METHODS, MODELS, SOURCES, attack_label
 
@@ -40,6 +42,9 @@ def section(experiment: Experiment, root: Path) -> Section:
         parts.append(initial(experiment, root))
     elif experiment.kind == "samples":
         parts.append(samples(experiment, root))
+    first = {run.path: run for entry in experiment.entries() if (run := run_of(entry.plan, root)).model_file.exists()}
+    if experiment.layout == "table" and first:
+        parts.append(bounds_table([run for run in first.values() if run.config()["seed"] == 0]))
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
     return Section(experiment.name, title, parts, _warnings(experiment, rows))
 
