@@ -43,7 +43,7 @@ bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
 
 docs: $(VENV)/ready
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates
 	@echo "open build/docs/index.html"
 
 clean:
