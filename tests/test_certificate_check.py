@@ -182,6 +182,15 @@ def test_constants_that_are_too_small_are_refused(proven, tmp_path):
         refused(tmp_path, model, content, "too small")
 
 
+def test_a_norm_in_between_that_is_too_small_is_refused(tmp_path):
+    model = randomise(pb.NCP(4, 3, 3, 3, dtype=F64), 0, 0.5)
+    x, found = certified(model, 0.05)
+    save_certificates(tmp_path / "proofs.json", model, found, x, (-1.0, 1.0))
+    content = json.loads((tmp_path / "proofs.json").read_text())
+    content["norms"] = [norm * (1 - 1e-6) for norm in content["norms"]]
+    refused(tmp_path, model, content, "norm is too small")
+
+
 def test_a_shift_that_is_too_small_proves_nothing(proven, tmp_path):
     _, model, content = copy.deepcopy(proven)
     for node in all_steps(content):

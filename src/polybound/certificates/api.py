@@ -31,6 +31,7 @@ _RELAXATIONS = {
     "lipschitz": lipschitz_bound,
 }
 _CHUNK = 32
+_ENTRIES = 2**24  # of the rows that a linear relaxation sends back through the network, one for each unit
 
 
 def certify(
@@ -124,9 +125,11 @@ def _relaxed(
     on_progress: Callable[[int], None] | None,
 ) -> Ledger:
     ledger = Ledger(net, y, inner, keep=False)
-    for start in range(0, len(x), _CHUNK):
+    units = max(At.shape[1] for At in net.At)
+    chunk = max(1, min(_CHUNK, _ENTRIES // units**2))
+    for start in range(0, len(x), chunk):
         begun = time.perf_counter()
-        images = torch.arange(start, min(start + _CHUNK, len(x)))
+        images = torch.arange(start, min(start + chunk, len(x)))
         label = y[images].unsqueeze(1)
         logits = net(x[images]).scatter(1, label, -inf)
         c, r = centre(lower[images], upper[images])

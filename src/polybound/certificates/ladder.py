@@ -20,7 +20,7 @@ from polybound.certificates.network import Network
 
 __all__ = ["Ladder"]
 
-IMAGES = 128
+IMAGES = 32
 """Images that the first rung takes at once."""
 
 ROUNDS = 6

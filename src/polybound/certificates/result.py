@@ -31,7 +31,7 @@ class Certificates:
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
         eps: radius of each box, (images,).
         method: the method asked for.
-        proofs: proofs by image and rival, if they were kept; `Certificates.save` writes them.
+        proofs: proofs by image and rival, if they were kept; `save_certificates` writes them.
     """
 
     status: list[Status]
