@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polybound.errors import PolyboundError
-from polybound.experiments.stack import Plan
+from polybound.experiments.plan import Plan
 from polybound.training.recipe import Recipe
 
 __all__ = ["BOUNDS", "Entry", "Experiment", "experiment_names", "find_experiment"]

@@ -17,7 +17,8 @@ from polybound.errors import FileFormatError
 from polybound.evaluation import evaluate_runs
 from polybound.evaluation.stored import has_scores
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.stack import Plan, Progress, train_together
+from polybound.experiments.plan import Plan
+from polybound.experiments.stack import Progress, train_together
 from polybound.runs import Run, address
 
 __all__ = ["Job", "Measurement", "StackJob", "StudyJob", "run_of", "training_data"]

@@ -13,7 +13,7 @@ from typing import Any
 from polybound.evaluation.stored import keyed_scores
 from polybound.experiments.experiment import Entry, Experiment
 from polybound.experiments.jobs import run_of
-from polybound.experiments.stack import Plan
+from polybound.experiments.plan import Plan
 from polybound.runs import Run
 
 __all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]

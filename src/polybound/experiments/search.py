@@ -11,7 +11,7 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import evaluate_runs
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Measurement, StackJob, StudyJob, run_of
-from polybound.experiments.stack import Plan
+from polybound.experiments.plan import Plan
 from polybound.training.recipe import Recipe
 
 __all__ = ["search_job"]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,83 +18,20 @@ from polybound.atomic import write_atomically
 from polybound.constraints import Projection
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
+from polybound.experiments.plan import Plan, bounds_of, common_recipe
+from polybound.experiments.signals import deferred_signals
 from polybound.models import paper_model, stack
 from polybound.runs import Run, address, checkpoint_path
 from polybound.training.distributed import rank, workers
-from polybound.training.recipe import Recipe
 from polybound.training.trainer import Trainer, accuracy
 
-__all__ = ["Plan", "Progress", "interrupted", "train_together"]
+__all__ = ["Progress", "interrupted", "train_together"]
 
 # How far above the weights' norms bounds must be, at the branch, to be taken for one.
 _ROOM = 1.1
 
 # More than the rounding of a sum of some thousand numbers in float32.
 _ROUNDING = 1e-3
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that determines one run."""
-
-    dataset: str
-    model: str
-    recipe: Recipe
-    seed: int = 0
-    rank: int = 16
-    validation: float = 0.0
-    samples: int = 0
-
-    def config(self) -> dict[str, Any]:
-        """The run's config, as its folder keeps it and its address is made from."""
-        recipe = self.recipe.as_dict()
-        return {
-            "dataset": self.dataset,
-            "model": self.model,
-            "rank": self.rank,
-            "seed": self.seed,
-            "validation": self.validation,
-            **({"samples": self.samples} if self.samples else {}),
-            "recipe": {key: recipe[key] for key in sorted(recipe) if key not in _irrelevant(self.recipe)},
-        }
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Plan:
-        """The plan of a run's config."""
-        try:
-            return cls(**{**config, "recipe": Recipe.of(config["recipe"])})
-        except (KeyError, TypeError) as error:
-            raise PolyboundError(f"not a run's config ({error})") from error
-
-    @property
-    def name(self) -> str:
-        """A readable beginning for the folder's name."""
-        bound = f"-{self.recipe.bound:g}" if _has_number(self.recipe) else ""
-        return (
-            f"{self.dataset.replace(':', '_').replace('/', '_')}-{self.model}-{self.recipe.method}{bound}-s{self.seed}"
-        )
-
-
-def _has_number(recipe: Recipe) -> bool:
-    return recipe.regulariser == "projection" and isinstance(recipe.bound, int | float)
-
-
-def _irrelevant(recipe: Recipe) -> set[str]:
-    """Options that do not matter to a method must not tell its runs apart."""
-    names: set[str] = set()
-    if recipe.regulariser != "projection":
-        names |= {"bound", "norm", "on", "every"}
-    if recipe.regulariser not in ("jacobian", "l2"):
-        names.add("penalty")
-    if recipe.regulariser != "jacobian":
-        names.add("jacobian")
-    if not recipe.adversarial:
-        names |= {"adversary", "eps", "adversary_steps", "adversary_step_size", "random_start", "protocol"}
-    if recipe.adversarial and recipe.adversary == "fgsm":
-        names |= {"adversary_steps", "adversary_step_size"}
-    if recipe.plain_until() in (0, recipe.epochs) and "every" in names:
-        names.add("start")
-    return names
 
 
 @dataclass(frozen=True)
@@ -146,7 +80,7 @@ def train_together(
     while todo := [i for i, run in enumerate(runs) if not run.finished]:
         todo = _begun(root, plans, todo) or sorted(todo, key=lambda i: plans[i].seed)  # neighbours share their batches
         session = _Session([plans[i] for i in todo], [runs[i] for i in todo], data, root, device)
-        with _deferred_signals() as stopping:
+        with deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
         session.finish(test)
         if rank() != 0:
@@ -188,7 +122,7 @@ class _Session:
 
     def __init__(self, plans: list[Plan], runs: list[Run], data: Dataset, root: Path, device: str) -> None:
         self.plans, self.runs, self.data = plans, runs, data
-        self.recipe = _common(plans)
+        self.recipe = common_recipe(plans)
         self.file = checkpoint_path(root, [plan.config() for plan in plans])
         self.trunk_epochs = min(plan.recipe.plain_until() for plan in plans)
         self.epoch = self.step = 0
@@ -241,7 +175,7 @@ class _Session:
             norms = Projection(self.model.run(run)).norms().values()
             free = [
                 (bound, i)
-                for i, bound in enumerate(_bounds(self.plans))
+                for i, bound in enumerate(bounds_of(self.plans))
                 if self._run(i) == run and bound > _ROOM * max(float(norm) for norm in norms)
             ]
             for _, i in free:
@@ -253,7 +187,7 @@ class _Session:
         if not self.branched:
             recipe = replace(recipe, method="none")
         elif recipe.regulariser == "projection":
-            recipe = replace(recipe, bound=_bounds([self.plans[i] for i in self.members]))
+            recipe = replace(recipe, bound=bounds_of([self.plans[i] for i in self.members]))
         trainer = Trainer(self.model, self.data, recipe, [self.seeds[i] for i in self.members])
         if self.branched:
             trainer.before_projection = self._watch
@@ -381,54 +315,3 @@ class _Session:
             if not failed:
                 self.model.run(member).save(run.model_file)
         self.file.unlink(missing_ok=True)
-
-
-def _common(plans: list[Plan]) -> Recipe:
-    """What all plans agree on; they may differ in seed and bound, and some may have no bound at all."""
-    first = next((plan for plan in plans if plan.recipe.regulariser == "projection"), plans[0])
-    for plan in plans:
-        recipe = plan.recipe
-        if _unbounded(recipe, first.recipe):
-            recipe = replace(recipe, method=first.recipe.method, every=first.recipe.every, start=first.recipe.start)
-            recipe = replace(recipe, norm=first.recipe.norm, on=first.recipe.on)
-        if replace(plan, seed=first.seed, recipe=replace(recipe, bound=first.recipe.bound)) != first:
-            raise PolyboundError(
-                f"{plan.name} cannot train together with {first.name}: more than seed and bound differ"
-            )
-    return first.recipe
-
-
-def _unbounded(recipe: Recipe, among: Recipe) -> bool:
-    """Whether a run without projection can train among projected ones, as one whose bound is infinite."""
-    return among.regulariser == "projection" and recipe.method == among.method.replace("projection", "none")
-
-
-def _bounds(plans: list[Plan]) -> Any:
-    """The plans' bounds side by side, as `Projection` takes them for a stack."""
-    bounds = [plan.recipe.bound if plan.recipe.regulariser == "projection" else inf for plan in plans]
-    named = next((bound for bound in bounds if isinstance(bound, Mapping)), None)
-    if named is None:
-        return bounds
-    return {name: [bound[name] if isinstance(bound, Mapping) else bound for bound in bounds] for name in named}
-
-
-class _deferred_signals:  # noqa: N801 - used as a function
-    """SIGINT and SIGTERM ask to stop after the present step, once its state is saved."""
-
-    def __enter__(self) -> Callable[[], bool]:
-        self.asked = False
-        self.before: dict[int, Any] = {}
-
-        def ask(_signal: int, _frame: FrameType | None) -> None:
-            self.asked = True
-
-        for name in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self.before[name] = signal.signal(name, ask)
-            except ValueError:  # not in the main thread: signals do not reach us anyway
-                break
-        return lambda: self.asked
-
-    def __exit__(self, *_: object) -> None:
-        for name, handler in self.before.items():
-            signal.signal(name, handler)

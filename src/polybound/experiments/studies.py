@@ -11,7 +11,7 @@ import torch
 from polybound.data import load
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import StudyJob, run_of, training_data
-from polybound.experiments.stack import Plan
+from polybound.experiments.plan import Plan
 from polybound.models import CCP, paper_model
 from polybound.models import load as load_model
 from polybound.theory import gamma, theta

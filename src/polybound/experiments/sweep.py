@@ -20,8 +20,8 @@ import torch
 from polybound.errors import PolyboundError
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements, run_of, training_data
+from polybound.experiments.plan import Plan
 from polybound.experiments.search import search_job
-from polybound.experiments.stack import Plan
 from polybound.experiments.studies import studies
 from polybound.models import paper_model
 from polybound.training.trainer import Trainer
