@@ -163,7 +163,7 @@ def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor,
     """Margins `w.y_k(x) + constant` to first order over boxes `x = c + r * u`.
 
     In (*), `|lambda_n(u)| <= |lambda_n| + ell_n`. With `slopes`, the matrices B_n are formed, once for all rivals, and
-    their norms and radii bounded as they are: some milliseconds a box, for a remainder that is a third at high degrees.
+    their norms and radii bounded as they are: some milliseconds a box, for norms a third as large at high degrees.
 
     Args:
         net: the network.
