@@ -15,8 +15,8 @@ sum in (*) is `u'Hu/2 + R(u)`, where `H = sum_n A_n^T diag(lambda_n) B_n + trans
 
 Absolute values by entries, `rho_n = |A_n| r` for t_n, bound such a sum of products unit by unit, as if every unit
 could see its own worst u. But u is common to all: by Cauchy and Schwarz, `sum_m |t_m| |s_m| <= ||t||_2 ||s||_2`, which
-with `||A_n (r u)||_2^2 <= sum_d mu_d r_d^2` is some thirty times smaller for a hundred units of 784 inputs.
-`split_sum` takes the best of both.
+with `||A_n (r u)||_2^2 <= sum_d mu_d r_d^2` is several times smaller for a hundred units of 784 inputs. `split_sum`
+takes the best of both.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor,
     """Margins `w.y_k(x) + constant` to first order over boxes `x = c + r * u`.
 
     In (*), `|lambda_n(u)| <= |lambda_n| + ell_n`. With `slopes`, the matrices B_n are formed, once for all rivals, and
-    their norms and radii bounded as they are: some milliseconds a box, for a remainder that is a third at high degrees.
+    their norms and radii bounded as they are: some milliseconds a box, for norms a third as large at high degrees.
 
     Args:
         net: the network.

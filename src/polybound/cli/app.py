@@ -222,7 +222,7 @@ def certify(
     elif not eps:
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
     else:
-        run_certify(run, eps, images, dataset, data_dir, method, budget, save, as_json)  # type: ignore[arg-type]
+        run_certify(run, eps, images, dataset, data_dir, method, budget, save, as_json)
 
 
 @app.command(

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from polybound.certificates import certify
-from polybound.certificates.api import Method
 from polybound.certificates.files import check_file, save_certificates
 from polybound.certificates.network import Network
 from polybound.data import Dataset, load
@@ -29,7 +28,7 @@ def run_certify(
     images: int,
     dataset: str | None,
     data_dir: Path | None,
-    method: Method,
+    method: str,
     budget: float,
     save: Path | None,
     as_json: bool,
