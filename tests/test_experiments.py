@@ -130,7 +130,7 @@ def check_figure(experiment, figure):
         per_set = 1 if experiment.lines == "model" else len(experiment.models)
         assert len(figure.panels) == protocols * len(experiment.datasets) * per_set
     else:
-        assert all(len(panel.lines) == 4 for panel in figure.panels)
+        assert all(len(panel.lines) == 3 + len(experiment.methods) for panel in figure.panels)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import torch
 
 import polybound as pb
 from polybound.data import Dataset, load_digits
+from polybound.errors import PolyboundError
 
 
 def test_digits_are_scaled_split_and_always_the_same():
@@ -174,3 +175,32 @@ def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol
     clean = torch.nn.functional.cross_entropy(model(data.x).flatten(0, 1), data.y.repeat(4))
     attacked = torch.nn.functional.cross_entropy(model(adversarial).flatten(0, 1), data.y.repeat(4))
     assert attacked > clean
+
+
+@pytest.mark.parametrize("runs", [None, 2])
+def test_lower_margins_are_those_of_the_linear_part(runs):
+    """For a network of degree 1 the bound is exact: the least margin over the corners of the box."""
+    from polybound.training.penalty import lower_margins
+
+    model = pb.CCP(4, 3, 3, 1, runs=runs, seed=0 if runs is None else [0, 1], dtype=torch.float64)
+    x = torch.rand(*(() if runs is None else (runs,)), 5, 4, dtype=torch.float64).requires_grad_()
+    y = torch.randint(3, x.shape[:-1])
+    found = lower_margins(model(x), x, y, 0.1)
+    signs = torch.cartesian_prod(*[torch.tensor([-0.1, 0.1], dtype=torch.float64)] * 4)
+    logits = torch.stack([model((x + sign).detach()) for sign in signs])
+    margins = logits.gather(-1, y.expand(len(signs), *y.shape).unsqueeze(-1)) - logits
+    torch.testing.assert_close(found, margins.amin(0))
+    assert (found.gather(-1, y.unsqueeze(-1)) == 0).all()
+
+
+def test_certified_training_certifies_more():
+    train, test = load_digits("train"), load_digits("test")
+    shares = {}
+    for method in ("none", "certified"):
+        model = pb.paper_model("pn-4", shape=train.shape, seed=0)
+        pb.fit(model, train, method=method, eps=0.1, epochs=16, start=6, learning_rate=0.02, milestones=())
+        shares[method] = pb.certified_accuracy(model, test, 0.1, images=100, budget=0.1)
+        assert pb.accuracy(model, test) > 0.8
+    assert shares["certified"] > shares["none"] + 0.1
+    with pytest.raises(PolyboundError, match="no \\+at"):
+        pb.Recipe(method="certified+at")

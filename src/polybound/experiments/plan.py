@@ -69,7 +69,9 @@ def _irrelevant(recipe: Recipe) -> set[str]:
     if recipe.regulariser != "jacobian":
         names.add("jacobian")
     if not recipe.adversarial:
-        names |= {"adversary", "eps", "adversary_steps", "adversary_step_size", "random_start", "protocol"}
+        names |= {"adversary", "adversary_steps", "adversary_step_size", "random_start", "protocol"}
+    if not recipe.adversarial and recipe.regulariser != "certified":
+        names.add("eps")
     if recipe.adversarial and recipe.adversary == "fgsm":
         names |= {"adversary_steps", "adversary_step_size"}
     if recipe.plain_until() in (0, recipe.epochs) and "every" in names:

@@ -77,8 +77,10 @@ def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     for dataset, (attack, label) in product(experiment.datasets, columns):
         part = [row for row in rows if row.dataset == dataset]
         lines = []
-        for projection in experiment.projections:
-            mine = [row for row in part if row.projection == projection]
+        kinds = {name: [row for row in part if row.projection == name] for name in experiment.projections}
+        if "certified" in experiment.methods:
+            kinds["certified training"] = [row for row in part if row.method == "certified"]
+        for projection, mine in kinds.items():
             clean, robust = average(mine, attack="clean"), average(mine, attack=attack, protocol="sound")
             bounds = sorted(set(clean) & set(robust), key=lambda bound: clean[bound].mean)
             if bounds:

@@ -10,6 +10,7 @@ METHODS = {
     "projection": "projection",
     "jacobian": "Jacobian",
     "l2": "L2",
+    "certified": "certified training",
     "none+at": "AT",
     "projection+at": "projection + AT",
     "jacobian+at": "Jacobian + AT",

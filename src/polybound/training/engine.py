@@ -11,16 +11,28 @@ from torch import Tensor
 from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.models.closed import closed_form
 from polybound.training.distributed import sum_over_workers, workers
-from polybound.training.penalty import jacobian_penalty
+from polybound.training.penalty import jacobian_penalty, lower_margins
 
 __all__ = ["Engine", "engine_for"]
 
 
-def engine_for(model: PolynomialNetwork, jacobian: str | None = None, penalty: Tensor | None = None) -> Engine:
-    """The fastest engine that can train `model`, with a Jacobian penalty ("random" or "exact") if one is asked for."""
-    if isinstance(model, CCP | NCP) and jacobian is None:
+def engine_for(
+    model: PolynomialNetwork,
+    jacobian: str | None = None,
+    penalty: Tensor | None = None,
+    certified: float | None = None,
+) -> Engine:
+    """The fastest engine that can train `model`.
+
+    Args:
+        model: what to train.
+        jacobian: how to compute a Jacobian penalty, "random" or "exact", if there is to be one.
+        penalty: its weight.
+        certified: radius of the balls over which to bound the margins, if that is to be the loss.
+    """
+    if isinstance(model, CCP | NCP) and jacobian is None and certified is None:
         return ClosedEngine(model)
-    return AutogradEngine(model, jacobian, penalty)
+    return AutogradEngine(model, jacobian, penalty, certified)
 
 
 class Engine(ABC):
@@ -89,11 +101,13 @@ class ClosedEngine(Engine):
 
 
 class AutogradEngine(Engine):
-    """Any model, and the Jacobian penalty."""
+    """Any model, the Jacobian penalty, and training for certificates."""
 
-    def __init__(self, model: PolynomialNetwork, jacobian: str | None, penalty: Tensor | None) -> None:
+    def __init__(
+        self, model: PolynomialNetwork, jacobian: str | None, penalty: Tensor | None, certified: float | None
+    ) -> None:
         super().__init__(model)
-        self.jacobian = jacobian
+        self.jacobian, self.certified = jacobian, certified
         self.penalty = penalty
         self.parameters = [p for p in model.parameters() if p.numel()]
 
@@ -115,8 +129,14 @@ class AutogradEngine(Engine):
         )
 
     def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
-        inputs = self._inputs(x, own=self.jacobian is not None)
-        if self.jacobian is None:
+        inputs = self._inputs(x, own=self.jacobian is not None or self.certified is not None)
+        if self.certified is not None:
+            inputs.requires_grad_()
+            labels = self._per_run(y) if self.model.runs is not None else y[0]
+            worst = lower_margins(self.model(inputs), inputs, labels, self.certified).neg()
+            losses = self._losses(worst, y)
+            objective = losses.sum()
+        elif self.jacobian is None:
             losses = self._losses(self.model(inputs), y)
             objective = losses.sum()
         else:

@@ -1,11 +1,14 @@
-"""The Jacobian penalty of Hoffman, Roberts and Yaida (Robust learning with Jacobian regularization, 2019)."""
+"""What is trained for besides the cross-entropy of the logits, by the derivatives of the logits.
+
+The Jacobian penalty is that of Hoffman, Roberts and Yaida (Robust learning with Jacobian regularization, 2019).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["jacobian_penalty"]
+__all__ = ["jacobian_penalty", "lower_margins"]
 
 
 def jacobian_penalty(logits: Tensor, inputs: Tensor, how: str, generator: torch.Generator | None = None) -> Tensor:
@@ -33,3 +36,22 @@ def jacobian_penalty(logits: Tensor, inputs: Tensor, how: str, generator: torch.
         (rows,) = torch.autograd.grad((logits * direction).sum(), inputs, create_graph=True)
         total = total + rows.square().sum((-2, -1))
     return total * (scale / 2)
+
+
+def lower_margins(logits: Tensor, inputs: Tensor, labels: Tensor, eps: float) -> Tensor:
+    """`g_j(x) - eps ||dg_j/dx||_1` with `g_j = f_y - f_j`, differentiable: (*lead, batch, classes), 0 for y itself.
+
+    To first order, that is the least margin in a ball of radius eps; its cross-entropy as logits `-g` trains networks
+    whose certificates are large.
+
+    Args:
+        logits: (*lead, batch, classes), computed from `inputs`.
+        inputs: (*lead, batch, features), with `requires_grad`.
+        labels: (*lead, batch).
+        eps: radius of the l_inf ball.
+    """
+    rows = [torch.autograd.grad(column.sum(), inputs, create_graph=True)[0] for column in logits.unbind(-1)]
+    jacobian = torch.stack(rows, -2)  # (*lead, batch, classes, features)
+    chosen = labels.unsqueeze(-1)
+    own = jacobian.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, jacobian.shape[-1]))
+    return logits.gather(-1, chosen) - logits - eps * (own - jacobian).abs().sum(-1)

@@ -10,8 +10,8 @@ from polybound.errors import PolyboundError
 
 __all__ = ["METHODS", "Recipe"]
 
-METHODS = ("none", "projection", "jacobian", "l2")
-"""What can be done against overfitting and attacks; each also as `NAME+at`, with adversarial training."""
+METHODS = ("none", "projection", "jacobian", "l2", "certified")
+"""What can be done against overfitting and attacks; each but the last also as `NAME+at`, with adversarial training."""
 
 BoundLike = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 
@@ -21,14 +21,15 @@ class Recipe:
     """One way to train. The defaults are the paper's: `Recipe(method="projection", bound=1.0)` is its Algorithm 1.
 
     Attributes:
-        method: "none", "projection", "jacobian" or "l2"; with "+at" appended, on adversarial examples.
+        method: "none", "projection", "jacobian" or "l2"; with "+at" appended, on adversarial examples. Or "certified":
+            for proven lower bounds of the margins over balls of radius `eps`, to first order.
         bound: of the projection; as `polybound.Projection` takes it, also one for each run of a stack.
         norm: of the projection, "inf" or "2".
         on: what the projection bounds: "weights", "operator" or "product".
         penalty: weight of the Jacobian or l2 penalty. The paper does not say which ones it used.
         jacobian: "random", one random projection a step (Hoffman et al., 2019), or "exact".
         adversary: "fgsm" or "pgd".
-        eps: size of the adversary's l_inf ball.
+        eps: radius of the adversary's l_inf ball, or of the certificates'.
         adversary_steps: steps of pgd.
         adversary_step_size: size of a step of pgd.
         random_start: whether the adversary starts from a random point of the ball.
@@ -38,7 +39,7 @@ class Recipe:
         learning_rate: of plain SGD.
         milestones: epochs (from 0) at which the learning rate is multiplied by `factor`.
         factor: see there.
-        start: first epoch (from 0) with a projection or an adversary; those before are pre-training.
+        start: first epoch (from 0) with a projection, an adversary or certificates; those before are pre-training.
         every: steps of an epoch between projections.
     """
 
@@ -67,6 +68,8 @@ class Recipe:
         if self.regulariser not in METHODS:
             choices = ", ".join(METHODS)
             raise PolyboundError(f"method must be one of {choices}, each possibly with +at, got {self.method!r}")
+        if self.method == "certified+at":
+            raise PolyboundError("certified training sees the whole ball: it takes no +at")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise PolyboundError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -98,7 +101,7 @@ class Recipe:
 
     def plain_until(self) -> int:
         """How many epochs are the same for all bounds and adversaries: pre-training without any of them."""
-        constrained = self.regulariser == "projection" or self.adversarial
+        constrained = self.regulariser in ("projection", "certified") or self.adversarial
         if self.regulariser in ("jacobian", "l2"):
             return 0
         return min(self.start, self.epochs) if constrained else self.epochs

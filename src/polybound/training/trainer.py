@@ -46,7 +46,10 @@ class Trainer:
         self.y = data.y.to(device)
         self.seeds = _groups(list(seeds), model.runs or 1)
         penalty = torch.as_tensor(recipe.penalty, dtype=torch.float64)
-        self.engine: Engine = engine_for(model, recipe.jacobian if recipe.regulariser == "jacobian" else None, penalty)
+        jacobian = recipe.jacobian if recipe.regulariser == "jacobian" else None
+        certified = recipe.eps if recipe.regulariser == "certified" else None
+        self.engine: Engine = engine_for(model, jacobian, penalty, certified)
+        self.plain = engine_for(model) if certified is not None else self.engine  # before `start`
         self.decay = recipe.penalty if recipe.regulariser == "l2" else 0.0
         self.projection: Projection | None = None
         if recipe.regulariser == "projection":
@@ -75,7 +78,8 @@ class Trainer:
             if recipe.adversarial and constrained:
                 x = perturb(self.engine, x, y, recipe, self.domain, generator)
                 y = y.repeat_interleave(len(x) // len(y), 0)
-            total += self.engine.step_(x, y, rate, self.decay, generator)
+            engine = self.engine if constrained else self.plain
+            total += engine.step_(x, y, rate, self.decay, generator)
             last = epoch == recipe.epochs - 1 and step == self.steps - 1
             if self.projection is not None and constrained and ((step + 1) % recipe.every == 0 or last):
                 self._project(self.projection, total)
