@@ -45,11 +45,7 @@ bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
 
 docs: $(VENV)/ready
-<<<<<<< HEAD
 	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.training polybound.evaluation polybound.experiments
-=======
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates
->>>>>>> 5d34bb4b5da0f564c2ab79a58deeb84af7c6c0d4
 	@echo "open build/docs/index.html"
 
 clean:
