@@ -160,6 +160,14 @@ def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
     assert estimate([small], tmp_path / "two").seconds == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_missing_data_set_does_not_keep_the_others_back(small, tmp_path, workers):
+    both = replace(small, datasets=(f"folder:{tmp_path / 'nowhere'}", "digits"), seeds=1, methods=("none",))
+    with pytest.raises(PolyboundError, match="nowhere"):
+        sweep([both], tmp_path / "runs", workers=workers)
+    assert {row.dataset for row in collect(both, tmp_path / "runs")} == {"digits"}
+
+
 def test_scores_survive_a_csv_file(small, tmp_path):
     sweep([small], tmp_path, workers=1)
     rows = collect(small, tmp_path)

@@ -119,13 +119,18 @@ def _carry_out_all(
         raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
     if engine == "loky" and (workers == 1 or len(todo) == 1):
+        errors = []
         for job in todo:
             if on_progress is not None:
                 on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
-            carry_out(job, root, data_dir)
-        return
-    with _Watch(jobs, root, on_progress), _backend(engine, workers, cluster) as parallel:
-        parallel(_delayed(job, root, data_dir) for job in todo)
+            errors.append(_attempt(job, root, data_dir))
+    else:
+        with _Watch(jobs, root, on_progress), _backend(engine, workers, cluster) as parallel:
+            errors = parallel(_delayed(job, root, data_dir) for job in todo)
+    if failed := [error for error in errors if error is not None]:
+        # A data set that is not there must not keep the others from being used.
+        rest = f" (and {len(failed) - 1} more of {len(todo)} jobs)" if len(failed) > 1 else ""
+        raise PolyboundError(failed[0] + rest)
 
 
 def _delayed(job: Job, root: Path, data_dir: Path | None) -> Any:
@@ -134,9 +139,18 @@ def _delayed(job: Job, root: Path, data_dir: Path | None) -> Any:
     return delayed(_in_worker)(job, root, data_dir)
 
 
-def _in_worker(job: Job, root: Path, data_dir: Path | None) -> None:
+def _in_worker(job: Job, root: Path, data_dir: Path | None) -> str | None:
     torch.set_num_threads(1)  # jobs are the parallelism
-    carry_out(job, root, data_dir)
+    return _attempt(job, root, data_dir)
+
+
+def _attempt(job: Job, root: Path, data_dir: Path | None) -> str | None:
+    """Do a job; what is wrong with it, if it cannot be done."""
+    try:
+        carry_out(job, root, data_dir)
+    except PolyboundError as error:
+        return str(error)
+    return None
 
 
 def _extra(module: str, extra: str) -> Any:
