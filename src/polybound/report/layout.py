@@ -42,9 +42,12 @@ def section(experiment: Experiment, root: Path) -> Section:
         parts.append(initial(experiment, root))
     elif experiment.kind == "samples":
         parts.append(samples(experiment, root))
-    first = {run.path: run for entry in experiment.entries() if (run := run_of(entry.plan, root)).model_file.exists()}
-    if experiment.layout == "table" and first:
-        parts.append(bounds_table([run for run in first.values() if run.config()["seed"] == 0]))
+    if experiment.layout == "table":
+        runs = {
+            run.path: run for e in experiment.entries() if e.plan.seed == 0 and (run := run_of(e.plan, root)).finished
+        }
+        bounds = bounds_table([run for run in runs.values() if run.failure is None])
+        parts += [bounds] if bounds.rows else []
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
     return Section(experiment.name, title, parts, _warnings(experiment, rows))
 
