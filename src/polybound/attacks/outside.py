@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -60,9 +61,9 @@ class Outside(Attack):
             found.append((lower + (upper - lower) * images.detach()).flatten(1).to(x.dtype))
         return torch.stack(found)
 
+    @abstractmethod
     def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
         """Adversarial examples of images in [0, 1]."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

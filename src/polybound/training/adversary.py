@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polybound.attacks.ball import ball_around
+from polybound.attacks.protocol import clip_range
 from polybound.training.engine import Engine
 from polybound.training.recipe import Recipe
 
@@ -21,18 +23,17 @@ def perturb(
     FGSM is one such step of size eps. The clip is to the data's domain, or to [0, 1] under the published protocol,
     which moves pixels below 0 by more than eps.
     """
-    lower, upper = (0.0, 1.0) if recipe.protocol == "published" else domain
     clean = x.repeat_interleave(engine.runs // len(x), 0)
+    ball = ball_around(clean, recipe.eps, "inf", clip_range(recipe.protocol, domain))
     # Where all runs of a group are still at the same point, one forward pass serves them all.
     point, at = clean, x
     if recipe.random_start:
         noise = torch.rand(clean.shape, generator=generator, dtype=clean.dtype).to(clean.device)
-        point = at = (clean + recipe.eps * (2 * noise - 1)).clamp_(lower, upper)
+        point = at = ball.inside(noise, noise)
     steps, size = (
         (1, recipe.eps) if recipe.adversary == "fgsm" else (recipe.adversary_steps, recipe.adversary_step_size)
     )
     for _ in range(steps):
         labels = y.repeat_interleave(len(at) // len(y), 0)
-        ahead = engine.input_gradient(at, labels).sign().mul_(size).add_(point)
-        point = at = torch.minimum(torch.maximum(ahead, clean - recipe.eps), clean + recipe.eps).clamp_(lower, upper)
+        point = at = ball.ascend(point, engine.input_gradient(at, labels), size)
     return point
