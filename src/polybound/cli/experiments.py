@@ -89,7 +89,12 @@ def _chosen(names: list[str], *changes: Any) -> list[Experiment]:
 
 
 def _sweep(
-    experiments: list[Any], runs: Path, data_dir: Path | None, engine: str, workers: int | None, address: str | None
+    experiments: list[Experiment],
+    runs: Path,
+    data_dir: Path | None,
+    engine: str,
+    workers: int | None,
+    address: str | None,
 ) -> None:
     from polybound.experiments.sweep import sweep as carry_out
 

@@ -18,10 +18,10 @@ from polybound.evaluation import evaluate_runs
 from polybound.evaluation.stored import has_scores
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.plan import Plan
-from polybound.experiments.stack import Progress, train_together
+from polybound.experiments.stack import train_together
 from polybound.runs import Run, address
 
-__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "run_of", "training_data"]
+__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "measurements", "run_of", "training_data"]
 
 
 def run_of(plan: Plan, root: Path) -> Run:
@@ -90,9 +90,7 @@ class StackJob:
             has_scores(run.path, m.attacks, **m.options(split)) for m in self.measurements for split in m.splits
         )
 
-    def carry_out(
-        self, root: Path, data_dir: Path | None, on_progress: Callable[[Progress], None] | None = None
-    ) -> None:
+    def carry_out(self, root: Path, data_dir: Path | None) -> None:
         """Do what is not done."""
         runs = [run_of(plan, root) for plan in self.plans]
         if not all(run.finished for run in runs):
@@ -102,7 +100,7 @@ class StackJob:
                 validation = load(first.dataset, "validation", data_dir=data_dir, validation=first.validation)
             test = load(first.dataset, "test", data_dir=data_dir)
             train = training_data(first, data_dir)
-            train_together(self.plans, train, root, test=test, validation=validation, on_progress=on_progress)
+            train_together(self.plans, train, root, test=test, validation=validation)
         alive = [run.path for run in runs if run.failure is None]
         for m in self.measurements:
             for split in m.splits:
@@ -140,11 +138,8 @@ class StudyJob:
         """Whether the result is there."""
         return self.file(root).exists()
 
-    def carry_out(
-        self, root: Path, data_dir: Path | None, on_progress: Callable[[Progress], None] | None = None
-    ) -> None:
+    def carry_out(self, root: Path, data_dir: Path | None) -> None:
         """Do the work and write its result."""
-        del on_progress
         result = self.work(json.loads(self.options), root, data_dir)
         self.file(root).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.file(root), (json.dumps(result) + "\n").encode())
@@ -160,9 +155,7 @@ class StudyJob:
 Job = StackJob | StudyJob
 
 
-def carry_out(
-    job: Job, root: Path, data_dir: Path | None, on_progress: Callable[[Progress], None] | None = None
-) -> None:
+def carry_out(job: Job, root: Path, data_dir: Path | None) -> None:
     """Do a job, unless it is done; two workers never do the same at once."""
     if job.done(root):
         return
@@ -172,7 +165,7 @@ def carry_out(
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{key}.lock"):
         if not job.done(root):
-            job.carry_out(root, data_dir, on_progress)
+            job.carry_out(root, data_dir)
 
 
 def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]:

@@ -14,6 +14,7 @@ from polybound.evaluation.stored import keyed_scores
 from polybound.experiments.experiment import Entry, Experiment
 from polybound.experiments.jobs import run_of
 from polybound.experiments.plan import Plan
+from polybound.experiments.search import resolve
 from polybound.runs import Run
 
 __all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]
@@ -66,9 +67,9 @@ class Row:
 
 
 def collect(experiment: Experiment, root: Path) -> list[Row]:
-    """All scores that the run folders of an experiment hold."""
+    """All scores that the run folders of an experiment hold, those that its search led to included."""
     rows = []
-    for entry in experiment.entries():
+    for entry in resolve(experiment, root).entries():
         for row, limit in _rows(entry, run_of(entry.plan, root)):
             if limit == (experiment.limit or None):
                 rows.append(row)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import evaluate_runs
+from polybound.evaluation import read_scores
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Measurement, StackJob, StudyJob, run_of
 from polybound.experiments.plan import Plan
 from polybound.training.recipe import Recipe
 
-__all__ = ["search_job"]
+__all__ = ["resolve", "search_job"]
 
 NAMES = ("U1", "U2", "U3", "U4", "C")
 BATCH = 15
@@ -27,6 +27,13 @@ def search_job(experiment: Experiment) -> StudyJob:
     options = dict(experiment.search)
     recipe = experiment.recipe_for("projection").as_dict()
     return StudyJob.of("search", search, **options, recipe=recipe, samples=experiment.samples, limit=experiment.limit)
+
+
+def resolve(experiment: Experiment, root: Path) -> Experiment:
+    """The experiment with what its search has found, if that is done."""
+    if experiment.kind != "search" or not (job := search_job(experiment)).done(root):
+        return experiment
+    return replace(experiment, layerwise=job.result(root)["bounds"])
 
 
 def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dict[str, Any]:
@@ -61,23 +68,13 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
             for point in points
         )
         measured = Measurement((options["attack"],), ("validation",), options["protocol"], options["limit"] or None)
-        job = StackJob(plans, (measured,))
-        job.carry_out(root, data_dir)
+        StackJob(plans, (measured,)).carry_out(root, data_dir)
+        key = {"split": "validation", "seed": 0, "limit": measured.limit, "defence": None}
+        wanted = (options["attack"], options["protocol"])
         found = []
         for plan in plans:
-            run = run_of(plan, root)
-            if run.failure is not None:
-                found.append(0.0)
-                continue
-            scores = evaluate_runs(
-                [run.path],
-                measured.attacks,
-                protocol=measured.protocol,
-                split="validation",
-                limit=measured.limit,
-                data_dir=data_dir,
-            )
-            found.append(scores.find(options["attack"], measured.protocol).accuracy)
+            scores = {(s.attack, s.protocol): s.accuracy for s in read_scores(run_of(plan, root).path, key)}
+            found.append(scores.get(wanted, 0.0))  # a run that failed has no score, and none could be worse
         return found
 
     short = _shortened(recipe)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,18 @@ from polybound.errors import PolyboundError
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements, run_of, training_data
 from polybound.experiments.plan import Plan
-from polybound.experiments.search import search_job
+from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
 from polybound.models import paper_model
 from polybound.training.trainer import Trainer
 
-__all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "resolve", "sweep"]
+__all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "sweep"]
 
 ENGINES = ("loky", "dask", "ray")
 """joblib's backends that can carry out jobs; the last two are extras."""
 
-_ATTEMPTS = 5
-
-
-def resolve(experiment: Experiment, root: Path) -> Experiment:
-    """The experiment with what its search has found, if that is done."""
-    if experiment.kind != "search" or not (job := search_job(experiment)).done(root):
-        return experiment
-    return replace(experiment, layerwise=job.result(root)["bounds"])
+_LOSSES = 5
+"""How often the workers may die before the fault is taken to be the jobs'."""
 
 
 def jobs_of(experiment: Experiment, root: Path) -> list[Job]:
@@ -79,24 +73,26 @@ def sweep(
         on_progress: called now and then with the jobs done, all jobs and what is being done.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for attempt in range(_ATTEMPTS):
-        # Twice, because a search must be done before the runs that it leads to are known.
-        for _ in range(2):
-            jobs = _distinct(experiments, root)
-            todo = [job for job in jobs if not job.done(root)]
-            if not todo:
-                return
-            try:
-                _carry_out_all(todo, jobs, root, data_dir, engine, workers, cluster, on_progress)
-            except (PolyboundError, OSError, KeyboardInterrupt):
+    losses, before = 0, None
+    # Over and over: a search must be done before the runs that it leads to are known, and workers may die.
+    while True:
+        jobs = _distinct(experiments, root)
+        todo = [job for job in jobs if not job.done(root)]
+        if not todo:
+            return
+        open_jobs = {job.key for job in todo}
+        if open_jobs == before:
+            raise PolyboundError(f"{len(todo)} jobs ended without their results, such as {todo[0].name}")
+        try:
+            _carry_out_all(todo, jobs, root, data_dir, engine, workers, cluster, on_progress)
+            before = open_jobs
+        except (PolyboundError, OSError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            # A worker died. What it was doing is not done, and is done again.
+            losses += 1
+            if not _is_loss(error) or losses == _LOSSES:
                 raise
-            except Exception as error:
-                # A worker died. What it was doing is not done, and is done again.
-                if not _is_loss(error) or attempt == _ATTEMPTS - 1:
-                    raise
-    left = [job.name for job in _distinct(experiments, root) if not job.done(root)]
-    if left:
-        raise PolyboundError(f"{len(left)} jobs could not be done after {_ATTEMPTS} attempts, such as {left[0]}")
 
 
 def _is_loss(error: Exception) -> bool:

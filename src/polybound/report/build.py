@@ -43,10 +43,11 @@ def build_report(
 
     The folder has PNG and SVG of each figure, each table as Markdown, LaTeX and CSV, and all scores, `NAME-scores.csv`.
     """
-    sections = [section(experiment, root) for experiment in experiments]
+    found = [collect(experiment, root) for experiment in experiments]
+    sections = [section(experiment, rows, root) for experiment, rows in zip(experiments, found, strict=True)]
     _write_parts(sections, output)
-    for experiment in experiments:
-        if rows := collect(experiment, root):
+    for experiment, rows in zip(experiments, found, strict=True):
+        if rows:
             write_atomically(output.with_suffix("") / f"{experiment.name}-scores.csv", write_csv(rows).encode())
     configurations = [asdict(experiment) for experiment in experiments]
     write_atomically(output, page(title, sections, facts(command), configurations).encode())

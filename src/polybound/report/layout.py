@@ -9,9 +9,8 @@ from pathlib import Path
 from polybound.experiments.compare import ATTACKS, DATASETS, EPOCHS, published, significance
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import run_of
-from polybound.experiments.results import Average, Row, average, collect
-from polybound.experiments.search import search_job
-from polybound.experiments.sweep import resolve
+from polybound.experiments.results import Average, Row, average
+from polybound.experiments.search import resolve, search_job
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
 from polybound.report.folders import bounds_table
 from polybound.report.shapes import Figure, Section, Table
@@ -20,10 +19,9 @@ from polybound.report.words import METHODS, MODELS, SOURCES, attack_label
 __all__ = ["section"]
 
 
-def section(experiment: Experiment, root: Path) -> Section:
-    """Tables and figures of an experiment, from what its folder holds."""
+def section(experiment: Experiment, rows: Sequence[Row], root: Path) -> Section:
+    """Tables and figures of an experiment, from its scores and what else its folder holds."""
     experiment = resolve(experiment, root)
-    rows = collect(experiment, root)
     parts: list[Table | Figure] = []
     if experiment.kind in ("accuracy", "search"):
         if experiment.layout == "table":
