@@ -83,6 +83,10 @@ def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, tmp_path, na
         assert {".png", ".svg"} <= {file.suffix for file in (tmp_path / "report").iterdir()}
     if experiment.kind in ("accuracy", "search"):
         assert any("2 of 100 epochs" in note for note in made.notes)
+    if experiment.kind == "search":
+        assert "searched" in {
+            row.projection for row in read_csv((tmp_path / "report" / f"{name}-scores.csv").read_text())
+        }
     page = (tmp_path / "report.html").read_text()
     assert "@@" not in page and made.title in page.replace("&#x27;", "'")
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)  # nothing to be fetched

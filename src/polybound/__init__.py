@@ -1,4 +1,4 @@
-"""polybound trains, bounds, attacks, certifies and deploys polynomial networks.
+"""polybound trains, bounds, attacks and certifies polynomial networks.
 
 The names below are loaded when first used, so that `import polybound` costs milliseconds; most of them bring in torch.
 """

@@ -18,7 +18,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="polybound",
-    help="Train, bound, attack, certify and deploy polynomial networks.",
+    help="Train, bound, attack and certify polynomial networks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,7 +61,7 @@ def common(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Train, bound, attack, certify and deploy polynomial networks."""
+    """Train, bound, attack and certify polynomial networks."""
 
 
 @app.command(
