@@ -119,7 +119,7 @@ class APGDT(APGD):
     The paper's attack is one step of it, `APGDT(steps=1)`.
 
     Attributes:
-        targets: how many classes to try; all by default.
+        targets: how many classes to try; nine by default, which are all others of ten.
     """
 
     kind: ClassVar[str] = "apgdt"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polybound.seeds import seeded
+
 __all__ = ["GROUP", "Noise"]
 
 GROUP = 64
@@ -23,7 +25,7 @@ class Noise:
             raise AssertionError(f"a batch starts at image {start}, which is no multiple of {GROUP}")
         first = start // GROUP
         groups = range(first, first + -(-count // GROUP))
-        self.generators = [torch.Generator().manual_seed(_mixed(seed, group)) for group in groups]
+        self.generators = [seeded(seed, group + 1) for group in groups]
         self.count, self.features, self.like = count, features, like
 
     def uniform(self, numbers: int | None = None) -> Tensor:
@@ -39,7 +41,3 @@ class Noise:
         # Whole groups, cut afterwards: the last image's noise must not depend on how many there are. And float32
         # whatever the images' type, so that a float64 model starts where its float32 twin does.
         return torch.cat(parts)[: self.count].to(self.like).unsqueeze(0)
-
-
-def _mixed(seed: int, group: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + (group + 1) * 0xC2B2AE3D27D4EB4F) % 2**63

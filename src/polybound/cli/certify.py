@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from polybound.certificates import certify
 from polybound.certificates.files import check_file, save_certificates
 from polybound.certificates.network import Network
+from polybound.cli.progress import progress_bar
 from polybound.data import Dataset, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
@@ -39,11 +40,9 @@ def run_certify(
     model, name = _model(path, dataset)
     data = _fitting(load(name, "test", data_dir=data_dir), model)
     x, y = data.x[:images], data.y[:images]
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     rows = []
     net = Network(model)
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+    with progress_bar(MofNCompleteColumn()) as bar:
         for radius in eps:
             task = bar.add_task(f"eps {radius:g}", total=len(x))
             options: dict[str, Any] = {"domain": data.domain, "method": method, "budget": budget}
@@ -63,9 +62,7 @@ def run_certify(
 def run_check(path: Path, file: Path, as_json: bool) -> None:
     """Verify a file of certificates in ball arithmetic."""
     model, _ = _model(path, "none")
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task(f"checking {file.name}", total=None)
         counts = check_file(file, model, on_progress=lambda done, all_: bar.update(task, completed=done, total=all_))
     if as_json:

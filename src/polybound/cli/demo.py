@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 from torch import Tensor
 
+from polybound.cli.progress import progress_bar
 from polybound.constraints import Projection
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
@@ -52,8 +53,7 @@ def run_demo(bound: float, epochs: int, seed: int, plot: Path | None, save: Path
         progress.update(task, completed=epoch + 1)
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(MofNCompleteColumn()) as progress:
         task = progress.add_task("training plain and projected PN-4", total=epochs)
         fit(
             models,

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from polybound.attacks import parse_attacks
 from polybound.attacks.checks import check_choice
+from polybound.cli.progress import progress_bar
 from polybound.errors import PolyboundError
 from polybound.evaluation import Evaluation, evaluate, evaluate_runs
 from polybound.evaluation.stored import StackedRuns
@@ -40,10 +39,7 @@ def run_evaluation(
         raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
     check_choice("count", count, ("robust", "attacked"))
     chosen = parse_attacks(attacks)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    # Where nobody watches, even an empty bar would put a line of its own before an error's.
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("evaluating", total=None)
 
         def show(done: int, total: int, what: str) -> None:

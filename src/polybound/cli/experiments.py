@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 
+from polybound.cli.progress import progress_bar
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ def _sweep(
 ) -> None:
     from polybound.experiments.sweep import sweep as carry_out
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("jobs", total=None)
 
         def show(done: int, total: int, name: str) -> None:

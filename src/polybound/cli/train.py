@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import TextColumn
 from rich.table import Table
 
+from polybound.cli.progress import progress_bar
 from polybound.data import load
 from polybound.errors import PolyboundError
 from polybound.experiments import Plan, Progress, train_together
@@ -77,10 +77,7 @@ def _train(plans: list[Plan], root: Path, data_dir: Path | None, device: str, ev
     test = load(dataset, "test", data_dir=data_dir)
     logs = [EventLog(Run.at(root, plan.name, plan.config()).path) for plan in plans] if events and rank() == 0 else []
 
-    console = Console(stderr=True, quiet=rank() != 0)
-    state = TextColumn("{task.fields[state]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), state, TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(TextColumn("{task.fields[state]}"), quiet=rank() != 0) as bar:
         task = bar.add_task(f"{len(plans)} runs of {plans[0].model} on {dataset}", total=None, state="")
         accuracy, before = "", (time.monotonic(), 0.0)
 

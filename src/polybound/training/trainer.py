@@ -13,6 +13,7 @@ from polybound.constraints import Projection
 from polybound.data import Dataset
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import PolynomialNetwork
+from polybound.seeds import seeded
 from polybound.training.adversary import perturb
 from polybound.training.distributed import my_share
 from polybound.training.engine import Engine, engine_for
@@ -65,7 +66,7 @@ class Trainer:
         `after_step(steps done, losses summed so far)` may ask to stop by returning True.
         """
         recipe = self.recipe
-        orders = torch.stack([torch.randperm(len(self.x), generator=_generator(seed, epoch)) for seed in self.seeds])
+        orders = torch.stack([torch.randperm(len(self.x), generator=seeded(seed, epoch)) for seed in self.seeds])
         orders = orders.to(self.x.device)
         rate = recipe.rate(epoch)
         constrained = epoch >= recipe.start
@@ -74,7 +75,7 @@ class Trainer:
             batch = my_share(orders[:, step * recipe.batch_size : (step + 1) * recipe.batch_size])
             x = self.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
             y = self.y.index_select(0, batch.flatten()).view(batch.shape)
-            generator = _generator(self.seeds[0], epoch, step) if self.random else None
+            generator = seeded(self.seeds[0], epoch, step + 1) if self.random else None
             if recipe.adversarial and constrained:
                 x = perturb(self.engine, x, y, recipe, self.domain, generator)
                 y = y.repeat_interleave(len(x) // len(y), 0)
@@ -129,13 +130,6 @@ def _groups(seeds: list[int], runs: int) -> list[int]:
     size, rest = divmod(runs, len(distinct))
     grouped = [seed for seed in distinct for _ in range(size)]
     return distinct if not rest and grouped == seeds else seeds
-
-
-def _generator(seed: int, epoch: int, step: int = -1) -> torch.Generator:
-    """A generator for one epoch, or for one step of it."""
-    # Mixed by multiplication with large odd numbers; torch's Mersenne twister spreads nearby seeds well enough.
-    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xC2B2AE3D27D4EB4F + (step + 1) * 0x165667B19E3779F9) % 2**63
-    return torch.Generator().manual_seed(mixed)
 
 
 def fit(
