@@ -46,6 +46,38 @@ def test_logits_and_all_gradients(model, groups, seed):
             torch.testing.assert_close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
 
 
+@given(ccps(runs=(None, 1, 4)), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]), seeds)
+def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, directions, seed):
+    """For a loss of logits and rows, `<d, logits> + sum of w rows^2`: autograd differentiates twice."""
+    runs = model.runs or 1
+    groups = min(groups, runs)
+    x = grouped_inputs(model, groups, seed).repeat_interleave(runs // groups, 0).requires_grad_()
+    logits = model(x if model.runs else x[0])
+    logits = logits if model.runs else logits.unsqueeze(0)
+    d = torch.randn(logits.shape, dtype=F64)
+    v = torch.randn(runs, directions, *logits.shape[1:], dtype=F64)
+    rows = torch.stack([torch.autograd.grad(logits, x, v[:, n], create_graph=True)[0] for n in range(directions)], 1)
+    w = torch.rand_like(rows)
+    loss = (d * logits).sum() + (w * rows.square()).sum()
+    wanted = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+    form = closed_form(model)
+    shared = prepared(model, grouped_inputs(model, groups, seed))
+    form.logits(shared)
+    found = form.rows(v.mT)[..., : model.features]
+    torch.testing.assert_close(found, rows.detach())
+    r = 2 * w * found
+    if shared.shape[-1] > r.shape[-1]:
+        r = torch.cat([r, torch.zeros_like(r[..., :1])], -1)  # the constant is no input
+    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients_by_rows(d.mT, r, shared)}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    form.update_by_rows_(d.mT, r, shared, 0.1, decay=0.3)
+    for old, new, gradient in zip(before, model.parameters(), wanted, strict=True):
+        if old.numel():
+            torch.testing.assert_close(gradients[new.data_ptr()].reshape(old.shape), gradient)
+            torch.testing.assert_close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
+
+
 def test_what_has_none():
     with pytest.raises(pb.PolyboundError, match="ConvCCP"):
         closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))

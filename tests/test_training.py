@@ -193,6 +193,29 @@ def test_lower_margins_are_those_of_the_linear_part(runs):
     assert (found.gather(-1, y.unsqueeze(-1)) == 0).all()
 
 
+@pytest.mark.parametrize("runs", [None, 4])
+@pytest.mark.parametrize("form", ["residual", "product"])
+@pytest.mark.parametrize("options", [("random", None), ("exact", None), (None, 0.07)])
+def test_losses_of_the_jacobian_are_descended_as_by_autograd(runs, form, options):
+    from polybound.training.engine import AutogradEngine, engine_for
+
+    jacobian, certified = options
+    seed = 3 if runs is None else [3, 4, 5, 6]
+    penalty = torch.tensor(0.3) if runs is None else torch.tensor([0.1, 0.2, 0.3, 0.4])
+    models = [pb.CCP(6, 4, 3, 3, form, runs=runs, seed=seed, dtype=torch.float64) for _ in range(2)]
+    closed = engine_for(models[0], jacobian, penalty, certified)
+    autograd = AutogradEngine(models[1], jacobian, penalty, certified)
+    assert not isinstance(closed, AutogradEngine)
+    x = torch.rand(1 if runs is None else 2, 8, 6, dtype=torch.float64)
+    y = torch.randint(3, x.shape[:2])
+    losses = [
+        engine.step_(x, y, 0.1, 0.01, torch.Generator().manual_seed(0)).reshape(-1) for engine in (closed, autograd)
+    ]
+    torch.testing.assert_close(*losses)
+    for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
 def test_certified_training_certifies_more():
     train, test = load_digits("train"), load_digits("test")
     shares = {}

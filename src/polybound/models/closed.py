@@ -20,15 +20,15 @@ from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.ncp import NCP
 
-__all__ = ["ClosedForm", "closed_form"]
+__all__ = ["ClosedCCP", "ClosedForm", "ClosedNCP", "closed_form"]
 
 
 def closed_form(model: PolynomialNetwork) -> ClosedForm:
     """The closed-form passes of a CCP or NCP, on the model's own parameters."""
     if isinstance(model, CCP):
-        return _ClosedCCP(model)
+        return ClosedCCP(model)
     if isinstance(model, NCP):
-        return _ClosedNCP(model)
+        return ClosedNCP(model)
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
@@ -102,8 +102,12 @@ class ClosedForm(ABC):
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
-class _ClosedCCP(ClosedForm):
-    """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix."""
+class ClosedCCP(ClosedForm):
+    """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
+
+    What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients in `rows` and
+    `update_by_rows_`: a forward pass of tangents and one more backward pass.
+    """
 
     def __init__(self, model: CCP) -> None:
         self.residual = model.form == "residual"
@@ -134,8 +138,68 @@ class _ClosedCCP(ClosedForm):
         into[0].copy_(suffix)
         return factors
 
+    def rows(self, v: Tensor) -> Tensor:
+        """`v^T J(x)`, (E, D, batch, columns), for D directions of the logits for every input, (E, D, classes, batch).
 
-class _ClosedNCP(ClosedForm):
+        With `q = Q^T v` and the factors h, that is the sum over i of `q prod_(j != i) h_j` times the rows of `V_i`.
+        """
+        runs, directions, classes, batch = v.shape
+        self.v = v.transpose(1, 2).reshape(runs, classes, -1)
+        self.q = torch.bmm(self.C[..., : self.rank].transpose(1, 2), self.v).view(runs, self.rank, directions, batch)
+        self.spread = [h.unsqueeze(2) for h in self.each]
+        self.slopes = torch.empty(runs, self.degree, self.rank, directions, batch).to(self.q)
+        suffix = self.q
+        for n in range(self.degree - 1, 0, -1):
+            torch.mul(suffix, self.prefix[n - 1].unsqueeze(2), out=self.slopes[:, n])
+            suffix = suffix * self.spread[n]
+        self.slopes[:, 0] = suffix
+        weight = self.weight.view(runs, -1, self.columns)
+        return torch.bmm(self._flat(self.slopes).transpose(1, 2), weight).view(runs, directions, batch, -1)
+
+    def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+        """As `update_`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
+        factors, of_C = self._backward_by_rows(d, r)
+        shared = self.weight.view(len(x), -1, self.columns)
+        shared.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
+        self.weight.view(self.runs, -1, self.columns).baddbmm_(self._flat(self.slopes), r.flatten(1, 2), alpha=-rate)
+        self.C.mul_(1.0 - rate * decay).sub_(of_C, alpha=rate)
+
+    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """As `gradients`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
+        factors, of_C = self._backward_by_rows(d, r)
+        gradient = torch.bmm(factors.view(len(x), -1, x.shape[1]), x).view(self.runs, -1, self.columns)
+        gradient.baddbmm_(self._flat(self.slopes), r.flatten(1, 2))
+        return [(self.weight, gradient.view_as(self.weight)), (self.C, of_C)]
+
+    def _backward_by_rows(self, d: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the factors and of C.
+
+        The loss sees the rows through `<r, rows> = <q, t_k>`, where t is the derivative of the prefixes y as the
+        factors move by `g_i = V_i r`: `t_n = t_(n-1) h_n + y_(n-1) g_n`. So back through that recursion, with the
+        adjoints a of t and b of y; the latter begins with that of the logits.
+        """
+        weight = self.weight.view(self.runs, -1, self.columns)
+        g = torch.bmm(weight, r.flatten(1, 2).transpose(1, 2)).view_as(self.slopes).unbind(1)
+        t = [g[0]]
+        for n in range(1, self.degree):
+            t.append(torch.addcmul(t[-1] * self.spread[n], self.prefix[n - 1].unsqueeze(2), g[n]))
+        of_C, b = self._output_gradient(d, self.prefix[-1])
+        of_C[..., : self.rank].baddbmm_(self.v, t[-1].flatten(2).transpose(1, 2))
+
+        factors = torch.empty_like(self.h)
+        into, a = factors.unbind(1), self.q
+        for n in range(self.degree - 1, 0, -1):
+            torch.addcmul((a * t[n - 1]).sum(2), b, self.prefix[n - 1], out=into[n])
+            b = torch.addcmul((a * g[n]).sum(2), b, self.each[n])
+            a = a * self.spread[n]
+        into[0].copy_(b)
+        return factors, of_C
+
+    def _flat(self, slopes: Tensor) -> Tensor:
+        return slopes.view(self.runs, self.degree * self.rank, -1)
+
+
+class ClosedNCP(ClosedForm):
     """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`."""
 
     def __init__(self, model: NCP) -> None:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.models.closed import closed_form
+from polybound.models.closed import ClosedCCP, closed_form
 from polybound.training.distributed import sum_over_workers, workers
-from polybound.training.penalty import jacobian_penalty, lower_margins
+from polybound.training.penalty import jacobian_penalty, lower_margins, unit_vectors
 
 __all__ = ["Engine", "engine_for"]
 
@@ -32,6 +32,8 @@ def engine_for(
     """
     if isinstance(model, CCP | NCP) and jacobian is None and certified is None:
         return ClosedEngine(model)
+    if isinstance(model, CCP):
+        return RowsEngine(model, jacobian, penalty, certified)
     return AutogradEngine(model, jacobian, penalty, certified)
 
 
@@ -88,8 +90,12 @@ class ClosedEngine(Engine):
             slopes.mul_(1 / y.shape[1])
             self.form.update_(slopes, x, rate, decay)
             return losses / y.shape[1]
-        pairs = self.form.gradients(slopes, x)
-        total = sum_over_workers([*(gradient for _, gradient in pairs), losses], samples=y.shape[1])
+        return self._descend(self.form.gradients(slopes, x), losses, y.shape[1], rate, decay)
+
+    @staticmethod
+    def _descend(pairs: list[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float, decay: float) -> Tensor:
+        """A step along the gradients of all workers."""
+        total = sum_over_workers([*(gradient for _, gradient in pairs), losses], samples=samples)
         for (parameter, _), gradient in zip(pairs, total, strict=False):
             parameter.mul_(1 - rate * decay).sub_(gradient, alpha=rate)
         return total[-1]
@@ -98,6 +104,59 @@ class ClosedEngine(Engine):
     def input_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         slopes, _ = self._slopes(self._prepare(x), y)
         return self.form.input_gradient(slopes)[..., : x.shape[-1]]
+
+
+class RowsEngine(ClosedEngine):
+    """CCP with the Jacobian penalty, or trained for certificates: losses of the logits and of rows of the Jacobian."""
+
+    form: ClosedCCP
+
+    def __init__(self, model: CCP, jacobian: str | None, penalty: Tensor | None, certified: float | None) -> None:
+        super().__init__(model)
+        self.jacobian, self.certified = jacobian, certified
+        weight = torch.ones(()) if penalty is None else penalty
+        self.penalty = weight.to(self.form.C).expand(self.runs).view(-1, 1, 1, 1)
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+        by_logits, by_rows, losses = (
+            self._penalised(x, y, generator) if self.certified is None else self._worst(x, y, self.certified)
+        )
+        x = self._prepare(x)
+        if workers() == 1:
+            samples = y.shape[1]
+            self.form.update_by_rows_(by_logits.div_(samples), by_rows.div_(samples), x, rate, decay)
+            return losses / samples
+        return self._descend(self.form.gradients_by_rows(by_logits, by_rows, x), losses, y.shape[1], rate, decay)
+
+    def _penalised(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients by logits and rows of cross-entropy and penalty, and the cross-entropies; see `penalty`."""
+        slopes, losses = self._slopes(self._prepare(x), y)
+        if self.jacobian == "exact":
+            one = torch.eye(slopes.shape[1]).to(slopes).view(1, slopes.shape[1], -1, 1)
+            v, scale = one.expand(self.runs, -1, -1, slopes.shape[2]), self.penalty
+        else:
+            v, scale = unit_vectors(slopes.mT, generator).mT.unsqueeze(1), self.penalty * slopes.shape[1]
+        return slopes, self._rows(v).mul_(scale), losses
+
+    def _worst(self, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for the cross-entropy of the least margins to first order; see `lower_margins`."""
+        logits = self.form.logits(self._prepare(x))
+        classes = logits.shape[1]
+        labels = self._per_run(y)
+        one = torch.eye(classes).to(logits)
+        v = one[labels].mT.unsqueeze(1) - one.view(1, classes, classes, 1)  # the margin over each class: e_y - e_j
+        rows = self._rows(v)
+        worst = eps * rows.abs().sum(-1) - (v * logits.unsqueeze(1)).sum(2)
+        losses = torch.logsumexp(worst, 1).sum(-1)  # that of y itself is 0
+        slopes = worst.softmax(1)
+        return -(v * slopes.unsqueeze(2)).sum(1), rows.sign_().mul_(eps * slopes.unsqueeze(-1)), losses
+
+    def _rows(self, v: Tensor) -> Tensor:
+        rows = self.form.rows(v.contiguous())
+        if self.lifted:
+            rows[..., -1] = 0.0  # the constant is no input
+        return rows
 
 
 class AutogradEngine(Engine):

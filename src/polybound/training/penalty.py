@@ -6,9 +6,16 @@ The Jacobian penalty is that of Hoffman, Roberts and Yaida (Robust learning with
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["jacobian_penalty", "lower_margins"]
+__all__ = ["jacobian_penalty", "lower_margins", "unit_vectors"]
+
+
+def unit_vectors(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Random unit vectors for a Jacobian penalty, shaped as the logits `like`, (*lead, batch, classes)."""
+    v: Tensor = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+    return F.normalize(v, dim=-1, eps=0.0)
 
 
 def jacobian_penalty(logits: Tensor, inputs: Tensor, how: str, generator: torch.Generator | None = None) -> Tensor:
@@ -28,8 +35,7 @@ def jacobian_penalty(logits: Tensor, inputs: Tensor, how: str, generator: torch.
         directions = torch.eye(classes, dtype=logits.dtype, device=logits.device).unbind()
         scale = 1.0
     else:
-        v = torch.randn(logits.shape, generator=generator, dtype=logits.dtype).to(logits.device)
-        directions = (v / v.norm(dim=-1, keepdim=True),)
+        directions = (unit_vectors(logits, generator),)
         scale = float(classes)
     total = logits.new_zeros(logits.shape[:-2])
     for direction in directions:
