@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import polybound as pb
 from polybound.data import load, load_splits
 from polybound.data.catalogue import SOURCES
 from polybound.data.opcodes import read_pickled_dict
@@ -136,3 +137,11 @@ def test_real_files_that_are_swapped_or_damaged_are_refused(tmp_path, monkeypatc
     plain[1_000_000] ^= 1
     path = write(target / Path(images.stem), bytes(plain))
     assert "damaged or swapped" in refused("mnist", path, split="test", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("pn-4", 0.8721), ("pn-4-bound-1", 0.7810)])
+def test_the_trained_examples_classify_as_they_say(name, accuracy):
+    needed("fashion-mnist")
+    assert pb.accuracy(pb.example(name), load("fashion-mnist", "test", download=False)) == pytest.approx(
+        accuracy, abs=2e-4
+    )

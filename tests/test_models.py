@@ -274,3 +274,13 @@ def test_weights_of_others_make_the_same_model():
 def test_weights_that_do_not_fit_together_are_refused(make):
     with pytest.raises(pb.PolyboundError):
         make()
+
+
+def test_trained_examples_come_with_the_package():
+    for name in pb.models.EXAMPLES:
+        model = pb.example(name)
+        assert model(torch.zeros(2, 784)).shape == (2, 10)
+    assert pb.Projection(pb.example("pn-4-bound-1"), bound=1.0).contains()
+    assert not pb.Projection(pb.example("pn-4"), bound=1.0).contains()
+    with pytest.raises(pb.PolyboundError, match="pn-4-bound-1"):
+        pb.example("resnet")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         project_spectral_conv,
     )
     from polybound.evaluation import Evaluation, Score, evaluate, evaluate_run, evaluate_runs
-    from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, load, paper_model, stack
+    from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, example, load, paper_model, stack
     from polybound.theory import Bound, bounds, gamma, generalisation, lipschitz, rademacher, theta
     from polybound.training import Recipe, accuracy, fit
 
@@ -64,6 +64,7 @@ __all__ = [
     "evaluate_run",
     "evaluate_runs",
     "evaluation",
+    "example",
     "experiments",
     "fit",
     "gamma",

@@ -5,6 +5,7 @@ from polybound.models.base import PolynomialNetwork, stack
 from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
+from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors
 from polybound.models.files import load
 from polybound.models.ncp import NCP
@@ -12,6 +13,7 @@ from polybound.models.paper import PAPER_MODELS, paper_model
 
 __all__ = [
     "CCP",
+    "EXAMPLES",
     "NCP",
     "PAPER_MODELS",
     "Affine",
@@ -24,6 +26,7 @@ __all__ = [
     "Identity",
     "PolynomialNetwork",
     "Pool",
+    "example",
     "load",
     "paper_model",
     "stack",
