@@ -51,7 +51,6 @@ class Experiment:
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
             "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms) or "product" (the norm of the product).
         ranks: hidden ranks; one for each run.
-        rank_of: the hidden rank of a model, where it is not that of `ranks`.
         penalty: weight of the penalty of a method.
         recipe: fields of the training recipe that differ from the paper's.
         layerwise: a bound for each matrix by name, as a search found them.
@@ -81,7 +80,6 @@ class Experiment:
     bounds: tuple[float, ...] = BOUNDS
     projections: tuple[str, ...] = ("single",)
     ranks: tuple[int, ...] = (16,)
-    rank_of: Mapping[str, int] = field(default_factory=dict)
     penalty: Mapping[str, float] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     layerwise: Mapping[str, float] = field(default_factory=dict)
@@ -129,14 +127,11 @@ class Experiment:
         if self.kind in ("initial", "samples"):
             return  # nothing to train
         for dataset, model, rank, method in product(self.datasets, self.models, self.ranks, self.methods):
-            width = self.rank_of.get(model, rank)
-            if width != rank and rank != self.ranks[0]:
-                continue  # this model has one rank only
             for projection, seed in product(self._projections(method), range(self.seeds)):
                 entries = []
                 for level in self.bounds if projection not in ("", "searched") else (None,):
                     recipe = self.recipe_for(method, **self._constraint(projection, level, model))
-                    plan = Plan(dataset, model, recipe, seed, width, self.validation, self.samples)
+                    plan = Plan(dataset, model, recipe, seed, rank, self.validation, self.samples)
                     entries.append(Entry(plan, projection, level))
                 yield entries
 
