@@ -189,7 +189,7 @@ def rows_like_the_paper(shift=0.0, epochs=100):
     return [
         Row(
             dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",
-            bound=bound, seed=seed, epochs=epochs, samples=0, validation=0.0, split="test", attack=attack,
+            bound=bound, variant="", seed=seed, epochs=epochs, samples=0, validation=0.0, split="test", attack=attack,
             protocol=protocol, defence="", correct=1, total=10000, accuracy=value + shift + seed, run="r",
         )
         for method, bound, attack, protocol, value in (
@@ -218,6 +218,22 @@ def test_comparison_with_the_paper():
     assert {c.verdict for c in compare(rows_like_the_paper(epochs=10), table=table)} == {"reduced"}
     (sound,) = [c for c in compare(rows_like_the_paper(), "sound", table) if c.paper.attack != "clean"]
     assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
+
+
+def test_variants_of_a_method_are_compared_one_by_one_and_other_ranks_left_out():
+    table = "tab:regularization_compare_fashionmnist_emnist"
+    plain = [row for row in rows_like_the_paper() if row.attack == "clean"]
+    penalised = [
+        replace(row, method="l2", variant=f"penalty {w}", accuracy=a) for row in plain for w, a in ((1, 80), (2, 87))
+    ]
+    wide = [replace(row, rank=64, accuracy=50.0) for row in plain]
+    found = {(c.paper.method, c.variant): c for c in compare([*plain, *penalised, *wide], table=table)}
+    assert {key: c.verdict for key, c in found.items()} == {
+        ("none", ""): "within",
+        ("l2", "penalty 1"): "off",
+        ("l2", "penalty 2"): "within",
+    }
+    assert found["none", ""].ours.mean == pytest.approx(87.28)
 
 
 def test_significance_is_paired_by_seed():

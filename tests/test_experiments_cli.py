@@ -68,6 +68,8 @@ def test_bad_input_is_refused_in_one_line(recipe, tmp_path):
     assert "engine must be one of" in refused("sweep", recipe, "--engine", "slurm", *runs)
     assert "no such folder" in refused("reproduce", recipe, "-o", tmp_path / "nowhere" / "out.html", *runs)
     assert "no such file" in refused("compare", tmp_path / "nowhere")
+    (tmp_path / "other.csv").write_text("dataset,model\nmnist,pn-4\n")
+    assert "no column" in refused("compare", tmp_path / "other.csv")
     (tmp_path / "empty").mkdir()
     assert "no run that the paper has a value for" in refused("compare", tmp_path / "empty")
     broken = tmp_path / "broken.toml"

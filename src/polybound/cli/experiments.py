@@ -20,6 +20,7 @@ from polybound.errors import PolyboundError
 if TYPE_CHECKING:
     # These bring in torch, and are not for --help.
     from polybound.experiments.experiment import Experiment
+    from polybound.experiments.results import Row
     from polybound.report.shapes import Section
 
 __all__ = ["add_commands"]
@@ -232,6 +233,15 @@ def _show(sections: list[Section], output: Path) -> None:
     print(f"\n{output} and {output.with_suffix('')}/")
 
 
+def _scores(file: Path) -> list[Row]:
+    from polybound.experiments.results import read_csv
+
+    try:
+        return read_csv(file.read_text(encoding="utf-8"))
+    except (PolyboundError, ValueError) as error:
+        raise PolyboundError(f"{file}: {error}") from None
+
+
 def compare(
     where: Annotated[
         Path, typer.Argument(metavar="RUNS", help="A folder of run folders, or a CSV file of scores.")
@@ -243,13 +253,13 @@ def compare(
     from rich.table import Table
 
     from polybound.experiments.compare import compare as against
-    from polybound.experiments.results import collect_folder, read_csv
+    from polybound.experiments.results import collect_folder
 
     if protocol not in ("published", "sound"):
         raise PolyboundError(f"protocol must be published or sound, got {protocol!r}")
     if not where.exists():
         raise PolyboundError(f"{where}: no such file or folder")
-    rows = collect_folder(where) if where.is_dir() else read_csv(where.read_text(encoding="utf-8"))
+    rows = collect_folder(where) if where.is_dir() else _scores(where)
     found = against(rows, protocol)
     off = [c for c in found if c.verdict == "off"]
     if as_json:
@@ -266,7 +276,7 @@ def compare(
             view.add_row(
                 c.paper.dataset,
                 c.paper.model,
-                c.paper.method,
+                f"{c.paper.method} ({c.variant})" if c.variant else c.paper.method,
                 c.paper.attack,
                 paper,
                 best,

@@ -10,12 +10,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from polybound.errors import PolyboundError
 from polybound.evaluation.stored import keyed_scores
 from polybound.experiments.experiment import Entry, Experiment
 from polybound.experiments.jobs import run_of
 from polybound.experiments.plan import Plan
 from polybound.experiments.search import resolve
 from polybound.runs import Run
+from polybound.training.recipe import Recipe
 
 __all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]
 
@@ -31,6 +33,7 @@ class Row:
         method: training method.
         projection: kind of projection, "" for none.
         bound: the bound of the projection; None if there is none or one for each matrix.
+        variant: what else tells runs of a method apart: the penalty's weight, the adversary, a bound for each matrix.
         seed: of the training.
         epochs: of the training; the paper's schedule has 100.
         samples: training samples; 0 for all.
@@ -52,6 +55,7 @@ class Row:
     method: str
     projection: str
     bound: float | None
+    variant: str
     seed: int
     epochs: int
     samples: int
@@ -108,6 +112,7 @@ def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
             method=plan.recipe.method,
             projection=entry.projection,
             bound=entry.level,
+            variant=_variant(plan.recipe),
             seed=plan.seed,
             epochs=plan.recipe.epochs,
             samples=plan.samples,
@@ -122,6 +127,21 @@ def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
             run=run.path.name,
         )
         yield row, key["limit"]
+
+
+def _variant(recipe: Recipe) -> str:
+    parts = []
+    if recipe.regulariser in ("jacobian", "l2"):
+        parts.append(f"penalty {recipe.penalty:g}{' exact' if recipe.jacobian == 'exact' else ''}")
+    if recipe.regulariser == "certified":
+        parts.append(f"eps {recipe.eps:g}")
+    if recipe.adversarial:
+        steps = f"-{recipe.adversary_steps}-{recipe.adversary_step_size:g}" if recipe.adversary == "pgd" else ""
+        start = " from a random start" if recipe.random_start else ""
+        parts.append(f"{recipe.adversary}-{recipe.eps:g}{steps}{start} ({recipe.protocol})")
+    if recipe.regulariser == "projection" and isinstance(recipe.bound, Mapping):
+        parts.append(", ".join(f"{name} {value:g}" for name, value in recipe.bound.items()))
+    return "; ".join(parts)
 
 
 def write_csv(rows: Sequence[Row]) -> str:
@@ -144,7 +164,10 @@ def read_csv(text: str) -> list[Row]:
     """The inverse of `write_csv`."""
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
     rows = []
-    for line in csv.DictReader(io.StringIO(text)):
+    reader = csv.DictReader(io.StringIO(text))
+    if missing := {field.name for field in fields(Row)} - set(reader.fieldnames or ()):
+        raise PolyboundError(f"not a file of scores: it has no column {', '.join(sorted(missing))}")
+    for line in reader:
         values: dict[str, Any] = {}
         for field in fields(Row):
             text_of = line[field.name]
