@@ -203,6 +203,29 @@ def test_run_folders_remember_their_scores(runs, monkeypatch):
     assert len(read_scores(runs[0])) == 5 and len(read_scores(runs[2])) == 3
 
 
+def test_runs_with_the_same_weights_are_measured_once(runs, tmp_path, monkeypatch):
+    import polybound.evaluation.stored as stored
+
+    folders = []
+    for name, source in (("a", runs[0]), ("b", runs[1]), ("c", runs[0])):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (tmp_path / name / file).write_bytes((source / file).read_bytes())
+        folders.append(tmp_path / name)
+    measured = []
+
+    def watched(model, *args, **options):
+        measured.append(options["names"])
+        return evaluate(model, *args, **options)
+
+    monkeypatch.setattr(stored, "evaluate", watched)
+    result = evaluate_runs(folders, "pgd-0.1-5-0.03", certify=[0.01], limit=50)
+    assert measured == [["a", "b"]] * 2  # clean, and under attack
+    scores = {path.name: {(s.attack, s.protocol): s.correct for s in read_scores(path)} for path in folders}
+    assert scores["a"] == scores["c"] != scores["b"] and len(scores["a"]) == 3
+    assert [row.run for row in result.rows] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+
+
 def test_guided_denoising_is_trained_once_for_each_run(runs, monkeypatch):
     from polybound.attacks import GuidedDenoiser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def evaluate_runs(
         for attack, name in [(None, "-"), *columns]:
             called = "clean" if attack is None else attack.name
             lacking = [run for run in group.runs if not _has(run, called, name, key)]
-            for runs, guard in group.parts(lacking):
+            for runs, guard in group.parts(group.distinct(lacking)):
                 result = evaluate(
                     group.model(runs),
                     group.data,
@@ -94,16 +95,19 @@ def evaluate_runs(
                     progress=progress,
                     names=[run.path.name for run in runs],
                 )
-                _keep(runs, [row for row in result.rows if row.protocol == name], key)
+                for run in runs:
+                    mine = [row for row in result.rows if row.protocol == name and row.run == run.path.name]
+                    _keep(group.twins(run, lacking), mine, key)
         for eps in certify:
             if defence is not None:
                 raise PolyboundError("a network behind a denoiser has no certificates")
             lacking = [run for run in group.runs if not _has(run, *certified_column(eps), key)]
             total = min(limit or len(group.data), len(group.data))
-            for run in lacking:  # one by one, so that each is kept as soon as it is done
-                names = [run.path.name]
-                model = group.model([run])
-                _keep([run], certified_scores(model, group.data, eps, total=total, names=names, seed=seed), key)
+            for run in group.distinct(lacking):  # one by one, so that each is kept as soon as it is done
+                found = certified_scores(
+                    group.model([run]), group.data, eps, total=total, names=[run.path.name], seed=seed
+                )
+                _keep(group.twins(run, lacking), found, key)
         if check:
             for runs, guard in group.parts(group.runs):
                 names = [run.path.name for run in runs]
@@ -112,8 +116,8 @@ def evaluate_runs(
                 notes += [note for note in result.notes if note not in notes]
         shown = [("clean", "-"), *((a.name, p) for a, p in columns), *map(certified_column, certify)]
         for run in group.runs:
-            found = {(s.attack, s.protocol): s for s in read_scores(run.path, key)}
-            scores[run.path] = [found[column] for column in shown]
+            stored = {(s.attack, s.protocol): s for s in read_scores(run.path, key)}
+            scores[run.path] = [stored[column] for column in shown]
     rows = [score for path in paths for score in scores[Path(path)]]
     if not per_class:
         rows = [Score.from_dict(row.as_dict() | {"per_class": None}) for row in rows]
@@ -126,6 +130,7 @@ class StackedRuns:
     def __init__(self, runs: list[Run], data: Dataset, defence: str | None, data_dir: Folder | None) -> None:
         self.runs, self.data, self.defence, self.data_dir = runs, data, defence, data_dir
         self._models = {run.path: load_model(run.model_file) for run in runs}
+        self._weights = {path: _digest(model) for path, model in self._models.items()}
         self._guards: dict[Path, Defence] = {}
         self._stacks: dict[tuple[Path, ...], PolynomialNetwork] = {}
 
@@ -153,6 +158,17 @@ class StackedRuns:
         if names not in self._stacks:
             self._stacks = {names: stack([self._models[name] for name in names])}
         return self._stacks[names]
+
+    def distinct(self, runs: list[Run]) -> list[Run]:
+        """One of each kind: large bounds never bind, and their runs have the same weights to the bit."""
+        found: dict[bytes, Run] = {}
+        for run in runs:
+            found.setdefault(self._weights[run.path], run)
+        return list(found.values())
+
+    def twins(self, run: Run, runs: list[Run]) -> list[Run]:
+        """Those of some runs that have the same weights as one."""
+        return [other for other in runs if self._weights[other.path] == self._weights[run.path]]
 
     def parts(self, runs: list[Run]) -> list[tuple[list[Run], Defence | None]]:
         """The runs that can be attacked together, with the defence in front of them."""
@@ -205,6 +221,13 @@ def has_scores(
     return found.issuperset([("clean", "-"), *wanted, *map(certified_column, certify)])
 
 
+def _digest(model: PolynomialNetwork) -> bytes:
+    found = sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().numpy().tobytes())
+    return found.digest()
+
+
 def _data(run: Run, split: str, data_dir: Folder | None) -> Dataset:
     config = run.config()
     try:
@@ -219,9 +242,10 @@ def _has(run: Run, attack: str, protocol: str, key: Key) -> bool:
 
 
 def _keep(runs: list[Run], rows: list[Score], key: Key) -> None:
+    """Write scores into run folders that all have them."""
     for run in runs:
         file = run.path / _FILE
-        entries = _read(file) + [row.as_dict() | key for row in rows if row.run == run.path.name]
+        entries = _read(file) + [row.as_dict() | {"run": run.path.name} | key for row in rows]
         lines = ",\n".join(json.dumps(entry) for entry in entries)
         write_atomically(file, f"[\n{lines}\n]\n".encode())
 
