@@ -58,7 +58,12 @@ def curves(experiment: Experiment, rows: Sequence[Row]) -> Figure:
             panels.append(
                 Panel(f"{name}, {MODELS.get(model, model)}{suffix}", label, "accuracy in %", lines, log_x=log)
             )
-    return Figure(experiment.title, panels)
+    return Figure(experiment.title, _drawn(panels))
+
+
+def _drawn(panels: list[Panel]) -> list[Panel]:
+    """The panels for which something was run."""
+    return [panel for panel in panels if any(line.x for line in panel.lines)]
 
 
 def _x(experiment: Experiment, row: Row) -> float | None:
@@ -88,7 +93,7 @@ def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:
                 lines.append(Line(projection, x, y, [robust[bound].std for bound in bounds]))
         title = f"{DATASETS.get(dataset, dataset)}, {attack_label(attack)}, sound protocol"
         panels.append(Panel(title, "clean accuracy in %", label, lines))
-    return Figure(experiment.title, panels)
+    return Figure(experiment.title, _drawn(panels))
 
 
 def growth(experiment: Experiment, root: Path) -> Figure:
@@ -110,7 +115,7 @@ def growth(experiment: Experiment, root: Path) -> Figure:
             epochs = list(range(len(result["theta"])))
             lines = [Line(key, epochs, result[key]) for key in ("gamma", "theta")]
             panels.append(Panel(f"{name}, PN-4 without regularisation", "epoch", "value", lines, log_y=True))
-    return Figure(experiment.title, panels)
+    return Figure(experiment.title, _drawn(panels))
 
 
 def initial(experiment: Experiment, root: Path) -> Figure:

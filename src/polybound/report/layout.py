@@ -60,9 +60,20 @@ def _warnings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
     if experiment.limit:
         notes.append(f"Measured on the first {experiment.limit} images only.")
     if rows:
-        seeds = len({row.seed for row in rows})
-        notes.append(f"Mean and standard deviation over {seeds} seed{'s' if seeds > 1 else ''}, last epoch.")
+        notes.append(f"Mean and standard deviation over seeds, last epoch{_seeds(rows)}.")
     return notes
+
+
+def _seeds(rows: Sequence[Row]) -> str:
+    """How many seeds the runs of these rows have: as many, or so many to so many."""
+    found: dict[tuple[str, ...], set[int]] = {}
+    for row in rows:
+        found.setdefault((row.dataset, row.model, row.method, row.projection), set()).add(row.seed)
+    counts = sorted({len(seeds) for seeds in found.values()})
+    if not counts:
+        return ""
+    least = f"{counts[0]} to " if len(counts) > 1 else ""
+    return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}"
 
 
 def _columns(experiment: Experiment) -> list[str]:
@@ -90,12 +101,13 @@ def _tables(experiment: Experiment, rows: Sequence[Row]) -> list[Table | Figure]
         ]
         for d, m in product(experiment.datasets, experiment.models)
     }
+    found = {key: part for key, part in found.items() if part} or found
     header = ["attack", "value", *(METHODS.get(column, column) for column in columns)]
     cells: list[list[str]] = []
     groups: list[tuple[int, str]] = []
     bold: set[tuple[int, int]] = set()
     for (dataset, model), part in found.items():
-        groups.append((len(cells), f"{dataset}, {model}"))
+        groups.append((len(cells), f"{dataset}, {model}{_seeds(part)}"))
         attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
         for attack in attacks:
             if line := _published_line(dataset, model, attack, columns):
@@ -164,7 +176,9 @@ def _chosen(experiment: Experiment, rows: Sequence[Row]) -> Table:
     groups = []
     for dataset, model in product(experiment.datasets, experiment.models):
         part = [row for row in rows if row.dataset == dataset and row.model == model]
-        groups.append((len(cells), f"{DATASETS.get(dataset, dataset)}, {MODELS.get(model, model)}"))
+        if not part:
+            continue
+        groups.append((len(cells), f"{DATASETS.get(dataset, dataset)}, {MODELS.get(model, model)}{_seeds(part)}"))
         for method in experiment.methods:
             mine = _select(part, method)
             columns = [("clean", "-"), *((attack, "sound") for attack in experiment.attacks)]
