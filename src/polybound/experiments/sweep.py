@@ -241,14 +241,10 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
         if all(run_of(plan, root).finished for plan in job.plans):
             continue
         first = job.plans[0]
+        recipe = first.recipe
         kind = (
-            first.dataset,
-            first.model,
-            first.rank,
-            first.recipe.method,
-            len(job.plans),
-            first.samples,
-            first.recipe.epochs,
+            *(first.dataset, first.model, first.rank, first.samples, len(job.plans)),
+            *(recipe.method, recipe.norm, recipe.on, recipe.adversary, recipe.adversary_steps, recipe.epochs),
         )
         if kind not in costs:
             costs[kind] = _cost(job.plans, data_dir)
