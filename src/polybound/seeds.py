@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
 
-__all__ = ["seeded"]
+import torch
+from torch import Tensor
+
+__all__ = ["drawn", "seeded"]
 
 # Large odd numbers; torch's Mersenne twister spreads nearby seeds well enough.
 _FACTORS = (0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
@@ -18,3 +21,14 @@ def seeded(seed: int, *part: int) -> torch.Generator:
     """
     mixed = seed * 0x9E3779B97F4A7C15 + sum(n * factor for n, factor in zip(part, _FACTORS, strict=False))
     return torch.Generator().manual_seed(mixed % 2**63)
+
+
+def drawn(
+    sample: Callable[..., Tensor], generators: Sequence[torch.Generator], runs: int, shape: Sequence[int], like: Tensor
+) -> Tensor:
+    """Random numbers (runs, *shape) by `torch.rand` or `torch.randn`, a draw for each generator.
+
+    The runs that share a generator share its draw, so that what a run gets does not depend on the others.
+    """
+    numbers = torch.stack([sample(*shape, generator=generator, dtype=like.dtype) for generator in generators])
+    return numbers.to(like.device).repeat_interleave(runs // len(generators), 0)

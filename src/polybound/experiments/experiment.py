@@ -123,17 +123,23 @@ class Experiment:
         return replace(plain, epochs=epochs, start=scaled(plain.start), milestones=tuple(map(scaled, plain.milestones)))
 
     def stacks(self) -> Iterator[list[Entry]]:
-        """The runs that train together: all bounds of one data set, model, rank, method, projection and seed."""
+        """The runs that train together: all bounds of a data set, model, rank, method, projection and seed.
+
+        Where there are no bounds to stack, it is the seeds; but for convolutions, which gain nothing from it.
+        """
         if self.kind in ("initial", "samples"):
             return  # nothing to train
         for dataset, model, rank, method in product(self.datasets, self.models, self.ranks, self.methods):
-            for projection, seed in product(self._projections(method), range(self.seeds)):
-                entries = []
-                for level in self.bounds if projection not in ("", "searched") else (None,):
-                    recipe = self.recipe_for(method, **self._constraint(projection, level, model))
-                    plan = Plan(dataset, model, recipe, seed, rank, self.validation, self.samples)
-                    entries.append(Entry(plan, projection, level))
-                yield entries
+            for projection in self._projections(method):
+                levels = self.bounds if projection not in ("", "searched") else (None,)
+                recipes = [self.recipe_for(method, **self._constraint(projection, level, model)) for level in levels]
+                entries = [
+                    Entry(Plan(dataset, model, recipe, seed, rank, self.validation, self.samples), projection, level)
+                    for seed in range(self.seeds)
+                    for recipe, level in zip(recipes, levels, strict=True)
+                ]
+                size = len(entries) if len(levels) == 1 and model != "pn-conv" else len(levels)
+                yield from (entries[first : first + size] for first in range(0, len(entries), size))
 
     def _projections(self, method: str) -> tuple[str, ...]:
         if not method.startswith("projection"):

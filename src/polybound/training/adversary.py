@@ -7,14 +7,15 @@ from torch import Tensor
 
 from polybound.attacks.ball import ball_around
 from polybound.attacks.protocol import clip_range
-from polybound.training.engine import Engine
+from polybound.seeds import drawn
+from polybound.training.engine import Engine, Generators
 from polybound.training.recipe import Recipe
 
 __all__ = ["perturb"]
 
 
 def perturb(
-    engine: Engine, x: Tensor, y: Tensor, recipe: Recipe, domain: tuple[float, float], generator: torch.Generator | None
+    engine: Engine, x: Tensor, y: Tensor, recipe: Recipe, domain: tuple[float, float], generators: Generators
 ) -> Tensor:
     """Adversarial examples of each run's own: (E, batch, features) from inputs (groups, batch, features).
 
@@ -28,7 +29,7 @@ def perturb(
     # Where all runs of a group are still at the same point, one forward pass serves them all.
     point, at = clean, x
     if recipe.random_start:
-        noise = torch.rand(clean.shape, generator=generator, dtype=clean.dtype).to(clean.device)
+        noise = drawn(torch.rand, generators, engine.runs, clean.shape[1:], clean)
         point = at = ball.inside(noise, noise)
     steps, size = (
         (1, recipe.eps) if recipe.adversary == "fgsm" else (recipe.adversary_steps, recipe.adversary_step_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,14 @@ from torch import Tensor
 
 from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.models.closed import ClosedCCP, closed_form
+from polybound.seeds import drawn
 from polybound.training.distributed import sum_over_workers, workers
-from polybound.training.penalty import jacobian_penalty, lower_margins, unit_vectors
+from polybound.training.penalty import jacobian_penalty, lower_margins
 
-__all__ = ["Engine", "engine_for"]
+__all__ = ["Engine", "Generators", "engine_for"]
+
+Generators = Sequence[torch.Generator]
+"""For what is random in a step: one for each group of runs, or none where nothing is."""
 
 
 def engine_for(
@@ -48,12 +53,16 @@ class Engine(ABC):
         self.runs = model.runs or 1
 
     @abstractmethod
-    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generators: Generators) -> Tensor:
         """Descend once, in place: `w <- w - rate (gradient + decay w)`. Returns the losses before, (E,)."""
 
     @abstractmethod
     def input_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """The gradient of each run's cross-entropy by its inputs, up to scale: (E, batch, features)."""
+
+    def _unit_vectors(self, generators: Generators, logits: Tensor) -> Tensor:
+        """For the Jacobian penalty, one for each sample: (E, batch, classes)."""
+        return F.normalize(drawn(torch.randn, generators, self.runs, logits.shape[-2:], logits), dim=-1, eps=0.0)
 
     def _per_run(self, labels: Tensor) -> Tensor:
         """Labels (groups, batch) as (E, batch)."""
@@ -82,8 +91,8 @@ class ClosedEngine(Engine):
         return slopes, losses
 
     @torch.no_grad()
-    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
-        del generator  # nothing here is random
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generators: Generators) -> Tensor:
+        del generators  # nothing here is random
         x = self._prepare(x)
         slopes, losses = self._slopes(x, y)
         if workers() == 1:
@@ -118,9 +127,9 @@ class RowsEngine(ClosedEngine):
         self.penalty = weight.to(self.form.C).expand(self.runs).view(-1, 1, 1, 1)
 
     @torch.no_grad()
-    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generators: Generators) -> Tensor:
         by_logits, by_rows, losses = (
-            self._penalised(x, y, generator) if self.certified is None else self._worst(x, y, self.certified)
+            self._penalised(x, y, generators) if self.certified is None else self._worst(x, y, self.certified)
         )
         x = self._prepare(x)
         if workers() == 1:
@@ -129,14 +138,15 @@ class RowsEngine(ClosedEngine):
             return losses / samples
         return self._descend(self.form.gradients_by_rows(by_logits, by_rows, x), losses, y.shape[1], rate, decay)
 
-    def _penalised(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _penalised(self, x: Tensor, y: Tensor, generators: Generators) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients by logits and rows of cross-entropy and penalty, and the cross-entropies; see `penalty`."""
         slopes, losses = self._slopes(self._prepare(x), y)
         if self.jacobian == "exact":
             one = torch.eye(slopes.shape[1]).to(slopes).view(1, slopes.shape[1], -1, 1)
             v, scale = one.expand(self.runs, -1, -1, slopes.shape[2]), self.penalty
         else:
-            v, scale = unit_vectors(slopes.mT, generator).mT.unsqueeze(1), self.penalty * slopes.shape[1]
+            v = self._unit_vectors(generators, slopes.mT).mT.unsqueeze(1)
+            scale = self.penalty * slopes.shape[1]
         return slopes, self._rows(v).mul_(scale), losses
 
     def _worst(self, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,7 +197,7 @@ class AutogradEngine(Engine):
             .sum(1)
         )
 
-    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generator: torch.Generator | None) -> Tensor:
+    def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generators: Generators) -> Tensor:
         inputs = self._inputs(x, own=self.jacobian is not None or self.certified is not None)
         if self.certified is not None:
             inputs.requires_grad_()
@@ -202,7 +212,10 @@ class AutogradEngine(Engine):
             inputs.requires_grad_()
             logits = self.model(inputs)
             losses = self._losses(logits, y)
-            penalties = jacobian_penalty(logits, inputs, self.jacobian, generator).reshape(self.runs)
+            v = None
+            if self.jacobian == "random":
+                v = self._unit_vectors(generators, logits).view_as(logits)
+            penalties = jacobian_penalty(logits, inputs, v).reshape(self.runs)
             weights = penalties.new_ones(()) if self.penalty is None else self.penalty.to(penalties)
             objective = losses.sum() + (weights * penalties).sum()
         gradients = list(torch.autograd.grad(objective, self.parameters))

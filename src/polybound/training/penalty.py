@@ -6,39 +6,27 @@ The Jacobian penalty is that of Hoffman, Roberts and Yaida (Robust learning with
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["jacobian_penalty", "lower_margins", "unit_vectors"]
+__all__ = ["jacobian_penalty", "lower_margins"]
 
 
-def unit_vectors(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Random unit vectors for a Jacobian penalty, shaped as the logits `like`, (*lead, batch, classes)."""
-    v: Tensor = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-    return F.normalize(v, dim=-1, eps=0.0)
-
-
-def jacobian_penalty(logits: Tensor, inputs: Tensor, how: str, generator: torch.Generator | None = None) -> Tensor:
+def jacobian_penalty(logits: Tensor, inputs: Tensor, directions: Tensor | None = None) -> Tensor:
     """`sum over the batch of ||J(x)||_F^2 / 2`, differentiable: one value for each run.
 
-    "random": `o ||v^T J||^2 / 2` for a random unit vector v, new for every sample, whose expectation is exact;
-    "exact": one backward pass for each class.
+    With random unit vectors v, one for each sample, it is `o ||v^T J||^2 / 2`, whose expectation is exact; without,
+    there is a backward pass for each of the o classes.
 
     Args:
         logits: (*lead, batch, classes), computed from `inputs`.
         inputs: (*lead, batch, features), with `requires_grad`.
-        how: "random" or "exact".
-        generator: of the random vectors.
+        directions: the unit vectors, shaped as the logits.
     """
     classes = logits.shape[-1]
-    if how == "exact":
-        directions = torch.eye(classes, dtype=logits.dtype, device=logits.device).unbind()
-        scale = 1.0
-    else:
-        directions = (unit_vectors(logits, generator),)
-        scale = float(classes)
+    every = torch.eye(classes, dtype=logits.dtype, device=logits.device).unbind()
+    scale = 1.0 if directions is None else float(classes)
     total = logits.new_zeros(logits.shape[:-2])
-    for direction in directions:
+    for direction in every if directions is None else (directions,):
         (rows,) = torch.autograd.grad((logits * direction).sum(), inputs, create_graph=True)
         total = total + rows.square().sum((-2, -1))
     return total * (scale / 2)

@@ -75,12 +75,12 @@ class Trainer:
             batch = my_share(orders[:, step * recipe.batch_size : (step + 1) * recipe.batch_size])
             x = self.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
             y = self.y.index_select(0, batch.flatten()).view(batch.shape)
-            generator = seeded(self.seeds[0], epoch, step + 1) if self.random else None
+            generators = [seeded(seed, epoch, step + 1) for seed in self.seeds] if self.random else []
             if recipe.adversarial and constrained:
-                x = perturb(self.engine, x, y, recipe, self.domain, generator)
+                x = perturb(self.engine, x, y, recipe, self.domain, generators)
                 y = y.repeat_interleave(len(x) // len(y), 0)
             engine = self.engine if constrained else self.plain
-            total += engine.step_(x, y, rate, self.decay, generator)
+            total += engine.step_(x, y, rate, self.decay, generators)
             last = epoch == recipe.epochs - 1 and step == self.steps - 1
             if self.projection is not None and constrained and ((step + 1) % recipe.every == 0 or last):
                 self._project(self.projection, total)
