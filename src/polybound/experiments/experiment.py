@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from itertools import product
@@ -24,7 +24,10 @@ Kind = Literal["accuracy", "search", "growth", "initial", "samples"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of an experiment: its plan, and the projection and bound that it stands for (none: "" and None)."""
+    """A run of an experiment: its plan, and the projection and level that it stands for (none: "" and None).
+
+    A level is the bound of a projection, or, where there are several to choose from, the weight of a penalty.
+    """
 
     plan: Plan
     projection: str = ""
@@ -51,7 +54,7 @@ class Experiment:
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
             "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms) or "product" (the norm of the product).
         ranks: hidden ranks; one for each run.
-        penalty: weight of the penalty of a method.
+        penalty: weight of the penalty of a method, or several to choose from.
         recipe: fields of the training recipe that differ from the paper's.
         layerwise: a bound for each matrix by name, as a search found them.
         search: options of the search.
@@ -80,7 +83,7 @@ class Experiment:
     bounds: tuple[float, ...] = BOUNDS
     projections: tuple[str, ...] = ("single",)
     ranks: tuple[int, ...] = (16,)
-    penalty: Mapping[str, float] = field(default_factory=dict)
+    penalty: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     layerwise: Mapping[str, float] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
@@ -110,8 +113,8 @@ class Experiment:
 
     def recipe_for(self, method: str, **more: Any) -> Recipe:
         """The training recipe of a method, its schedule scaled by the budget."""
-        kind = method.removesuffix("+at")
-        penalty = {"penalty": self.penalty[kind]} if kind in self.penalty else {}
+        weight = self.penalty.get(method.removesuffix("+at"))
+        penalty = {"penalty": weight} if isinstance(weight, int | float) else {}
         plain = Recipe.of({"method": method, **penalty, **self.recipe, **more})
         if self.budget == 1.0:
             return plain
@@ -130,8 +133,7 @@ class Experiment:
         if self.kind in ("initial", "samples"):
             return  # nothing to train
         for dataset, model, rank, method in product(self.datasets, self.models, self.ranks, self.methods):
-            for projection in self._projections(method):
-                levels = self.bounds if projection not in ("", "searched") else (None,)
+            for projection, levels in self._levels(method):
                 recipes = [self.recipe_for(method, **self._constraint(projection, level, model)) for level in levels]
                 entries = [
                     Entry(Plan(dataset, model, recipe, seed, rank, self.validation, self.samples), projection, level)
@@ -141,10 +143,17 @@ class Experiment:
                 size = len(entries) if len(levels) == 1 and model != "pn-conv" else len(levels)
                 yield from (entries[first : first + size] for first in range(0, len(entries), size))
 
-    def _projections(self, method: str) -> tuple[str, ...]:
-        if not method.startswith("projection"):
-            return ("",)
-        return (*self.projections, *(("searched",) if self.kind == "search" and self.layerwise else ()))
+    def _levels(self, method: str) -> Iterator[tuple[str, tuple[float | None, ...]]]:
+        """The projections of a method, with the levels that train together; "" for none."""
+        kind = method.removesuffix("+at")
+        if kind == "projection":
+            yield from ((name, self.bounds) for name in self.projections)
+            if self.kind == "search" and self.layerwise:
+                yield "searched", (None,)
+        elif isinstance(weights := self.penalty.get(kind), Sequence):
+            yield from (("", (weight,)) for weight in weights)
+        else:
+            yield "", (None,)
 
     def _constraint(self, projection: str, level: float | None, model: str) -> dict[str, Any]:
         """What the recipe of a projection says; levels of different projections are about equally tight."""
@@ -152,6 +161,8 @@ class Experiment:
             return {"bound": dict(self.layerwise)}
         if level is None:
             return {}
+        if not projection:
+            return {"penalty": level}
         if projection == "layer-wise":
             return {"bound": {name: value * level for name, value in self.layerwise.items()}}
         if projection == "product":

@@ -67,7 +67,7 @@ def train_together(
     go on.
 
     Args:
-        plans: what to train; all but seed, bound and penalty must agree.
+        plans: what to train; all but seed and bound must agree.
         data: the training split.
         root: folder of the run folders.
         test: evaluated once, at the end.

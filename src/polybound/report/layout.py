@@ -170,8 +170,8 @@ def _significances(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
 
 
 def _chosen(experiment: Experiment, rows: Sequence[Row]) -> Table:
-    """One model a line: its bound maximises the mean validation accuracy over clean and all attacks, sound protocol."""
-    header = ["method", "bound", "clean", *map(attack_label, experiment.attacks)]
+    """One model a line, whose bound or weight has the best mean validation accuracy over clean and all attacks."""
+    header = ["method", "bound or weight", "clean", *map(attack_label, experiment.attacks)]
     cells: list[list[str]] = []
     groups = []
     for dataset, model in product(experiment.datasets, experiment.models):
@@ -193,8 +193,8 @@ def _chosen(experiment: Experiment, rows: Sequence[Row]) -> Table:
             label = "" if bound is None else f"{bound:g}"
             cells.append([METHODS[method], label, *("" if value is None else str(value) for value in values)])
     note = (
-        f"One bound a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the best mean "
-        "accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
+        f"One bound or weight a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the "
+        "best mean accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
     )
     return Table(experiment.title, header, cells, groups, notes=[note])
 
