@@ -1,10 +1,11 @@
-"""Training steps: a stack against its bare matrix products, against plain PyTorch, against a DataLoader; PN-Conv."""
+"""Training steps against bare matrix products, plain PyTorch and a DataLoader; losses of derivatives; PN-Conv."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ import polybound as pb
 from polybound.data import Dataset
 from polybound.experiments import Plan, train_together
 from polybound.training import Trainer
+from polybound.training.engine import AutogradEngine, Engine, engine_for
 from projection_l1 import sorting_projection
 
 BOUNDS = [1e5, 1e3, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2]
@@ -177,7 +179,30 @@ def convolution_row() -> dict[str, Any]:
     return row("PN-Conv: a step, against layer by layer", *interleaved(step, layered), 2.0)
 
 
+def derivative_rows(data: Dataset) -> list[dict[str, Any]]:
+    """Steps on losses of the Jacobian, by the closed form and by autograd."""
+    x, y = data.x[:BATCH].flatten(1).unsqueeze(0), data.y[:BATCH].unsqueeze(0)
+    found = []
+    for name, how, eps, goal in (("the Jacobian penalty", "random", None, 1.5), ("certificates", None, 0.1, 2.0)):
+        penalty = torch.tensor(0.01)
+        engines = [engine(pb.paper_model("pn-4", seed=0), how, penalty, eps) for engine in (engine_for, AutogradEngine)]
+
+        def steps(engine: Engine) -> None:
+            for _ in range(10):
+                engine.step_(x, y, 1e-3, 0.0, [torch.Generator().manual_seed(0)])
+
+        times = interleaved(*(partial(steps, engine) for engine in engines), repetitions=15)
+        found.append(row(f"PN-4, a step with {name}, against autograd", times[0] / 10, times[1] / 10, goal))
+    return found
+
+
 def rows() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     data = synthetic()
-    return [*stacked_rows(4, data), curve_row(data), *stacked_rows(10, data), convolution_row()]
+    return [
+        *stacked_rows(4, data),
+        curve_row(data),
+        *stacked_rows(10, data),
+        *derivative_rows(data),
+        convolution_row(),
+    ]
