@@ -95,9 +95,10 @@ def _select(rows: Sequence[Row], column: str) -> list[Row]:
 def _tables(experiment: Experiment, rows: Sequence[Row]) -> list[Table | Figure]:
     """Published, reproduced and sound values of every method, below each other for each attack."""
     columns = _columns(experiment)
+    attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
     found = {
         (DATASETS.get(d, d), MODELS.get(m, m)): [
-            r for r in rows if r.dataset == d and r.model == m and r.split == "test"
+            r for r in rows if r.dataset == d and r.model == m and r.split == "test" and r.attack in attacks
         ]
         for d, m in product(experiment.datasets, experiment.models)
     }
@@ -108,7 +109,6 @@ def _tables(experiment: Experiment, rows: Sequence[Row]) -> list[Table | Figure]
     bold: set[tuple[int, int]] = set()
     for (dataset, model), part in found.items():
         groups.append((len(cells), f"{dataset}, {model}{_seeds(part)}"))
-        attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
         for attack in attacks:
             if line := _published_line(dataset, model, attack, columns):
                 cells.append([attack_label(attack), "paper", *line])
