@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def section(experiment: Experiment, rows: Sequence[Row], root: Path) -> Section:
             run.path: run for e in experiment.entries() if e.plan.seed == 0 and (run := run_of(e.plan, root)).finished
         }
         bounds = bounds_table([run for run in runs.values() if run.failure is None])
-        parts += [bounds] if bounds.rows else []
+        parts += [replace(bounds, title="Bounds of the runs with seed 0", aside=True)] if bounds.rows else []
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
     return Section(experiment.name, title, parts, _warnings(experiment, rows))
 

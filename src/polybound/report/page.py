@@ -92,7 +92,9 @@ def _table(table: Table) -> str:
         rows += f"<tr{kind}>{cells}</tr>"
         before = row[0]
     notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in table.notes)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+    kind = " class='labelled'" if list(table.header[1:2]) == ["value"] else ""
+    shown = f"<div class='scroll'><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+    return f"<details><summary>{html.escape(table.title)}</summary>{shown}</details>" if table.aside else shown
 
 
 def _figure(figure: Figure, drawings: list[dict[str, Any]]) -> str:

@@ -10,7 +10,7 @@ __all__ = ["Figure", "Images", "Line", "Panel", "Section", "Table"]
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text; `groups` are (first row, heading) pairs that part the rows."""
+    """Cells of text; `groups` are (first row, heading) pairs that part the rows. An `aside` is shown when asked for."""
 
     title: str
     header: Sequence[str]
@@ -18,6 +18,7 @@ class Table:
     groups: Sequence[tuple[int, str]] = ()
     bold: frozenset[tuple[int, int]] = frozenset()
     notes: Sequence[str] = ()
+    aside: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def draw(figure: Figure, *paths: Path) -> None:
 
 def _panels(figure: Figure) -> Canvas:
     count = max(1, len(figure.panels))
-    columns = min(3, count)
+    columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
     canvas = Canvas(figsize=(4.2 * columns, 3.1 * rows), layout="constrained")
     axes = canvas.subplots(rows, columns, squeeze=False).flatten()
