@@ -164,6 +164,19 @@ def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
     assert estimate([small], tmp_path / "two").seconds == 0
 
 
+def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_path):
+    attacks = ("pgd-0.1-1-0.1", "pgd-0.1-2-0.05")
+    steps = replace(
+        small, name="steps", layout="curves", methods=("projection",), attacks=attacks, x="steps", lines="model"
+    )
+    sweep([small, steps], tmp_path, workers=1)
+    assert {row.attack for row in collect(small, tmp_path)} == {"clean", "fgsm-0.1"}
+    assert {row.attack for row in collect(steps, tmp_path)} == {"clean", *attacks}
+    (made,) = build_report([steps], tmp_path, tmp_path / "report.html")
+    (figure,) = made.parts
+    assert [line.x for panel in figure.panels for line in panel.lines] == [[1.0, 2.0]] * 2
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_missing_data_set_does_not_keep_the_others_back(small, tmp_path, workers):
     both = replace(small, datasets=(f"folder:{tmp_path / 'nowhere'}", "digits"), seeds=1, methods=("none",))

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polybound.errors import PolyboundError
+from polybound.evaluation.certified import certified_column
 from polybound.evaluation.stored import keyed_scores
 from polybound.experiments.experiment import Entry, Experiment
 from polybound.experiments.jobs import run_of
@@ -72,11 +73,15 @@ class Row:
 
 
 def collect(experiment: Experiment, root: Path) -> list[Row]:
-    """All scores that the run folders of an experiment hold, those that its search led to included."""
+    """The scores of an experiment's runs, those that its search led to included.
+
+    Other experiments share the runs, and may have left scores of other attacks and splits in their folders.
+    """
+    attacks = {"clean", *experiment.attacks, *(certified_column(eps)[0] for eps in experiment.eps)}
     rows = []
     for entry in resolve(experiment, root).entries():
         for row, limit in _rows(entry, run_of(entry.plan, root)):
-            if limit == (experiment.limit or None):
+            if limit == (experiment.limit or None) and row.attack in attacks and row.split in experiment.splits:
                 rows.append(row)
     return rows
 
