@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polybound.attacks.losses import DLR, KL, CrossEntropy, TargetedDLR
@@ -33,6 +33,7 @@ def problem(seed, classes, scale):
 
 @pytest.mark.parametrize("kind", ["ce", "kl", "dlr", "targeted"])
 @given(st.integers(0, 10**6), st.integers(4, 7), st.sampled_from([0.1, 1.0, 10.0]))
+@example(895260, 4, 0.1)
 def test_slopes_are_the_gradient_up_to_a_positive_factor(kind, seed, classes, scale):
     logits, y, target, clean = problem(seed, classes, scale)
     loss = {"ce": CrossEntropy(y), "kl": KL(y, clean), "dlr": DLR(y), "targeted": TargetedDLR(y, target)}[kind]
@@ -47,7 +48,9 @@ def test_slopes_are_the_gradient_up_to_a_positive_factor(kind, seed, classes, sc
             }[kind]()
             (gradient,) = torch.autograd.grad(value, z)
             slopes = loss.slopes(logits)[e, :, n]
-            if gradient.norm() > 1e-6:  # below, the textbook's own gradient is rounding error
+            # Below, the textbook's own gradient is rounding error, or that of the 1e-12 in its DLR, divided by a gap's
+            # square: where y is third, the DLR is constant.
+            if gradient.norm() > (1e-3 if "dlr" in loss.__class__.__name__.lower() else 1e-6):
                 cosine = F.cosine_similarity(gradient, slopes, dim=0)
                 assert cosine > 1 - 1e-6
             if kind != "ce":
