@@ -20,13 +20,18 @@ def prepared(model, x):
     return torch.cat([x, torch.ones(*x.shape[:-1], 1, dtype=F64)], dim=-1) if lifted else x
 
 
-@given(st.one_of(ccps(runs=(None, 1, 4)), ncps(runs=(None, 1, 4))), st.sampled_from([1, 2, 4]), seeds)
-def test_logits_and_all_gradients(model, groups, seed):
+def autograd_logits(model, groups, seed):
+    """Inputs with a gradient, one for each run, and the logits; always with a dimension for the runs."""
     runs = model.runs or 1
-    groups = min(groups, runs)
     x = grouped_inputs(model, groups, seed).repeat_interleave(runs // groups, 0).requires_grad_()
     logits = model(x if model.runs else x[0])
-    logits = logits if model.runs else logits.unsqueeze(0)
+    return x, logits if model.runs else logits.unsqueeze(0)
+
+
+@given(st.one_of(ccps(runs=(None, 1, 4)), ncps(runs=(None, 1, 4))), st.sampled_from([1, 2, 4]), seeds)
+def test_logits_and_all_gradients(model, groups, seed):
+    groups = min(groups, model.runs or 1)
+    x, logits = autograd_logits(model, groups, seed)
     d = torch.randn(logits.shape, dtype=F64)
     wanted = torch.autograd.grad(logits, [x, *model.parameters()], d, allow_unused=True)
 
@@ -49,13 +54,10 @@ def test_logits_and_all_gradients(model, groups, seed):
 @given(ccps(runs=(None, 1, 4)), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]), seeds)
 def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, directions, seed):
     """For a loss of logits and rows, `<d, logits> + sum of w rows^2`: autograd differentiates twice."""
-    runs = model.runs or 1
-    groups = min(groups, runs)
-    x = grouped_inputs(model, groups, seed).repeat_interleave(runs // groups, 0).requires_grad_()
-    logits = model(x if model.runs else x[0])
-    logits = logits if model.runs else logits.unsqueeze(0)
+    groups = min(groups, model.runs or 1)
+    x, logits = autograd_logits(model, groups, seed)
     d = torch.randn(logits.shape, dtype=F64)
-    v = torch.randn(runs, directions, *logits.shape[1:], dtype=F64)
+    v = torch.randn(len(logits), directions, *logits.shape[1:], dtype=F64)
     rows = torch.stack([torch.autograd.grad(logits, x, v[:, n], create_graph=True)[0] for n in range(directions)], 1)
     w = torch.rand_like(rows)
     loss = (d * logits).sum() + (w * rows.square()).sum()

@@ -11,6 +11,7 @@ matrix product.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.ncp import NCP
 
-__all__ = ["ClosedCCP", "ClosedForm", "ClosedNCP", "closed_form"]
+__all__ = ["ClosedCCP", "ClosedForm", "closed_form"]
 
 
 def closed_form(model: PolynomialNetwork) -> ClosedForm:
@@ -28,7 +29,7 @@ def closed_form(model: PolynomialNetwork) -> ClosedForm:
     if isinstance(model, CCP):
         return ClosedCCP(model)
     if isinstance(model, NCP):
-        return ClosedNCP(model)
+        return _ClosedNCP(model)
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
@@ -69,7 +70,11 @@ class ClosedForm(ABC):
 
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
         """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
-        factors, others = self.backward(d)
+        self._update_(*self.backward(d), x, rate, decay)
+
+    def _update_(
+        self, factors: Tensor, others: list[tuple[Tensor, Tensor]], x: Tensor, rate: float, decay: float
+    ) -> None:
         rows = self.weight.view(len(x), -1, self.columns)
         rows.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
         for parameter, gradient in others:
@@ -77,7 +82,11 @@ class ClosedForm(ABC):
 
     def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs of every parameter and its gradient."""
-        factors, others = self.backward(d)
+        return self._gradients(*self.backward(d), x)
+
+    def _gradients(
+        self, factors: Tensor, others: list[tuple[Tensor, Tensor]], x: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
         gradient = torch.bmm(factors.view(len(x), -1, x.shape[1]), x).view(self.weight.shape)
         return [(self.weight, gradient), *others]
 
@@ -130,11 +139,15 @@ class ClosedCCP(ClosedForm):
         return self._factor_gradient(dy), [(self.C, gradient)]
 
     def _factor_gradient(self, dy: Tensor) -> Tensor:
-        factors = torch.empty_like(self.h)
+        return self._others(dy, self.each, self.prefix)
+
+    def _others(self, dy: Tensor, each: Sequence[Tensor], prefix: Sequence[Tensor]) -> Tensor:
+        """`dy prod_(j != i) h_j` for all i: (E, k, *shape of dy)."""
+        factors = dy.new_empty(self.runs, self.degree, *dy.shape[1:])
         into, suffix = factors.unbind(1), dy
         for n in range(self.degree - 1, 0, -1):
-            torch.mul(suffix, self.prefix[n - 1], out=into[n])
-            suffix = suffix * self.each[n]
+            torch.mul(suffix, prefix[n - 1], out=into[n])
+            suffix = suffix * each[n]
         into[0].copy_(suffix)
         return factors
 
@@ -146,43 +159,36 @@ class ClosedCCP(ClosedForm):
         runs, directions, classes, batch = v.shape
         self.v = v.transpose(1, 2).reshape(runs, classes, -1)
         self.q = torch.bmm(self.C[..., : self.rank].transpose(1, 2), self.v).view(runs, self.rank, directions, batch)
-        self.spread = [h.unsqueeze(2) for h in self.each]
-        self.slopes = torch.empty(runs, self.degree, self.rank, directions, batch).to(self.q)
-        suffix = self.q
-        for n in range(self.degree - 1, 0, -1):
-            torch.mul(suffix, self.prefix[n - 1].unsqueeze(2), out=self.slopes[:, n])
-            suffix = suffix * self.spread[n]
-        self.slopes[:, 0] = suffix
+        # A dimension for the directions.
+        self.each_spread = [h.unsqueeze(2) for h in self.each]
+        self.prefix_spread = [y.unsqueeze(2) for y in self.prefix]
+        self.slopes = self._others(self.q, self.each_spread, self.prefix_spread).view(runs, self.degree * self.rank, -1)
         weight = self.weight.view(runs, -1, self.columns)
-        return torch.bmm(self._flat(self.slopes).transpose(1, 2), weight).view(runs, directions, batch, -1)
+        return torch.bmm(self.slopes.transpose(1, 2), weight).view(runs, directions, batch, -1)
 
     def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
         """As `update_`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
-        factors, of_C = self._backward_by_rows(d, r)
-        shared = self.weight.view(len(x), -1, self.columns)
-        shared.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
-        self.weight.view(self.runs, -1, self.columns).baddbmm_(self._flat(self.slopes), r.flatten(1, 2), alpha=-rate)
-        self.C.mul_(1.0 - rate * decay).sub_(of_C, alpha=rate)
+        self._update_(*self._backward_by_rows(d, r), x, rate, decay)
+        self.weight.view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2), alpha=-rate)
 
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """As `gradients`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
-        factors, of_C = self._backward_by_rows(d, r)
-        gradient = torch.bmm(factors.view(len(x), -1, x.shape[1]), x).view(self.runs, -1, self.columns)
-        gradient.baddbmm_(self._flat(self.slopes), r.flatten(1, 2))
-        return [(self.weight, gradient.view_as(self.weight)), (self.C, of_C)]
+        pairs = self._gradients(*self._backward_by_rows(d, r), x)
+        pairs[0][1].view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2))
+        return pairs
 
-    def _backward_by_rows(self, d: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of the factors and of C.
+    def _backward_by_rows(self, d: Tensor, r: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """As `backward`, but for what the weights add by the rows themselves, `slopes r`.
 
         The loss sees the rows through `<r, rows> = <q, t_k>`, where t is the derivative of the prefixes y as the
         factors move by `g_i = V_i r`: `t_n = t_(n-1) h_n + y_(n-1) g_n`. So back through that recursion, with the
         adjoints a of t and b of y; the latter begins with that of the logits.
         """
         weight = self.weight.view(self.runs, -1, self.columns)
-        g = torch.bmm(weight, r.flatten(1, 2).transpose(1, 2)).view_as(self.slopes).unbind(1)
+        g = torch.bmm(weight, r.flatten(1, 2).transpose(1, 2)).view(self.runs, self.degree, *self.q.shape[1:]).unbind(1)
         t = [g[0]]
         for n in range(1, self.degree):
-            t.append(torch.addcmul(t[-1] * self.spread[n], self.prefix[n - 1].unsqueeze(2), g[n]))
+            t.append(torch.addcmul(t[-1] * self.each_spread[n], self.prefix_spread[n - 1], g[n]))
         of_C, b = self._output_gradient(d, self.prefix[-1])
         of_C[..., : self.rank].baddbmm_(self.v, t[-1].flatten(2).transpose(1, 2))
 
@@ -191,15 +197,12 @@ class ClosedCCP(ClosedForm):
         for n in range(self.degree - 1, 0, -1):
             torch.addcmul((a * t[n - 1]).sum(2), b, self.prefix[n - 1], out=into[n])
             b = torch.addcmul((a * g[n]).sum(2), b, self.each[n])
-            a = a * self.spread[n]
+            a = a * self.each_spread[n]
         into[0].copy_(b)
-        return factors, of_C
-
-    def _flat(self, slopes: Tensor) -> Tensor:
-        return slopes.view(self.runs, self.degree * self.rank, -1)
+        return factors, [(self.C, of_C)]
 
 
-class ClosedNCP(ClosedForm):
+class _ClosedNCP(ClosedForm):
     """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`."""
 
     def __init__(self, model: NCP) -> None:
