@@ -70,7 +70,7 @@ def refusing(where: str | Path) -> Iterator[None]:
         struct.error,
         UnicodeDecodeError,
         OverflowError,
-        RuntimeError,  # of wave and zipfile, NotImplementedError among them
+        RuntimeError,  # of wave and zipfile, also for features of the format that they lack
     ) as error:
         raise FileFormatError(f"{where}: damaged or of another format ({' '.join(str(error).split())})") from error
 

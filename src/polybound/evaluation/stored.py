@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from polybound.atomic import write_atomically
 from polybound.attacks import PAPER_ATTACKS, Attack, GuidedDenoiser, parse_attacks, protocols
 from polybound.attacks.denoise import Defence, find_defence
+from polybound.certificates.files import fingerprint
 from polybound.data import Dataset, load
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation.certified import certified_column, certified_scores
@@ -130,7 +130,7 @@ class StackedRuns:
     def __init__(self, runs: list[Run], data: Dataset, defence: str | None, data_dir: Folder | None) -> None:
         self.runs, self.data, self.defence, self.data_dir = runs, data, defence, data_dir
         self._models = {run.path: load_model(run.model_file) for run in runs}
-        self._weights = {path: _digest(model) for path, model in self._models.items()}
+        self._weights = {path: fingerprint(model) for path, model in self._models.items()}
         self._guards: dict[Path, Defence] = {}
         self._stacks: dict[tuple[Path, ...], PolynomialNetwork] = {}
 
@@ -161,7 +161,7 @@ class StackedRuns:
 
     def distinct(self, runs: list[Run]) -> list[Run]:
         """One of each kind: large bounds never bind, and their runs have the same weights to the bit."""
-        found: dict[bytes, Run] = {}
+        found: dict[str, Run] = {}
         for run in runs:
             found.setdefault(self._weights[run.path], run)
         return list(found.values())
@@ -219,13 +219,6 @@ def has_scores(
         (a.name, p) for a in parse_attacks(attacks) for p in protocols(protocol) if p == "sound" or not a.only_sound
     ]
     return found.issuperset([("clean", "-"), *wanted, *map(certified_column, certify)])
-
-
-def _digest(model: PolynomialNetwork) -> bytes:
-    found = sha256()
-    for parameter in model.parameters():
-        found.update(parameter.detach().cpu().numpy().tobytes())
-    return found.digest()
 
 
 def _data(run: Run, split: str, data_dir: Folder | None) -> Dataset:
