@@ -11,7 +11,7 @@ from importlib.resources import files
 from math import nan
 from statistics import fmean, stdev
 
-from polybound.experiments.results import Average, Row, average
+from polybound.experiments.results import Average, Row, best
 
 __all__ = [
     "ATTACKS",
@@ -127,25 +127,21 @@ def compare(rows: Sequence[Row], protocol: str = "published", table: str | None 
         variants: dict[str, list[Row]] = {}
         for row in _of_one_kind(mine):
             variants.setdefault(row.variant, []).append(row)
-        if not variants:
-            continue
-        if value.method == "layerwise-projection":
+        found = {name: top for name, members in variants.items() if (top := best(members)) is not None}
+        if found and value.method == "layerwise-projection":
             # As with the bounds of one number, the best of all.
-            variants = dict([max(variants.items(), key=lambda item: _best(item[1]).mean)])
-        for variant, members in variants.items():
-            best = _best(members)
-            difference = best.mean - value.mean
+            name = max(found, key=lambda name: found[name].mean)
+            found = {name: found[name]}
+        for variant, ours in found.items():
+            members = variants[variant]
+            difference = ours.mean - value.mean
             allowed = max(3.0, 2.0 * value.std)
             verdict = "within" if abs(difference) <= allowed else "off"
             if any(row.epochs < EPOCHS or row.samples for row in members):
                 verdict = "reduced"
             bounds = len({row.bound for row in members})
-            result.append(Comparison(value, best, wanted, difference, allowed, verdict, bounds, variant))
+            result.append(Comparison(value, ours, wanted, difference, allowed, verdict, bounds, variant))
     return result
-
-
-def _best(rows: Iterable[Row]) -> Average:
-    return max(average(rows).values(), key=lambda found: found.mean)
 
 
 def _names(row: Row) -> tuple[str, str, str, str]:

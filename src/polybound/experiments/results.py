@@ -20,7 +20,7 @@ from polybound.experiments.search import resolve
 from polybound.runs import Run
 from polybound.training.recipe import Recipe
 
-__all__ = ["Average", "Row", "average", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]
+__all__ = ["Average", "Row", "average", "best", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]
 
 
 @dataclass(frozen=True)
@@ -210,3 +210,8 @@ def average(rows: Iterable[Row], **wanted: Any) -> dict[float | None, Average]:
         values = list(by_seed.values())
         result[bound] = Average(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values), bound)
     return result
+
+
+def best(rows: Iterable[Row], **wanted: Any) -> Average | None:
+    """The highest of the averages by bound, as the paper takes it; None if there is no such row."""
+    return max(average(rows, **wanted).values(), key=lambda found: found.mean, default=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polybound.experiments.compare import DATASETS
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.results import Average, Row, average
+from polybound.experiments.results import Average, Row, average, best
 from polybound.experiments.studies import ratios, studies
 from polybound.report.shapes import Figure, Images, Line, Panel
 from polybound.report.words import MODELS, SOURCES, attack_label
@@ -31,8 +31,8 @@ def curves(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     def points(part: Sequence[Row]) -> dict[float, Average]:
         found = {}
         for key in sorted({x for row in part if (x := _x(experiment, row)) is not None}):
-            values = average([row for row in part if _x(experiment, row) == key])
-            found[key] = max(values.values(), key=lambda value: value.mean)
+            if top := best([row for row in part if _x(experiment, row) == key]):
+                found[key] = top
         return found
 
     for protocol, dataset in product(protocols, experiment.datasets):

@@ -10,7 +10,7 @@ from pathlib import Path
 from polybound.experiments.compare import ATTACKS, DATASETS, EPOCHS, published, significance
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import run_of
-from polybound.experiments.results import Average, Row, average
+from polybound.experiments.results import Row, average, best
 from polybound.experiments.search import resolve, search_job
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
 from polybound.report.folders import bounds_table
@@ -114,13 +114,13 @@ def _tables(experiment: Experiment, rows: Sequence[Row]) -> list[Table | Figure]
             if line := _published_line(dataset, model, attack, columns):
                 cells.append([attack_label(attack), "paper", *line])
             for protocol in ("-",) if attack == "clean" else ("published", "sound"):
-                best = [_best(_select(part, column), attack, protocol) for column in columns]
+                values = [best(_select(part, column), attack=attack, protocol=protocol) for column in columns]
                 label = "here" if protocol == "-" else SOURCES[protocol]
-                means = [value.mean for value in best if value is not None]
-                for place, value in enumerate(best):
+                means = [value.mean for value in values if value is not None]
+                for place, value in enumerate(values):
                     if value is not None and len(means) > 1 and value.mean == max(means):
                         bold.add((len(cells), place + 2))
-                cells.append([attack_label(attack), label, *("" if value is None else str(value) for value in best)])
+                cells.append([attack_label(attack), label, *("" if value is None else str(value) for value in values)])
     notes = [
         "The value of the projection is the best of all bounds for each line on its own, as in the paper; "
         "honest-table has one bound for all lines."
@@ -146,25 +146,20 @@ def _published_line(dataset: str, model: str, attack: str, columns: Sequence[str
     return line if any(line) else []
 
 
-def _best(rows: Sequence[Row], attack: str, protocol: str) -> Average | None:
-    averages = average(rows, attack=attack, protocol=protocol)
-    return max(averages.values(), key=lambda value: value.mean) if averages else None
-
-
 def _significances(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
     """Projection against none, paired by seed, for the strongest statement of a table."""
     notes = []
     for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
         part = [r for r in rows if (r.dataset, r.model, r.attack, r.protocol) == (dataset, model, attack, "sound")]
-        best = _best(_select(part, "projection"), attack, "sound")
-        if best is None or best.seeds < 2:
+        top = best(_select(part, "projection"), attack=attack, protocol="sound")
+        if top is None or top.seeds < 2:
             continue
-        ours = [row for row in _select(part, "projection") if row.bound == best.bound]
+        ours = [row for row in _select(part, "projection") if row.bound == top.bound]
         result = significance(ours, _select(part, "none"))
         if result.p == result.p:
             notes.append(
                 f"{DATASETS.get(dataset, dataset)}, {MODELS.get(model, model)}, {attack_label(attack)}, sound: "
-                f"projection at its best bound {best.bound:g} less none is {result.difference:+.1f} points over "
+                f"projection at its best bound {top.bound:g} less none is {result.difference:+.1f} points over "
                 f"{result.seeds} seeds (paired t-test, p = {result.p:.2g})."
             )
     return notes
