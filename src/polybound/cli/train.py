@@ -18,6 +18,7 @@ from polybound.cli.progress import progress_bar
 from polybound.data import load
 from polybound.errors import PolyboundError
 from polybound.experiments import Plan, Progress, train_together
+from polybound.models import paper_rank
 from polybound.report.events import EventLog
 from polybound.runs import Run
 from polybound.training import Recipe
@@ -49,7 +50,7 @@ def unfold(options: dict[str, Any]) -> list[Plan]:
     dataset, model = options.pop("dataset", None), options.pop("model", "pn-4")
     if dataset is None:
         raise PolyboundError("which data set? --dataset digits, or any that `polybound data list` shows")
-    width, share = options.pop("rank", 16), options.pop("validation", 0.0)
+    width, share = options.pop("rank", paper_rank(model)), options.pop("validation", 0.0)
     seeds, bounds = options.pop("seeds", [0]), options.pop("bounds", None)
     first = Recipe.of(options)
     if bounds is not None and first.regulariser != "projection":

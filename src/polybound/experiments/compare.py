@@ -12,6 +12,7 @@ from math import nan
 from statistics import fmean, stdev
 
 from polybound.experiments.results import Average, Row, best
+from polybound.models import paper_rank
 
 __all__ = [
     "ATTACKS",
@@ -47,8 +48,6 @@ ATTACKS = {
 
 EPOCHS = 100
 """Epochs of the paper's schedule; a number from fewer is no reproduction."""
-
-_RANK = 16
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _of_one_kind(rows: Iterable[Row]) -> list[Row]:
         return []
 
     def kind(row: Row) -> tuple[int, float, int, bool, int]:
-        return row.epochs, row.samples or float("inf"), row.total, row.rank == _RANK, row.rank
+        return row.epochs, row.samples or float("inf"), row.total, row.rank == paper_rank(row.model), row.rank
 
     best = max(map(kind, rows))
     return [row for row in rows if kind(row) == best]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from polybound.errors import PolyboundError
 from polybound.experiments.plan import Plan
+from polybound.models import paper_rank
 from polybound.training.recipe import Recipe
 
 __all__ = ["BOUNDS", "Entry", "Experiment", "experiment_names", "find_experiment"]
@@ -53,7 +54,7 @@ class Experiment:
         bounds: of the methods with projection.
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
             "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms) or "product" (the norm of the product).
-        ranks: hidden ranks; one for each run.
+        ranks: hidden ranks, one for each run; each model's own by default.
         penalty: weight of the penalty of a method, or several to choose from.
         recipe: fields of the training recipe that differ from the paper's.
         layerwise: a bound for each matrix by name, as a search found them.
@@ -82,7 +83,7 @@ class Experiment:
     attacks: tuple[str, ...] = ()
     bounds: tuple[float, ...] = BOUNDS
     projections: tuple[str, ...] = ("single",)
-    ranks: tuple[int, ...] = (16,)
+    ranks: tuple[int, ...] = ()
     penalty: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     layerwise: Mapping[str, float] = field(default_factory=dict)
@@ -132,7 +133,8 @@ class Experiment:
         """
         if self.kind in ("initial", "samples"):
             return  # nothing to train
-        for dataset, model, rank, method in product(self.datasets, self.models, self.ranks, self.methods):
+        widths = [(model, rank) for model in self.models for rank in self.ranks or (paper_rank(model),)]
+        for dataset, (model, rank), method in product(self.datasets, widths, self.methods):
             for projection, levels in self._levels(method):
                 recipes = [self.recipe_for(method, **self._constraint(projection, level, model)) for level in levels]
                 entries = [

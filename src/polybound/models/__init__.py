@@ -9,7 +9,7 @@ from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors
 from polybound.models.files import load
 from polybound.models.ncp import NCP
-from polybound.models.paper import PAPER_MODELS, paper_model
+from polybound.models.paper import PAPER_MODELS, paper_model, paper_rank
 
 __all__ = [
     "CCP",
@@ -29,5 +29,6 @@ __all__ = [
     "example",
     "load",
     "paper_model",
+    "paper_rank",
     "stack",
 ]
