@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -25,9 +26,9 @@ seeds = 3
 limit = 100
 
 [recipe]
-epochs = 12
-start = 6
-milestones = [3, 9]
+epochs = 40
+start = 10
+milestones = [10, 30]
 learning_rate = 0.02
 """
 
@@ -53,21 +54,30 @@ def everything(file, root):
     return collect(experiment, root), weights
 
 
+def written(root):
+    """The files of a folder with the times of their last change."""
+    times = {}
+    for path in root.rglob("*"):
+        with suppress(FileNotFoundError):  # a file that has just got its name
+            times[path] = path.stat().st_mtime_ns
+    return times
+
+
 def test_kill_9_of_a_sweep(file, undisturbed, tmp_path):
     """The whole process group dies, workers and all, at random moments; then the same command again."""
-    kills, generator, killed = int(os.environ.get("POLYBOUND_KILLS", "4")), random.Random(1), 0
+    kills, generator = int(os.environ.get("POLYBOUND_KILLS", "4")), random.Random(1)
     command = [sys.executable, "-m", "polybound", "sweep", str(file), "--runs", str(tmp_path), "--workers", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    while killed < kills:
+    for _ in range(kills):
+        before = written(tmp_path)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(command, start_new_session=True, env=environment, **quiet)
-        time.sleep(generator.uniform(2.0, 9.0))
-        ended = process.poll() is not None
-        os.killpg(process.pid, signal.SIGKILL) if not ended else None
+        while written(tmp_path) == before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0.0, 0.5))
+        assert process.poll() is None, "the sweep was over before all the kills"
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        killed += 1
-        if ended:
-            break
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert everything(file, tmp_path) == undisturbed
