@@ -13,6 +13,7 @@ from polybound.errors import PolyboundError
 from polybound.experiments.compare import DATASETS, compare, published, significance
 from polybound.experiments.experiment import BOUNDS, Experiment, experiment_names, find_experiment
 from polybound.experiments.results import Row, average, collect, collect_folder, read_csv, write_csv
+from polybound.experiments.search import search_job
 from polybound.experiments.sweep import estimate, jobs_of, sweep
 from polybound.report.build import build_report
 from polybound.report.shapes import Figure, Table
@@ -284,3 +285,18 @@ def test_the_budget_scales_the_schedule():
     recipe = find_experiment("table-1").changed(budget=0.1).recipe_for("projection")
     assert (recipe.epochs, recipe.start, recipe.milestones) == (10, 5, (2, 8))
     assert json.dumps(recipe.as_dict())
+
+
+def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_several_seeds(tmp_path):
+    """Two values a matrix: the estimator proposes points again long before all 32 were seen."""
+    named = find_experiment("table-10")
+    wanted = {"dataset": "digits", "values": [1.0, 2.0], "points": 30, "finalists": 2, "seeds": 2}
+    small = replace(named, budget=0.02, samples=200, limit=20, search=dict(named.search) | wanted)
+    search_job(small).carry_out(tmp_path, None)
+    result = search_job(small).result(tmp_path)
+    trials = result["trials"]
+    assert len({tuple(trial["bounds"].values()) for trial in trials}) == len(trials) == 30
+    whole = [trial["full"] for trial in trials if trial["full"] is not None]
+    finalists = [trial for trial in trials if trial["mean"] is not None]
+    assert sorted(trial["full"] for trial in finalists) == sorted(whole)[-2:]
+    assert result["accuracy"] == max(trial["mean"] for trial in finalists)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 from polybound.errors import PolyboundError
@@ -12,6 +14,7 @@ from polybound.evaluation import read_scores
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Measurement, StackJob, StudyJob, run_of
 from polybound.experiments.plan import Plan
+from polybound.models import paper_rank
 from polybound.training.recipe import Recipe
 
 __all__ = ["resolve", "search_job"]
@@ -39,8 +42,9 @@ def resolve(experiment: Experiment, root: Path) -> Experiment:
 def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dict[str, Any]:
     """Find the bounds with the best accuracy under an attack, on a validation split.
 
-    Points are proposed by the tree-structured Parzen estimator, fifteen at a time, and trained as one stack. All are
-    trained on a shorter schedule first; the best quarter goes on to the whole one, the others are pruned.
+    Points are proposed by the tree-structured Parzen estimator, fifteen new ones at a time, and trained as one stack.
+    All are trained on a shorter schedule first; the best quarter goes on to the whole one, the others are pruned. As
+    seeds may differ by more than points do, the `finalists` are trained with all `seeds`, and the best mean wins.
     """
     try:
         import optuna
@@ -52,16 +56,17 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
     )
     recipe = Recipe.of(options["recipe"])
     values = [float(value) for value in options["values"]]
-    trials: list[dict[str, Any]] = []
+    generator = Random(0)  # noqa: S311 (not for secrets)
+    trials: dict[tuple[float, ...], dict[str, Any]] = {}
 
-    def measure(points: list[dict[str, float]], schedule: Recipe) -> list[float]:
+    def measure(points: list[dict[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
         plans = tuple(
             Plan(
                 options["dataset"],
                 "pn-4",
                 replace(schedule, bound=point),
-                0,
-                16,
+                seed,
+                paper_rank("pn-4"),
                 options["validation"],
                 options["samples"],
             )
@@ -77,29 +82,44 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
             found.append(scores.get(wanted, 0.0))  # a run that failed has no score, and none could be worse
         return found
 
+    def ask(count: int) -> dict[tuple[float, ...], Any]:
+        """New points with their trials; instead of a point that was proposed before there is a random one."""
+        asked: dict[tuple[float, ...], Any] = {}
+        while len(asked) < count:
+            trial = study.ask()
+            key = tuple(trial.suggest_categorical(name, values) for name in NAMES)
+            if key in asked or key in trials:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                study.enqueue_trial({name: generator.choice(values) for name in NAMES})
+            else:
+                asked[key] = trial
+        return asked
+
     short = _shortened(recipe)
-    while len(trials) < options["points"]:
-        asked = [study.ask() for _ in range(min(BATCH, options["points"] - len(trials)))]
-        points = [{name: trial.suggest_categorical(name, values) for name in NAMES} for trial in asked]
-        distinct = [dict(point) for point in {tuple(point.items()): point for point in points}.values()]
-        first = dict(zip(map(_key, distinct), measure(distinct, short), strict=True))
-        best = sorted(distinct, key=lambda point: -first[_key(point)])[: max(1, round(KEPT * len(distinct)))]
-        final = dict(zip(map(_key, best), measure(best, recipe), strict=True))
-        for trial, point in zip(asked, points, strict=True):
-            key = _key(point)
+    total = min(options["points"], len(values) ** len(NAMES))
+    while len(trials) < total:
+        asked = ask(min(BATCH, total - len(trials)))
+        first = dict(zip(asked, measure([_point(key) for key in asked], short), strict=True))
+        best = sorted(asked, key=lambda key: -first[key])[: max(1, round(KEPT * len(asked)))]
+        final = dict(zip(best, measure([_point(key) for key in best], recipe), strict=True))
+        for key, trial in asked.items():
             trial.report(first[key], 0)
             if key in final:
                 study.tell(trial, final[key])
             else:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            trials.append({"bounds": point, "short": first[key], "full": final.get(key)})
-    finished = [trial for trial in trials if trial["full"] is not None]
-    winner = max(finished, key=lambda trial: trial["full"])
-    return {"bounds": winner["bounds"], "accuracy": winner["full"], "trials": trials}
+            trials[key] = {"bounds": _point(key), "short": first[key], "full": final.get(key), "mean": None}
+    whole = [trial for trial in trials.values() if trial["full"] is not None]
+    finalists = sorted(whole, key=lambda trial: -trial["full"])[: options["finalists"]]
+    again = [measure([trial["bounds"] for trial in finalists], recipe, seed) for seed in range(1, options["seeds"])]
+    for trial, *others in zip(finalists, *again, strict=True):
+        trial["mean"] = fmean([trial["full"], *others])
+    winner = max(finalists, key=lambda trial: trial["mean"])
+    return {"bounds": winner["bounds"], "accuracy": winner["mean"], "trials": list(trials.values())}
 
 
-def _key(point: Mapping[str, float]) -> tuple[float, ...]:
-    return tuple(point[name] for name in NAMES)
+def _point(key: tuple[float, ...]) -> dict[str, float]:
+    return dict(zip(NAMES, key, strict=True))
 
 
 def _shortened(recipe: Recipe) -> Recipe:

@@ -200,21 +200,23 @@ def _search(experiment: Experiment, root: Path) -> list[Table | Figure]:
     if not job.done(root):
         return []
     result = job.result(root)
+    measures = ("mean", "full", "short")  # the finalists, then what was trained to the end, then the rest
     trials = sorted(
-        result["trials"], key=lambda trial: -(trial["full"] if trial["full"] is not None else trial["short"] - 1)
-    )
+        result["trials"], key=lambda trial: [-1.0 if trial[name] is None else trial[name] for name in measures]
+    )[::-1]
     names = list(result["bounds"])
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{100 * share:.2f}"
+
     cells = [
-        [
-            *(f"{trial['bounds'][name]:g}" for name in names),
-            f"{100 * trial['short']:.2f}",
-            "" if trial["full"] is None else f"{100 * trial['full']:.2f}",
-        ]
+        [*(f"{trial['bounds'][name]:g}" for name in names), *(percent(trial[name]) for name in reversed(measures))]
         for trial in trials[:10]
     ]
     pruned = sum(trial["full"] is None for trial in trials)
     note = (
         f"{len(trials)} points, {pruned} of them pruned after a shorter schedule; {experiment.search['attack']} on a "
-        f"validation split, {experiment.search['protocol']} protocol. The ten best:"
+        f"validation split, {experiment.search['protocol']} protocol, accuracy in %. The ten best:"
     )
-    return [Table("The search", [*names, "shorter schedule", "whole schedule"], cells, notes=[note])]
+    header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
+    return [Table("The search", header, cells, notes=[note])]
