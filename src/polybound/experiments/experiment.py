@@ -53,7 +53,8 @@ class Experiment:
         attacks: attacks on the test split.
         bounds: of the methods with projection.
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
-            "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms) or "product" (the norm of the product).
+            "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms: a quarter of the bound, for C all of it)
+            or "product" (the norm of the product).
         ranks: hidden ranks, one for each run; each model's own by default.
         penalty: weight of the penalty of a method, or several to choose from.
         recipe: fields of the training recipe that differ from the paper's.
@@ -167,11 +168,14 @@ class Experiment:
             return {"penalty": level}
         if projection == "layer-wise":
             return {"bound": {name: value * level for name, value in self.layerwise.items()}}
-        if projection == "product":
-            # As much as a single bound on the V_i allows: b (1 + b)^(k - 1), the ones being the residual form's.
-            degree = int(model.rpartition("-")[2])
-            return {"bound": {"product": level * (1.0 + level) ** (degree - 1), "C": level}, "on": "product"}
-        return {"bound": level, "norm": "2" if projection == "spectral" else "inf"}
+        if projection == "single":
+            return {"bound": level}
+        degree = int(model.rpartition("-")[2])
+        if projection == "spectral":
+            # Trained with a single bound of 1, the V_i have l2 norms of about 1/4, and C has 0.8.
+            return {"bound": {**{f"U{n}": level / 4 for n in range(1, degree + 1)}, "C": level}, "norm": "2"}
+        # As much as a single bound on the V_i allows: b (1 + b)^(k - 1), the ones being the residual form's.
+        return {"bound": {"product": level * (1.0 + level) ** (degree - 1), "C": level}, "on": "product"}
 
     def entries(self) -> list[Entry]:
         """All runs."""
