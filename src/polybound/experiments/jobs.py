@@ -76,8 +76,10 @@ class StackJob:
     def name(self) -> str:
         """For people."""
         first = self.plans[0]
-        several = f", {len(self.plans)} bounds" if len(self.plans) > 1 else ""
-        return f"{first.dataset} {first.model} {first.recipe.method} seed {first.seed}{several}"
+        seeds = {plan.seed for plan in self.plans}
+        which = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {first.seed}"
+        bounds = f", {len(self.plans)} bounds" if len(seeds) < len(self.plans) else ""
+        return f"{first.dataset} {first.model} {first.recipe.method} {which}{bounds}"
 
     def done(self, root: Path) -> bool:
         """Whether everything is there."""
