@@ -203,7 +203,7 @@ def rows_like_the_paper(shift=0.0, epochs=100):
     return [
         Row(
             dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",
-            bound=bound, variant="", seed=seed, epochs=epochs, samples=0, validation=0.0, split="test", attack=attack,
+            bound=bound, variant="", seed=seed, epochs=epochs, epoch=epochs, samples=0, validation=0.0, split="test", attack=attack,
             protocol=protocol, defence="", correct=1, total=10000, accuracy=value + shift + seed, run="r",
         )
         for method, bound, attack, protocol, value in (
@@ -300,3 +300,28 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
     finalists = [trial for trial in trials if trial["mean"] is not None]
     assert sorted(trial["full"] for trial in finalists) == sorted(whole)[-2:]
     assert result["accuracy"] == max(trial["mean"] for trial in finalists)
+
+
+def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tmp_path):
+    named = find_experiment("table-1").changed(
+        datasets=("digits",), models=("pn-4",), methods=("none", "projection"), bounds=(100.0, 1.0), seeds=1
+    )
+    shorter = {"epochs": 8, "start": 4, "milestones": [2, 6], "learning_rate": 0.02}
+    several = replace(named, recipe=shorter, limit=40, measure_every=2, attacks=("fgsm-0.1",))
+    sweep([several], tmp_path, workers=1)
+    rows = collect(several, tmp_path)
+    found = {(row.method, row.bound, row.attack, row.protocol, row.epoch): row.accuracy for row in rows}
+    for method, bound in (("none", None), ("projection", 100.0), ("projection", 1.0)):
+        epochs = {
+            protocol: {key[-1] for key in found if key[:2] == (method, bound) and key[3] == protocol}
+            for protocol in ("-", "published", "sound")
+        }
+        assert epochs == {"-": {6, 8}, "published": {6, 8}, "sound": {8}}
+    assert {row.epochs for row in rows} == {8}
+    top = average(rows, method="projection", attack="fgsm-0.1", protocol="published")[1.0]
+    assert top.mean == max(found["projection", 1.0, "fgsm-0.1", "published", epoch] for epoch in (6, 8))
+    assert top.seeds == 1
+    last = collect(replace(several, measure_every=0), tmp_path)
+    assert {row.epoch for row in last} == {8} and len(last) < len(rows)
+    page = build_report([several], tmp_path, tmp_path / "report.html")[0]
+    assert any("after the best of epochs 6, 8" in note for note in page.notes)

@@ -46,6 +46,22 @@ def test_a_run_of_the_stack_is_the_run_alone(tmp_path, undisturbed):
             torch.testing.assert_close(tensor, undisturbed[i][name], rtol=1e-5, atol=1e-6)
 
 
+def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
+    """Also if the whole run had been there before."""
+    train, test = load_digits("train"), load_digits("test")
+    shorter = [replace(plan, recipe=replace(plan.recipe, epochs=epochs)) for plan in PLANS for epochs in (2, 5)]
+    alone = train_together([plan for plan in shorter if plan.recipe.epochs == 5], train, tmp_path / "alone", test=test)
+    (before,) = train_together(PLANS[:1], train, tmp_path / "all", test=test)
+    changed = before.model_file.stat().st_mtime_ns
+    runs = train_together([*shorter, *PLANS], train, tmp_path / "all", test=test)
+    assert same_bits(weights(runs[len(shorter) :]), undisturbed)
+    assert same_bits(weights(runs[1 : len(shorter) : 2]), weights(alone))
+    assert [line["epoch"] for line in runs[0].metrics()] == [1, 2, 2]
+    assert before.model_file.stat().st_mtime_ns == changed
+    with pytest.raises(PolyboundError, match="cannot train together"):
+        train_together([*PLANS[:2], shorter[4]], train, tmp_path / "none")
+
+
 def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
     train, test = load_digits("train"), load_digits("test")
     runs = train_together(PLANS[:3], train, tmp_path, test=test, validation=test)

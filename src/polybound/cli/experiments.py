@@ -37,6 +37,10 @@ Dataset = Annotated[list[str] | None, typer.Option(help="Only these data sets, o
 Model = Annotated[list[str] | None, typer.Option(help="Only these models.")]
 Method = Annotated[list[str] | None, typer.Option(help="Only these methods.")]
 Bound = Annotated[list[float] | None, typer.Option(help="Only these bounds.")]
+MeasureEvery = Annotated[
+    int | None,
+    typer.Option(help="Measure every so many epochs too, published protocol; the best counts, as in the paper."),
+]
 Engine = Annotated[str, typer.Option(help="loky, dask or ray.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Jobs at once; one for each core by default.")]
 Address = Annotated[str | None, typer.Option(help="Of a Dask scheduler or a Ray head.")]
@@ -85,7 +89,7 @@ def _chosen(names: list[str], *changes: Any) -> list[Experiment]:
     """The experiments, changed as the options of the commands below say, in their order."""
     from polybound.experiments.experiment import find_experiment
 
-    fields = ("budget", "seeds", "samples", "limit", "datasets", "models", "methods", "bounds")
+    fields = ("budget", "seeds", "samples", "limit", "datasets", "models", "methods", "bounds", "measure_every")
     values = [(tuple(value) or None) if isinstance(value, list) else value for value in changes]
     return [find_experiment(name).changed(**dict(zip(fields, values, strict=True))) for name in names]
 
@@ -122,6 +126,7 @@ def sweep(
     model: Model = None,
     method: Method = None,
     bound: Bound = None,
+    measure_every: MeasureEvery = None,
     engine: Engine = "loky",
     workers: Workers = None,
     address: Address = None,
@@ -130,7 +135,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train and measure all that experiments need. What is done is not done again; what was killed goes on."""
-    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound)
+    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
     if dry_run:
         from polybound.experiments.sweep import estimate
 
@@ -168,13 +173,14 @@ def reproduce(
     model: Model = None,
     method: Method = None,
     bound: Bound = None,
+    measure_every: MeasureEvery = None,
     engine: Engine = "loky",
     workers: Workers = None,
     address: Address = None,
     data_dir: DataDir = None,
 ) -> None:
     """Give back a table or figure of the paper, next to the published values: sweep, then report."""
-    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound)
+    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
     target = output or Path(f"{Path(names[0]).stem}.html")
     if not target.parent.is_dir():
         raise PolyboundError(f"{target.parent}: no such folder")
@@ -194,6 +200,7 @@ def report(
     model: Model = None,
     method: Method = None,
     bound: Bound = None,
+    measure_every: MeasureEvery = None,
 ) -> None:
     """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
 
@@ -206,7 +213,7 @@ def report(
 
         _show(report_runs([Path(name) for name in names], output, title="polybound: runs", command=_command()), output)
         return
-    _report(_chosen(names, budget, seeds, samples, limit, dataset, model, method, bound), runs, output)
+    _report(_chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every), runs, output)
 
 
 def _command() -> str:

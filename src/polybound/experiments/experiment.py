@@ -68,6 +68,8 @@ class Experiment:
         seeds: how many.
         validation: share of train held out.
         samples: how many training samples to use; 0 for all.
+        measure_every: measure under the published protocol not only after the last epoch but every so many since the
+            first with a projection or an adversary, of which the best counts, as in the paper. 0 for the last alone.
         limit: how many images to attack; 0 for all.
         budget: share of the schedule's epochs.
     """
@@ -98,6 +100,7 @@ class Experiment:
     validation: float = 0.0
     samples: int = 0
     limit: int = 0
+    measure_every: int = 0
     budget: float = 1.0
 
     def __post_init__(self) -> None:
@@ -106,8 +109,8 @@ class Experiment:
                 object.__setattr__(self, entry.name, tuple(value))
         if not 0.0 < self.budget <= 1.0:
             raise PolyboundError(f"budget must be a share of the epochs, above 0 and at most 1, got {self.budget:g}")
-        if self.seeds < 1 or self.samples < 0 or self.limit < 0:
-            raise PolyboundError("seeds must be at least 1, samples and limit at least 0")
+        if self.seeds < 1 or min(self.samples, self.limit, self.measure_every) < 0:
+            raise PolyboundError("seeds must be at least 1, samples, limit and measure_every at least 0")
 
     def changed(self, **changes: Any) -> Experiment:
         """With other values for some fields; those that are None stay."""
@@ -126,6 +129,14 @@ class Experiment:
             return min(max(1, round(epoch * epochs / plain.epochs)), epochs - 1) if epoch else 0
 
         return replace(plain, epochs=epochs, start=scaled(plain.start), milestones=tuple(map(scaled, plain.milestones)))
+
+    def earlier(self, plan: Plan) -> list[Plan]:
+        """A plan's run as it is after every `measure_every` epochs since the first with a projection or adversary."""
+        if not self.measure_every:
+            return []
+        step = max(1, round(self.measure_every * self.budget))
+        ends = range(plan.recipe.start + step, plan.recipe.epochs, step)
+        return [replace(plan, recipe=replace(plan.recipe, epochs=end)) for end in ends]
 
     def stacks(self) -> Iterator[list[Entry]]:
         """The runs that train together: all bounds of a data set, model, rank, method, projection and seed.

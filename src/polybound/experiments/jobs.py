@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class StackJob:
-    """Train some plans together, then measure them."""
+    """Train some plans together, then measure them, and their earlier epochs under the published protocol."""
 
     plans: tuple[Plan, ...]
     measurements: tuple[Measurement, ...]
+    earlier: tuple[Plan, ...] = ()
 
     @property
     def key(self) -> str:
         """Jobs with the same key are the same."""
-        return address([plan.config() for plan in self.plans]) + repr(self.measurements)
+        return address([plan.config() for plan in (*self.plans, *self.earlier)]) + repr(self.measurements)
 
     @property
     def name(self) -> str:
@@ -83,30 +84,41 @@ class StackJob:
 
     def done(self, root: Path) -> bool:
         """Whether everything is there."""
-        return all(self._measured(run_of(plan, root)) for plan in self.plans)
+        return all(_measured(run_of(plan, root), wanted) for plans, wanted in self._measuring() for plan in plans)
 
-    def _measured(self, run: Run) -> bool:
-        if run.failure is not None:
-            return True
-        return run.model_file.exists() and all(
-            has_scores(run.path, m.attacks, **m.options(split)) for m in self.measurements for split in m.splits
-        )
+    def _measuring(self) -> Iterator[tuple[tuple[Plan, ...], tuple[Measurement, ...]]]:
+        """What is to be measured on which plans."""
+        yield self.plans, self.measurements
+        attacks = next((m.attacks for m in self.measurements if m.defence is None), ())
+        limit = self.measurements[0].limit if self.measurements else None
+        for epochs in sorted({plan.recipe.epochs for plan in self.earlier}):
+            plans = tuple(plan for plan in self.earlier if plan.recipe.epochs == epochs)
+            yield plans, (Measurement(attacks, protocol="published", limit=limit),)
 
     def carry_out(self, root: Path, data_dir: Path | None) -> None:
         """Do what is not done."""
-        runs = [run_of(plan, root) for plan in self.plans]
-        if not all(run.finished for run in runs):
+        plans = (*self.plans, *self.earlier)
+        if not all(run_of(plan, root).finished for plan in plans):
             first = self.plans[0]
             validation = None
             if first.validation:
                 validation = load(first.dataset, "validation", data_dir=data_dir, validation=first.validation)
             test = load(first.dataset, "test", data_dir=data_dir)
             train = training_data(first, data_dir)
-            train_together(self.plans, train, root, test=test, validation=validation)
-        alive = [run.path for run in runs if run.failure is None]
-        for m in self.measurements:
-            for split in m.splits:
-                evaluate_runs(alive, m.attacks, data_dir=data_dir, **m.options(split))
+            train_together(plans, train, root, test=test, validation=validation)
+        for plans, wanted in self._measuring():
+            alive = [run.path for plan in plans if (run := run_of(plan, root)).failure is None]
+            for m in wanted:
+                for split in m.splits:
+                    evaluate_runs(alive, m.attacks, data_dir=data_dir, **m.options(split))
+
+
+def _measured(run: Run, wanted: Iterable[Measurement]) -> bool:
+    if run.failure is not None:
+        return True
+    return run.model_file.exists() and all(
+        has_scores(run.path, m.attacks, **m.options(split)) for m in wanted for split in m.splits
+    )
 
 
 @dataclass(frozen=True)

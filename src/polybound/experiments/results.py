@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -38,6 +38,7 @@ class Row:
         variant: what else tells runs of a method apart: the penalty's weight, the adversary, a bound for each matrix.
         seed: of the training.
         epochs: of the training; the paper's schedule has 100.
+        epoch: after which it was measured.
         samples: training samples; 0 for all.
         validation: share of train held out.
         split: what was evaluated.
@@ -60,6 +61,7 @@ class Row:
     variant: str
     seed: int
     epochs: int
+    epoch: int
     samples: int
     validation: float
     split: str
@@ -80,9 +82,16 @@ def collect(experiment: Experiment, root: Path) -> list[Row]:
     attacks = {"clean", *experiment.attacks, *(certified_column(eps)[0] for eps in experiment.eps)}
     rows = []
     for entry in resolve(experiment, root).entries():
-        for row, limit in _rows(entry, run_of(entry.plan, root)):
-            if limit == (experiment.limit or None) and row.attack in attacks and row.split in experiment.splits:
-                rows.append(row)
+        for plan in (entry.plan, *experiment.earlier(entry.plan)):
+            for row, limit in _rows(replace(entry, plan=plan), run_of(plan, root)):
+                if (
+                    limit != (experiment.limit or None)
+                    or row.attack not in attacks
+                    or row.split not in experiment.splits
+                ):
+                    continue
+                if plan == entry.plan or row.protocol != "sound":
+                    rows.append(replace(row, epochs=entry.plan.recipe.epochs))
     return rows
 
 
@@ -121,6 +130,7 @@ def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
             variant=_variant(plan.recipe),
             seed=plan.seed,
             epochs=plan.recipe.epochs,
+            epoch=plan.recipe.epochs,
             samples=plan.samples,
             validation=plan.validation,
             split=key["split"],
@@ -200,11 +210,15 @@ class Average:
 
 
 def average(rows: Iterable[Row], **wanted: Any) -> dict[float | None, Average]:
-    """Averages over the seeds of the rows that have the wanted values, by bound; rows of one seed must not repeat."""
+    """Averages over the seeds of the rows that have the wanted values, by bound.
+
+    Of runs that were measured after several epochs the best counts, as in the paper.
+    """
     found: dict[float | None, dict[int, float]] = {}
     for row in rows:
         if all(getattr(row, name) == value for name, value in wanted.items()):
-            found.setdefault(row.bound, {})[row.seed] = row.accuracy
+            by_seed = found.setdefault(row.bound, {})
+            by_seed[row.seed] = max(row.accuracy, by_seed.get(row.seed, 0.0))
     result = {}
     for bound, by_seed in found.items():
         values = list(by_seed.values())

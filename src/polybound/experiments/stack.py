@@ -20,7 +20,7 @@ from polybound.data import Dataset
 from polybound.errors import PolyboundError
 from polybound.experiments.plan import Plan, bounds_of, common_recipe
 from polybound.experiments.signals import deferred_signals
-from polybound.models import paper_model, stack
+from polybound.models import PolynomialNetwork, paper_model, stack
 from polybound.runs import Run, address, checkpoint_path
 from polybound.training.distributed import rank, workers
 from polybound.training.trainer import Trainer, accuracy
@@ -64,10 +64,10 @@ def train_together(
     branched. Bounds that the weights are far below stay together even then, for as long as no projection has anything
     to do (`_companions`). State is saved after every epoch and every `save_every` seconds; a run that was killed goes
     on from there, to the same bits. A run whose loss is no longer finite ends with a line in its metrics; the others
-    go on.
+    go on. A plan that is another's beginning, the same with fewer epochs, is left on the way.
 
     Args:
-        plans: what to train; all but seed and bound must agree.
+        plans: what to train; all but seed, bound and number of epochs must agree.
         data: the training split.
         root: folder of the run folders.
         test: evaluated once, at the end.
@@ -76,16 +76,29 @@ def train_together(
         save_every: seconds between checkpoints within an epoch.
         device: where to train.
     """
-    runs = [Run.at(root, plan.name, plan.config()) for plan in plans]
-    while todo := [i for i, run in enumerate(runs) if not run.finished]:
-        todo = _begun(root, plans, todo) or sorted(todo, key=lambda i: plans[i].seed)  # neighbours share their batches
-        session = _Session([plans[i] for i in todo], [runs[i] for i in todo], data, root, device)
+    folders = {address(plan.config()): Run.at(root, plan.name, plan.config()) for plan in plans}
+    whole, runs = _whole(plans, folders)
+    while todo := [i for i, of in enumerate(runs) if not all(run.finished for run in of.values())]:
+        todo = _begun(root, whole, todo) or sorted(todo, key=lambda i: whole[i].seed)  # neighbours share their batches
+        session = _Session([whole[i] for i in todo], [runs[i] for i in todo], data, root, device)
         with deferred_signals() as stopping:
-            session.train(validation, on_progress, save_every, stopping)
-        session.finish(test)
+            session.train(test, validation, on_progress, save_every, stopping)
         if rank() != 0:
             break
-    return runs
+    return [folders[address(plan.config())] for plan in plans]
+
+
+def _whole(plans: Sequence[Plan], folders: Mapping[str, Run]) -> tuple[list[Plan], list[dict[int, Run]]]:
+    """The plans that are no beginnings of others, and the folders of each and its beginnings by their epochs."""
+    last = max(plan.recipe.epochs for plan in plans)
+    found: dict[str, dict[int, Run]] = {}
+    for plan in sorted(plans, key=lambda plan: -plan.recipe.epochs):
+        same = address(replace(plan, recipe=replace(plan.recipe, epochs=last)).config())
+        found.setdefault(same, {})[plan.recipe.epochs] = folders[address(plan.config())]
+    whole = [plan for plan in plans if plan.recipe.epochs == last]
+    if len(whole) < len(found):
+        common_recipe(list(plans))  # which says what does not agree
+    return whole, [found[address(plan.config())] for plan in whole]
 
 
 def interrupted(root: Path) -> list[list[Plan]]:
@@ -120,7 +133,7 @@ def _begun(root: Path, plans: Sequence[Plan], todo: list[int]) -> list[int] | No
 class _Session:
     """The state of a stack in training: a model, an epoch and a step, and the metrics so far."""
 
-    def __init__(self, plans: list[Plan], runs: list[Run], data: Dataset, root: Path, device: str) -> None:
+    def __init__(self, plans: list[Plan], runs: list[dict[int, Run]], data: Dataset, root: Path, device: str) -> None:
         self.plans, self.runs, self.data = plans, runs, data
         self.recipe = common_recipe(plans)
         self.file = checkpoint_path(root, [plan.config() for plan in plans])
@@ -201,6 +214,7 @@ class _Session:
 
     def train(
         self,
+        test: Dataset | None,
         validation: Dataset | None,
         on_progress: Callable[[Progress], None] | None,
         save_every: float,
@@ -238,12 +252,15 @@ class _Session:
             self._record(epoch, losses, validation, time.monotonic() - begun)
             self._bury(trainer, losses, epoch)
             self.epoch, self.step, self.sums = epoch + 1, 0, None
+            self._leave(test)  # before the checkpoint: a run that was killed in between does this epoch again
             self._save()
             if on_progress is not None:
                 lines = [metrics[-1] for metrics in self.metrics]
                 on_progress(Progress(epoch + 1, self.recipe.epochs, 0, trainer.steps, len(self.plans), losses, lines))
             if stopping():
                 raise KeyboardInterrupt
+        if rank() == 0:
+            self.file.unlink(missing_ok=True)
 
     def _record(self, epoch: int, losses: Tensor, validation: Dataset | None, seconds: float) -> None:
         measured = accuracy(self.model, validation) if validation is not None else None
@@ -294,13 +311,14 @@ class _Session:
             self._branch(leader)
         self.model.load_state_dict(tensors)
 
-    def finish(self, test: Dataset | None) -> None:
-        """Write each run's metrics and then its model; the checkpoint is no longer needed after that."""
-        if rank() != 0:
+    def _leave(self, test: Dataset | None) -> None:
+        """Write the metrics and then the model of each run that ends after this epoch, unless they are there."""
+        ending = {i: of[self.epoch] for i, of in enumerate(self.runs) if self.epoch in of}
+        ending = {i: run for i, run in ending.items() if not run.finished}
+        if rank() != 0 or not ending:
             return
-        measured = accuracy(self.model, test) if test is not None else None
-        for i, run in enumerate(self.runs):
-            lines, lead, member = self.metrics[i], self.leader[i], self._run(i)
+        for i, run in ending.items():
+            lines, lead = self.metrics[i], self.leader[i]
             if self.branched and lead != i:
                 if not self.peaks[lead] < 1.0 - _ROUNDING:
                     continue  # the leader was constrained: this plan has to be trained on its own
@@ -308,10 +326,19 @@ class _Session:
                     *lines,
                     {"epoch": self.epoch, "note": f"never constrained, so one with {self.plans[lead].name}"},
                 ]
-            failed = bool(lines) and "failure" in lines[-1]
-            if measured is not None and not failed:
-                lines = [*lines, {"epoch": self.epoch, "evaluation": "clean", "test accuracy": measured[member].item()}]
+            if lines and "failure" in lines[-1]:
+                run.write_metrics(lines)
+                continue
+            model = self._single(i)
+            if test is not None:
+                share = accuracy(model, test).item()
+                lines = [*lines, {"epoch": self.epoch, "evaluation": "clean", "test accuracy": share}]
             run.write_metrics(lines)
-            if not failed:
-                self.model.run(member).save(run.model_file)
-        self.file.unlink(missing_ok=True)
+            model.save(run.model_file)
+
+    def _single(self, plan: int) -> PolynomialNetwork:
+        """The model of a plan, inside its bound: a run ends with a projection, and where it is left on the way too."""
+        model, recipe = self.model.run(self._run(plan)), self.plans[plan].recipe
+        if recipe.regulariser == "projection" and recipe.start < self.epoch < recipe.epochs:
+            Projection(model, recipe.bound, norm=recipe.norm, on=recipe.on).apply_()
+        return model

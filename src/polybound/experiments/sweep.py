@@ -42,7 +42,9 @@ def jobs_of(experiment: Experiment, root: Path) -> list[Job]:
     jobs += studies(experiment)
     for entries in experiment.stacks():
         measured = measurements(experiment, entries[0].plan.recipe.method)
-        jobs.append(StackJob(tuple(entry.plan for entry in entries), measured))
+        plans = tuple(entry.plan for entry in entries)
+        earlier = tuple(plan for whole in plans for plan in experiment.earlier(whole))
+        jobs.append(StackJob(plans, measured, earlier))
     return jobs
 
 

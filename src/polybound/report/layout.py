@@ -61,8 +61,16 @@ def _warnings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
     if experiment.limit:
         notes.append(f"Measured on the first {experiment.limit} images only.")
     if rows:
-        notes.append(f"Mean and standard deviation over seeds, last epoch{_seeds(rows)}.")
+        notes.append(f"Mean and standard deviation over seeds{_seeds(rows)}, {_epochs(rows)}.")
     return notes
+
+
+def _epochs(rows: Sequence[Row]) -> str:
+    measured = sorted({row.epoch for row in rows})
+    if len({(row.epochs - row.epoch) for row in rows}) < 2:
+        return "last epoch"
+    after = ", ".join(map(str, measured))
+    return f"clean and under the published protocol after the best of epochs {after}, else after the last"
 
 
 def _seeds(rows: Sequence[Row]) -> str:
