@@ -87,9 +87,9 @@ def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:
             kinds["certified training"] = [row for row in part if row.method == "certified"]
         for projection, mine in kinds.items():
             clean, robust = average(mine, attack="clean"), average(mine, attack=attack, protocol="sound")
-            bounds = sorted(set(clean) & set(robust), key=lambda bound: clean[bound].mean)
+            bounds = sorted(set(clean) & set(robust), key=lambda bound: bound or 0.0)
             if bounds:
-                x, y = [clean[bound].mean for bound in bounds], [robust[bound].mean for bound in bounds]
+                x, y = [round(clean[bound].mean, 2) for bound in bounds], [robust[bound].mean for bound in bounds]
                 lines.append(Line(projection, x, y, [robust[bound].std for bound in bounds]))
         title = f"{DATASETS.get(dataset, dataset)}, {attack_label(attack)}, sound protocol"
         panels.append(Panel(title, "clean accuracy in %", label, lines))
