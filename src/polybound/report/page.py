@@ -76,6 +76,7 @@ def _plotly() -> bytes:
 def _table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in table.header)
     headings = dict(table.groups)
+    labelled = list(table.header[1:2]) == ["value"]  # several lines for each label, which is written once
     rows, before = "", ""
     for number, row in enumerate(table.rows):
         if number in headings:
@@ -85,14 +86,14 @@ def _table(table: Table) -> str:
         for place, cell in enumerate(row):
             text = html.escape(cell)
             if place == 0:
-                cells += f"<th>{text if cell != before else ''}</th>"
+                cells += f"<th>{'' if labelled and cell == before else text}</th>"
             else:
                 cells += f"<td>{f'<b>{text}</b>' if (number, place) in table.bold else text}</td>"
         kind = " class='paper'" if len(row) > 1 and row[1] == "paper" else ""
         rows += f"<tr{kind}>{cells}</tr>"
         before = row[0]
     notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in table.notes)
-    kind = " class='labelled'" if list(table.header[1:2]) == ["value"] else ""
+    kind = " class='labelled'" if labelled else ""
     shown = f"<div class='scroll'><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
     return f"<details><summary>{html.escape(table.title)}</summary>{shown}</details>" if table.aside else shown
 
