@@ -63,6 +63,11 @@ def _panel(axes: Any, panel: Panel) -> None:
     axes.title.set_fontsize(9)
     if panel.log_x:
         axes.set_xscale("log")
+        values = sorted({x for line in panel.lines for x in line.x})
+        if values and values[-1] < 50 * values[0] and len(values) <= 8:
+            # Within a decade or two, the ticks of a logarithmic axis are crowded: those of the points say more.
+            axes.set_xticks(values, labels=[f"{x:g}" for x in values])
+            axes.minorticks_off()
     if panel.log_y:
         axes.set_yscale("log")
     if "accuracy in %" in panel.y_label and panel.x_label in ("bound", "adversarial steps"):
