@@ -271,6 +271,8 @@ def test_bad_experiments_are_refused(tmp_path):
         find_experiment("table-12")
     with pytest.raises(PolyboundError, match="budget"):
         find_experiment("table-1").changed(budget=0.0)
+    with pytest.raises(PolyboundError, match="no projection called 'nuclear'"):
+        find_experiment("tradeoff").changed(projections=("spectral", "nuclear"))
     file = tmp_path / "mine.toml"
     file.write_text("colours = 3\n")
     with pytest.raises(PolyboundError, match="colours"):
@@ -321,6 +323,9 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
     top = average(rows, method="projection", attack="fgsm-0.1", protocol="published")[1.0]
     assert top.mean == max(found["projection", 1.0, "fgsm-0.1", "published", epoch] for epoch in (6, 8))
     assert top.seeds == 1
+    plan = several.entries()[0].plan
+    assert len(several.earlier(plan)) == 1
+    assert not replace(several, layout="chosen").earlier(plan)  # its epoch would be chosen on the test split
     last = collect(replace(several, measure_every=0), tmp_path)
     assert {row.epoch for row in last} == {8} and len(last) < len(rows)
     page = build_report([several], tmp_path, tmp_path / "report.html")[0]

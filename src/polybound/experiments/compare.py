@@ -170,8 +170,8 @@ def _of_one_kind(rows: Iterable[Row]) -> list[Row]:
     def kind(row: Row) -> tuple[int, float, int, bool, int]:
         return row.epochs, row.samples or float("inf"), row.total, row.rank == paper_rank(row.model), row.rank
 
-    best = max(map(kind, rows))
-    return [row for row in rows if kind(row) == best]
+    chosen = max(map(kind, rows))
+    return [row for row in rows if kind(row) == chosen]
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ class Experiment:
         attacks: attacks on the test split.
         bounds: of the methods with projection.
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
-            "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms: a quarter of the bound, for C all of it)
-            or "product" (the norm of the product).
+            "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms; of pn-4 and pn-10 a quarter of the bound,
+            but for C) or "product" (the norm of the product).
         ranks: hidden ranks, one for each run; each model's own by default.
         penalty: weight of the penalty of a method, or several to choose from.
         recipe: fields of the training recipe that differ from the paper's.
@@ -68,8 +68,9 @@ class Experiment:
         seeds: how many.
         validation: share of train held out.
         samples: how many training samples to use; 0 for all.
-        measure_every: measure under the published protocol not only after the last epoch but every so many since the
-            first with a projection or an adversary, of which the best counts, as in the paper. 0 for the last alone.
+        measure_every: in tables and curves, measure under the published protocol not only after the last epoch but
+            every so many since the first with a projection or an adversary, of which the best counts, as in the paper.
+            0 for the last alone.
         limit: how many images to attack; 0 for all.
         budget: share of the schedule's epochs.
     """
@@ -109,6 +110,8 @@ class Experiment:
                 object.__setattr__(self, entry.name, tuple(value))
         if not 0.0 < self.budget <= 1.0:
             raise PolyboundError(f"budget must be a share of the epochs, above 0 and at most 1, got {self.budget:g}")
+        if unknown := set(self.projections) - {"single", "layer-wise", "spectral", "product"}:
+            raise PolyboundError(f"there is no projection called {min(unknown)!r}")
         if self.seeds < 1 or min(self.samples, self.limit, self.measure_every) < 0:
             raise PolyboundError("seeds must be at least 1, samples, limit and measure_every at least 0")
 
@@ -131,8 +134,11 @@ class Experiment:
         return replace(plain, epochs=epochs, start=scaled(plain.start), milestones=tuple(map(scaled, plain.milestones)))
 
     def earlier(self, plan: Plan) -> list[Plan]:
-        """A plan's run as it is after every `measure_every` epochs since the first with a projection or adversary."""
-        if not self.measure_every:
+        """A plan's run as it is after every `measure_every` epochs since the first with a projection or adversary.
+
+        None where one network is to have all the values: the epoch that is best for each is chosen on the test split.
+        """
+        if not self.measure_every or self.layout in ("chosen", "tradeoff"):
             return []
         step = max(1, round(self.measure_every * self.budget))
         ends = range(plan.recipe.start + step, plan.recipe.epochs, step)
@@ -179,14 +185,14 @@ class Experiment:
             return {"penalty": level}
         if projection == "layer-wise":
             return {"bound": {name: value * level for name, value in self.layerwise.items()}}
-        if projection == "single":
-            return {"bound": level}
-        degree = int(model.rpartition("-")[2])
-        if projection == "spectral":
+        degree = 10 if model == "pn-10" else 4
+        if projection == "spectral" and model in ("pn-4", "pn-10"):
             # Trained with a single bound of 1, the V_i have l2 norms of about 1/4, and C has 0.8.
             return {"bound": {**{f"U{n}": level / 4 for n in range(1, degree + 1)}, "C": level}, "norm": "2"}
-        # As much as a single bound on the V_i allows: b (1 + b)^(k - 1), the ones being the residual form's.
-        return {"bound": {"product": level * (1.0 + level) ** (degree - 1), "C": level}, "on": "product"}
+        if projection == "product":
+            # As much as a single bound on the V_i allows: b (1 + b)^(k - 1), the ones being the residual form's.
+            return {"bound": {"product": level * (1.0 + level) ** (degree - 1), "C": level}, "on": "product"}
+        return {"bound": level, "norm": "2" if projection == "spectral" else "inf"}
 
     def entries(self) -> list[Entry]:
         """All runs."""

@@ -71,7 +71,12 @@ class StackJob:
     @property
     def key(self) -> str:
         """Jobs with the same key are the same."""
-        return address([plan.config() for plan in (*self.plans, *self.earlier)]) + repr(self.measurements)
+        return address([plan.config() for plan in self.trained]) + repr(self.measurements)
+
+    @property
+    def trained(self) -> tuple[Plan, ...]:
+        """All plans that leave a folder."""
+        return (*self.plans, *self.earlier)
 
     @property
     def name(self) -> str:
@@ -89,23 +94,20 @@ class StackJob:
     def _measuring(self) -> Iterator[tuple[tuple[Plan, ...], tuple[Measurement, ...]]]:
         """What is to be measured on which plans."""
         yield self.plans, self.measurements
-        attacks = next((m.attacks for m in self.measurements if m.defence is None), ())
-        limit = self.measurements[0].limit if self.measurements else None
+        papers = replace(self.measurements[0], splits=("test",), protocol="published", certify=())
         for epochs in sorted({plan.recipe.epochs for plan in self.earlier}):
-            plans = tuple(plan for plan in self.earlier if plan.recipe.epochs == epochs)
-            yield plans, (Measurement(attacks, protocol="published", limit=limit),)
+            yield tuple(plan for plan in self.earlier if plan.recipe.epochs == epochs), (papers,)
 
     def carry_out(self, root: Path, data_dir: Path | None) -> None:
         """Do what is not done."""
-        plans = (*self.plans, *self.earlier)
-        if not all(run_of(plan, root).finished for plan in plans):
+        if not all(run_of(plan, root).finished for plan in self.trained):
             first = self.plans[0]
             validation = None
             if first.validation:
                 validation = load(first.dataset, "validation", data_dir=data_dir, validation=first.validation)
             test = load(first.dataset, "test", data_dir=data_dir)
             train = training_data(first, data_dir)
-            train_together(plans, train, root, test=test, validation=validation)
+            train_together(self.trained, train, root, test=test, validation=validation)
         for plans, wanted in self._measuring():
             alive = [run.path for plan in plans if (run := run_of(plan, root)).failure is None]
             for m in wanted:

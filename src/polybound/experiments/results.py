@@ -84,13 +84,8 @@ def collect(experiment: Experiment, root: Path) -> list[Row]:
     for entry in resolve(experiment, root).entries():
         for plan in (entry.plan, *experiment.earlier(entry.plan)):
             for row, limit in _rows(replace(entry, plan=plan), run_of(plan, root)):
-                if (
-                    limit != (experiment.limit or None)
-                    or row.attack not in attacks
-                    or row.split not in experiment.splits
-                ):
-                    continue
-                if plan == entry.plan or row.protocol != "sound":
+                asked = limit == (experiment.limit or None) and row.attack in attacks and row.split in experiment.splits
+                if asked and (plan == entry.plan or row.protocol != "sound"):
                     rows.append(replace(row, epochs=entry.plan.recipe.epochs))
     return rows
 

@@ -64,13 +64,14 @@ def train_together(
     branched. Bounds that the weights are far below stay together even then, for as long as no projection has anything
     to do (`_companions`). State is saved after every epoch and every `save_every` seconds; a run that was killed goes
     on from there, to the same bits. A run whose loss is no longer finite ends with a line in its metrics; the others
-    go on. A plan that is another's beginning, the same with fewer epochs, is left on the way.
+    go on. A plan that is another's beginning, the same with fewer epochs, is left on the way; if only that is missing,
+    the whole is trained once more for it.
 
     Args:
         plans: what to train; all but seed, bound and number of epochs must agree.
         data: the training split.
         root: folder of the run folders.
-        test: evaluated once, at the end.
+        test: evaluated at the end of each run.
         validation: evaluated after every epoch.
         on_progress: called now and then.
         save_every: seconds between checkpoints within an epoch.
@@ -92,7 +93,7 @@ def _whole(plans: Sequence[Plan], folders: Mapping[str, Run]) -> tuple[list[Plan
     """The plans that are no beginnings of others, and the folders of each and its beginnings by their epochs."""
     last = max(plan.recipe.epochs for plan in plans)
     found: dict[str, dict[int, Run]] = {}
-    for plan in sorted(plans, key=lambda plan: -plan.recipe.epochs):
+    for plan in plans:
         same = address(replace(plan, recipe=replace(plan.recipe, epochs=last)).config())
         found.setdefault(same, {})[plan.recipe.epochs] = folders[address(plan.config())]
     whole = [plan for plan in plans if plan.recipe.epochs == last]
@@ -313,12 +314,12 @@ class _Session:
 
     def _leave(self, test: Dataset | None) -> None:
         """Write the metrics and then the model of each run that ends after this epoch, unless they are there."""
-        ending = {i: of[self.epoch] for i, of in enumerate(self.runs) if self.epoch in of}
-        ending = {i: run for i, run in ending.items() if not run.finished}
-        if rank() != 0 or not ending:
+        if rank() != 0:
             return
-        for i, run in ending.items():
-            lines, lead = self.metrics[i], self.leader[i]
+        for i, of in enumerate(self.runs):
+            run, lines, lead = of.get(self.epoch), self.metrics[i], self.leader[i]
+            if run is None or run.finished:
+                continue
             if self.branched and lead != i:
                 if not self.peaks[lead] < 1.0 - _ROUNDING:
                     continue  # the leader was constrained: this plan has to be trained on its own

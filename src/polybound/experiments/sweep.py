@@ -240,7 +240,7 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
     costs: dict[tuple[Any, ...], float] = {}
     seconds = 0.0
     for job in stacks:
-        if all(run_of(plan, root).finished for plan in job.plans):
+        if all(run_of(plan, root).finished for plan in job.trained):
             continue
         first = job.plans[0]
         recipe = first.recipe

@@ -66,10 +66,9 @@ def _warnings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
 
 
 def _epochs(rows: Sequence[Row]) -> str:
-    measured = sorted({row.epoch for row in rows})
-    if len({(row.epochs - row.epoch) for row in rows}) < 2:
+    if all(row.epoch == row.epochs for row in rows):
         return "last epoch"
-    after = ", ".join(map(str, measured))
+    after = ", ".join(map(str, sorted({row.epoch for row in rows})))
     return f"clean and under the published protocol after the best of epochs {after}, else after the last"
 
 
