@@ -62,6 +62,16 @@ def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
         train_together([*PLANS[:2], shorter[4]], train, tmp_path / "none")
 
 
+def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
+    train, plan, seen = load_digits("train"), PLANS[0], []
+    shorter = replace(plan, recipe=replace(plan.recipe, epochs=5))
+    (alone,) = train_together([shorter], train, tmp_path / "alone")
+    train_together([plan], train, tmp_path)
+    missing, _ = train_together([shorter, plan], train, tmp_path, on_progress=seen.append)
+    assert {(at.epoch, at.epochs) for at in seen if at.step == 0} == {(epoch, 5) for epoch in range(1, 6)}
+    assert same_bits(weights([missing]), weights([alone]))
+
+
 def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
     train, test = load_digits("train"), load_digits("test")
     runs = train_together(PLANS[:3], train, tmp_path, test=test, validation=test)

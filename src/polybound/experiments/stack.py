@@ -65,7 +65,7 @@ def train_together(
     to do (`_companions`). State is saved after every epoch and every `save_every` seconds; a run that was killed goes
     on from there, to the same bits. A run whose loss is no longer finite ends with a line in its metrics; the others
     go on. A plan that is another's beginning, the same with fewer epochs, is left on the way; if only that is missing,
-    the whole is trained once more for it.
+    it is trained anew, and no further.
 
     Args:
         plans: what to train; all but seed, bound and number of epochs must agree.
@@ -139,6 +139,7 @@ class _Session:
         self.recipe = common_recipe(plans)
         self.file = checkpoint_path(root, [plan.config() for plan in plans])
         self.trunk_epochs = min(plan.recipe.plain_until() for plan in plans)
+        self.epochs = max(epochs for of in runs for epochs, run in of.items() if not run.finished)
         self.epoch = self.step = 0
         self.sums: Tensor | None = None
         self.metrics: list[list[dict[str, Any]]] = [[] for _ in plans]
@@ -222,7 +223,7 @@ class _Session:
         stopping: Callable[[], bool],
     ) -> None:
         trainer = self._trainer()
-        for epoch in range(self.epoch, self.recipe.epochs):
+        for epoch in range(self.epoch, self.epochs):
             if not self.branched and epoch >= self.trunk_epochs:
                 self._branch(self._companions())
                 trainer = self._trainer()
@@ -239,7 +240,7 @@ class _Session:
                 if on_progress is not None and now - shown > 1.0:
                     shown = now
                     losses = (before + total.cpu()) / step
-                    on_progress(Progress(epoch, self.recipe.epochs, step, trainer.steps, len(self.plans), losses))
+                    on_progress(Progress(epoch, self.epochs, step, trainer.steps, len(self.plans), losses))
                 if (stopping() or now - saved > save_every) and step < trainer.steps:
                     saved = now
                     self.epoch, self.step, self.sums = epoch, step, before + total.cpu()
@@ -257,7 +258,7 @@ class _Session:
             self._save()
             if on_progress is not None:
                 lines = [metrics[-1] for metrics in self.metrics]
-                on_progress(Progress(epoch + 1, self.recipe.epochs, 0, trainer.steps, len(self.plans), losses, lines))
+                on_progress(Progress(epoch + 1, self.epochs, 0, trainer.steps, len(self.plans), losses, lines))
             if stopping():
                 raise KeyboardInterrupt
         if rank() == 0:

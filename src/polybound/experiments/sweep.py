@@ -240,16 +240,18 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
     costs: dict[tuple[Any, ...], float] = {}
     seconds = 0.0
     for job in stacks:
-        if all(run_of(plan, root).finished for plan in job.trained):
+        missing = [plan.recipe.epochs for plan in job.trained if not run_of(plan, root).finished]
+        if not missing:
             continue
-        first = job.plans[0]
+        plans = [plan for plan in job.trained if plan.recipe.epochs == max(missing)]
+        first = plans[0]
         recipe = first.recipe
         kind = (
-            *(first.dataset, first.model, first.rank, first.samples, len(job.plans)),
+            *(first.dataset, first.model, first.rank, first.samples, len(plans)),
             *(recipe.method, recipe.norm, recipe.on, recipe.adversary, recipe.adversary_steps, recipe.epochs),
         )
         if kind not in costs:
-            costs[kind] = _cost(job.plans, data_dir)
+            costs[kind] = _cost(plans, data_dir)
         seconds += costs[kind]
     return Estimate(len(jobs), sum(len(job.plans) for job in stacks), sum(job.done(root) for job in jobs), seconds)
 
