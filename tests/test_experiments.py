@@ -329,4 +329,4 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
     last = collect(replace(several, measure_every=0), tmp_path)
     assert {row.epoch for row in last} == {8} and len(last) < len(rows)
     page = build_report([several], tmp_path, tmp_path / "report.html")[0]
-    assert any("after the best of epochs 6, 8" in note for note in page.notes)
+    assert any("after the best epoch measured (of 6, 8)" in note for note in page.notes)

@@ -69,7 +69,7 @@ def _epochs(rows: Sequence[Row]) -> str:
     if all(row.epoch == row.epochs for row in rows):
         return "last epoch"
     after = ", ".join(map(str, sorted({row.epoch for row in rows})))
-    return f"clean and under the published protocol after the best of epochs {after}, else after the last"
+    return f"clean and under the published protocol after the best epoch measured (of {after}), else after the last"
 
 
 def _seeds(rows: Sequence[Row]) -> str:
