@@ -211,6 +211,22 @@ def test_losses_of_the_jacobian_are_descended_as_by_autograd(runs, form, options
         torch.testing.assert_close(mine, wanted)
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_what_cannot_move_a_weight_is_left_out_of_a_step_but_not_of_an_attack(by_hand):
+    """Products with such gradients would be subnormal, and those are slow; an adversary needs their signs."""
+    from polybound.training.engine import AutogradEngine, engine_for
+
+    model = pb.CCP(6, 4, 3, 3, seed=0)
+    with torch.no_grad():
+        model.C[:, -1] = torch.tensor([60.0, 0.0, 0.0])  # the bias
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    engine = engine_for(model) if by_hand else AutogradEngine(model, None, None, None)
+    x, y = torch.rand(1, 8, 6), torch.zeros(1, 8, dtype=torch.long)
+    engine.step_(x, y, 1e25, 0.0, [])
+    assert all(map(torch.equal, before, model.parameters()))
+    assert (engine.input_gradient(x, y) != 0).all()
+
+
 def test_certified_training_certifies_more():
     train, test = load_digits("train"), load_digits("test")
     shares = {}
