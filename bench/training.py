@@ -196,6 +196,21 @@ def derivative_rows(data: Dataset) -> list[dict[str, Any]]:
     return found
 
 
+def fitted_row(data: Dataset) -> dict[str, Any]:
+    """A step once the data is fitted, and products with the gradients by most logits would be subnormal."""
+    x, y = data.x[:BATCH].flatten(1).unsqueeze(0), torch.zeros(1, BATCH, dtype=torch.long)
+    engines = [engine_for(pb.paper_model("pn-10", seed=0)) for _ in range(2)]
+    with torch.no_grad():
+        engines[0].model.C[0, -1] = 80.0  # the bias of the label
+
+    def steps(engine: Engine) -> None:
+        for _ in range(20):
+            engine.step_(x, y, 1e-9, 0.0, [])
+
+    fitted, fresh = interleaved(*(partial(steps, engine) for engine in engines), repetitions=15)
+    return row("PN-10: a step on fitted / on new data (lower is better)", fitted / 20, fresh / 20, 1.1, True)
+
+
 def rows() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     data = synthetic()
@@ -203,6 +218,7 @@ def rows() -> list[dict[str, Any]]:
         *stacked_rows(4, data),
         curve_row(data),
         *stacked_rows(10, data),
+        fitted_row(data),
         *derivative_rows(data),
         convolution_row(),
     ]
