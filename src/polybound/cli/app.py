@@ -104,7 +104,7 @@ def train(
     penalty: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the adversary's ball, or the certificates'.")] = None,
     protocol: Annotated[str | None, typer.Option(help="What an adversary clips to: sound or published.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Hidden rank; 16 by default, of pn-10 32.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Hidden rank; 16 by default, of pn-10 64.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
     recipe: Annotated[
         str, typer.Option(help="'paper', or a TOML file with any options of a recipe; other options win.")
