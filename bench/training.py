@@ -59,7 +59,8 @@ class Bare:
     """The two matrix products that no training step of a stack can do without, on tensors of the same sizes."""
 
     def __init__(self, degree: int, data: Dataset) -> None:
-        self.weight = torch.randn(len(BOUNDS) * degree * 16, 784) * 0.03
+        rank = pb.models.paper_rank(f"pn-{degree}")
+        self.weight = torch.randn(len(BOUNDS) * degree * rank, 784) * 0.03
         self.gradient = torch.randn(len(self.weight), BATCH)
         self.x = data.x.flatten(1)
 
@@ -74,8 +75,9 @@ class Plain(nn.Module):
 
     def __init__(self, degree: int) -> None:
         super().__init__()
-        self.V = nn.ModuleList(nn.Linear(784, 16, bias=False) for _ in range(degree))
-        self.C = nn.Linear(16, 10)
+        rank = pb.models.paper_rank(f"pn-{degree}")
+        self.V = nn.ModuleList(nn.Linear(784, rank, bias=False) for _ in range(degree))
+        self.C = nn.Linear(rank, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.V[0](x)
