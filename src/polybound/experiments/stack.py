@@ -139,7 +139,7 @@ class _Session:
         self.recipe = common_recipe(plans)
         self.file = checkpoint_path(root, [plan.config() for plan in plans])
         self.trunk_epochs = min(plan.recipe.plain_until() for plan in plans)
-        self.epochs = max(epochs for of in runs for epochs, run in of.items() if not run.finished)
+        self.epochs = max((epochs for of in runs for epochs, run in of.items() if not run.finished), default=0)
         self.epoch = self.step = 0
         self.sums: Tensor | None = None
         self.metrics: list[list[dict[str, Any]]] = [[] for _ in plans]

@@ -27,7 +27,7 @@ PAPER_MODELS = {
 def paper_rank(name: str) -> int:
     """Hidden rank of a model of the paper (channels of pn-conv).
 
-    16 as published, but for pn-10, whose rank is not: 64 is the least with which K-MNIST comes within three points.
+    16 as published, but for pn-10, whose rank is not: 64 is the least that comes within three points on K-MNIST.
     """
     return 64 if name == "pn-10" else 16
 

@@ -208,28 +208,22 @@ class AutogradEngine(Engine):
         )
 
     def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generators: Generators) -> Tensor:
-        inputs = self._inputs(x, own=self.jacobian is not None or self.certified is not None)
+        derived = self.jacobian is not None or self.certified is not None
+        inputs = self._inputs(x, own=derived).requires_grad_(derived)
+        logits = self.model(inputs)
         if self.certified is not None:
-            inputs.requires_grad_()
             labels = self._per_run(y) if self.model.runs is not None else y[0]
-            logits = lower_margins(self.model(inputs), inputs, labels, self.certified).neg()
-            losses = self._losses(logits, y)
-            objective = losses.sum()
-        elif self.jacobian is None:
-            logits = self.model(inputs)
-            losses = self._losses(logits, y)
-            objective = losses.sum()
-        else:
-            inputs.requires_grad_()
-            logits = self.model(inputs)
-            losses = self._losses(logits, y)
+            logits = lower_margins(logits, inputs, labels, self.certified).neg()
+        losses = self._losses(logits, y)
+        objective = losses.sum()
+        if self.jacobian is not None:
             v = None
             if self.jacobian == "random":
                 v = self._unit_vectors(generators, logits).view_as(logits)
             penalties = jacobian_penalty(logits, inputs, v).reshape(self.runs)
             weights = penalties.new_ones(()) if self.penalty is None else self.penalty.to(penalties)
-            objective = losses.sum() + (weights * penalties).sum()
-        logits.register_hook(_felt)  # type: ignore[no-untyped-call]
+            objective = objective + (weights * penalties).sum()
+        logits.register_hook(_felt)
         gradients = list(torch.autograd.grad(objective, self.parameters))
         with torch.no_grad():
             *gradients, losses = sum_over_workers([*gradients, losses.detach()], samples=y.shape[1])
