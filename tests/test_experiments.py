@@ -286,6 +286,8 @@ def test_bad_experiments_are_refused(tmp_path):
 def test_the_budget_scales_the_schedule():
     recipe = find_experiment("table-1").changed(budget=0.1).recipe_for("projection")
     assert (recipe.epochs, recipe.start, recipe.milestones) == (10, 5, (2, 8))
+    adversarial = find_experiment("table-3").changed(budget=0.1, recipe={"adversary_start": 20})
+    assert adversarial.recipe_for("none+at").adversary_start == 2
     assert json.dumps(recipe.as_dict())
 
 

@@ -17,7 +17,7 @@ import polybound as pb
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
 from polybound.experiments import Plan, train_together
-from polybound.training import Trainer
+from polybound.training import METHODS, Trainer
 
 RECIPE = pb.Recipe(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
 PLANS = [
@@ -96,6 +96,29 @@ def test_options_that_do_not_matter_do_not_make_another_run():
     assert plain.config() == Plan("digits", "pn-4", pb.Recipe(bound=3.0, eps=0.2, penalty=1.0, every=3)).config()
     assert plain.config() != Plan("digits", "pn-4", pb.Recipe(epochs=3)).config()
     assert Plan("digits", "pn-4", pb.Recipe(method="projection")).config() != plain.config()
+
+
+@pytest.mark.parametrize("method", [*METHODS, "none+at", "projection+at", "jacobian+at", "l2+at"])
+@pytest.mark.parametrize("start", [0, 2, 50])
+@pytest.mark.parametrize("adversary_start", [None, 0, 50])
+def test_the_config_of_a_run_says_when_what_begins(method, start, adversary_start):
+    recipe = pb.Recipe(method=method, start=start, adversary_start=adversary_start)
+    again = Plan.of(Plan("digits", "pn-4", recipe).config()).recipe
+    assert again.phases() == recipe.phases()
+
+
+def test_bounds_share_an_adversary_that_comes_before_them(tmp_path):
+    """Until the projection begins there is one network to train, and it is the same as without the others."""
+    recipe = pb.Recipe(method="projection+at", epochs=4, start=2, adversary_start=1, learning_rate=0.02, every=3)
+    plans = [Plan("digits", "pn-4", replace(recipe, bound=bound, random_start=True)) for bound in (0.5, 1.0)]
+    seen = []
+    runs = train_together(plans, load_digits("train"), tmp_path / "both", on_progress=seen.append)
+    assert [len(at.losses) for at in seen if at.step == 0] == [1, 1, 2, 2]
+    for plan, run in zip(plans, runs, strict=True):
+        model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+        pb.fit(model, load_digits("train"), plan.recipe)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, pb.load(run.model_file).state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
 def test_runs_without_a_bound_train_among_the_bounded(tmp_path):

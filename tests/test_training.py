@@ -89,8 +89,23 @@ def test_the_schedule():
     assert [recipe.rate(epoch) for epoch in (0, 24, 25, 74, 75, 99)] == pytest.approx(
         [1e-3, 1e-3, 2e-4, 2e-4, 4e-5, 4e-5]
     )
-    assert recipe.plain_until() == 100 and pb.Recipe(method="projection+at").plain_until() == 50
-    assert pb.Recipe(method="l2").plain_until() == 0
+    assert recipe.shared_until() == 100 and pb.Recipe(method="projection+at").shared_until() == 50
+    assert pb.Recipe(method="none+at").shared_until() == 100 and pb.Recipe(method="l2").shared_until() == 0
+    assert recipe.phases() == pb.Recipe(method="jacobian").phases() == [0]
+    assert pb.Recipe(method="none+at").phases() == pb.Recipe(method="certified").phases() == [0, 50]
+    assert pb.Recipe(method="projection+at", adversary_start=20).phases() == [0, 20, 50]
+    with pytest.raises(PolyboundError, match="adversary_start and milestones are epochs"):
+        pb.Recipe(adversary_start=-1)
+
+
+def test_the_adversary_comes_when_it_is_told_to():
+    data = load_digits("train")
+    models = [pb.paper_model("pn-4", shape=data.shape, seed=0) for _ in range(3)]
+    plan = {"epochs": 3, "start": 2, "learning_rate": 0.02}
+    for model, changes in zip(models, [{}, {"adversary_start": 1}, {"start": 1}], strict=True):
+        pb.fit(model, data, method="none+at", **plan | changes)
+    late, early, same = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
+    assert torch.equal(early, same) and not torch.allclose(early, late)
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where():

@@ -69,12 +69,15 @@ def _irrelevant(recipe: Recipe) -> set[str]:
     if recipe.regulariser != "jacobian":
         names.add("jacobian")
     if not recipe.adversarial:
-        names |= {"adversary", "adversary_steps", "adversary_step_size", "random_start", "protocol"}
+        names |= {"adversary", "adversary_start", "adversary_steps", "adversary_step_size", "random_start", "protocol"}
     if not recipe.adversarial and recipe.regulariser != "certified":
         names.add("eps")
     if recipe.adversarial and recipe.adversary == "fgsm":
         names |= {"adversary_steps", "adversary_step_size"}
-    if recipe.plain_until() in (0, recipe.epochs) and "every" in names:
+    if recipe.adversary_from == recipe.start:
+        names.add("adversary_start")
+    adversary_at_start = recipe.adversarial and "adversary_start" in names
+    if recipe.regulariser not in ("projection", "certified") and not adversary_at_start:
         names.add("start")
     return names
 

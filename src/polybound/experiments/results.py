@@ -149,7 +149,8 @@ def _variant(recipe: Recipe) -> str:
     if recipe.adversarial:
         steps = f"-{recipe.adversary_steps}-{recipe.adversary_step_size:g}" if recipe.adversary == "pgd" else ""
         start = " from a random start" if recipe.random_start else ""
-        parts.append(f"{recipe.adversary}-{recipe.eps:g}{steps}{start} ({recipe.protocol})")
+        since = f" since epoch {recipe.adversary_from + 1}" if recipe.adversary_from != recipe.start else ""
+        parts.append(f"{recipe.adversary}-{recipe.eps:g}{steps}{start}{since} ({recipe.protocol})")
     if recipe.regulariser == "projection" and isinstance(recipe.bound, Mapping):
         parts.append(", ".join(f"{name} {value:g}" for name, value in recipe.bound.items()))
     return "; ".join(parts)

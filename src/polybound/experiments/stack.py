@@ -138,7 +138,7 @@ class _Session:
         self.plans, self.runs, self.data = plans, runs, data
         self.recipe = common_recipe(plans)
         self.file = checkpoint_path(root, [plan.config() for plan in plans])
-        self.trunk_epochs = min(plan.recipe.plain_until() for plan in plans)
+        self.trunk_epochs = min(plan.recipe.shared_until() for plan in plans)
         self.epochs = max((epochs for of in runs for epochs, run in of.items() if not run.finished), default=0)
         self.epoch = self.step = 0
         self.sums: Tensor | None = None
@@ -200,7 +200,7 @@ class _Session:
     def _trainer(self) -> Trainer:
         recipe = self.recipe
         if not self.branched:
-            recipe = replace(recipe, method="none")
+            recipe = recipe.shared()
         elif recipe.regulariser == "projection":
             recipe = replace(recipe, bound=bounds_of([self.plans[i] for i in self.members]))
         trainer = Trainer(self.model, self.data, recipe, [self.seeds[i] for i in self.members])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,7 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
         kind = (
             *(first.dataset, first.model, first.rank, first.samples, len(plans)),
             *(recipe.method, recipe.norm, recipe.on, recipe.adversary, recipe.adversary_steps, recipe.epochs),
+            *recipe.phases(),
         )
         if kind not in costs:
             costs[kind] = _cost(plans, data_dir)
@@ -257,14 +259,15 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
 
 
 def _cost(plans: Sequence[Plan], data_dir: Path | None, steps: int = 12) -> float:
-    """Seconds to train some plans together, from the time of a few steps before and after the branch."""
+    """Seconds to train some plans together, from the time of a few steps of each phase."""
     first = plans[0]
     data = training_data(first, data_dir)
     recipe = first.recipe
 
-    def step(runs: int, epoch: int) -> float:
-        model = paper_model(first.model, data.shape, data.classes, rank=first.rank, runs=runs, seed=[first.seed] * runs)
-        trainer = Trainer(model, data, recipe, [first.seed] * runs)
+    def step(seeds: list[int], epoch: int) -> float:
+        runs = len(seeds)
+        model = paper_model(first.model, data.shape, data.classes, rank=first.rank, runs=runs, seed=seeds)
+        trainer = Trainer(model, data, recipe, seeds)
         begun: list[float] = []
 
         def stop(done: int, _total: torch.Tensor) -> bool:
@@ -275,8 +278,9 @@ def _cost(plans: Sequence[Plan], data_dir: Path | None, steps: int = 12) -> floa
         return (begun[-1] - begun[0]) / max(1, len(begun) - 1)
 
     per_epoch = -(-len(data) // recipe.batch_size)
-    trunk = recipe.plain_until()
-    total = trunk * per_epoch * step(1, 0) if trunk else 0.0
-    if trunk < recipe.epochs:
-        total += (recipe.epochs - trunk) * per_epoch * step(len(plans), recipe.epochs - 1)
-    return total
+    every = [plan.seed for plan in plans]
+    trunks = list(dict.fromkeys(every))
+    return sum(
+        (end - begin) * per_epoch * step(trunks if begin < recipe.shared_until() else every, begin)
+        for begin, end in pairwise([*recipe.phases(), recipe.epochs])
+    )

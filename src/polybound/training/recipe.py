@@ -40,6 +40,7 @@ class Recipe:
         milestones: epochs (from 0) at which the learning rate is multiplied by `factor`.
         factor: see there.
         start: first epoch (from 0) with a projection, an adversary or certificates; those before are pre-training.
+        adversary_start: first epoch with an adversary, if that is not `start`.
         every: steps of an epoch between projections.
     """
 
@@ -61,6 +62,7 @@ class Recipe:
     milestones: tuple[int, ...] = (25, 75)
     factor: float = 0.2
     start: int = 50
+    adversary_start: int | None = None
     every: int = 10
 
     def __post_init__(self) -> None:
@@ -81,8 +83,9 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise PolyboundError(f"{name} must be a finite number of at least 0, got {value!r}")
-        if not isinstance(self.start, int) or self.start < 0 or any(m < 0 for m in self.milestones):
-            raise PolyboundError("start and milestones are epochs, counted from 0")
+        starts = (self.start, self.adversary_from)
+        if not all(isinstance(start, int) and start >= 0 for start in starts) or any(m < 0 for m in self.milestones):
+            raise PolyboundError("start, adversary_start and milestones are epochs, counted from 0")
 
     @property
     def regulariser(self) -> str:
@@ -99,12 +102,29 @@ class Recipe:
         passed = sum(epoch >= milestone for milestone in self.milestones)
         return float(self.learning_rate * self.factor**passed)
 
-    def plain_until(self) -> int:
-        """How many epochs are the same for all bounds and adversaries: pre-training without any of them."""
-        constrained = self.regulariser in ("projection", "certified") or self.adversarial
+    @property
+    def adversary_from(self) -> int:
+        """The first epoch with an adversary, in adversarial training."""
+        return self.start if self.adversary_start is None else self.adversary_start
+
+    def phases(self) -> list[int]:
+        """The epochs with which something new begins: the first, and those of the adversary and the constraint."""
+        begins = {0}
+        if self.adversarial:
+            begins.add(self.adversary_from)
+        if self.regulariser in ("projection", "certified"):
+            begins.add(self.start)
+        return sorted(epoch for epoch in begins if epoch < self.epochs)
+
+    def shared(self) -> Recipe:
+        """What the runs of a seed have in common with one another before `start`, whatever their bounds."""
+        return replace(self, method="none+at" if self.adversarial else "none")
+
+    def shared_until(self) -> int:
+        """How many epochs, from the first on, are those of `shared()`."""
         if self.regulariser in ("jacobian", "l2"):
             return 0
-        return min(self.start, self.epochs) if constrained else self.epochs
+        return self.epochs if self.regulariser == "none" else min(self.start, self.epochs)
 
     def as_dict(self) -> dict[str, Any]:
         """All choices as JSON can hold them."""

@@ -76,7 +76,7 @@ class Trainer:
             x = self.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
             y = self.y.index_select(0, batch.flatten()).view(batch.shape)
             generators = [seeded(seed, epoch, step + 1) for seed in self.seeds] if self.random else []
-            if recipe.adversarial and constrained:
+            if recipe.adversarial and epoch >= recipe.adversary_from:
                 x = perturb(self.engine, x, y, recipe, self.domain, generators)
                 y = y.repeat_interleave(len(x) // len(y), 0)
             engine = self.engine if constrained else self.plain
