@@ -1,5 +1,6 @@
 """Other libraries as judges: on the same model and images, equal settings give equal robust accuracies."""
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -75,6 +76,23 @@ def test_torchattacks_under_the_published_protocol(subject):
         mine = accuracy(model, ours(model, x, y, domain=(-1, 1), protocol="published"), y)
         # That library looks at no normalisation unless told to: data in [-1, 1] is clipped to [0, 1].
         assert abs(mine - accuracy(model, theirs(x, y), y)) <= TOLERANCE, ours.name
+
+
+def test_torchattacks_on_a_network_that_is_too_sure_of_itself(subject):
+    """Its gradients are lost in rounding: the published protocol falls for that as the library does, the sound not."""
+    suite = peer("torchattacks")
+    model, x, y = subject
+    sure = copy.deepcopy(model)
+    with torch.no_grad():
+        sure.C *= 30.0
+    step, judge, some = FGSM(0.2), suite.FGSM(sure, eps=0.2), slice(200)
+    # One by one, as the mean over a batch makes small gradients smaller still.
+    theirs = torch.cat([judge(image, label) for image, label in zip(x[some].split(1), y[some].split(1), strict=True)])
+    published = step(sure, x[some], y[some], domain=(-1, 1), protocol="published")
+    assert ((published - theirs).abs() > 1e-4).float().mean() < 0.001
+    scaled = Scaled(sure)
+    fooled = accuracy(scaled, suite.FGSM(scaled, eps=0.1)((x + 1) / 2, y), y)
+    assert accuracy(sure, step(sure, x, y, domain=(-1, 1)), y) < fooled - 0.1
 
 
 def test_torchattacks_targeted_apgd(subject):

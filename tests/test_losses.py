@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polybound.attacks.losses import DLR, KL, CrossEntropy, TargetedDLR
+from polybound.attacks.losses import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence
 
 E, N = 2, 6
 
@@ -56,6 +56,21 @@ def test_slopes_are_the_gradient_up_to_a_positive_factor(kind, seed, classes, sc
                 assert cosine > 1 - 1e-6
             if kind != "ce":
                 assert torch.isclose(loss.values(logits)[e, n], textbook(1e-12).detach(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0, 200.0])
+@given(st.integers(0, 10**6), st.integers(2, 7))
+def test_published_slopes_are_those_of_autograd_in_the_same_precision(scale, seed, classes):
+    logits, y, _, clean = (part.float() if part.is_floating_point() else part for part in problem(seed, classes, scale))
+    z = logits.clone().requires_grad_()
+    entropies = F.cross_entropy(z.transpose(1, 2).reshape(-1, classes), y.repeat(E), reduction="sum")
+    (gradient,) = torch.autograd.grad(entropies, z)
+    slopes = cross_entropy(y, "published").slopes(logits)
+    # Signs are what counts; a difference of two roundings of 1 may have either.
+    torch.testing.assert_close(slopes, gradient, rtol=1e-4, atol=2e-7)
+    assert torch.equal((slopes == 0).all(1), (gradient == 0).all(1)) or scale < 200
+    (gradient,) = torch.autograd.grad(F.kl_div(z.log_softmax(1), clean.softmax(1), reduction="sum"), z)
+    torch.testing.assert_close(divergence(y, clean, "published").slopes(logits), gradient, rtol=1e-4, atol=3e-7)
 
 
 @given(st.integers(0, 10**6))

@@ -13,8 +13,9 @@ from torch import Tensor
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, first_success
 from polybound.attacks.checks import check_choice, check_positive, check_whole
-from polybound.attacks.losses import DLR, CrossEntropy, Loss, TargetedDLR
+from polybound.attacks.losses import DLR, Loss, TargetedDLR, cross_entropy
 from polybound.attacks.noise import Noise
+from polybound.attacks.protocol import Protocol
 from polybound.attacks.victim import Victim, right
 
 __all__ = ["APGD", "APGDT"]
@@ -53,8 +54,8 @@ class APGD(Attack):
             return [f"{self.name}: the DLR loss needs 3 classes; with {classes} it is the plain margin"]
         return []
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
-        losses: list[Loss] = [CrossEntropy(y) if self.loss == "ce" else DLR(y)]
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        losses: list[Loss] = [cross_entropy(y, protocol) if self.loss == "ce" else DLR(y)]
         return self._search(victim, ball, y, noise, losses)
 
     def _search(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, losses: list[Loss]) -> Tensor:
@@ -138,7 +139,8 @@ class APGDT(APGD):
             return [f"{self.name}: the targeted DLR loss needs 4 classes; with {classes} it is the plain margin"]
         return []
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        del protocol  # the DLR is a ratio of logits, which does not vanish
         order = victim.logits(ball.x).argsort(1, descending=True)
         # The clean prediction is the first; an image for which that is not its label is not attacked at all.
         losses: list[Loss] = [TargetedDLR(y, order[:, k]) for k in range(1, min(self.targets + 1, order.shape[1]))]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polybound.attacks.ball import Ball, ball_around, round_down, round_up
 from polybound.attacks.losses import Loss
 from polybound.attacks.noise import GROUP, Noise
-from polybound.attacks.protocol import check_domain, clip_range
+from polybound.attacks.protocol import Protocol, check_domain, check_protocol, clip_range
 from polybound.attacks.victim import Victim, right
 from polybound.errors import PolyboundError
 
@@ -82,7 +82,7 @@ class Attack(ABC):
         """Adversarial examples for images x with labels y, of the type of x.
 
         Under the sound protocol each lies in its ball and in the domain, exactly. Under the published one it lies in
-        [0, 1], also where that is outside of its ball.
+        [0, 1], also where that is outside of its ball, and comes of gradients as rounding left them.
 
         Args:
             model: any classifier; a stack of E models gets adversarial examples for each, (E, n, ...).
@@ -94,8 +94,9 @@ class Attack(ABC):
             start: number of the first image in its data set, a multiple of 64; an image's random numbers depend on
                 its number and the seed only, so that batches can be of any size.
         """
-        clip = clip_range(protocol, domain)
-        if self.only_sound and protocol != "sound":
+        chosen = check_protocol(protocol)
+        clip = clip_range(chosen, domain)
+        if self.only_sound and chosen != "sound":
             raise PolyboundError(f"{self.name} knows the sound protocol only")
         lead = _lead(model, x, y)
         shape = tuple(x.shape[lead:])
@@ -109,15 +110,15 @@ class Attack(ABC):
                 batch = images[:, first : first + rows]
                 ball = ball_around(batch, self.eps, self.norm, clip)
                 noise = Noise(seed, start + first, batch.shape[1], batch.shape[2], batch)
-                found = self._run(victim, ball, y[first : first + rows], noise)
+                found = self._run(victim, ball, y[first : first + rows], noise, chosen)
                 parts.append(ball.settle(found.expand(victim.runs, -1, -1)))
             found = torch.cat(parts, 1) if parts else images.expand(victim.runs, -1, -1)
         found = found.to(x.device).reshape(victim.runs, len(y), *shape)
         return found if victim.stacked else found[0]
 
     @abstractmethod
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
-        """Points of the ball, (E or 1, n, d), for a batch."""
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        """Points of the ball, (E or 1, n, d), for a batch; the ball is that of the protocol, gradients may be."""
 
 
 def climb(

@@ -13,6 +13,7 @@ from polybound.attacks.base import Attack, first_success
 from polybound.attacks.checks import check_whole
 from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.noise import Noise
+from polybound.attacks.protocol import Protocol
 from polybound.attacks.victim import Victim
 from polybound.errors import PolyboundError
 
@@ -37,7 +38,9 @@ class RandomSearch(Attack):
         super().__post_init__()
         check_whole("tries", self.tries)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        del protocol  # there are no gradients to differ
+
         def attempt(keep: Tensor) -> Tensor:
             if self.norm == "inf":  # the corners of a box are its farthest points
                 points = ball.project_(ball.x + ball.eps * noise.normal().sign())
@@ -73,7 +76,8 @@ class Square(Attack):
         if self.norm != "inf":
             raise PolyboundError("the square attack knows the norm inf only; random-EPS-TRIES:norm=2 knows both")
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        del protocol
         if not isinstance(ball, InfBall):
             raise AssertionError("the square attack needs a box")
         n = ball.x.shape[1]

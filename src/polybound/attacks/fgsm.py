@@ -9,8 +9,9 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb
-from polybound.attacks.losses import CrossEntropy
+from polybound.attacks.losses import cross_entropy
 from polybound.attacks.noise import Noise
+from polybound.attacks.protocol import Protocol
 from polybound.attacks.victim import Victim
 
 __all__ = ["FGSM"]
@@ -34,6 +35,6 @@ class FGSM(Attack):
 
     kind: ClassVar[str] = "fgsm"
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         del noise  # nothing here is random
-        return climb(victim, ball, ball.x, CrossEntropy(y), 1, self.eps)
+        return climb(victim, ball, ball.x, cross_entropy(y, protocol), 1, self.eps)

@@ -1,8 +1,9 @@
 """What attacks ascend: losses of the logits, given by values and slopes (their derivatives by the logits).
 
-Attacks step along the sign or the direction of a gradient, so a positive factor for each image changes nothing. Every
-loss below uses that freedom to stay away from underflow: a classifier that is very sure of itself has a cross-entropy
-whose gradient is zero in floating point, and would look robust.
+Attacks step along the sign or the direction of a gradient, so a positive factor for each image changes nothing. The
+losses below use that freedom to stay away from rounding: a classifier that is very sure of itself has a cross-entropy
+whose gradient is zero in floating point, and would look robust. The rounded ones do not, and are for comparison with
+what was published: the library that those attacks are from differentiates the losses as they stand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-__all__ = ["DLR", "KL", "CrossEntropy", "Loss", "TargetedDLR"]
+from polybound.attacks.protocol import Protocol
+
+__all__ = ["DLR", "KL", "CrossEntropy", "Loss", "TargetedDLR", "cross_entropy", "divergence"]
 
 _TINY = 1e-12
 
@@ -74,6 +77,21 @@ class CrossEntropy(Loss):
         return slopes.scatter_(1, _wide(self.y, logits), -1.0)
 
 
+class RoundedCrossEntropy(CrossEntropy):
+    """The same with the gradient that floating point has, `p - e_y`.
+
+    Once `1 - p_y` is lost in the rounding of 1, nothing draws the label's own logit down any more.
+
+    >>> loss = RoundedCrossEntropy(torch.tensor([0]))
+    >>> loss.slopes(torch.tensor([[[500.0], [0.0], [0.0]]])).flatten().tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    def slopes(self, logits: Tensor) -> Tensor:
+        label = _wide(self.y, logits)
+        return logits.log_softmax(1).exp_().scatter_add_(1, label, logits.new_full((1, 1, 1), -1.0).expand(label.shape))
+
+
 @dataclass(frozen=True, eq=False)
 class KL(Loss):
     """`KL(p(clean) || p)`, the divergence of the prediction from the clean one, which TPGD ascends: no labels in it."""
@@ -89,6 +107,23 @@ class KL(Loss):
         difference = logits.double().softmax(1) - self.clean.double().softmax(1)
         scale = difference.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         return (difference / scale).to(logits.dtype)
+
+
+class RoundedKL(KL):
+    """The same with the gradient that floating point has."""
+
+    def slopes(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1) - self.clean.softmax(1)
+
+
+def cross_entropy(y: Tensor, protocol: Protocol) -> CrossEntropy:
+    """The cross-entropy as a protocol differentiates it."""
+    return (RoundedCrossEntropy if protocol == "published" else CrossEntropy)(y)
+
+
+def divergence(y: Tensor, clean: Tensor, protocol: Protocol) -> KL:
+    """The divergence from the prediction `clean`, given by its logits, as a protocol differentiates it."""
+    return (RoundedKL if protocol == "published" else KL)(y, clean)
 
 
 class DLR(Loss):

@@ -20,6 +20,7 @@ from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
 from polybound.attacks.checks import check_choice, check_whole
 from polybound.attacks.noise import Noise
+from polybound.attacks.protocol import Protocol
 from polybound.attacks.victim import Victim
 from polybound.errors import PolyboundError
 
@@ -45,7 +46,8 @@ class Outside(Attack):
 
     only_sound: ClassVar[bool] = True
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        del protocol  # always sound
         lower, upper = ball.clip
         seed = noise.generators[0].initial_seed() % 2**31
         shape = victim.shape if len(victim.shape) == 3 else (1, 1, ball.x.shape[-1])

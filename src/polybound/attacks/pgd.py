@@ -10,8 +10,9 @@ from torch import Tensor
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb, first_success
 from polybound.attacks.checks import check_positive, check_whole
-from polybound.attacks.losses import CrossEntropy
+from polybound.attacks.losses import CrossEntropy, cross_entropy
 from polybound.attacks.noise import Noise
+from polybound.attacks.protocol import Protocol
 from polybound.attacks.victim import Victim
 
 __all__ = ["PGD"]
@@ -59,8 +60,8 @@ class PGD(Attack):
             object.__setattr__(self, "step_size", 2.5 * self.eps / self.steps)
         check_positive("step_size", self.step_size)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
-        loss = CrossEntropy(y)
+    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+        loss = cross_entropy(y, protocol)
         z = self._climb(victim, ball, self._start(ball, noise), loss)
         if self.restarts == 1 or not self.random_start:
             return z
