@@ -234,6 +234,13 @@ def test_comparison_with_the_paper():
     assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
 
 
+def test_a_bound_that_fewer_seeds_have_is_not_the_best():
+    rows = rows_like_the_paper()
+    lucky = replace(next(row for row in rows if row.bound == 2.0), bound=0.5, accuracy=99.0)
+    found = {c.paper.attack: c for c in compare([*rows, lucky]) if c.paper.method == "projection"}
+    assert found["fgsm-0.1"].ours.bound == 1.0 and found["fgsm-0.1"].bounds == 2
+
+
 def test_variants_of_a_method_are_compared_one_by_one_and_other_ranks_left_out():
     table = "tab:regularization_compare_fashionmnist_emnist"
     plain = [row for row in rows_like_the_paper() if row.attack == "clean"]

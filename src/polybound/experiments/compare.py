@@ -11,7 +11,7 @@ from importlib.resources import files
 from math import nan
 from statistics import fmean, stdev
 
-from polybound.experiments.results import Average, Row, best
+from polybound.experiments.results import Average, Row, average, best, contenders
 from polybound.models import paper_rank
 
 __all__ = [
@@ -129,8 +129,8 @@ def compare(rows: Sequence[Row], protocol: str = "published", table: str | None 
         found = {name: top for name, members in variants.items() if (top := best(members)) is not None}
         if found and value.method == "layerwise-projection":
             # As with the bounds of one number, the best of all.
-            name = max(found, key=lambda name: found[name].mean)
-            found = {name: found[name]}
+            top = max(contenders(found.values()), key=lambda one: one.mean)
+            found = {name: one for name, one in found.items() if one is top}
         for variant, ours in found.items():
             members = variants[variant]
             difference = ours.mean - value.mean
@@ -138,7 +138,7 @@ def compare(rows: Sequence[Row], protocol: str = "published", table: str | None 
             verdict = "within" if abs(difference) <= allowed else "off"
             if any(row.epochs < EPOCHS or row.samples for row in members):
                 verdict = "reduced"
-            bounds = len({row.bound for row in members})
+            bounds = len(contenders(average(members).values()))
             result.append(Comparison(value, ours, wanted, difference, allowed, verdict, bounds, variant))
     return result
 

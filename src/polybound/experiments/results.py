@@ -20,7 +20,18 @@ from polybound.experiments.search import resolve
 from polybound.runs import Run
 from polybound.training.recipe import Recipe
 
-__all__ = ["Average", "Row", "average", "best", "collect", "collect_folder", "read_csv", "rows_of", "write_csv"]
+__all__ = [
+    "Average",
+    "Row",
+    "average",
+    "best",
+    "collect",
+    "collect_folder",
+    "contenders",
+    "read_csv",
+    "rows_of",
+    "write_csv",
+]
 
 
 @dataclass(frozen=True)
@@ -222,6 +233,13 @@ def average(rows: Iterable[Row], **wanted: Any) -> dict[float | None, Average]:
     return result
 
 
+def contenders(averages: Iterable[Average]) -> list[Average]:
+    """Those over the most seeds: one that fewer have, and may have by luck, does not compete for the best."""
+    found = list(averages)
+    most = max((one.seeds for one in found), default=0)
+    return [one for one in found if one.seeds == most]
+
+
 def best(rows: Iterable[Row], **wanted: Any) -> Average | None:
     """The highest of the averages by bound, as the paper takes it; None if there is no such row."""
-    return max(average(rows, **wanted).values(), key=lambda found: found.mean, default=None)
+    return max(contenders(average(rows, **wanted).values()), key=lambda one: one.mean, default=None)
