@@ -131,9 +131,13 @@ class Experiment:
         def scaled(epoch: int) -> int:
             return min(max(1, round(epoch * epochs / plain.epochs)), epochs - 1) if epoch else 0
 
-        adversary = None if plain.adversary_start is None else scaled(plain.adversary_start)
-        plain = replace(plain, epochs=epochs, start=scaled(plain.start), adversary_start=adversary)
-        return replace(plain, milestones=tuple(map(scaled, plain.milestones)))
+        return replace(
+            plain,
+            epochs=epochs,
+            start=scaled(plain.start),
+            adversary_start=None if plain.adversary_start is None else scaled(plain.adversary_start),
+            milestones=tuple(map(scaled, plain.milestones)),
+        )
 
     def earlier(self, plan: Plan) -> list[Plan]:
         """A plan's run as it is after every `measure_every` epochs since the first with a projection or adversary.

@@ -127,8 +127,9 @@ class Recipe:
         return self.epochs if self.regulariser == "none" else min(self.start, self.epochs)
 
     def as_dict(self) -> dict[str, Any]:
-        """All choices as JSON can hold them."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """All choices that are made, as JSON can hold them."""
+        choices = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in choices.items()}
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Recipe:
