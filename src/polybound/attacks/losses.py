@@ -88,8 +88,9 @@ class RoundedCrossEntropy(CrossEntropy):
     """
 
     def slopes(self, logits: Tensor) -> Tensor:
-        label = _wide(self.y, logits)
-        return logits.log_softmax(1).exp_().scatter_add_(1, label, logits.new_full((1, 1, 1), -1.0).expand(label.shape))
+        # By way of the logarithm, as autograd has it: softmax rounds otherwise near 1.
+        slopes = logits.log_softmax(1).exp_()
+        return slopes.scatter_add_(1, _wide(self.y, logits), -torch.ones_like(logits[:, :1]))
 
 
 @dataclass(frozen=True, eq=False)

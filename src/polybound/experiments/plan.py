@@ -76,8 +76,7 @@ def _irrelevant(recipe: Recipe) -> set[str]:
         names |= {"adversary_steps", "adversary_step_size"}
     if recipe.adversary_from == recipe.start:
         names.add("adversary_start")
-    adversary_at_start = recipe.adversarial and "adversary_start" in names
-    if recipe.regulariser not in ("projection", "certified") and not adversary_at_start:
+    if not recipe.constrained and not (recipe.adversarial and recipe.adversary_from == recipe.start):
         names.add("start")
     return names
 

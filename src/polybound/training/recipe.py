@@ -97,6 +97,11 @@ class Recipe:
         """Whether training is on adversarial examples."""
         return self.method.endswith("+at")
 
+    @property
+    def constrained(self) -> bool:
+        """Whether something other than an adversary begins with `start`: projections or certificates."""
+        return self.regulariser in ("projection", "certified")
+
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch."""
         passed = sum(epoch >= milestone for milestone in self.milestones)
@@ -112,7 +117,7 @@ class Recipe:
         begins = {0}
         if self.adversarial:
             begins.add(self.adversary_from)
-        if self.regulariser in ("projection", "certified"):
+        if self.constrained:
             begins.add(self.start)
         return sorted(epoch for epoch in begins if epoch < self.epochs)
 
@@ -124,7 +129,7 @@ class Recipe:
         """How many epochs, from the first on, are those of `shared()`."""
         if self.regulariser in ("jacobian", "l2"):
             return 0
-        return self.epochs if self.regulariser == "none" else min(self.start, self.epochs)
+        return min(self.start, self.epochs) if self.constrained else self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """All choices that are made, as JSON can hold them."""
