@@ -5,6 +5,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -163,6 +164,25 @@ def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
     assert collect(small, tmp_path / "two") == collect(small, tmp_path / "alone")
     assert len(collect(small, tmp_path / "alone")) == 8 * 3
     assert estimate([small], tmp_path / "two").seconds == 0
+
+
+def test_an_estimate_counts_a_run_once(small, tmp_path, monkeypatch):
+    trained = []
+
+    def cost(plans, _data_dir):
+        trained.append(plans)
+        return 1.0
+
+    monkeypatch.setattr(import_module("polybound.experiments.sweep"), "_cost", cost)
+    other = replace(small, name="other", attacks=("pgd-0.1-1-0.1",))
+    guess = estimate([small, other], tmp_path)
+    assert (guess.jobs, guess.runs) == (6, 8)
+    assert guess.seconds == 3.0  # the two seeds without a bound as one stack, and the bounds of each seed
+    assert sorted(len(plans) for plans in trained) == [2, 3]  # and stacks of one kind are measured once
+    wider = replace(other, bounds=(100.0, 1.0, 0.5, 0.25))
+    trained.clear()
+    assert estimate([small, wider], tmp_path).runs == 10
+    assert [len(plans) for plans in trained] == [2, 3, 1]  # of the wider one, the bound that the first has not
 
 
 def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_path):

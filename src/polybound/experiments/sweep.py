@@ -234,17 +234,22 @@ class Estimate:
 def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> Estimate:
     """How long the training of what is not done would take, by measuring a few steps of each kind of stack.
 
-    Attacks, studies and searches come on top of it.
+    Attacks, studies and searches come on top of it. A run that several experiments measure is trained, and counted,
+    once.
     """
     jobs = _distinct(experiments, root)
     stacks = [job for job in jobs if isinstance(job, StackJob)]
     costs: dict[tuple[Any, ...], float] = {}
+    counted: set[Path] = set()
     seconds = 0.0
     for job in stacks:
-        missing = [plan.recipe.epochs for plan in job.trained if not run_of(plan, root).finished]
+        runs = [(plan, run_of(plan, root)) for plan in job.trained]
+        missing = [plan for plan, run in runs if not run.finished and run.path not in counted]
         if not missing:
             continue
-        plans = [plan for plan in job.trained if plan.recipe.epochs == max(missing)]
+        counted.update(run.path for _, run in runs)
+        epochs = max(plan.recipe.epochs for plan in missing)
+        plans = [plan for plan in missing if plan.recipe.epochs == epochs]
         first = plans[0]
         recipe = first.recipe
         kind = (
@@ -255,7 +260,8 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
         if kind not in costs:
             costs[kind] = _cost(plans, data_dir)
         seconds += costs[kind]
-    return Estimate(len(jobs), sum(len(job.plans) for job in stacks), sum(job.done(root) for job in jobs), seconds)
+    wanted = {run_of(plan, root).path for job in stacks for plan in job.plans}
+    return Estimate(len(jobs), len(wanted), sum(job.done(root) for job in jobs), seconds)
 
 
 def _cost(plans: Sequence[Plan], data_dir: Path | None, steps: int = 12) -> float:
