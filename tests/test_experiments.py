@@ -137,6 +137,8 @@ def check_figure(experiment, figure):
         assert len(figure.panels) == protocols * len(experiment.datasets) * per_set
     else:
         assert all(len(panel.lines) == 3 + len(experiment.methods) for panel in figure.panels)
+        if "certified" in experiment.methods:  # trained for each radius that is certified
+            assert {len(panel.lines[-1].x) for panel in figure.panels} == {len(experiment.eps)}
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class Experiment:
         search: options of the search.
         defences: denoisers to put in front of the plain models.
         splits: what to evaluate on.
-        eps: radii to certify, if any.
+        eps: radii to certify, if any; certified training is done for each of them.
         x: what the x-axis of a curve is: "bound", "rank" or "steps".
         lines: what tells lines apart: "attack" or "model".
         seeds: how many.
@@ -160,7 +160,8 @@ class Experiment:
         widths = [(model, rank) for model in self.models for rank in self.ranks or (paper_rank(model),)]
         for dataset, (model, rank), method in product(self.datasets, widths, self.methods):
             for projection, levels in self._levels(method):
-                recipes = [self.recipe_for(method, **self._constraint(projection, level, model)) for level in levels]
+                constraints = [self._constraint(method, projection, level, model) for level in levels]
+                recipes = [self.recipe_for(method, **constraint) for constraint in constraints]
                 entries = [
                     Entry(Plan(dataset, model, recipe, seed, rank, self.validation, self.samples), projection, level)
                     for seed in range(self.seeds)
@@ -176,19 +177,21 @@ class Experiment:
             yield from ((name, self.bounds) for name in self.projections)
             if self.kind == "search" and self.layerwise:
                 yield "searched", (None,)
+        elif kind == "certified" and self.eps:
+            yield from (("", (eps,)) for eps in self.eps)
         elif isinstance(weights := self.penalty.get(kind), Sequence):
             yield from (("", (weight,)) for weight in weights)
         else:
             yield "", (None,)
 
-    def _constraint(self, projection: str, level: float | None, model: str) -> dict[str, Any]:
-        """What the recipe of a projection says; levels of different projections are about equally tight."""
+    def _constraint(self, method: str, projection: str, level: float | None, model: str) -> dict[str, Any]:
+        """What the recipe of a level says; levels of different projections are about equally tight."""
         if projection == "searched":
             return {"bound": dict(self.layerwise)}
         if level is None:
             return {}
         if not projection:
-            return {"penalty": level}
+            return {"eps" if method == "certified" else "penalty": level}
         if projection == "layer-wise":
             return {"bound": {name: value * level for name, value in self.layerwise.items()}}
         degree = 10 if model == "pn-10" else 4
