@@ -220,13 +220,13 @@ def test_scores_survive_a_csv_file(small, tmp_path):
     assert clean.seeds == 2 and clean.mean == pytest.approx(sum(by_hand) / 2)
 
 
-def rows_like_the_paper(shift=0.0, epochs=100):
-    """Scores as if a reproduction had been off by so many points."""
+def rows_like_the_paper(shift=0.0, epochs=100, spread=1.0):
+    """Scores as if a reproduction had been off by so many points, and its seeds by so many apart."""
     return [
         Row(
             dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",
             bound=bound, variant="", seed=seed, epochs=epochs, epoch=epochs, samples=0, validation=0.0, split="test", attack=attack,
-            protocol=protocol, defence="", correct=1, total=10000, accuracy=value + shift + seed, run="r",
+            protocol=protocol, defence="", correct=1, total=10000, accuracy=value + shift + spread * seed, run="r",
         )
         for method, bound, attack, protocol, value in (
             ("none", None, "clean", "-", 87.28),
@@ -250,6 +250,7 @@ def test_comparison_with_the_paper():
     assert best.ours.std == pytest.approx(1.0) and best.ours.seeds == 3
     shifted = {(c.paper.method, c.paper.attack): c for c in compare(rows_like_the_paper(4.0), table=table)}
     assert shifted["none", "clean"].verdict == "off"
+    assert shifted["none", "clean"].deviations == pytest.approx(4.0 / (0.18**2 + 1.0) ** 0.5)  # ours have 1 point
     assert shifted["none", "fgsm-0.1"].verdict == "within"  # 2 published standard deviations are 5.48 points
     assert {c.verdict for c in compare(rows_like_the_paper(epochs=10), table=table)} == {"reduced"}
     (sound,) = [c for c in compare(rows_like_the_paper(), "sound", table) if c.paper.attack != "clean"]

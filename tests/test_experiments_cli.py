@@ -58,6 +58,9 @@ def test_compare_has_an_exit_code(tmp_path):
     result = polybound("compare", bad, "--json")
     assert result.returncode == 1
     assert "off" in {entry["verdict"] for entry in json.loads(result.stdout)}
+    bad.write_text(write_csv(rows_like_the_paper(3.1, spread=4.0)))
+    shown = polybound("compare", bad).stdout
+    assert "others within 2 standard deviations of both" in shown and "in std" in shown
 
 
 def test_bad_input_is_refused_in_one_line(recipe, tmp_path):

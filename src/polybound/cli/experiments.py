@@ -274,9 +274,8 @@ def compare(
     else:
         if not found:
             raise PolyboundError(f"{where}: no run that the paper has a value for")
-        view = Table(
-            "data set", "model", "method", "attack", "paper", "here", "difference", "verdict", header_style="bold"
-        )
+        names = ("data set", "model", "method", "attack", "paper", "here", "difference", "in std", "verdict")
+        view = Table(*names, header_style="bold")
         for c in found:
             best = f"{c.ours} (best of {c.bounds})" if c.bounds > 1 else str(c.ours)
             paper = f"{c.paper.mean:.2f} ± {c.paper.std:.2f}"
@@ -288,11 +287,16 @@ def compare(
                 paper,
                 best,
                 f"{c.difference:+.2f}",
+                "" if c.deviations is None else f"{c.deviations:+.1f}",
                 c.verdict,
             )
         Console().print(view)
         judged = [c for c in found if c.verdict != "reduced"]
         within = len(judged) - len(off)
-        print(f"{protocol} protocol: {within} of {len(judged)} values within max(3 points, 2 standard deviations)")
+        near = sum(c.deviations is not None and abs(c.deviations) <= 2.0 for c in off)
+        allowed = "max(3 points, 2 published standard deviations)"
+        print(f"{protocol} protocol: {within} of {len(judged)} values within {allowed}")
+        if off:
+            print(f"{near} of the {len(off)} others within 2 standard deviations of both, the paper's and these seeds'")
     if off:
         raise typer.Exit(1)

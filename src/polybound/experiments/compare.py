@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import nan
+from math import hypot, nan
 from statistics import fmean, stdev
 
 from polybound.experiments.results import Average, Row, average, best, contenders
@@ -90,6 +90,8 @@ class Comparison:
         ours: mean and standard deviation over our seeds.
         protocol: of our value; "-" for clean accuracies.
         difference: ours less the paper's, in points.
+        deviations: the same in standard deviations of both, `difference / sqrt(theirs^2 + ours^2)`, to tell what the
+            seeds may explain from what they cannot; None where neither has any. The verdict does not hang on it.
         allowed: max(3 points, 2 published standard deviations).
         verdict: "within" or "off"; "reduced" if our schedule or data was cut short.
         bounds: among how many bounds ours is the best, as the paper's is; 1 for other methods.
@@ -100,6 +102,7 @@ class Comparison:
     ours: Average
     protocol: str
     difference: float
+    deviations: float | None
     allowed: float
     verdict: str
     bounds: int
@@ -134,12 +137,14 @@ def compare(rows: Sequence[Row], protocol: str = "published", table: str | None 
         for variant, ours in found.items():
             members = variants[variant]
             difference = ours.mean - value.mean
+            spread = hypot(value.std, ours.std)
+            deviations = difference / spread if spread else None
             allowed = max(3.0, 2.0 * value.std)
             verdict = "within" if abs(difference) <= allowed else "off"
             if any(row.epochs < EPOCHS or row.samples for row in members):
                 verdict = "reduced"
             bounds = len(contenders(average(members).values()))
-            result.append(Comparison(value, ours, wanted, difference, allowed, verdict, bounds, variant))
+            result.append(Comparison(value, ours, wanted, difference, deviations, allowed, verdict, bounds, variant))
     return result
 
 
