@@ -44,8 +44,8 @@ class Row:
         rank: its hidden rank.
         method: training method.
         projection: kind of projection, "" for none.
-        bound: the bound of the projection, None if there is none or one for each matrix; or the weight of a penalty,
-            where an experiment has several.
+        bound: the bound of the projection, None if there is none or one for each matrix; or the weight of a penalty or
+            the radius of certified training, where an experiment has several.
         variant: what else tells runs of a method apart: the penalty's weight, the adversary, a bound for each matrix.
         seed: of the training.
         epochs: of the training; the paper's schedule has 100.
