@@ -226,7 +226,7 @@ def rows_like_the_paper(shift=0.0, epochs=100, spread=1.0):
         Row(
             dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",
             bound=bound, variant="", seed=seed, epochs=epochs, epoch=epochs, samples=0, validation=0.0, split="test", attack=attack,
-            protocol=protocol, defence="", correct=1, total=10000, accuracy=value + shift + spread * seed, run="r",
+            protocol=protocol, defence="", correct=1, total=10000, limit=0, accuracy=value + shift + spread * seed, run="r",
         )
         for method, bound, attack, protocol, value in (
             ("none", None, "clean", "-", 87.28),
@@ -281,6 +281,16 @@ def test_variants_of_a_method_are_compared_one_by_one_and_other_ranks_left_out()
         ("l2", "penalty 2"): "within",
     }
     assert found["none", ""].ours.mean == pytest.approx(87.28)
+
+
+def test_each_table_has_its_own_rank():
+    rows = [
+        replace(row, model="pn-10", rank=rank, method="none+at", accuracy=60.0 + rank / 16)
+        for row in rows_like_the_paper() for rank in (16, 64) if row.method == "none"
+    ]  # fmt: skip
+    (found,) = compare(rows)
+    assert found.paper.table == find_experiment("table-3").published
+    assert find_experiment("table-3").ranks == (16,) and found.ours.mean == pytest.approx(61.0)
 
 
 def test_significance_is_paired_by_seed():
@@ -362,3 +372,21 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
     assert {row.epoch for row in last} == {8} and len(last) < len(rows)
     page = build_report([several], tmp_path, tmp_path / "report.html")[0]
     assert any("after the best epoch measured (of 6, 8)" in note for note in page.notes)
+    assert collect(several, tmp_path / "elsewhere", scores=rows) == rows
+    assert collect(replace(several, measure_every=0), tmp_path / "elsewhere", scores=rows) == last
+
+
+def test_scores_stand_in_for_run_folders_that_are_not_there(small, tmp_path):
+    whole = replace(small, attacks=("fgsm-0.1", "fgsm-0.01"), limit=0)
+    sweep([small, whole], tmp_path / "runs", workers=1)
+    kept = collect_folder(tmp_path / "runs")
+    assert {row.limit for row in kept} == {0, 50}
+    for experiment in (small, whole):
+        rows = collect(experiment, tmp_path / "runs")
+        assert {row.limit for row in rows} == {experiment.limit}
+        assert collect(experiment, tmp_path / "elsewhere", scores=kept) == rows
+        folders = build_report([experiment], tmp_path / "runs", tmp_path / "folders.html")[0].parts
+        scores = build_report([experiment], tmp_path / "elsewhere", tmp_path / "scores.html", scores=kept)[0].parts
+        assert scores == [part for part in folders if not (isinstance(part, Table) and part.aside)]
+    wrong = [replace(row, accuracy=-1.0) for row in kept]
+    assert collect(small, tmp_path / "runs", scores=wrong) == collect(small, tmp_path / "runs")  # folders come first

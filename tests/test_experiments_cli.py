@@ -43,6 +43,11 @@ def test_reproduce_and_report(recipe, tmp_path):
     before = (tmp_path / "out" / "mine.md").read_text()
     polybound("report", recipe, *options)
     assert (tmp_path / "out" / "mine.md").read_text() == before
+    elsewhere = ("--runs", tmp_path / "elsewhere", "--budget", "0.02", "-o", tmp_path / "again.html")
+    polybound("report", recipe, *elsewhere, "--scores", tmp_path / "out" / "mine-scores.csv")
+    assert (tmp_path / "again" / "mine.md").read_text() == before
+    assert "no such file" in refused("report", recipe, *elsewhere, "--scores", tmp_path / "no.csv")
+    assert "not a file of scores" in refused("report", recipe, *elsewhere, "--scores", tmp_path / "out" / "mine.csv")
     folders = sorted((tmp_path / "runs").glob("digits-*"))
     shown = polybound("report", *folders, "-o", tmp_path / "runs.html").stdout
     assert "DIGITS" in shown.upper() and "Lipschitz, row-wise" in shown and "projection | 0.5 | 1 |" in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,7 +66,8 @@ def add_commands(app: typer.Typer) -> None:
     )
     app.command(
         epilog="Examples:  [bold]polybound report table-1 figure-2 --dataset fashion-mnist -o report.html[/]   "
-        "[bold]polybound report runs/* -o report.html[/]"
+        "[bold]polybound report runs/* -o report.html[/]   "
+        "[bold]polybound report table-5 --seeds 5 --measure-every 25 --scores docs/results/scores.csv[/]"
     )(report)
 
 
@@ -201,6 +203,9 @@ def report(
     method: Method = None,
     bound: Bound = None,
     measure_every: MeasureEvery = None,
+    scores: Annotated[
+        list[Path] | None, typer.Option(help="CSV files of scores, in place of run folders that are not there.")
+    ] = None,
 ) -> None:
     """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
 
@@ -213,18 +218,19 @@ def report(
 
         _show(report_runs([Path(name) for name in names], output, title="polybound: runs", command=_command()), output)
         return
-    _report(_chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every), runs, output)
+    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
+    _report(chosen, runs, output, [row for file in scores or () for row in _scores(file)])
 
 
 def _command() -> str:
     return shlex.join(["polybound", *sys.argv[1:]])
 
 
-def _report(chosen: list[Experiment], runs: Path, output: Path) -> None:
+def _report(chosen: list[Experiment], runs: Path, output: Path, scores: Sequence[Row] = ()) -> None:
     from polybound.report.build import build_report
 
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
-    _show(build_report(chosen, runs, output, title=title, command=_command()), output)
+    _show(build_report(chosen, runs, output, title=title, command=_command(), scores=scores), output)
 
 
 def _show(sections: list[Section], output: Path) -> None:
@@ -243,6 +249,8 @@ def _show(sections: list[Section], output: Path) -> None:
 def _scores(file: Path) -> list[Row]:
     from polybound.experiments.results import read_csv
 
+    if not file.is_file():
+        raise PolyboundError(f"{file}: no such file")
     try:
         return read_csv(file.read_text(encoding="utf-8"))
     except (PolyboundError, ValueError) as error:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from math import hypot, nan
 from statistics import fmean, stdev
 
+from polybound.experiments.experiment import experiment_names, find_experiment
 from polybound.experiments.results import Average, Row, average, best, contenders
 from polybound.models import paper_rank
 
@@ -127,7 +128,7 @@ def compare(rows: Sequence[Row], protocol: str = "published", table: str | None 
             r for r in index.get((value.dataset, value.model, value.method, value.attack), []) if r.protocol == wanted
         ]
         variants: dict[str, list[Row]] = {}
-        for row in _of_one_kind(mine):
+        for row in _of_one_kind(mine, _rank(value.table, mine[0].model) if mine else 0):
             variants.setdefault(row.variant, []).append(row)
         found = {name: top for name, members in variants.items() if (top := best(members)) is not None}
         if found and value.method == "layerwise-projection":
@@ -163,20 +164,24 @@ def _names(row: Row) -> tuple[str, str, str, str]:
     return DATASETS.get(row.dataset, row.dataset), _MODELS.get(row.model, row.model), method, attack
 
 
-def _of_one_kind(rows: Iterable[Row]) -> list[Row]:
+def _of_one_kind(rows: Sequence[Row], rank: int) -> list[Row]:
     """Rows of the longest schedule, the most data and images, and one rank: others are not to be averaged in.
 
-    That rank is the one of the named experiments if there is one, as figure 6 has others.
+    That rank is the given one if there is one, as figure 6 has others.
     """
-    rows = list(rows)
-    if not rows:
-        return []
 
     def kind(row: Row) -> tuple[int, float, int, bool, int]:
-        return row.epochs, row.samples or float("inf"), row.total, row.rank == paper_rank(row.model), row.rank
+        return row.epochs, row.samples or float("inf"), row.total, row.rank == rank, row.rank
 
-    chosen = max(map(kind, rows))
+    chosen = max(map(kind, rows), default=None)
     return [row for row in rows if kind(row) == chosen]
+
+
+@cache
+def _rank(table: str, model: str) -> int:
+    """The hidden rank that the named experiment of a table has for a model."""
+    ranks = (e.ranks for e in map(find_experiment, experiment_names()) if e.published == table and e.ranks)
+    return next(ranks, (paper_rank(model),))[0]
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Row:
         correct: images classified right; under the published protocol attacked, as the paper counts, under the sound
             one both as they are and attacked.
         total: images.
+        limit: how many images were asked for, 0 for all.
         accuracy: their share in percent.
         run: the run's folder.
     """
@@ -81,24 +82,36 @@ class Row:
     defence: str
     correct: int
     total: int
+    limit: int
     accuracy: float
     run: str
 
 
-def collect(experiment: Experiment, root: Path) -> list[Row]:
+def collect(experiment: Experiment, root: Path, scores: Iterable[Row] = ()) -> list[Row]:
     """The scores of an experiment's runs, those that its search led to included.
 
     Other experiments share the runs, and may have left scores of other attacks and splits in their folders.
+
+    Args:
+        experiment: whose runs.
+        root: folder of the run folders.
+        scores: of runs whose folders are not there; where a folder has the same score, that counts.
     """
     attacks = {"clean", *experiment.attacks, *(certified_column(eps)[0] for eps in experiment.eps)}
-    rows = []
+    kept: dict[str, list[Row]] = {}
+    for row in scores:
+        kept.setdefault(row.run, []).append(row)
+    rows: dict[tuple[object, ...], Row] = {}
     for entry in resolve(experiment, root).entries():
         for plan in (entry.plan, *experiment.earlier(entry.plan)):
-            for row, limit in _rows(replace(entry, plan=plan), run_of(plan, root)):
-                asked = limit == (experiment.limit or None) and row.attack in attacks and row.split in experiment.splits
+            run = run_of(plan, root)
+            for row in (*_rows(replace(entry, plan=plan), run), *kept.get(run.path.name, ())):
+                asked = row.limit == experiment.limit and row.attack in attacks and row.split in experiment.splits
                 if asked and (plan == entry.plan or row.protocol != "sound"):
-                    rows.append(replace(row, epochs=entry.plan.recipe.epochs))
-    return rows
+                    place = {"projection": entry.projection, "bound": entry.level}
+                    what = (*place.values(), row.run, row.split, row.attack, row.protocol, row.defence)
+                    rows.setdefault(what, replace(row, epochs=entry.plan.recipe.epochs, **place))
+    return list(rows.values())
 
 
 def collect_folder(root: Path) -> list[Row]:
@@ -117,16 +130,16 @@ def rows_of(run: Run) -> list[Row]:
         projection = "spectral" if plan.recipe.norm == "2" else projection
         projection = plan.recipe.on if plan.recipe.on != "weights" else projection
     level = float(bound) if projection and isinstance(bound, int | float) else None
-    return [row for row, _ in _rows(Entry(plan, projection, level), run)]
+    return list(_rows(Entry(plan, projection, level), run))
 
 
-def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
+def _rows(entry: Entry, run: Run) -> Iterator[Row]:
     plan = entry.plan
     for key, score in keyed_scores(run.path):
         # The paper's attack library leaves alone what is misclassified already in APGD, and only there.
         papers = score.protocol == "published" and not score.attack.startswith("apgd")
         correct = score.attacked if papers else score.correct
-        row = Row(
+        yield Row(
             dataset=plan.dataset,
             model=plan.model,
             rank=plan.rank,
@@ -145,10 +158,10 @@ def _rows(entry: Entry, run: Run) -> Iterator[tuple[Row, int | None]]:
             defence=key["defence"] or "",
             correct=correct,
             total=score.total,
+            limit=key["limit"] or 0,
             accuracy=100.0 * correct / score.total,
             run=run.path.name,
         )
-        yield row, key["limit"]
 
 
 def _variant(recipe: Recipe) -> str:

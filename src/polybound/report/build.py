@@ -12,7 +12,7 @@ from pathlib import Path
 from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.results import collect, write_csv
+from polybound.experiments.results import Row, collect, write_csv
 from polybound.report.folders import runs_section
 from polybound.report.layout import section
 from polybound.report.page import page
@@ -37,13 +37,20 @@ def facts(command: str = "") -> dict[str, str]:
 
 
 def build_report(
-    experiments: Sequence[Experiment], root: Path, output: Path, *, title: str = "polybound", command: str = ""
+    experiments: Sequence[Experiment],
+    root: Path,
+    output: Path,
+    *,
+    title: str = "polybound",
+    command: str = "",
+    scores: Sequence[Row] = (),
 ) -> list[Section]:
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
     The folder has PNG and SVG of each figure, each table as Markdown, LaTeX and CSV, and all scores, `NAME-scores.csv`.
+    Other `scores` stand in for run folders that are not there; what is made from weights is left out for those.
     """
-    found = [collect(experiment, root) for experiment in experiments]
+    found = [collect(experiment, root, scores) for experiment in experiments]
     sections = [section(experiment, rows, root) for experiment, rows in zip(experiments, found, strict=True)]
     _write_parts(sections, output)
     for experiment, rows in zip(experiments, found, strict=True):
