@@ -65,7 +65,7 @@ def written(root):
 
 def test_kill_9_of_a_sweep(file, undisturbed, tmp_path):
     """The whole process group dies, workers and all, at random moments; then the same command again."""
-    kills, generator = int(os.environ.get("POLYBOUND_KILLS", "4")), random.Random(1)
+    kills, generator = int(os.environ.get("POLYBOUND_KILLS", "10")), random.Random(1)
     command = [sys.executable, "-m", "polybound", "sweep", str(file), "--runs", str(tmp_path), "--workers", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for _ in range(kills):
