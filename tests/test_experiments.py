@@ -387,6 +387,10 @@ def test_scores_stand_in_for_run_folders_that_are_not_there(small, tmp_path):
         assert collect(experiment, tmp_path / "elsewhere", scores=kept) == rows
         folders = build_report([experiment], tmp_path / "runs", tmp_path / "folders.html")[0].parts
         scores = build_report([experiment], tmp_path / "elsewhere", tmp_path / "scores.html", scores=kept)[0].parts
-        assert scores == [part for part in folders if not (isinstance(part, Table) and part.aside)]
+        assert [part.title for part in folders if part not in scores] == ["Bounds of the runs with seed 0"]
+        assert [part for part in folders if part in scores] == scores
+        (against,) = [part for part in scores if part.title == "Projection against none, sound protocol"]
+        assert [row[2] for row in against.rows] == [attack.upper() for attack in experiment.attacks]
+        assert all(row[5] == "2" and 0.0 <= float(row[6]) <= 1.0 for row in against.rows)
     wrong = [replace(row, accuracy=-1.0) for row in kept]
     assert collect(small, tmp_path / "runs", scores=wrong) == collect(small, tmp_path / "runs")  # folders come first
