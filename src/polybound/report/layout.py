@@ -228,8 +228,8 @@ def _search(experiment: Experiment, root: Path) -> list[Table | Figure]:
     ]
     pruned = sum(trial["full"] is None for trial in trials)
     note = (
-        f"{len(trials)} points, {pruned} of them pruned after a shorter schedule; {experiment.search['attack']} on a "
-        f"validation split, {experiment.search['protocol']} protocol, accuracy in %. The ten best:"
+        f"The ten best of {len(trials)} points, {pruned} of them pruned after a shorter schedule; accuracy in % under "
+        f"{attack_label(experiment.search['attack'])} on a validation split, {experiment.search['protocol']} protocol."
     )
     header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
     return [Table("The search", header, cells, notes=[note])]
