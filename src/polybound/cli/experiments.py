@@ -67,7 +67,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(
         epilog="Examples:  [bold]polybound report table-1 figure-2 --dataset fashion-mnist -o report.html[/]   "
         "[bold]polybound report runs/* -o report.html[/]   "
-        "[bold]polybound report table-5 --seeds 5 --measure-every 25 --scores docs/results/scores.csv[/]"
+        "[bold]polybound report table-5 --seeds 10 --measure-every 25 --scores docs/results/scores.csv[/]"
     )(report)
 
 

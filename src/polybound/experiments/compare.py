@@ -127,8 +127,10 @@ def compare(rows: Sequence[Row], protocol: str = "published", table: str | None 
         mine = [
             r for r in index.get((value.dataset, value.model, value.method, value.attack), []) if r.protocol == wanted
         ]
+        if not mine:
+            continue
         variants: dict[str, list[Row]] = {}
-        for row in _of_one_kind(mine, _rank(value.table, mine[0].model) if mine else 0):
+        for row in _of_one_kind(mine, _ranks().get(value.table) or paper_rank(mine[0].model)):
             variants.setdefault(row.variant, []).append(row)
         found = {name: top for name, members in variants.items() if (top := best(members)) is not None}
         if found and value.method == "layerwise-projection":
@@ -173,15 +175,14 @@ def _of_one_kind(rows: Sequence[Row], rank: int) -> list[Row]:
     def kind(row: Row) -> tuple[int, float, int, bool, int]:
         return row.epochs, row.samples or float("inf"), row.total, row.rank == rank, row.rank
 
-    chosen = max(map(kind, rows), default=None)
+    chosen = max(map(kind, rows))
     return [row for row in rows if kind(row) == chosen]
 
 
 @cache
-def _rank(table: str, model: str) -> int:
-    """The hidden rank that the named experiment of a table has for a model."""
-    ranks = (e.ranks for e in map(find_experiment, experiment_names()) if e.published == table and e.ranks)
-    return next(ranks, (paper_rank(model),))[0]
+def _ranks() -> dict[str, int]:
+    """The hidden rank of the published tables whose named experiment has another than its models' own."""
+    return {e.published: e.ranks[0] for e in map(find_experiment, experiment_names()) if e.published and e.ranks}
 
 
 @dataclass(frozen=True)
