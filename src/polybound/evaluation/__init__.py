@@ -1,8 +1,48 @@
-"""Evaluation: accuracy with its interval, clean and under attack, each number with its protocol."""
+"""Evaluation: accuracy with its interval, clean and under attack, each number with everything that it is about."""
 
-from polybound.evaluation.evaluate import evaluate
-from polybound.evaluation.score import Evaluation, Examples, Score
-from polybound.evaluation.stored import evaluate_run, evaluate_runs, read_scores
-from polybound.evaluation.wilson import wilson
+from polybound.evaluation.evaluate import (
+    Evaluation,
+    Examples,
+    evaluate,
+    keep_examples,
+    questions_for,
+    reader_notes,
+    row_facts,
+    score_of,
+)
+from polybound.evaluation.labels import column_label, labels, value_label
+from polybound.evaluation.masking import masking_notes
+from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
+from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, wilson
+from polybound.evaluation.table import Cell, MixedError, Row, Table, differing, read_table
 
-__all__ = ["Evaluation", "Examples", "Score", "evaluate", "evaluate_run", "evaluate_runs", "read_scores", "wilson"]
+__all__ = [
+    "CLEAN",
+    "Cell",
+    "Evaluation",
+    "Examples",
+    "MixedError",
+    "Progress",
+    "Question",
+    "Row",
+    "Score",
+    "Subject",
+    "Table",
+    "certified_name",
+    "column_label",
+    "count_images",
+    "differing",
+    "evaluate",
+    "keep_examples",
+    "labels",
+    "masking_notes",
+    "measure",
+    "paper_counts",
+    "questions_for",
+    "read_table",
+    "reader_notes",
+    "row_facts",
+    "score_of",
+    "value_label",
+    "wilson",
+]

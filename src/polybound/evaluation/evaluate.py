@@ -2,41 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from math import prod
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attacks, protocols
-from polybound.attacks.denoise import Defence, Defended, find_defence
-from polybound.attacks.noise import GROUP
-from polybound.attacks.victim import Victim, right
 from polybound.data import Dataset
+from polybound.defences import Defence, Defended, find_defence
 from polybound.errors import PolyboundError
-from polybound.evaluation.certified import certified_scores
 from polybound.evaluation.masking import masking_notes
-from polybound.evaluation.score import Evaluation, Examples, Score
+from polybound.evaluation.measure import Measuring, Progress, Question, Subject, count_images, digest_of_module, measure
+from polybound.evaluation.score import CLEAN, Score
+from polybound.evaluation.table import Row, Table
+from polybound.models import PolynomialNetwork
 
-__all__ = ["Progress", "evaluate", "reader_notes"]
+__all__ = ["Evaluation", "Examples", "evaluate", "keep_examples", "questions_for", "reader_notes"]
 
-Progress = Callable[[int, int, str], None]
-"""Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
+Attacks = str | Attack | Iterable[str | Attack]
 
-_MEMORY = 2**26
-"""Bytes of adversarial examples that are held at a time."""
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The first images, as they are and attacked.
+
+    Attributes:
+        x: images, (n, ...).
+        y: labels, (n,).
+        clean: predictions for them, (runs, n).
+        adversarial: attacked images, (runs, n, ...), by attack and protocol.
+        predictions: predictions for those, (runs, n).
+    """
+
+    x: Tensor
+    y: Tensor
+    clean: Tensor
+    adversarial: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    predictions: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All scores of an evaluation.
+
+    Attributes:
+        scores: the flat table of them; "run" says whose each is.
+        notes: what a reader of the scores must know.
+        class_names: names of the classes.
+        examples: images, if some were to be kept.
+        skipped: what could not be evaluated, with the reason.
+    """
+
+    scores: Table
+    notes: list[str] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
+    examples: Examples | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, attack: str, protocol: str = "sound", run: str | None = None, counted: str = "robust") -> Score:
+        """The score of an attack; of the first run, if none is named."""
+        for row in self.scores:
+            plain = attack == CLEAN or row["counted"] == "verified"
+            fits = plain or (row["protocol"] == protocol and row["counted"] == counted)
+            if row["attack"] == attack and fits and run in (None, row["run"]):
+                return score_of(row)
+        raise KeyError(f"no score for {attack} under {protocol}")
+
+    def counted(self, way: str) -> Table:
+        """The scores that are counted one way, "robust" or "attacked"; what is clean or proven comes with both."""
+        if way not in ("robust", "attacked"):
+            raise PolyboundError(f"count must be robust or attacked, got {way!r}")
+        return self.scores.only(lambda row: row["counted"] in (way, "-", "verified"))
+
+    def to_json(self) -> str:
+        """Everything but the examples."""
+        rows = [row_facts(row) for row in self.scores]
+        skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
+        return json.dumps({"scores": rows, "notes": self.notes, "skipped": skipped}, indent=2)
+
+    def __str__(self) -> str:
+        """A table to read, also as Markdown: one line a score."""
+        head = ["run", "attack", "protocol", "accuracy", "95 % interval", "correct"]
+        cells = [_cells(row) for row in self.counted("robust")]
+        if len(self.scores.values("run")) < 2:
+            head, cells = head[1:], [row[1:] for row in cells]
+        return "\n".join([*_aligned([head, *cells]), *(f"note: {note}" for note in self.notes)])
+
+
+def score_of(row: Row) -> Score:
+    """The score that a row of a table holds."""
+    return Score(**{name: row[name] for name in Score.names()})
+
+
+def row_facts(row: Row) -> dict[str, Any]:
+    """A row with what follows from its counts: the accuracy and its interval."""
+    score = score_of(row)
+    low, high = score.interval
+    return {**row, "accuracy": score.accuracy, "low": low, "high": high}
 
 
 def evaluate(
     model: nn.Module,
     data: Dataset,
-    attacks: str | Attack | Iterable[str | Attack] = PAPER_ATTACKS,
+    attacks: Attacks = PAPER_ATTACKS,
     *,
     protocol: str = "sound",
     limit: int | None = None,
     seed: int = 0,
-    per_class: bool = False,
     defence: str | Defence | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -57,7 +132,6 @@ def evaluate(
         protocol: what attacks clip to: "sound", the data's domain; "published", [0, 1] as in the paper; or "both".
         limit: the number of images, from the first on; all by default.
         seed: of the attacks.
-        per_class: whether to count each class for itself too.
         defence: a denoiser in front of the model, "gaussian", "median" or a `Defence`. Attacks see it.
         batch_size: images at a time; by default as many as fit into some 64 MB.
         progress: called as `progress(done, total, what)`.
@@ -71,33 +145,61 @@ def evaluate(
         >>> import polybound as pb
         >>> test = pb.data.load_digits("test")
         >>> model = pb.paper_model("pn-4", shape=test.shape, seed=0)
-        >>> pb.fit(model, pb.data.load_digits("train"), epochs=5, learning_rate=0.02)
+        >>> history = pb.fit(model, pb.data.load_digits("train"), epochs=5, learning_rate=0.02)
         >>> result = pb.evaluate(model, test, ["fgsm-0.1", "pgd-0.1-20-0.01"])
-        >>> [(row.attack, row.protocol) for row in result.rows]
+        >>> [(row["attack"], row["protocol"]) for row in result.counted("robust")]
         [('clean', '-'), ('fgsm-0.1', 'sound'), ('pgd-0.1-20-0.01', 'sound')]
         >>> result.find("clean").accuracy > result.find("fgsm-0.1").accuracy
         True
     """
     chosen, wanted = parse_attacks(attacks), protocols(protocol)
-    plan = [(attack, name) for attack in chosen for name in wanted if not (attack.only_sound and name != "sound")]
+    guard = None if defence is None else find_defence(defence, data.shape)
+    subjects, labels = _subjects(model, names)
+    options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+    found = measure(
+        subjects, data, questions_for(chosen, wanted, certify), limit=limit, defence=guard, progress=progress, **options
+    )
+    rows = [{"run": name, **score.as_dict()} for name, scores in zip(labels, found, strict=True) for score in scores]
     notes = reader_notes(chosen, wanted, data)
-    if defence is not None:
-        model = Defended(model, find_defence(defence, data.shape))
-    total = _count(data, limit)
-    with Victim(model, data.shape) as victim:
-        labels = _names(names, victim)
-        rows, examples, robust = _measure(victim, data, plan, total, seed, batch_size, progress, keep, check)
-    scores = [
-        Score.of(labels[run], column, seed, counts[run], attacked[run], totals)
-        for run in range(victim.runs)
-        for column, counts, attacked, totals in rows
-    ]
-    for eps in certify:
-        scores += certified_scores(model, data, eps, total=total, names=labels, seed=seed)
+    defended = model if guard is None else Defended(model, guard)
     if check:
-        notes += masking_notes(model, data, robust, labels, seed)
-    scores = scores if per_class else [replace(score, per_class=None) for score in scores]
-    return Evaluation(scores, data.name, data.split, notes, data.class_names, examples)
+        notes += masking_notes(defended, data, chosen, wanted, labels, count_images(data, check), seed)
+    examples = keep_examples(defended, data, chosen, wanted, min(keep, count_images(data, limit)), seed) if keep else None
+    return Evaluation(Table(rows), notes, data.class_names, examples)
+
+
+def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subject], list[str]]:
+    runs = getattr(model, "runs", None)
+    stacked = isinstance(runs, int) and not isinstance(runs, bool)
+    members: list[nn.Module] = [model]
+    if stacked:
+        single = model.run if isinstance(model, PolynomialNetwork) else lambda e: _RunOf(model, e)
+        members = [single(e) for e in range(runs or 0)]
+    labels = list(names or ([f"run {e}" for e in range(len(members))] if stacked else ["model"]))
+    if len(labels) != len(members):
+        raise PolyboundError(f"{len(labels)} names for {len(members)} runs")
+    return [Subject(member, digest_of_module(member)) for member in members], labels
+
+
+class _RunOf(nn.Module):
+    """One run of a stack that is no polynomial network."""
+
+    def __init__(self, model: nn.Module, run: int) -> None:
+        super().__init__()
+        self.model, self.index = model, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)[self.index]
+        return logits
+
+    def extra_repr(self) -> str:
+        return f"run {self.index}"
+
+
+def questions_for(attacks: Sequence[Attack], wanted: Sequence[str], certify: Sequence[float] = ()) -> list[Question]:
+    """What an evaluation asks: clean, every attack under every protocol that it knows, and certificates."""
+    asked = [Question(attack, name) for attack in attacks for name in wanted if name == "sound" or not attack.only_sound]
+    return [Question(), *asked, *(Question(protocol="sound", certify=eps) for eps in certify)]
 
 
 def reader_notes(attacks: Sequence[Attack], wanted: Sequence[str], data: Dataset) -> list[str]:
@@ -112,105 +214,35 @@ def reader_notes(attacks: Sequence[Attack], wanted: Sequence[str], data: Dataset
     return notes
 
 
-_Counts = list[tuple[tuple[str, str], Tensor, Tensor, Tensor]]
-_Robust = dict[tuple[Attack, str], Tensor]
-
-
-def _measure(
-    victim: Victim,
-    data: Dataset,
-    plan: Sequence[tuple[Attack, str]],
-    total: int,
-    seed: int,
-    batch_size: int | None,
-    progress: Progress | None,
-    keep: int,
-    check: int,
-) -> tuple[_Counts, Examples | None, _Robust]:
-    """Counts of each class, (runs, classes), for the clean images and each attack; examples; robust first images."""
-    columns = [("clean", "-"), *((attack.name, name) for attack, name in plan)]
-    counts = torch.zeros(len(columns), 2, victim.runs, data.classes, dtype=torch.int64)
-    totals = torch.zeros(data.classes, dtype=torch.int64)
-    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in columns]
-    robust: dict[tuple[Attack, str], list[Tensor]] = {pair: [] for pair in plan}
-    rows = _rows(victim, data, batch_size)
-    done = 0
-
-    def add(column: int, clean: Tensor, attacked: Tensor, y: Tensor) -> Tensor:
-        robust = clean & attacked
-        counts[column].index_add_(2, y, torch.stack([robust, attacked]).to(torch.int64))
-        return robust
-
-    for start in range(0, total, rows):
-        stop = min(start + rows, total)
-        x, y = data.x[start:stop], data.y[start:stop]
-        logits = victim.logits(x.flatten(1).unsqueeze(0).to(victim.device)).cpu()
-        if logits.shape[1] != data.classes:
-            raise PolyboundError(f"the model has {logits.shape[1]} classes, {data.name} has {data.classes}")
-        clean = right(logits, y)
-        totals += torch.bincount(y, minlength=data.classes)
-        add(0, clean, clean, y)
-        here = max(0, min(keep, stop) - start)
-        kept[0].append((x[:here], logits.argmax(1)[:, :here]))
-        for column, (attack, name) in enumerate(plan, 1):
-            if progress is not None:
-                progress(done, total * len(plan), f"{attack.name} {name}")
-            found = attack(victim.model, x, y, domain=data.domain, protocol=name, seed=seed, start=start)
-            attacked = victim.logits(_flat(found, data, victim)).cpu()
-            hits = add(column, clean, right(attacked, y), y)
-            robust[attack, name].append(hits[:, : max(0, check - start)])
-            stacked = found if victim.stacked else found.unsqueeze(0)
-            kept[column].append((stacked[:, :here].clone(), attacked.argmax(1)[:, :here]))
-            done += stop - start
-    if progress is not None:
-        progress(done, max(done, 1), "done")
-    result = [(column, counts[i, 0], counts[i, 1], totals) for i, column in enumerate(columns)]
-    examples = _examples(data, columns, kept, keep) if keep else None
-    return result, examples, {pair: torch.cat(parts, 1) for pair, parts in robust.items()}
-
-
-def _flat(found: Tensor, data: Dataset, victim: Victim) -> Tensor:
-    lead = found.shape[: found.ndim - len(data.shape)]
-    return found.reshape(victim.runs, lead[-1], prod(data.shape)).to(victim.device)
-
-
-def _examples(
-    data: Dataset, columns: list[tuple[str, str]], kept: list[list[tuple[Tensor, Tensor]]], keep: int
+def keep_examples(
+    model: nn.Module, data: Dataset, attacks: Sequence[Attack], wanted: Sequence[str], count: int, seed: int = 0
 ) -> Examples:
-    images = [torch.cat([x for x, _ in parts], 0 if i == 0 else 1) for i, parts in enumerate(kept)]
-    predictions = [torch.cat([p for _, p in parts], 1) for parts in kept]
-    return Examples(
-        images[0],
-        data.y[: min(keep, len(data))][: len(images[0])],
-        predictions[0],
-        dict(zip(columns[1:], images[1:], strict=True)),
-        dict(zip(columns[1:], predictions[1:], strict=True)),
-    )
+    """The first images as they are and attacked, with what a classifier, or each run of a stack, says to them."""
+    measuring = Measuring(model, data, count, seed=seed)
+    found = Examples(data.x[:count], data.y[:count], measuring.clean())
+    for question in questions_for(attacks, wanted)[1:]:
+        if question.attack is not None:
+            images: list[Tensor] = []
+            key = question.name, question.protocol
+            found.predictions[key] = measuring.attacked(question.attack, question.protocol, images)
+            found.adversarial[key] = torch.cat(images, 1)
+    return found
 
 
-def _count(data: Dataset, limit: int | None) -> int:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise PolyboundError(f"limit must be a whole number of at least 1, got {limit!r}")
-    if len(data) == 0:
-        raise PolyboundError(f"the {data.split} split of {data.name} is empty")
-    if int(data.y.min()) < 0 or int(data.y.max()) >= data.classes:
-        raise PolyboundError(
-            f"{data.name} has labels from {data.y.min()} to {data.y.max()}, but {data.classes} classes"
-        )
-    return len(data) if limit is None else min(limit, len(data))
+def _cells(row: Row) -> list[str]:
+    score = score_of(row)
+    low, high = score.interval
+    shown = f"{100 * score.accuracy:.2f} %", f"{100 * low:.2f} to {100 * high:.2f}", f"{score.correct}/{score.total}"
+    return [str(row["run"]), score.attack, score.protocol, *shown]
 
 
-def _rows(victim: Victim, data: Dataset, batch_size: int | None) -> int:
-    """Images at a time: a multiple of the group that shares its random numbers."""
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise PolyboundError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    wanted = batch_size or _MEMORY // (victim.runs * prod(data.shape) * data.x.element_size())
-    return max(1, wanted // GROUP) * GROUP
+def _aligned(cells: list[list[str]]) -> list[str]:
+    """Cells as the lines of a Markdown table, numbers to the right."""
+    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
 
+    def line(row: list[str]) -> str:
+        texts = [text.ljust(widths[0]) if i == 0 else text.rjust(widths[i]) for i, text in enumerate(row)]
+        return f"| {' | '.join(texts)} |"
 
-def _names(names: Sequence[str] | None, victim: Victim) -> list[str]:
-    if names is None:
-        return [f"run {run}" for run in range(victim.runs)] if victim.stacked else ["model"]
-    if len(names) != victim.runs:
-        raise PolyboundError(f"{len(names)} names for {victim.runs} runs")
-    return list(names)
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return [line(cells[0]), line(rule), *map(line, cells[1:])]

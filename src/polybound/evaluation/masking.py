@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from polybound.attacks import Attack, RandomSearch, Square
-from polybound.attacks.victim import Victim, right
 from polybound.data import Dataset
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from polybound.evaluation.measure import Measuring
 
 __all__ = ["masking_notes"]
 
@@ -22,7 +19,13 @@ TRIES = 20
 
 
 def masking_notes(
-    model: nn.Module, data: Dataset, robust: dict[tuple[Attack, str], Tensor], names: Sequence[str], seed: int
+    model: nn.Module,
+    data: Dataset,
+    attacks: Sequence[Attack],
+    wanted: Sequence[str],
+    names: Sequence[str],
+    count: int,
+    seed: int = 0,
 ) -> list[str]:
     """One line for each run and ball in which black-box attacks break more images than gradient attacks do.
 
@@ -31,50 +34,48 @@ def masking_notes(
     images robust against its gradient attacks, and those robust against random corners and the square attack.
 
     Args:
-        model: what was attacked.
-        data: the images, in the order they were attacked in.
-        robust: for each attack and protocol, which of the first images were robust, (runs, n).
+        model: what is attacked: a classifier or a stack of them.
+        data: the images.
+        attacks: the attacks to judge.
+        wanted: the protocols to judge them under.
         names: of the runs.
-        seed: of the black-box attacks.
+        count: on how many of the first images to look.
+        seed: of all attacks.
     """
-    balls: dict[tuple[float, str, str], list[tuple[Attack, Tensor]]] = {}
-    for (attack, protocol), hits in robust.items():
-        if attack.uses_gradients and not attack.only_sound:
-            balls.setdefault((attack.eps, attack.norm, protocol), []).append((attack, hits))
-    notes, n = [], 0
-    for (eps, norm, protocol), attacked in balls.items():
-        gradient = torch.stack([hits for _, hits in attacked]).all(0)
-        n = gradient.shape[1]
-        blind = _blackbox(model, data, eps, norm, protocol, n, seed)
+    measuring = Measuring(model, data, count, seed=seed)
+    judged = [attack for attack in attacks if attack.uses_gradients and not attack.only_sound]
+    balls: dict[tuple[float, str, str], list[Attack]] = {}
+    for attack in judged:
+        for protocol in wanted:
+            balls.setdefault((attack.eps, attack.norm, protocol), []).append(attack)
+    notes = []
+    for (eps, norm, protocol), mine in balls.items():
+        seeing = _robust(measuring, mine, protocol)
+        blind = _robust(measuring, _blackbox(eps, norm), protocol)
         for run, name in enumerate(names):
-            missed = int((gradient[run] & ~blind[run]).sum())
-            missing = int((blind[run] & ~gradient[run]).sum())
+            missed = int((seeing[run] & ~blind[run]).sum())
+            missing = int((blind[run] & ~seeing[run]).sum())
             # McNemar's test: by chance alone the two differ by the root of their sum.
             if missed - missing > 2 * sqrt(missed + missing):
-                kinds = ", ".join(attack.name for attack, _ in attacked)
+                kinds = ", ".join(attack.name for attack in mine)
                 notes.append(
                     f"{name}: gradient masking? Within eps {eps:.4g} ({norm}, {protocol}) black-box attacks leave "
-                    f"{int(blind[run].sum())} of {n} images robust, {kinds} {int(gradient[run].sum())}"
+                    f"{int(blind[run].sum())} of {count} images robust, {kinds} {int(seeing[run].sum())}"
                 )
     if balls and not notes:
         notes.append(
-            f"no sign of gradient masking: on the first {n} images no black-box attack ({TRIES} random points, "
+            f"no sign of gradient masking: on the first {count} images no black-box attack ({TRIES} random points, "
             f"{QUERIES} queries of the square attack) is stronger than the gradient attacks in its ball"
         )
     return notes
 
 
-def _blackbox(model: nn.Module, data: Dataset, eps: float, norm: str, protocol: str, n: int, seed: int) -> Tensor:
-    """Which of the first n images are robust against all black-box attacks, (runs, n)."""
+def _blackbox(eps: float, norm: str) -> list[Attack]:
     attacks: list[Attack] = [RandomSearch(eps, TRIES, norm=norm)]
-    if norm == "inf":
-        attacks.append(Square(eps, QUERIES))
-    x, y = data.x[:n], data.y[:n]
-    with Victim(model, data.shape) as victim:
-        flat = x.flatten(1).unsqueeze(0).to(victim.device)
-        standing = right(victim.logits(flat).cpu(), y)
-        for attack in attacks:
-            found = attack(model, x, y, domain=data.domain, protocol=protocol, seed=seed)
-            found = found.reshape(victim.runs, n, -1).to(victim.device)
-            standing &= right(victim.logits(found).cpu(), y)
-    return standing
+    return [*attacks, Square(eps, QUERIES)] if norm == "inf" else attacks
+
+
+def _robust(measuring: Measuring, attacks: Sequence[Attack], protocol: str) -> Tensor:
+    """Which of the images are right as they are and under all attacks, (runs, n)."""
+    y = measuring.data.y[: measuring.total]
+    return torch.stack([measuring.clean() == y, *(measuring.attacked(a, protocol) == y for a in attacks)]).all(0)

@@ -1,203 +1,138 @@
-"""Results of an evaluation: scores that each say their attack, protocol and seed."""
+"""One measurement: how many images a network classifies right, under one attack."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from statistics import mean, stdev
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
+from polybound.errors import PolyboundError
 
-from polybound.evaluation.wilson import wilson
+__all__ = ["CLEAN", "Score", "certified_name", "paper_counts", "wilson"]
 
-__all__ = ["Evaluation", "Examples", "Score"]
+CLEAN = "clean"
+"""The name of no attack."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The accuracy of one run under one attack.
+    """One measurement, in counts; what it is about is its identity, and it is found under no other.
 
     Attributes:
-        run: name of the run.
-        attack: name of the attack; "clean" without one.
+        weights: digest of the network's weights.
+        dataset: name of the data set.
+        digest: of the data set.
+        split: which of its splits.
+        held_out: share of train that was held out for validation, where the split depends on it.
+        attack: name of the attack; "clean" without one, "certified-EPS" for what is proven.
         protocol: "sound" or "published"; "-" without an attack.
-        correct: images that are classified right both as they are and attacked.
-        total: images.
-        accuracy: their share.
-        low: lower end of its 95 % Wilson interval.
-        high: upper end.
-        seed: of the attack.
-        attacked: images that are classified right attacked, also if they are not as they are: what many papers count.
-        per_class: (correct, total) of each class, if asked for.
+        attack_seed: seed of the attack; 0 without one.
+        defence: name of the denoiser in front of the network; empty without one.
+        counted: "robust" (right as they are and attacked), "attacked" (right attacked, however they are: what many
+            papers count), "verified" (proven), or "-" without an attack.
+        total: images, the first so many of the split.
+        available: images that the split has.
+        correct: those that count.
+        per_class: those that count and all of each class: "97/100 88/90".
     """
 
-    run: str
+    weights: str
+    dataset: str
+    digest: str
+    split: str
+    held_out: float
     attack: str
     protocol: str
-    correct: int
+    attack_seed: int
+    defence: str
+    counted: str
     total: int
-    accuracy: float
-    low: float
-    high: float
-    seed: int
-    attacked: int
-    per_class: tuple[tuple[int, int], ...] | None = None
+    available: int
+    correct: int
+    per_class: str = ""
 
-    @classmethod
-    def of(
-        cls, run: str, column: tuple[str, str], seed: int, counts: Tensor, attacked: Tensor, totals: Tensor
-    ) -> Score:
-        """From the counts of each class."""
-        correct, total = int(counts.sum()), int(totals.sum())
-        low, high = wilson(correct, total)
-        classes = tuple(zip(counts.tolist(), totals.tolist(), strict=True))
-        return cls(run, *column, correct, total, correct / total, low, high, seed, int(attacked.sum()), classes)
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What is measured, without what came out. A data set is what it contains, not what it is called."""
+        plain = replace(self, correct=0, per_class="", dataset="")
+        return tuple(asdict(plain).values())
+
+    @property
+    def accuracy(self) -> float:
+        """The share of images that count."""
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The accuracy's 95 % Wilson interval."""
+        return wilson(self.correct, self.total)
+
+    @property
+    def classes(self) -> list[tuple[int, int]]:
+        """(correct, total) of each class; empty if they were not counted."""
+        pairs = (pair.split("/") for pair in self.per_class.split())
+        return [(int(correct), int(total)) for correct, total in pairs]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        content = asdict(self)
-        content["per_class"] = None if self.per_class is None else [list(pair) for pair in self.per_class]
-        return content
+        """All fields."""
+        return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Score:
-        """The inverse of `as_dict`; further entries are ignored."""
-        values = {name: content[name] for name in cls.__dataclass_fields__ if name != "per_class"}
-        pairs = content.get("per_class")
-        return cls(**values, per_class=None if pairs is None else tuple((int(a), int(b)) for a, b in pairs))
+    def names(cls) -> tuple[str, ...]:
+        """The names of all fields."""
+        return tuple(field.name for field in fields(cls))
 
 
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """The first images, as they are and attacked.
+def per_class_text(counts: Sequence[int], totals: Sequence[int]) -> str:
+    """Counts of each class as `Score.per_class` keeps them."""
+    return " ".join(f"{correct}/{total}" for correct, total in zip(counts, totals, strict=True))
 
-    Attributes:
-        x: images, (n, ...).
-        y: labels, (n,).
-        clean: predictions for them, (runs, n).
-        adversarial: attacked images, (runs, n, ...), by attack and protocol.
-        predictions: predictions for those, (runs, n).
+
+def certified_name(eps: float) -> str:
+    """What stands in the place of the attack for certified accuracy.
+
+    >>> certified_name(0.05)
+    'certified-0.05'
     """
-
-    x: Tensor
-    y: Tensor
-    clean: Tensor
-    adversarial: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    predictions: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    return f"certified-{eps:g}"
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """All scores of an evaluation.
+def paper_counts(attack: str, protocol: str) -> str:
+    """How the paper's numbers of an attack are counted, or the honest ones under the sound protocol.
 
-    Attributes:
-        rows: the scores.
-        dataset: name of the data set.
-        split: of the data set.
-        notes: what a reader of the scores must know.
-        class_names: names of the classes.
-        examples: images, if some were to be kept.
+    The paper counts images that are right attacked; only targeted APGD leaves alone what is misclassified already.
+
+    >>> paper_counts("fgsm-0.1", "published"), paper_counts("apgdt-1", "published"), paper_counts("clean", "-")
+    ('attacked', 'robust', '-')
     """
+    if attack == CLEAN:
+        return "-"
+    if attack.startswith("certified-"):
+        return "verified"
+    from polybound.attacks import parse_attack
 
-    rows: list[Score]
-    dataset: str
-    split: str
-    notes: list[str] = field(default_factory=list)
-    class_names: tuple[str, ...] = ()
-    examples: Examples | None = None
-
-    def find(self, attack: str, protocol: str = "sound", run: str | None = None) -> Score:
-        """The score of an attack; of the first run, if none is named."""
-        protocol = "-" if attack == "clean" else protocol
-        for row in self.rows:
-            if row.attack == attack and row.protocol == protocol and run in (None, row.run):
-                return row
-        raise KeyError(f"no score for {attack} under {protocol}")
-
-    def attacked_only(self) -> Evaluation:
-        """The same, counted as many papers count: an image is right if it is classified right attacked.
-
-        That also counts images that the attack, or the clip of the published protocol, moved from a wrong class to the
-        right one. It is for comparison with such papers, not for claims.
-        """
-        rows = []
-        for row in self.rows:
-            low, high = wilson(row.attacked, row.total)
-            share = row.attacked / row.total
-            rows.append(replace(row, correct=row.attacked, accuracy=share, low=low, high=high, per_class=None))
-        note = "attacked images alone are counted: also those that are misclassified as they are"
-        return replace(self, rows=rows, notes=[*self.notes, note])
-
-    def to_json(self) -> str:
-        """Everything but the examples."""
-        rows = [row.as_dict() for row in self.rows]
-        content = {"dataset": self.dataset, "split": self.split, "notes": self.notes, "scores": rows}
-        return json.dumps(content, indent=2)
-
-    def table(self) -> str:
-        """A table to read, also as Markdown: one line a score, or one a run if there are several runs."""
-        runs = list(dict.fromkeys(row.run for row in self.rows))
-        lines = self._long(self.rows) if len(runs) <= 1 else self._wide(runs)
-        lines += self._per_class(runs) if any(row.per_class for row in self.rows) else []
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-    def means(self, labels: Mapping[str, str]) -> str:
-        """A table of means and standard deviations in %, of the runs that share a label: those of one recipe, say.
-
-        Args:
-            labels: a label for each run's name.
-        """
-        shown = list(dict.fromkeys(labels[row.run] for row in self.rows))
-        columns = list(dict.fromkeys((row.attack, row.protocol) for row in self.rows))
-        cells = [["runs", "n", *_heads(columns)]]
-        for label in shown:
-            mine = [row for row in self.rows if labels[row.run] == label]
-            groups = [[100 * r.accuracy for r in mine if (r.attack, r.protocol) == column] for column in columns]
-            values = [f"{mean(g):.2f} ± {stdev(g):.2f}" if len(g) > 1 else f"{mean(g):.2f}" for g in groups]
-            cells.append([label, str(max(len(g) for g in groups)), *values])
-        return "\n".join([*_aligned(cells), *(f"note: {note}" for note in self.notes)])
-
-    def _long(self, rows: Sequence[Score]) -> list[str]:
-        cells = [["attack", "protocol", "accuracy", "95 % interval", "correct"]]
-        for row in rows:
-            interval = f"{100 * row.low:.2f} to {100 * row.high:.2f}"
-            cells.append(
-                [row.attack, row.protocol, f"{100 * row.accuracy:.2f} %", interval, f"{row.correct}/{row.total}"]
-            )
-        return _aligned(cells)
-
-    def _wide(self, runs: list[str]) -> list[str]:
-        columns = list(dict.fromkeys((row.attack, row.protocol) for row in self.rows))
-        found = {(row.run, row.attack, row.protocol): row for row in self.rows}
-        cells = [["run", *_heads(columns)]]
-        for run in runs:
-            scores = [found.get((run, *column)) for column in columns]
-            cells.append([run, *("" if score is None else f"{100 * score.accuracy:.2f}" for score in scores)])
-        return _aligned(cells)
-
-    def _per_class(self, runs: list[str]) -> list[str]:
-        cells = [["class", *(f"{row.attack} {row.protocol}".removesuffix(" -") for row in self.rows if row.per_class)]]
-        if len(runs) > 1:
-            cells[0] = ["class", *(f"{row.run} {row.attack} {row.protocol}" for row in self.rows if row.per_class)]
-        for index, name in enumerate(self.class_names):
-            pairs = [row.per_class[index] for row in self.rows if row.per_class]
-            cells.append([name, *(f"{100 * a / b:.1f}" if b else "" for a, b in pairs)])
-        return ["", *_aligned(cells)]
+    return "attacked" if protocol == "published" and not parse_attack(attack).skips_misclassified else "robust"
 
 
-def _heads(columns: Sequence[tuple[str, str]]) -> list[str]:
-    return [attack if protocol == "-" else f"{attack} {protocol}" for attack, protocol in columns]
+@lru_cache(maxsize=65536)
+def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval: the shares p that `correct` of `total` does not reject, by the score test::
 
+        |correct / total - p| <= z sqrt(p (1 - p) / total)
 
-def _aligned(cells: list[list[str]]) -> list[str]:
-    """Cells as the lines of a Markdown table, numbers to the right."""
-    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
+    Unlike the usual one it stays within [0, 1] and keeps its confidence near the ends, where robust accuracies live.
 
-    def line(row: list[str]) -> str:
-        texts = [text.ljust(widths[0]) if i == 0 else text.rjust(widths[i]) for i, text in enumerate(row)]
-        return f"| {' | '.join(texts)} |"
+    >>> [round(end, 4) for end in wilson(5, 10)]
+    [0.2366, 0.7634]
+    >>> wilson(0, 100)[0]
+    0.0
+    """
+    from scipy.stats import binomtest
 
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return [line(cells[0]), line(rule), *map(line, cells[1:])]
+    if total < 1 or not 0 <= correct <= total:
+        raise PolyboundError(f"no share can be made of {correct} of {total}")
+    if not 0 < confidence < 1:
+        raise PolyboundError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    found = binomtest(correct, total).proportion_ci(confidence, "wilson")
+    return float(found.low), float(found.high)

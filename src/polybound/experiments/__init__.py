@@ -1,6 +1,59 @@
-"""The paper's experiments and the engines that carry them out."""
+"""The paper's experiments by name: sweeps, folders of runs as tables, comparison with what was published."""
 
-from polybound.experiments.plan import Plan
-from polybound.experiments.stack import Progress, interrupted, train_together
+from polybound.experiments.compare import (
+    ATTACKS,
+    DATASETS,
+    EPOCHS,
+    MODELS,
+    Comparison,
+    Published,
+    Significance,
+    compare,
+    paper_method,
+    published,
+    row_kind,
+    significance,
+)
+from polybound.experiments.experiment import (
+    BOUNDS,
+    Experiment,
+    experiment_names,
+    find_experiment,
+    register_experiment,
+)
+from polybound.experiments.results import experiment_scores, read_runs, read_scores, runs_of
+from polybound.experiments.search import resolve, search_job
+from polybound.experiments.studies import ratios, studies
+from polybound.experiments.sweep import ENGINES, Estimate, estimate, sweep
 
-__all__ = ["Plan", "Progress", "interrupted", "train_together"]
+__all__ = [
+    "ATTACKS",
+    "BOUNDS",
+    "DATASETS",
+    "ENGINES",
+    "EPOCHS",
+    "MODELS",
+    "Comparison",
+    "Estimate",
+    "Experiment",
+    "Published",
+    "Significance",
+    "compare",
+    "estimate",
+    "experiment_names",
+    "experiment_scores",
+    "find_experiment",
+    "paper_method",
+    "published",
+    "ratios",
+    "read_runs",
+    "read_scores",
+    "register_experiment",
+    "resolve",
+    "row_kind",
+    "runs_of",
+    "search_job",
+    "significance",
+    "studies",
+    "sweep",
+]

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import hypot, nan
 from statistics import fmean, stdev
 
+from polybound.evaluation import Cell, Row, Table, labels, paper_counts
 from polybound.experiments.experiment import experiment_names, find_experiment
-from polybound.experiments.results import Average, Row, average, best, contenders
 from polybound.models import paper_rank
+from polybound.training import projection_kind
 
 __all__ = [
     "ATTACKS",
     "DATASETS",
     "EPOCHS",
+    "MODELS",
     "Comparison",
     "Published",
     "Significance",
     "compare",
+    "paper_method",
     "published",
+    "row_kind",
     "significance",
 ]
 
@@ -38,7 +42,9 @@ DATASETS = {
 }
 """The paper's names of the data sets."""
 
-_MODELS = {"pn-4": "PN-4", "pn-10": "PN-10", "pn-conv": "PN-Conv"}
+MODELS = {"pn-4": "PN-4", "pn-10": "PN-10", "pn-conv": "PN-Conv", "ncp-4": "NCP-4"}
+"""The paper's names of the models."""
+
 ATTACKS = {
     "pgd-0.1-20-0.01": "pgd-(0.1, 20, 0.01)",
     "pgd-0.3-20-0.03": "pgd-(0.3, 20, 0.03)",
@@ -49,6 +55,8 @@ ATTACKS = {
 
 EPOCHS = 100
 """Epochs of the paper's schedule; a number from fewer is no reproduction."""
+
+BOUND = "method.bound"
 
 
 @dataclass(frozen=True)
@@ -88,92 +96,115 @@ class Comparison:
 
     Attributes:
         paper: what was published.
-        ours: mean and standard deviation over our seeds.
+        ours: mean and standard deviation over our seeds, and what it is the best of.
         protocol: of our value; "-" for clean accuracies.
         difference: ours less the paper's, in points.
         deviations: the same in standard deviations of both, `difference / sqrt(theirs^2 + ours^2)`, to tell what the
             seeds may explain from what they cannot; None where neither has any. The verdict does not hang on it.
         allowed: max(3 points, 2 published standard deviations).
-        verdict: "within" or "off"; "reduced" if our schedule or data was cut short.
-        bounds: among how many bounds ours is the best, as the paper's is; 1 for other methods.
-        variant: what the paper leaves open: the penalty's weight, the adversary, or the bound of each matrix.
+        verdict: "within" or "off"; "reduced" if our schedule, our data or our images were cut short.
+        variant: what tells ours from others that stand for the same value: the penalty's weight, the adversary.
     """
 
     paper: Published
-    ours: Average
+    ours: Cell
     protocol: str
     difference: float
     deviations: float | None
     allowed: float
     verdict: str
-    bounds: int
     variant: str
 
+    @property
+    def bounds(self) -> int:
+        """Among how many bounds ours is the best, as the paper's is; 1 for other methods."""
+        return 1 if self.ours.chosen is None else self.ours.chosen[2]
 
-def compare(rows: Sequence[Row], protocol: str = "published", table: str | None = None) -> list[Comparison]:
+
+def compare(table: Table, protocol: str = "published", only: str | None = None) -> list[Comparison]:
     """Every published value for which there are runs, once for each variant of the method.
 
-    As in the paper, the value of the projection is the best of all bounds, for each attack on its own.
+    As in the paper, the value of the projection is the best of all bounds, for each attack on its own, and of several
+    epochs after which a run was measured the best counts.
+
+    Args:
+        table: the scores.
+        protocol: "published" or "sound".
+        only: the published table to compare with; all by default.
     """
-    rows = [row for row in rows if row.split == "test" and not row.validation]
     index: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        index.setdefault(_names(row), []).append(row)
+    for row in table:
+        honest = row["split"] == "test" and not row.get("data.held_out") and row["attack_seed"] == 0
+        if honest and row["counted"] == paper_counts(row["attack"], row["protocol"]) and "method" in row:
+            index.setdefault((*_paper_names(row), row["protocol"]), []).append(row)
     result = []
     for value in published():
-        if table not in (None, value.table):
-            continue
         wanted = "-" if value.attack == "clean" else protocol
-        mine = [
-            r for r in index.get((value.dataset, value.model, value.method, value.attack), []) if r.protocol == wanted
-        ]
-        if not mine:
-            continue
-        variants: dict[str, list[Row]] = {}
-        for row in _of_one_kind(mine, _ranks().get(value.table) or paper_rank(mine[0].model)):
-            variants.setdefault(row.variant, []).append(row)
-        found = {name: top for name, members in variants.items() if (top := best(members)) is not None}
-        if found and value.method == "layerwise-projection":
-            # As with the bounds of one number, the best of all.
-            top = max(contenders(found.values()), key=lambda one: one.mean)
-            found = {name: one for name, one in found.items() if one is top}
-        for variant, ours in found.items():
-            members = variants[variant]
-            difference = ours.mean - value.mean
-            spread = hypot(value.std, ours.std)
-            deviations = difference / spread if spread else None
-            allowed = max(3.0, 2.0 * value.std)
-            verdict = "within" if abs(difference) <= allowed else "off"
-            if any(row.epochs < EPOCHS or row.samples for row in members):
-                verdict = "reduced"
-            bounds = len(contenders(average(members).values()))
-            result.append(Comparison(value, ours, wanted, difference, deviations, allowed, verdict, bounds, variant))
+        mine = index.get((value.dataset, value.model, value.method, value.attack, wanted), [])
+        if mine and only in (None, value.table):
+            rows = _of_one_kind(mine, _ranks().get(value.table) or paper_rank(mine[0]["model"]))
+            result += _against(value, Table(rows), wanted)
     return result
 
 
-def _names(row: Row) -> tuple[str, str, str, str]:
+def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
+    """A published value against each variant of ours."""
+    variants = table.configurations(BOUND, "epoch")
+    names = labels([part.rows[0] for part in variants], (BOUND, "epoch", "seed", "run", "weights", "correct", "per_class"))
+    found = []
+    for name, part in zip(names, variants, strict=True):
+        ours = part.best_epoch().best(BOUND)
+        if ours is None:
+            continue
+        difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
+        allowed = max(3.0, 2.0 * value.std)
+        verdict = "within" if abs(difference) <= allowed else "off"
+        if any(_reduced(row) for row in part):
+            verdict = "reduced"
+        deviations = difference / spread if spread else None
+        variant = name.partition(", ")[2]
+        found.append(Comparison(value, ours, protocol, difference, deviations, allowed, verdict, variant))
+    return found
+
+
+def _reduced(row: Row) -> bool:
+    return bool(row["schedule.epochs"] < EPOCHS or row["data.samples"])
+
+
+def row_kind(row: Row) -> str:
+    """The kind of projection of a row's run: "single", "layer-wise", "spectral" or "product"; "" for none."""
+    if row.get("method") != "projection":
+        return ""
+    return projection_kind(row[BOUND], row["method.norm"], row["method.on"])
+
+
+def paper_method(row: Row) -> str:
+    """The paper's name for how a row's network was trained or defended."""
+    if row["defence"]:
+        return f"{row['defence']}-denoising"
+    method = str(row["method"])
+    if "adversary" in row:
+        return "at" if method == "none" else f"{method}+at"
+    kind = row_kind(row)
+    return method if kind in ("", "single") else f"{kind.replace('-', '')}-projection"
+
+
+def _paper_names(row: Row) -> tuple[str, str, str, str]:
     """The paper's names for what a row is."""
-    method = row.method
-    if row.defence:
-        method = f"{row.defence}-denoising"
-    elif method == "none+at":
-        method = "at"
-    elif row.projection in ("searched", "layer-wise") and method == "projection":
-        method = "layerwise-projection"
-    elif row.projection not in ("", "single"):
-        method = f"{row.projection}-projection"
-    attack = ATTACKS.get(row.attack, row.attack)
-    return DATASETS.get(row.dataset, row.dataset), _MODELS.get(row.model, row.model), method, attack
+    dataset, model, attack = row["dataset"], row["model"], row["attack"]
+    names = DATASETS.get(dataset, dataset), MODELS.get(model, model)
+    return *names, paper_method(row), ATTACKS.get(attack, attack)
 
 
 def _of_one_kind(rows: Sequence[Row], rank: int) -> list[Row]:
-    """Rows of the longest schedule, the most data and images, and one rank: others are not to be averaged in.
+    """Rows of the longest schedule, the most data and images, and one rank: others are no reproduction.
 
     That rank is the given one if there is one, as figure 6 has others.
     """
 
     def kind(row: Row) -> tuple[int, float, int, bool, int]:
-        return row.epochs, row.samples or float("inf"), row.total, row.rank == rank, row.rank
+        wide = row["model.rank"]
+        return row["schedule.epochs"], row["data.samples"] or float("inf"), row["total"], wide == rank, wide
 
     chosen = max(map(kind, rows))
     return [row for row in rows if kind(row) == chosen]
@@ -194,12 +225,19 @@ class Significance:
     p: float
 
 
-def significance(first: Iterable[Row], second: Iterable[Row]) -> Significance:
+def significance(first: Table, second: Table) -> Significance:
     """The mean difference of two methods' accuracies, paired by seed, with the p-value of a two-sided paired t-test.
 
     With fewer than two common seeds, or differences without any spread, there is no p-value: it is NaN.
+
+    Raises:
+        MixedError: the rows of one of them differ in more than the seed.
     """
-    ours, theirs = ({row.seed: row.accuracy for row in rows} for rows in (first, second))
+    shares = []
+    for table in (first, second):
+        table.cell()  # which raises if it is not one number
+        shares.append({row["seed"]: 100.0 * row["correct"] / row["total"] for row in table})
+    ours, theirs = shares
     seeds = sorted(set(ours) & set(theirs))
     differences = [ours[seed] - theirs[seed] for seed in seeds]
     if not differences:

@@ -8,34 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 
 from polybound.atomic import write_atomically
-from polybound.data import Dataset, load
+from polybound.attacks import parse_attacks, protocols
 from polybound.errors import FileFormatError
-from polybound.evaluation import evaluate_runs
-from polybound.evaluation.stored import has_scores
+from polybound.evaluation import Row, questions_for
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.plan import Plan
-from polybound.experiments.stack import train_together
-from polybound.runs import Run, address
+from polybound.runs import Run, Spec, address_of, evaluate_runs, train_together
 
-__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "measurements", "run_of", "training_data"]
-
-
-def run_of(plan: Plan, root: Path) -> Run:
-    """The folder of a plan, which may not exist yet."""
-    return Run(root / f"{plan.name}-{address(plan.config())}")
-
-
-def training_data(plan: Plan, data_dir: Path | None) -> Dataset:
-    """The training split of a plan: all of it, or a fixed choice of so many samples."""
-    data = load(plan.dataset, "train", data_dir=data_dir, validation=plan.validation)
-    if not 0 < plan.samples < len(data):
-        return data
-    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: plan.samples]
-    return replace(data, x=data.x[chosen], y=data.y[chosen])
+__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "covers", "measurements"]
 
 
 @dataclass(frozen=True)
@@ -49,78 +31,96 @@ class Measurement:
     defence: str | None = None
     certify: tuple[float, ...] = ()
 
-    def options(self, split: str) -> dict[str, Any]:
-        """As `evaluate_runs` and `has_scores` take them."""
-        return {
-            "protocol": self.protocol,
-            "split": split,
-            "limit": self.limit,
-            "defence": self.defence,
-            "certify": self.certify,
+    def carry_out(self, runs: Iterable[Run], data_dir: Path | None, epoch: int | None) -> None:
+        """Measure what is not known yet, on the runs that did not fail."""
+        paths = [run.path for run in runs if run.failure is None]
+        for split in self.splits if paths else ():
+            evaluate_runs(
+                paths,
+                self.attacks,
+                protocol=self.protocol,
+                split=split,
+                limit=self.limit,
+                defence=self.defence,
+                certify=self.certify,
+                data_dir=data_dir,
+                epoch=epoch,
+            )
+
+    def columns(self) -> set[tuple[str, str, str, str]]:
+        """Split, attack, protocol and way of counting of every score that it leaves."""
+        questions = questions_for(parse_attacks(self.attacks), protocols(self.protocol), self.certify)
+        return {(s, q.name, q.protocol, way) for s in self.splits for q in questions for way in q.counted}
+
+    def done(self, run: Run, epoch: int) -> bool:
+        """Whether nothing is left to measure."""
+        found = {
+            (row["split"], row["attack"], row["protocol"], row["counted"])
+            for row in run.table()
+            if row["epoch"] == epoch and row["attack_seed"] == 0 and row["defence"] == (self.defence or "")
+            if covers(row, self.limit)
         }
+        return self.columns() <= found
+
+
+def covers(row: Row, limit: int | None) -> bool:
+    """Whether a score is of the images that a limit asks for: the first so many, or all."""
+    return bool(row["total"] == (min(limit, row["available"]) if limit else row["available"]))
 
 
 @dataclass(frozen=True)
 class StackJob:
-    """Train some plans together, then measure them, and their earlier epochs under the published protocol."""
+    """Train some runs together, then measure them, and under the published protocol after earlier epochs too."""
 
-    plans: tuple[Plan, ...]
+    specs: tuple[Spec, ...]
     measurements: tuple[Measurement, ...]
-    earlier: tuple[Plan, ...] = ()
+    earlier: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
         """Jobs with the same key are the same."""
-        return address([plan.config() for plan in self.trained]) + repr(self.measurements)
+        return self.lock + repr((self.measurements, self.earlier))
 
     @property
-    def trained(self) -> tuple[Plan, ...]:
-        """All plans that leave a folder."""
-        return (*self.plans, *self.earlier)
+    def lock(self) -> str:
+        """Jobs that train the same runs must not do so at once."""
+        return address_of([spec.as_dict() for spec in self.specs])
 
     @property
     def name(self) -> str:
         """For people."""
-        first = self.plans[0]
-        seeds = {plan.seed for plan in self.plans}
+        first = self.specs[0]
+        seeds = {spec.seed for spec in self.specs}
         which = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {first.seed}"
-        bounds = f", {len(self.plans)} bounds" if len(seeds) < len(self.plans) else ""
-        return f"{first.dataset} {first.model} {first.recipe.method} {which}{bounds}"
+        bounds = f", {len(self.specs)} bounds" if len(seeds) < len(self.specs) else ""
+        return f"{first.data.name} {first.model.name} {first.recipe.method.name} {which}{bounds}"
+
+    def trained(self, root: Path) -> bool:
+        """Whether all models are there."""
+        return all(Run.of(spec, root).finished(epoch) for spec in self.specs for epoch in (*self.earlier, None))
 
     def done(self, root: Path) -> bool:
         """Whether everything is there."""
-        return all(_measured(run_of(plan, root), wanted) for plans, wanted in self._measuring() for plan in plans)
+        runs = [Run.of(spec, root) for spec in self.specs]
+        return self.trained(root) and all(
+            run.failure is not None or wanted.done(run, spec.recipe.epochs if epoch is None else epoch)
+            for spec, run in zip(self.specs, runs, strict=True)
+            for epoch, wanted in self._measuring()
+        )
 
-    def _measuring(self) -> Iterator[tuple[tuple[Plan, ...], tuple[Measurement, ...]]]:
-        """What is to be measured on which plans."""
-        yield self.plans, self.measurements
+    def _measuring(self) -> Iterator[tuple[int | None, Measurement]]:
+        """What is to be measured after which epochs."""
+        for wanted in self.measurements:
+            yield None, wanted
         papers = replace(self.measurements[0], splits=("test",), protocol="published", certify=())
-        for epochs in sorted({plan.recipe.epochs for plan in self.earlier}):
-            yield tuple(plan for plan in self.earlier if plan.recipe.epochs == epochs), (papers,)
+        for epoch in self.earlier:
+            yield epoch, papers
 
     def carry_out(self, root: Path, data_dir: Path | None) -> None:
         """Do what is not done."""
-        if not all(run_of(plan, root).finished for plan in self.trained):
-            first = self.plans[0]
-            validation = None
-            if first.validation:
-                validation = load(first.dataset, "validation", data_dir=data_dir, validation=first.validation)
-            test = load(first.dataset, "test", data_dir=data_dir)
-            train = training_data(first, data_dir)
-            train_together(self.trained, train, root, test=test, validation=validation)
-        for plans, wanted in self._measuring():
-            alive = [run.path for plan in plans if (run := run_of(plan, root)).failure is None]
-            for m in wanted:
-                for split in m.splits:
-                    evaluate_runs(alive, m.attacks, data_dir=data_dir, **m.options(split))
-
-
-def _measured(run: Run, wanted: Iterable[Measurement]) -> bool:
-    if run.failure is not None:
-        return True
-    return run.model_file.exists() and all(
-        has_scores(run.path, m.attacks, **m.options(split)) for m in wanted for split in m.splits
-    )
+        runs = train_together(self.specs, root, data_dir=data_dir, epochs=self.earlier)
+        for epoch, wanted in self._measuring():
+            wanted.carry_out(runs, data_dir, epoch)
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,18 @@ class StudyJob:
         return self.file(Path()).name
 
     @property
+    def lock(self) -> str:
+        """As the key."""
+        return self.key
+
+    @property
     def name(self) -> str:
         """For people."""
         return f"{self.kind} {', '.join(str(value) for value in json.loads(self.options).values())}"[:100]
 
     def file(self, root: Path) -> Path:
         """Where the result is."""
-        return root / ".studies" / f"{self.kind}-{address({'kind': self.kind, **json.loads(self.options)})}.json"
+        return root / ".studies" / f"{self.kind}-{address_of({'kind': self.kind, **json.loads(self.options)})}.json"
 
     def done(self, root: Path) -> bool:
         """Whether the result is there."""
@@ -175,11 +180,9 @@ def carry_out(job: Job, root: Path, data_dir: Path | None) -> None:
     """Do a job, unless it is done; two workers never do the same at once."""
     if job.done(root):
         return
-    # Jobs that measure different things on the same runs must not train them at once either.
-    key = address([plan.config() for plan in job.plans]) if isinstance(job, StackJob) else job.key
     folder = root / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{key}.lock"):
+    with FileLock(folder / f"{job.lock}.lock"):
         if not job.done(root):
             job.carry_out(root, data_dir)
 

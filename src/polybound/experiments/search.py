@@ -10,12 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import read_scores
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Measurement, StackJob, StudyJob, run_of
-from polybound.experiments.plan import Plan
-from polybound.models import paper_rank
-from polybound.training.recipe import Recipe
+from polybound.experiments.jobs import Measurement, StackJob, StudyJob, covers
+from polybound.runs import DataSpec, ModelSpec, Run, Spec
+from polybound.training import Recipe
 
 __all__ = ["resolve", "search_job"]
 
@@ -28,7 +26,7 @@ KEPT = 0.25
 def search_job(experiment: Experiment) -> StudyJob:
     """The search of an experiment."""
     options = dict(experiment.search)
-    recipe = experiment.recipe_for("projection").as_dict()
+    recipe = experiment.recipe_for(experiment.projected()).as_dict()
     return StudyJob.of("search", search, **options, recipe=recipe, samples=experiment.samples, limit=experiment.limit)
 
 
@@ -58,29 +56,14 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
     values = [float(value) for value in options["values"]]
     generator = Random(0)  # noqa: S311 (not for secrets)
     trials: dict[tuple[float, ...], dict[str, Any]] = {}
+    data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=options["validation"])
 
     def measure(points: list[dict[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
-        plans = tuple(
-            Plan(
-                options["dataset"],
-                "pn-4",
-                replace(schedule, bound=point),
-                seed,
-                paper_rank("pn-4"),
-                options["validation"],
-                options["samples"],
-            )
-            for point in points
-        )
-        measured = Measurement((options["attack"],), ("validation",), options["protocol"], options["limit"] or None)
-        StackJob(plans, (measured,)).carry_out(root, data_dir)
-        key = {"split": "validation", "seed": 0, "limit": measured.limit, "defence": None}
-        wanted = (options["attack"], options["protocol"])
-        found = []
-        for plan in plans:
-            scores = {(s.attack, s.protocol): s.accuracy for s in read_scores(run_of(plan, root).path, key)}
-            found.append(scores.get(wanted, 0.0))  # a run that failed has no score, and none could be worse
-        return found
+        recipes = [replace(schedule, method=replace(schedule.method, **{"bound": point})) for point in points]
+        specs = tuple(Spec(data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
+        wanted = Measurement((options["attack"],), ("validation",), options["protocol"], options["limit"] or None)
+        StackJob(specs, (wanted,)).carry_out(root, data_dir)
+        return [_accuracy(Run.of(spec, root), options) for spec in specs]
 
     def ask(count: int) -> dict[tuple[float, ...], Any]:
         """New points with their trials; instead of a point that was proposed before there is a random one."""
@@ -122,7 +105,16 @@ def _point(key: tuple[float, ...]) -> dict[str, float]:
     return dict(zip(NAMES, key, strict=True))
 
 
+def _accuracy(run: Run, options: Mapping[str, Any]) -> float:
+    """What a search goes by; a run that failed has no score, and none could be worse."""
+    attack, protocol = options["attack"], options["protocol"]
+    wanted = {"split": "validation", "attack": attack, "protocol": protocol, "defence": "", "attack_seed": 0}
+    found = run.table().where(wanted, counted="robust").only(lambda row: covers(row, options["limit"]))
+    return max((row["correct"] / row["total"] for row in found), default=0.0)
+
+
 def _shortened(recipe: Recipe) -> Recipe:
     """A schedule with fewer epochs after the first projection; the trunk before it is the same."""
-    left = max(1, round(SHORT * (recipe.epochs - recipe.start)))
-    return replace(recipe, epochs=recipe.start + left)
+    begins = recipe.method.begins
+    left = max(1, round(SHORT * (recipe.epochs - begins)))
+    return recipe.changed({"epochs": begins + left})

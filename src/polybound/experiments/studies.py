@@ -10,12 +10,12 @@ import torch
 
 from polybound.data import load
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import StudyJob, run_of, training_data
-from polybound.experiments.plan import Plan
-from polybound.models import CCP, paper_model
-from polybound.models import load as load_model
+from polybound.experiments.jobs import StudyJob
+from polybound.experiments.results import digests, runs_of
+from polybound.models import CCP
+from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.theory import gamma, theta
-from polybound.training import fit
+from polybound.training import Plain, fit
 
 __all__ = ["ratios", "studies"]
 
@@ -23,18 +23,16 @@ RANKS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DEGREES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)
 
 
-def studies(experiment: Experiment) -> list[StudyJob]:
-    """The studies of an experiment."""
+def studies(experiment: Experiment, data_dir: Path | None = None) -> list[StudyJob]:
+    """The studies of an experiment, of the data sets that are known on this machine."""
     if experiment.kind == "growth":
-        return [
-            StudyJob.of(
-                "growth",
-                growth,
-                config=Plan(name, model, experiment.recipe_for("none"), samples=experiment.samples).config(),
-            )
+        known, recipe = digests(data_dir), experiment.recipe_for(Plain())
+        specs = [
+            Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe)
             for name in experiment.datasets
             for model in experiment.models
         ]
+        return [StudyJob.of("growth", growth, spec=spec.as_dict()) for spec in specs if spec.data.digest]
     if experiment.kind == "initial":
         return [StudyJob.of("initial", initial, seeds=max(10, experiment.seeds))]
     if experiment.kind == "samples":
@@ -44,16 +42,16 @@ def studies(experiment: Experiment) -> list[StudyJob]:
 
 def growth(options: Mapping[str, Any], _root: Path, data_dir: Path | None) -> dict[str, list[float]]:
     """Theta and gamma after every epoch of training without regularisation."""
-    plan = Plan.of(options["config"])
-    data = training_data(plan, data_dir)
-    model = paper_model(plan.model, data.shape, data.classes, rank=plan.rank, seed=plan.seed)
+    spec = Spec.from_dict(options["spec"])
+    data = spec.data.load("train", data_dir)
+    model = spec.model.build(data, seed=spec.seed)
     found: dict[str, list[float]] = {"theta": [theta(model).item()], "gamma": [gamma(model).item()]}
 
     def note(_epoch: int, _losses: torch.Tensor) -> None:
         found["theta"].append(theta(model).item())
         found["gamma"].append(gamma(model).item())
 
-    fit(model, data, plan.recipe, seed=plan.seed, on_epoch=note)
+    fit(model, data, spec.recipe, seed=spec.seed, on_epoch=note)
     return found
 
 
@@ -89,13 +87,11 @@ def samples(options: Mapping[str, Any], _root: Path, data_dir: Path | None) -> d
     return {"shape": list(data.shape), "samples": found}
 
 
-def ratios(experiment: Experiment, root: Path) -> list[dict[str, Any]]:
-    """gamma/theta of the trained runs."""
+def ratios(experiment: Experiment, root: Path, data_dir: Path | None = None) -> list[dict[str, Any]]:
+    """gamma/theta of the trained runs, with the columns of their specs."""
     rows = []
-    for entry in experiment.entries():
-        run = run_of(entry.plan, root)
-        if run.model_file.exists():
-            model = load_model(run.model_file)
-            value = (gamma(model) / theta(model)).item()
-            rows.append({"dataset": entry.plan.dataset, "bound": entry.level, "seed": entry.plan.seed, "ratio": value})
+    for spec, run in runs_of(experiment, root, data_dir):
+        if run.finished() and run.failure is None:
+            model = run.model()
+            rows.append({**spec.columns(), "ratio": (gamma(model) / theta(model)).item()})
     return rows

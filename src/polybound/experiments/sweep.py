@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 
+from polybound.data import missing
 from polybound.errors import PolyboundError
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Job, StackJob, carry_out, measurements, run_of, training_data
-from polybound.experiments.plan import Plan
+from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
+from polybound.experiments.results import digests
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
-from polybound.models import paper_model
-from polybound.training.trainer import Trainer
+from polybound.runs import Run, Spec, address_of, common_recipe
+from polybound.training import Callback, Trainer
 
 __all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "sweep"]
 
@@ -36,21 +37,24 @@ _LOSSES = 5
 """How often the workers may die before the fault is taken to be the jobs'."""
 
 
-def jobs_of(experiment: Experiment, root: Path) -> list[Job]:
+def jobs_of(experiment: Experiment, root: Path, digest: Callable[[str], str], data_dir: Path | None = None) -> list[Job]:
     """All jobs of an experiment that are known by now; those that follow a search are known after it."""
     experiment = resolve(experiment, root)
     jobs: list[Job] = [search_job(experiment)] if experiment.kind == "search" else []
-    jobs += studies(experiment)
-    for entries in experiment.stacks():
-        measured = measurements(experiment, entries[0].plan.recipe.method)
-        plans = tuple(entry.plan for entry in entries)
-        earlier = tuple(plan for whole in plans for plan in experiment.earlier(whole))
-        jobs.append(StackJob(plans, measured, earlier))
+    jobs += studies(experiment, data_dir)
+    for specs in experiment.stacks(digest):
+        if not specs[0].data.digest:
+            continue  # that data set is not here
+        measured = measurements(experiment, specs[0].recipe.method.name)
+        jobs.append(StackJob(tuple(specs), measured, experiment.earlier_epochs()))
     return jobs
 
 
-def _distinct(experiments: Sequence[Experiment], root: Path) -> list[Job]:
-    return list({job.key: job for experiment in experiments for job in jobs_of(experiment, root)}.values())
+def _distinct(
+    experiments: Sequence[Experiment], root: Path, digest: Callable[[str], str], data_dir: Path | None
+) -> list[Job]:
+    jobs = [job for experiment in experiments for job in jobs_of(experiment, root, digest, data_dir)]
+    return list({job.key: job for job in jobs}.values())
 
 
 def sweep(
@@ -75,14 +79,17 @@ def sweep(
         cluster: address of a Dask scheduler or a Ray head; without one, a cluster on this machine is started.
         on_progress: called now and then with the jobs done, all jobs and what is being done.
     """
+    if engine not in ENGINES:
+        raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     root.mkdir(parents=True, exist_ok=True)
     losses, before = 0, None
+    digest = digests(data_dir, fetch=True)
     # Over and over: a search must be done before the runs that it leads to are known, and workers may die.
     while True:
-        jobs = _distinct(experiments, root)
+        jobs = _distinct(experiments, root, digest, data_dir)
         todo = [job for job in jobs if not job.done(root)]
         if not todo:
-            return
+            break
         open_jobs = {job.key for job in todo}
         if open_jobs == before:
             raise PolyboundError(f"{len(todo)} jobs ended without their results, such as {todo[0].name}")
@@ -96,6 +103,9 @@ def sweep(
             losses += 1
             if not _is_loss(error) or losses == _LOSSES:
                 raise
+    if digest.problems:
+        # A data set that is not there has not kept the others from being used.
+        raise PolyboundError("; ".join(digest.problems.values()))
 
 
 def _is_loss(error: Exception) -> bool:
@@ -114,8 +124,6 @@ def _carry_out_all(
     cluster: str | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> None:
-    if engine not in ENGINES:
-        raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
     if engine == "loky" and (workers == 1 or len(todo) == 1):
         errors = []
@@ -223,70 +231,90 @@ class _Watch:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a sweep would take on one worker."""
+    """What a sweep would take on one worker.
+
+    Attributes:
+        jobs: how many.
+        runs: how many different ones.
+        done: jobs that are done already.
+        seconds: to train what is not, of the data sets that are here.
+        missing: data sets that are not here.
+    """
 
     jobs: int
     runs: int
     done: int
     seconds: float
+    missing: tuple[str, ...] = ()
 
 
 def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> Estimate:
     """How long the training of what is not done would take, by measuring a few steps of each kind of stack.
 
     Attacks, studies and searches come on top of it. A run that several experiments measure is trained, and counted,
-    once.
+    once. Nothing is written or downloaded.
     """
-    jobs = _distinct(experiments, root)
+    known = digests(data_dir)
+    jobs = _distinct(experiments, root, lambda name: known(name) or "unknown", data_dir)
+    names = dict.fromkeys(name for experiment in experiments for name in experiment.datasets)
+    absent = {name for name in names if missing(name, data_dir)}
     stacks = [job for job in jobs if isinstance(job, StackJob)]
-    costs: dict[tuple[Any, ...], float] = {}
+    costs: dict[str, float] = {}
     counted: set[Path] = set()
     seconds = 0.0
     for job in stacks:
-        runs = [(plan, run_of(plan, root)) for plan in job.trained]
-        missing = [plan for plan, run in runs if not run.finished and run.path not in counted]
-        if not missing:
-            continue
-        counted.update(run.path for _, run in runs)
-        epochs = max(plan.recipe.epochs for plan in missing)
-        plans = [plan for plan in missing if plan.recipe.epochs == epochs]
-        first = plans[0]
-        recipe = first.recipe
-        kind = (
-            *(first.dataset, first.model, first.rank, first.samples, len(plans)),
-            *(recipe.method, recipe.norm, recipe.on, recipe.adversary, recipe.adversary_steps, recipe.epochs),
-            *recipe.phases(),
-        )
-        if kind not in costs:
-            costs[kind] = _cost(plans, data_dir)
-        seconds += costs[kind]
-    wanted = {run_of(plan, root).path for job in stacks for plan in job.plans}
-    return Estimate(len(jobs), len(wanted), sum(job.done(root) for job in jobs), seconds)
+        paths = {spec: Run.of(spec, root) for spec in job.specs}
+        lacking = [s for s, run in paths.items() if not run.finished() and run.path not in counted]
+        counted.update(run.path for run in paths.values())
+        if lacking and lacking[0].data.name not in absent:
+            kind = _kind(lacking)
+            if kind not in costs:
+                costs[kind] = _cost(lacking, data_dir)
+            seconds += costs[kind]
+    done = sum(job.done(root) for job in jobs)
+    return Estimate(len(jobs), len(counted), done, seconds, tuple(name for name in names if name in absent))
 
 
-def _cost(plans: Sequence[Plan], data_dir: Path | None, steps: int = 12) -> float:
-    """Seconds to train some plans together, from the time of a few steps of each phase."""
-    first = plans[0]
-    data = training_data(first, data_dir)
-    recipe = first.recipe
+def _kind(specs: Sequence[Spec]) -> str:
+    """What stacks have in common that take equally long: everything but the seeds, the bounds and the weights."""
+    content = specs[0].as_dict()
+    method = {name: value for name, value in content["method"].items() if name not in ("bound", "weight")}
+    return address_of([content | {"method": method, "seed": 0}, len(specs), len({spec.seed for spec in specs})])
 
-    def step(seeds: list[int], epoch: int) -> float:
-        runs = len(seeds)
-        model = paper_model(first.model, data.shape, data.classes, rank=first.rank, runs=runs, seed=seeds)
-        trainer = Trainer(model, data, recipe, seeds)
-        begun: list[float] = []
 
-        def stop(done: int, _total: torch.Tensor) -> bool:
-            begun.append(time.perf_counter())
-            return done >= steps
+class _Stopwatch(Callback):
+    """Stops after some steps, and knows how long they took."""
 
-        trainer.epoch(epoch, 0, stop)
-        return (begun[-1] - begun[0]) / max(1, len(begun) - 1)
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.times: list[float] = []
 
-    per_epoch = -(-len(data) // recipe.batch_size)
-    every = [plan.seed for plan in plans]
+    def after_step(self, trainer: Trainer) -> None:
+        self.times.append(time.perf_counter())
+        if len(self.times) >= self.steps:
+            trainer.stop()
+
+    def seconds(self) -> float:
+        """Of one step; the first is for warming up."""
+        return (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1)
+
+
+def _cost(specs: Sequence[Spec], data_dir: Path | None, steps: int = 12) -> float:
+    """Seconds to train some runs together, from the time of a few steps of each phase."""
+    first, recipe = specs[0], common_recipe(specs)
+    data = first.data.load("train", data_dir)
+    shared = min(spec.recipe.method.plain_until(recipe.epochs) for spec in specs)
+    every = [spec.seed for spec in specs]
     trunks = list(dict.fromkeys(every))
-    return sum(
-        (end - begin) * per_epoch * step(trunks if begin < recipe.shared_until() else every, begin)
-        for begin, end in pairwise([*recipe.phases(), recipe.epochs])
-    )
+
+    def step(epoch: int) -> float:
+        seeds, chosen = (trunks, recipe.plain()) if epoch < shared else (every, recipe)
+        model = first.model.build(data, runs=len(seeds), seed=seeds)
+        watch = _Stopwatch(steps)
+        trainer = Trainer(model, data, chosen, seeds, [watch])
+        trainer.epoch = epoch
+        trainer.run(epoch + 1)
+        return watch.seconds()
+
+    per_epoch = -(-len(data) // recipe.schedule.batch_size)
+    return sum((end - begin) * per_epoch * step(begin) for begin, end in pairwise([*recipe.phases(), recipe.epochs]))

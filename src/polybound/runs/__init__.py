@@ -1,5 +1,32 @@
-"""Runs on disk: atomic, content-addressed, resumable."""
+"""Runs: what determines one, its folder on disk, training many together, and what was measured on them."""
 
-from polybound.runs.store import Run, address, checkpoint_path
+from polybound.runs.checkpoints import Checkpoint, checkpoints
+from polybound.runs.folder import Run, find_runs, is_run
+from polybound.runs.manage import RunSummary, clean_runs, list_runs
+from polybound.runs.scoring import Loaded, evaluate_run, evaluate_runs, load_subject, subjects_of
+from polybound.runs.spec import DataSpec, ModelSpec, Spec, address_of
+from polybound.runs.together import TrainingProgress, common_recipe, interrupted, train_together
 
-__all__ = ["Run", "address", "checkpoint_path"]
+__all__ = [
+    "Checkpoint",
+    "DataSpec",
+    "Loaded",
+    "ModelSpec",
+    "Run",
+    "RunSummary",
+    "Spec",
+    "TrainingProgress",
+    "address_of",
+    "checkpoints",
+    "clean_runs",
+    "common_recipe",
+    "evaluate_run",
+    "evaluate_runs",
+    "find_runs",
+    "interrupted",
+    "is_run",
+    "list_runs",
+    "load_subject",
+    "subjects_of",
+    "train_together",
+]

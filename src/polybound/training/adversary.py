@@ -1,40 +1,61 @@
-"""The adversary inside Algorithm 2."""
+"""The adversary of Algorithm 2: an attack on the network as it is while it trains."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from polybound.attacks.ball import ball_around
-from polybound.attacks.protocol import clip_range
-from polybound.seeds import drawn
-from polybound.training.engine import Engine, Generators
-from polybound.training.recipe import Recipe
+from polybound.attacks import Attack, check_protocol, parse_attack
+from polybound.errors import PolyboundError
+from polybound.registry import check_epoch
 
-__all__ = ["perturb"]
+__all__ = ["Adversary"]
 
 
-def perturb(
-    engine: Engine, x: Tensor, y: Tensor, recipe: Recipe, domain: tuple[float, float], generators: Generators
-) -> Tensor:
-    """Adversarial examples of each run's own: (E, batch, features) from inputs (groups, batch, features).
+@dataclass(frozen=True)
+class Adversary:
+    """Training on adversarial examples, from some epoch on.
 
-        x_adv <- clip(Pi_{||x' - x||_inf <= eps}(x_adv + alpha sign(gradient of the loss at x_adv)))
+    Attributes:
+        attack: any attack, or its name: "fgsm-0.1", "pgd-0.1-20-0.01:random_start=false".
+        protocol: what it clips to: "sound", the domain of the data, or "published", [0, 1] whatever that is.
+        start: first epoch with it, from 0; the paper's is half of the epochs.
 
-    FGSM is one such step of size eps. The clip is to the data's domain, or to [0, 1] under the published protocol,
-    which moves pixels below 0 by more than eps.
+    >>> Adversary("fgsm-0.1").as_dict()
+    {'attack': 'fgsm-0.1', 'protocol': 'sound', 'start': 50}
     """
-    clean = x.repeat_interleave(engine.runs // len(x), 0)
-    ball = ball_around(clean, recipe.eps, "inf", clip_range(recipe.protocol, domain))
-    # Where all runs of a group are still at the same point, one forward pass serves them all.
-    point, at = clean, x
-    if recipe.random_start:
-        noise = drawn(torch.rand, generators, engine.runs, clean.shape[1:], clean)
-        point = at = ball.inside(noise, noise)
-    steps, size = (
-        (1, recipe.eps) if recipe.adversary == "fgsm" else (recipe.adversary_steps, recipe.adversary_step_size)
-    )
-    for _ in range(steps):
-        labels = y.repeat_interleave(len(at) // len(y), 0)
-        point = at = ball.ascend(point, engine.input_gradient(at, labels), size)
-    return point
+
+    attack: Attack
+    protocol: str = "sound"
+    start: int = 50
+
+    def __init__(self, attack: str | Attack, protocol: str = "sound", start: int = 50) -> None:
+        object.__setattr__(self, "attack", parse_attack(attack))
+        object.__setattr__(self, "protocol", check_protocol(protocol))
+        object.__setattr__(self, "start", start)
+        check_epoch("start", start)
+        if self.attack.only_sound:
+            raise PolyboundError(f"{self.attack.name} comes from another library: it is too slow for every step")
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options, as JSON can hold them."""
+        return {"attack": self.attack.name, "protocol": self.protocol, "start": self.start}
+
+    @classmethod
+    def of(cls, given: str | Attack | Adversary | Mapping[str, Any]) -> Adversary:
+        """An adversary from its attack's name or from a mapping."""
+        if isinstance(given, Adversary):
+            return given
+        if not isinstance(given, Mapping):
+            return cls(given)
+        if unknown := [name for name in given if name not in ("attack", "protocol", "start")]:
+            raise PolyboundError(f"an adversary has no {unknown[0]!r}; it has attack, protocol, start")
+        if "attack" not in given:
+            raise PolyboundError("an adversary needs an attack, such as fgsm-0.1")
+        return cls(**given)
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"{self.attack.name} ({self.protocol}) from epoch {self.start + 1}"

@@ -1,0 +1,364 @@
+"""The one function that measures: whatever is asked of some networks and is not known yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from polybound.attacks import GROUP, Attack, Classifier, right
+from polybound.certificates import certify
+from polybound.data import Dataset
+from polybound.defences import Defence, Defended
+from polybound.errors import PolyboundError
+from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text
+from polybound.models import PolynomialNetwork, stack, weights_digest
+
+__all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "measure"]
+
+Progress = Callable[[int, int, str], None]
+"""Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
+
+BUDGET = 1.0
+"""Seconds of branch and bound for an image; what is undecided after that does not count as certified."""
+
+_MEMORY = 2**26
+"""Bytes of adversarial examples that are held at a time."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to measure of a network: one accuracy.
+
+    Attributes:
+        attack: an attack; None for the clean images.
+        protocol: that the attack clips by; "-" without one.
+        certify: radius to prove robustness for, in the place of an attack.
+    """
+
+    attack: Attack | None = None
+    protocol: str = "-"
+    certify: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What stands in the score's place for the attack."""
+        if self.certify is not None:
+            return certified_name(self.certify)
+        return CLEAN if self.attack is None else self.attack.name
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The ways in which its images are counted, a score for each."""
+        if self.certify is not None:
+            return ("verified",)
+        return ("-",) if self.attack is None else ("robust", "attacked")
+
+
+@dataclass(eq=False)
+class Subject:
+    """A network to be measured.
+
+    Attributes:
+        model: the network; one that is no stack.
+        weights: digest of its weights.
+        scores: what is known of it already, on any data; new scores are added.
+        keep: called with new scores as soon as there are some.
+    """
+
+    model: nn.Module
+    weights: str
+    scores: list[Score] = field(default_factory=list)
+    keep: Callable[[Sequence[Score]], None] | None = None
+
+    def find(self, identity: tuple[object, ...]) -> Score | None:
+        """The score of this identity, if it is known."""
+        return next((score for score in self.scores if score.identity == identity), None)
+
+
+class Measuring:
+    """A classifier, or a stack of them, on the first images of a data set; its clean predictions are made once.
+
+    Args:
+        model: the classifier.
+        data: the images.
+        total: how many of them.
+        seed: of the attacks.
+        batch_size: images at a time; by default as many as fit into some 64 MB.
+        progress: called now and then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Dataset,
+        total: int,
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+        progress: Callable[[int, str], None] | None = None,
+    ) -> None:
+        self.model, self.data, self.total, self.seed, self.progress = model, data, total, seed, progress
+        self.classifier = Classifier(model, data.shape)
+        self.batch = _images_at_a_time(self.classifier, data, batch_size)
+        self._clean: Tensor | None = None
+
+    def clean(self) -> Tensor:
+        """The predicted classes, (E, images); -1 where an output is not finite."""
+        if self._clean is None:
+            with self.classifier as classifier:
+                parts = [
+                    self._predictions(self.data.x[at].flatten(1).unsqueeze(0).to(classifier.device))
+                    for at in self._batches()
+                ]
+            self._clean = torch.cat(parts, 1)
+        return self._clean
+
+    def attacked(self, attack: Attack, protocol: str, keep: list[Tensor] | None = None) -> Tensor:
+        """The predicted classes of the attacked images; those are added to `keep`, if it is given."""
+        parts = []
+        with self.classifier as classifier:
+            for at in self._batches():
+                x, y = self.data.x[at], self.data.y[at]
+                options = {"domain": self.data.domain, "protocol": protocol, "seed": self.seed, "start": at.start}
+                found = attack(self.model, x, y, **options)
+                flat = found.reshape(classifier.runs, len(x), prod(self.data.shape))
+                parts.append(self._predictions(flat.to(classifier.device)))
+                if keep is not None:
+                    keep.append(found if classifier.stacked else found.unsqueeze(0))
+                if self.progress is not None:
+                    self.progress(len(x), f"{attack.name} {protocol}")
+        return torch.cat(parts, 1)
+
+    def _batches(self) -> Iterator[slice]:
+        for start in range(0, self.total, self.batch):
+            yield slice(start, min(start + self.batch, self.total))
+
+    def _predictions(self, x: Tensor) -> Tensor:
+        logits = self.classifier.logits(x)
+        if logits.shape[1] != self.data.classes:
+            raise PolyboundError(
+                f"the model has {logits.shape[1]} classes, {self.data.name} has {self.data.classes}"
+            )
+        found = logits.argmax(1)
+        return torch.where(right(logits, found), found, -1).cpu()
+
+
+def measure(
+    subjects: Sequence[Subject],
+    data: Dataset,
+    questions: Sequence[Question],
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    defence: Callable[[Subject], Defence] | Defence | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> list[list[Score]]:
+    """Answer all questions about all networks; what is known is not measured again.
+
+    Networks of one architecture are attacked as one stack, those with the same weights once, and the clean images are
+    classified once for all attacks.
+
+    Args:
+        subjects: the networks; all of one architecture.
+        data: what to measure on.
+        questions: what to measure.
+        limit: the number of images, from the first on; all by default.
+        seed: of the attacks.
+        defence: a denoiser in front of the networks, or a function that gives each its own.
+        batch_size: images at a time; by default by memory.
+        progress: called as `progress(done, total, what)`.
+
+    Returns:
+        for each network its scores, in the order of the questions.
+    """
+    total = count_images(data, limit)
+    plan = _Plan(data, total, seed, _defence_name(defence), batch_size)
+    lacking: dict[tuple[Question, ...], list[Subject]] = {}
+    for subject in subjects:
+        missing = tuple(question for question in questions if not plan.known(subject, question))
+        if missing:
+            lacking.setdefault(missing, []).append(subject)
+    parts = [
+        (group, missing) for missing, members in lacking.items() for group in _stacks(_distinct(members), defence)
+    ]
+    counter = _Counter(progress, sum(total * sum(q.attack is not None for q in missing) for _, missing in parts))
+    for group, missing in parts:
+        for found in plan.answers(group, missing, defence, counter):
+            _hand_out(found, lacking[missing])
+    counter.finish()
+    return [[plan.find(subject, q, way) for q in questions for way in q.counted] for subject in subjects]
+
+
+class _Counter:
+    """Adds up the images that were attacked, for `Progress`."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, max(total, 1), 0
+
+    def __call__(self, images: int, what: str) -> None:
+        self.done += images
+        if self.progress is not None:
+            self.progress(self.done, self.total, what)
+
+    def finish(self) -> None:
+        if self.progress is not None:
+            self.progress(self.total, self.total, "done")
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """On which images, with which seed and defence."""
+
+    data: Dataset
+    total: int
+    seed: int
+    defence: str
+    batch_size: int | None
+
+    def score(self, weights: str, question: Question, counted: str, correct: int = 0, per_class: str = "") -> Score:
+        data = self.data
+        return Score(
+            weights=weights,
+            dataset=data.name,
+            digest=data.digest,
+            split=data.split,
+            held_out=data.held_out,
+            attack=question.name,
+            protocol=question.protocol,
+            attack_seed=0 if question.attack is None else self.seed,
+            defence=self.defence,
+            counted=counted,
+            total=self.total,
+            available=len(data),
+            correct=correct,
+            per_class=per_class,
+        )
+
+    def known(self, subject: Subject, question: Question) -> bool:
+        ways = (self.score(subject.weights, question, counted).identity for counted in question.counted)
+        return all(subject.find(identity) is not None for identity in ways)
+
+    def find(self, subject: Subject, question: Question, counted: str) -> Score:
+        found = subject.find(self.score(subject.weights, question, counted).identity)
+        if found is None:
+            raise AssertionError(f"{question.name} was not measured")
+        return found
+
+    def answers(
+        self,
+        group: Sequence[Subject],
+        questions: Sequence[Question],
+        defence: Callable[[Subject], Defence] | Defence | None,
+        counter: _Counter,
+    ) -> Iterator[list[Score]]:
+        """The scores of the group, one question after another, as soon as they are there."""
+        model = _together(group)
+        if defence is not None:
+            model = Defended(model, defence if isinstance(defence, Defence) else defence(group[0]))
+        options = {"seed": self.seed, "batch_size": self.batch_size, "progress": counter}
+        measuring = Measuring(model, self.data, self.total, **options)  # type: ignore[arg-type]
+        y = self.data.y[: self.total]
+        clean = measuring.clean() == y
+        for question in questions:
+            if question.certify is not None:
+                for subject in group:  # one by one, so that each is kept as soon as it is done
+                    yield [self._verified(subject, question, question.certify)]
+                continue
+            hits = {"-": clean}
+            if question.attack is not None:
+                after = measuring.attacked(question.attack, question.protocol) == y
+                hits = {"robust": clean & after, "attacked": after}
+            yield [
+                self._counted(subject, question, way, hits[way][e])
+                for e, subject in enumerate(group)
+                for way in question.counted
+            ]
+
+    def _counted(self, subject: Subject, question: Question, way: str, hits: Tensor) -> Score:
+        y = self.data.y[: self.total]
+        counts = torch.bincount(y[hits], minlength=self.data.classes)
+        totals = torch.bincount(y, minlength=self.data.classes)
+        classes = per_class_text(counts.tolist(), totals.tolist())
+        return self.score(subject.weights, question, way, int(counts.sum()), classes)
+
+    def _verified(self, subject: Subject, question: Question, eps: float) -> Score:
+        if not isinstance(subject.model, PolynomialNetwork):
+            kind = type(subject.model).__name__
+            raise PolyboundError(f"{kind} is no polynomial network: only those have certificates")
+        if self.defence:
+            raise PolyboundError("a network behind a denoiser has no certificates")
+        x, y = self.data.x[: self.total], self.data.y[: self.total]
+        found = certify(subject.model, x, y, eps, domain=self.data.domain, budget=BUDGET).status
+        return self._counted(subject, question, "verified", torch.tensor([word == "verified" for word in found]))
+
+
+def _hand_out(scores: list[Score], subjects: Sequence[Subject]) -> None:
+    """Give scores to all networks that have the weights they are about."""
+    for subject in subjects:
+        if mine := [score for score in scores if score.weights == subject.weights]:
+            subject.scores += mine
+            if subject.keep is not None:
+                subject.keep(mine)
+
+
+def _distinct(subjects: Sequence[Subject]) -> list[Subject]:
+    """One of each: large bounds never bind, and their runs have the same weights to the bit."""
+    return list({subject.weights: subject for subject in reversed(subjects)}.values())[::-1]
+
+
+def _stacks(subjects: list[Subject], defence: object) -> list[list[Subject]]:
+    """What can be attacked together: everything, unless each network has a defence of its own."""
+    together = defence is None or isinstance(defence, Defence)
+    if together and all(isinstance(subject.model, PolynomialNetwork) for subject in subjects):
+        return [subjects]
+    return [[subject] for subject in subjects]
+
+
+def _together(group: Sequence[Subject]) -> nn.Module:
+    if len(group) == 1:
+        return group[0].model
+    return stack([subject.model for subject in group])  # type: ignore[misc]
+
+
+def _defence_name(defence: Callable[[Subject], Defence] | Defence | None) -> str:
+    if defence is None:
+        return ""
+    return str(getattr(defence, "name", "") or getattr(defence, "__name__", "own"))
+
+
+def digest_of_module(model: nn.Module) -> str:
+    """The SHA-256 of any classifier's weights."""
+    if isinstance(model, PolynomialNetwork):
+        return weights_digest(model)
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def count_images(data: Dataset, limit: int | None) -> int:
+    """How many images a limit leaves, after a look at the labels."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise PolyboundError(f"limit must be a whole number of at least 1, got {limit!r}")
+    if len(data) == 0:
+        raise PolyboundError(f"the {data.split} split of {data.name} is empty")
+    if int(data.y.min()) < 0 or int(data.y.max()) >= data.classes:
+        raise PolyboundError(
+            f"{data.name} has labels from {data.y.min()} to {data.y.max()}, but {data.classes} classes"
+        )
+    return len(data) if limit is None else min(limit, len(data))
+
+
+def _images_at_a_time(classifier: Classifier, data: Dataset, batch_size: int | None) -> int:
+    """A multiple of the group that shares its random numbers."""
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise PolyboundError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    wanted = batch_size or _MEMORY // (classifier.runs * prod(data.shape) * data.x.element_size())
+    return max(1, wanted // GROUP) * GROUP

@@ -1,0 +1,273 @@
+"""One flat table of scores, and the cells that are made from it.
+
+A row is a mapping: what determines the run (columns of its spec, such as "method.bound"), "run" (its address), "seed",
+"epoch" (after which it was measured), and the fields of a `Score`. The same columns are in memory, in run folders and
+in CSV files.
+
+A cell is a mean over seeds, and over nothing else: if the rows differ in any other column, there is no cell but an
+error that names the column. The best bound and the best epoch, as papers take them, are operations of their own, and
+the cells that they make say so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, stdev
+from typing import Any
+
+from polybound.errors import PolyboundError
+from polybound.evaluation.score import Score
+
+__all__ = ["Cell", "MixedError", "Row", "Table", "differing", "read_table"]
+
+Row = Mapping[str, Any]
+
+OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
+"""The columns in which the rows of a cell may differ: the seed, and what follows from it."""
+
+_SCORE = {field.name: str(field.type) for field in fields(Score)}
+_LEADING = ("data", "model", "method", "adversary", "seed", "epoch")
+
+
+class MixedError(PolyboundError):
+    """Rows that differ in more than the seed were to become one number."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and standard deviation over seeds, in percent.
+
+    Attributes:
+        mean: of the accuracies.
+        std: their standard deviation; 0 for a single seed.
+        seeds: which.
+        total: images that each was measured on.
+        available: images of the split.
+        epoch: after which epoch, or of which the best.
+        chosen: (column, value, number of values it was the best of), where it is the best of several.
+    """
+
+    mean: float
+    std: float
+    seeds: tuple[int, ...]
+    total: int
+    available: int
+    epoch: int | str | None = None
+    chosen: tuple[str, Any, int] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + (f" ± {self.std:.2f}" if len(self.seeds) > 1 else "")
+
+
+class Table:
+    """Rows of scores.
+
+    >>> table = Table([{"seed": s, "attack": "clean", "correct": 9 + s, "total": 20, "available": 20} for s in (0, 1)])
+    >>> str(table.cell()), table.cell().seeds
+    ('47.50 ± 3.54', (0, 1))
+    """
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.rows: list[Row] = list(rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __add__(self, other: Table) -> Table:
+        return Table([*self.rows, *other.rows])
+
+    def __repr__(self) -> str:
+        return f"Table({len(self.rows)} scores of {len(self.values('run'))} runs)"
+
+    def where(self, wanted: Mapping[str, Any] | None = None, /, **more: Any) -> Table:
+        """The rows that have the wanted values."""
+        conditions = {**(wanted or {}), **more}
+        return Table(row for row in self.rows if all(row.get(name) == value for name, value in conditions.items()))
+
+    def only(self, wanted: Callable[[Row], bool]) -> Table:
+        """The rows for which `wanted` is true."""
+        return Table(filter(wanted, self.rows))
+
+    def values(self, column: str) -> list[Any]:
+        """The different values of a column, in the order in which they come; rows without one have none."""
+        return list({_key(row[column]): row[column] for row in self.rows if column in row}.values())
+
+    def columns(self) -> list[str]:
+        """All columns: what is most asked for first, scores last."""
+        found = dict.fromkeys(name for row in self.rows for name in row)
+        first = [name for name in _LEADING if name in found]
+        spec = sorted(name for name in found if name not in _SCORE and name not in (*_LEADING, "run"))
+        return [*first, *spec, *(["run"] if "run" in found else []), *_SCORE]
+
+    def groups(self, *columns: str) -> dict[tuple[Any, ...], Table]:
+        """The rows parted by the values of some columns; a missing value is None."""
+        found: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(tuple(_key(row.get(name)) for name in columns), []).append(row)
+        return {tuple(_frozen(rows[0].get(name)) for name in columns): Table(rows) for rows in found.values()}
+
+    def configurations(self, *free: str) -> list[Table]:
+        """The rows parted so that each part differs in the seed only, and in the columns `free`."""
+        open_ = {*OF_THE_SEED, *free}
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            fixed = {name: value for name, value in row.items() if name not in open_}
+            found.setdefault(_key(fixed), []).append(row)
+        return list(map(Table, found.values()))
+
+    def cell(self) -> Cell | None:
+        """The mean over the seeds; None if there is no row.
+
+        Raises:
+            MixedError: the rows differ in more than the seed.
+        """
+        if not self.rows:
+            return None
+        if mixed := differing(self.rows, OF_THE_SEED):
+            name, values = next(iter(mixed.items()))
+            shown = ", ".join("none" if value is None else str(value) for value in values)
+            raise MixedError(f"one number cannot stand for several values of {name} ({shown})")
+        by_seed: dict[int, Row] = {}
+        for row in self.rows:
+            before = by_seed.setdefault(row["seed"], row)
+            if before["correct"] != row["correct"]:
+                counts = f"{before['correct']} and {row['correct']} of {row['total']}"
+                raise MixedError(f"seed {row['seed']} was measured twice, with {counts} images right")
+        shares = [100.0 * row["correct"] / row["total"] for row in by_seed.values()]
+        first = self.rows[0]
+        spread = stdev(shares) if len(shares) > 1 else 0.0
+        seeds = tuple(sorted(by_seed))
+        return Cell(fmean(shares), spread, seeds, first["total"], first["available"], first.get("epoch"))
+
+    def best_epoch(self) -> Table:
+        """For each seed the row of the epoch with the most images right, as the paper takes it.
+
+        Where there were several epochs to choose from, "epoch" says so: "best of 75, 100".
+        """
+        rows: list[Row] = []
+        for part in self.configurations("epoch"):
+            epochs = sorted(part.values("epoch"))
+            said = epochs[0] if len(epochs) == 1 else f"best of {', '.join(map(str, epochs))}"
+            for mine in part.groups("seed").values():
+                rows.append({**max(mine, key=lambda row: row["correct"]), "epoch": said})
+        return Table(rows)
+
+    def best(self, column: str) -> Cell | None:
+        """The cell with the highest mean among the values of a column, as the paper takes the best bound.
+
+        A value that fewer seeds have than others, and that may be ahead by luck, does not compete.
+        """
+        found = self.cells_by(column)
+        most = max((len(cell.seeds) for _, cell in found), default=0)
+        competing = [(value, cell) for value, cell in found if len(cell.seeds) == most]
+        if not competing:
+            return None
+        value, top = max(competing, key=lambda pair: pair[1].mean)
+        if len(competing) == 1:
+            return top
+        return Cell(top.mean, top.std, top.seeds, top.total, top.available, top.epoch, (column, value, len(competing)))
+
+    def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
+        """A cell for each value of a column, in numerical order where they are numbers."""
+        found = []
+        for part in self.groups(column).values():
+            if (cell := part.cell()) is not None:
+                found.append((part.rows[0].get(column), cell))
+        return sorted(found, key=lambda pair: _order(pair[0]))
+
+    def to_csv(self) -> str:
+        """The table as a CSV file, which `read_table` reads back."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        columns = self.columns()
+        writer.writerow(columns)
+        writer.writerows([_written(row.get(name)) for name in columns] for row in self.rows)
+        return out.getvalue()
+
+    def frame(self) -> Any:
+        """The table as a pandas DataFrame.
+
+        Raises:
+            PolyboundError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise PolyboundError("a data frame needs pandas: pip install 'polybound[experiments]'") from None
+        return pd.DataFrame(self.rows, columns=self.columns())
+
+
+def read_table(text: str) -> Table:
+    """The inverse of `Table.to_csv`.
+
+    Raises:
+        PolyboundError: a column is missing, or a number is none; the message names the line and the column.
+    """
+    reader = csv.DictReader(io.StringIO(text))
+    names = list(reader.fieldnames or ())
+    if missing := [name for name in _SCORE if name not in names]:
+        raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
+    return Table(_read_row(line, names, number) for number, line in enumerate(reader, 2))
+
+
+def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row:
+    row: dict[str, Any] = {}
+    for name in names:
+        value = line[name]
+        if value is None or None in line:
+            raise PolyboundError(f"line {number} has not as many columns as the header")
+        if name in _SCORE:
+            try:
+                row[name] = {"int": int, "float": float, "str": str}[_SCORE[name]](value)
+            except ValueError:
+                raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
+        elif value:
+            row[name] = _read_value(value)
+    if not 0 <= row["correct"] <= row["total"] or row["total"] < 1:
+        raise PolyboundError(f"line {number}: {row['correct']} of {row['total']} images cannot be right")
+    return row
+
+
+def _written(value: Any) -> Any:
+    """A value as a cell of a CSV file: text as it is, unless it would be read as something else."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return json.dumps(value, sort_keys=True)
+    return value if _read_value(value) == value else json.dumps(value)
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """The columns in which rows differ, with their values; a row that has no such column counts as None."""
+    names = dict.fromkeys(name for row in rows for name in row if name not in free)
+    found = {name: {_key(row.get(name)): row.get(name) for row in rows} for name in names}
+    return {name: list(values.values()) for name, values in found.items() if len(values) > 1}
+
+
+def _key(value: Any) -> str:
+    """A text that is the same for equal values only."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _frozen(value: Any) -> Any:
+    """A value that can be a key of a dictionary: mappings and lists as text."""
+    return _key(value) if isinstance(value, dict | list) else value
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, str(value)

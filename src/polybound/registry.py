@@ -1,0 +1,132 @@
+"""Parts that are chosen by name: methods, optimisers, schedules. A part of one's own is registered in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from math import inf
+from typing import Any, ClassVar, Generic, TypeVar
+
+from polybound.errors import PolyboundError
+
+__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_number", "check_whole"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A choice with its options: a frozen dataclass that has a name, checks its fields and can be written down."""
+
+    name: ClassVar[str]
+    """What files and the command line call it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The name and all options, as JSON can hold them.
+
+        Tuples become lists, so that what was written and what is read back are equal.
+        """
+        return {"name": self.name, **{key: _plain(value) for key, value in asdict(self).items()}}
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """The names of all options."""
+        return tuple(field.name for field in fields(cls))
+
+    @property
+    def label(self) -> str:
+        """What people call it: the name, and the options that are not the default ones."""
+        changed = [
+            f"{field.name.replace('_', ' ')} {_shown(value)}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default or field.default is MISSING
+        ]
+        return ", ".join([self.name, *changed])
+
+
+P = TypeVar("P", bound=Part)
+
+
+class Registry(Generic[P]):
+    """The parts of one kind, by name.
+
+    Args:
+        what: the kind, for messages: "method".
+
+    >>> kinds = Registry[Part]("kind")
+    >>> @kinds.register
+    ... @dataclass(frozen=True)
+    ... class Small(Part):
+    ...     name = "small"
+    ...     size: int = 1
+    >>> kinds.build({"name": "small", "size": 2})
+    Small(size=2)
+    >>> kinds.build("small").as_dict()
+    {'name': 'small', 'size': 1}
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._parts: dict[str, type[P]] = {}
+
+    def register(self, part: type[P]) -> type[P]:
+        """Make a part known by its name; also as a decorator."""
+        if self._parts.get(part.name, part) is not part:
+            raise PolyboundError(f"there is a {self.what} called {part.name!r} already")
+        self._parts[part.name] = part
+        return part
+
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return tuple(self._parts)
+
+    def find(self, name: object) -> type[P]:
+        """The part of a name."""
+        if not isinstance(name, str) or name not in self._parts:
+            raise PolyboundError(f"{self.what} must be one of {', '.join(self._parts)}, got {name!r}")
+        return self._parts[name]
+
+    def build(self, given: str | Mapping[str, Any]) -> P:
+        """A part from its name, or from a mapping with its name and some of its options."""
+        options = {"name": given} if isinstance(given, str) else dict(given)
+        part = self.find(options.pop("name", None))
+        if unknown := [option for option in options if option not in part.options()]:
+            known = ", ".join(part.options()) or "none"
+            raise PolyboundError(f"{self.what} {part.name} has no option {unknown[0]!r}; it has {known}")
+        return part(**options)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_shown(entry)}" for key, entry in value.items())
+    if isinstance(value, tuple | list):
+        return " ".join(map(_shown, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PolyboundError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_epoch(name: str, value: object) -> None:
+    """Refuse anything but an epoch, counted from 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise PolyboundError(f"{name} is an epoch, counted from 0, got {value!r}")
+
+
+def check_number(name: str, value: object) -> None:
+    """Refuse anything but a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+        raise PolyboundError(f"{name} must be a finite number of at least 0, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse anything but one of a few words."""
+    if value not in choices:
+        raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,96 @@
+"""The state of runs that train together, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from polybound.atomic import write_atomically
+from polybound.errors import PolyboundError
+from polybound.runs.spec import Spec, address_of
+
+__all__ = ["Checkpoint", "checkpoints", "path_for"]
+
+_REFUSED = (SafetensorError, KeyError, TypeError, ValueError)
+
+
+def path_for(root: Path, specs: Sequence[Spec]) -> Path:
+    """Where runs that train together keep their state."""
+    folder = root / ".checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{address_of([spec.as_dict() for spec in specs])}.safetensors"
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """All checkpoints in a folder of runs."""
+    return sorted((root / ".checkpoints").glob("[!.]*.safetensors"))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after some step.
+
+    Attributes:
+        specs: of the runs.
+        epoch: epochs done.
+        step: steps done in the present epoch.
+        leader: for each run, the run that it is trained as.
+        parted: whether the runs of a seed have branched by now.
+        histories: of the runs.
+        tensors: the stack's parameters.
+        sums: losses summed over the steps of the present epoch.
+        peaks: by leader, the largest norm relative to its bound so far.
+    """
+
+    specs: list[Spec]
+    epoch: int
+    step: int
+    leader: list[int]
+    parted: bool
+    histories: list[list[dict[str, Any]]]
+    tensors: dict[str, Tensor]
+    sums: Tensor | None
+    peaks: dict[int, Tensor]
+
+    def write(self, file: Path) -> None:
+        """Write it atomically."""
+        names = ("epoch", "step", "leader", "parted", "histories")
+        state = {name: getattr(self, name) for name in names}
+        content = json.dumps(state | {"specs": [spec.as_dict() for spec in self.specs]})
+        extra = {f"peak {run}": peak.cpu() for run, peak in self.peaks.items()}
+        if self.sums is not None:
+            extra["sums"] = self.sums
+        write_atomically(file, to_bytes({**self.tensors, **extra}, metadata={"state": content}))
+
+    @classmethod
+    def read(cls, file: Path, device: str = "cpu") -> Checkpoint:
+        """The inverse of `write`."""
+        try:
+            with safe_open(file, framework="pt", device=device) as opened:
+                state = json.loads(opened.metadata()["state"])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            specs = [Spec.from_dict(content) for content in state["specs"]]
+            sums = tensors.pop("sums").cpu() if "sums" in tensors else None
+            peaks = {i: tensors.pop(f"peak {i}") for i in range(len(specs)) if f"peak {i}" in tensors}
+            names = ("epoch", "step", "leader", "parted", "histories")
+            return cls(specs, *(state[name] for name in names), tensors=tensors, sums=sums, peaks=peaks)
+        except _REFUSED as error:
+            raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
+
+    @classmethod
+    def specs_in(cls, file: Path) -> list[Spec]:
+        """Whose state a file holds."""
+        try:
+            with safe_open(file, framework="pt") as opened:
+                return [Spec.from_dict(content) for content in json.loads(opened.metadata()["state"])["specs"]]
+        except FileNotFoundError:
+            raise
+        except _REFUSED as error:
+            raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error

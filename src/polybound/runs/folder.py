@@ -1,0 +1,220 @@
+"""A run on disk: what was asked for, what was seen, what came out, what was measured.
+
+    ROOT/NAME-ADDRESS/spec.json               everything that determines the run, and its address
+                      history.jsonl           one line an epoch; the last says how it ended
+                      model.safetensors       the trained model, once it is finished
+                      epoch-75.safetensors    the model after some earlier epoch, where that was asked for
+                      scores.csv              what was measured, in the columns of every table of scores
+    ROOT/.checkpoints/ADDRESS.safetensors     the state of runs that train together, while they do
+
+The address is the SHA-256 of the spec: the same question has the same folder, on every machine, and a finished run
+need not be trained again. It is checked against the spec, and the weights against the digest that training wrote down:
+a file that was changed or swapped is refused. Every file is written atomically.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polybound.atomic import write_atomically
+from polybound.errors import FileFormatError, PolyboundError
+from polybound.evaluation import Score, Table, read_table, score_of
+from polybound.models import PolynomialNetwork, weights_digest
+from polybound.models import load as load_model
+from polybound.runs.cache import cached, remember
+from polybound.runs.spec import Spec, address_of
+
+__all__ = ["Run", "find_runs", "is_run"]
+
+SPEC, HISTORY, MODEL, SCORES = "spec.json", "history.jsonl", "model.safetensors", "scores.csv"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run's folder."""
+    return (path / SPEC).is_file()
+
+
+def find_runs(root: Path) -> list[Run]:
+    """All runs in a folder."""
+    return [Run(file.parent) for file in sorted(root.glob(f"*/{SPEC}"))]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, spec: Spec, root: Path) -> Run:
+        """The folder of a spec, which may not exist yet."""
+        return cls(root / spec.folder_name)
+
+    @classmethod
+    def make(cls, spec: Spec, root: Path) -> Run:
+        """The folder of a spec, made if it is new."""
+        run = cls.of(spec, root)
+        run.path.mkdir(parents=True, exist_ok=True)
+        if not (run.path / SPEC).exists():
+            content = {"address": spec.address, "spec": spec.as_dict()}
+            run._write(SPEC, json.dumps(content, indent=2, sort_keys=True) + "\n")
+        return run
+
+    def spec(self) -> Spec:
+        """What was asked for.
+
+        Raises:
+            FileFormatError: the file is no spec, or is not the one that the run was made with.
+        """
+        return cached(self.path / SPEC, self._read_spec)
+
+    def _read_spec(self, file: Path) -> Spec:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            address, stored = content["address"], content["spec"]
+            spec = Spec.from_dict(stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise FileFormatError(f"{file}: not a run's spec ({error})") from error
+        if address != address_of(stored):
+            raise FileFormatError(f"{file}: was changed after the run was made; its address is no longer {address}")
+        return spec
+
+    def history(self) -> list[dict[str, Any]]:
+        """What was seen while training, one mapping an epoch."""
+        file = self.path / HISTORY
+        return cached(file, _read_lines) if file.exists() else []
+
+    def write_history(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Replace the history."""
+        self._write(HISTORY, "".join(json.dumps(line) + "\n" for line in lines))
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run ended without a model; None if it did not."""
+        return next((str(line["failure"]) for line in self.history() if "failure" in line), None)
+
+    def model_file(self, epoch: int | None = None) -> Path:
+        """The trained model, or that after an earlier epoch."""
+        return self.path / (MODEL if epoch is None else f"epoch-{epoch}.safetensors")
+
+    def digest(self, epoch: int | None = None) -> str | None:
+        """The digest of the weights, as training wrote it down; None before that."""
+        name = self.model_file(epoch).name
+        return next((line["weights"][name] for line in self.history() if name in line.get("weights", {})), None)
+
+    def write_model(self, model: PolynomialNetwork, lines: Sequence[dict[str, Any]], epoch: int | None = None) -> None:
+        """Write a model, and with it the history that knows its digest; the model comes last."""
+        file = self.model_file(epoch)
+        others = [line for line in self.history() if "weights" in line and file.name not in line["weights"]]
+        self.write_history([*lines, *others, {"weights": {file.name: weights_digest(model)}}])
+        model.save(file)
+
+    def model(self, epoch: int | None = None) -> PolynomialNetwork:
+        """The trained model, or that after an earlier epoch.
+
+        Raises:
+            FileFormatError: the file is damaged, or is not the model that this run trained.
+            PolyboundError: there is none.
+        """
+        return deepcopy(self._checked_model(epoch))  # for whoever wants to train it on
+
+    def _checked_model(self, epoch: int | None) -> PolynomialNetwork:
+        file = self.model_file(epoch)
+        if not is_run(self.path):
+            raise PolyboundError(f"{self.path}: no run folder")
+        self.spec()
+        if self.failure is not None:
+            raise PolyboundError(f"{self.path}: no model; it ended with: {self.failure}")
+        if not file.exists():
+            raise PolyboundError(f"{self.path}: not trained yet")
+        return cached(file, self._read_model)
+
+    def _read_model(self, file: Path) -> PolynomialNetwork:
+        model = load_model(file)
+        epoch = None if file.name == MODEL else int(file.stem.removeprefix("epoch-"))
+        if weights_digest(model) != self.digest(epoch):
+            raise FileFormatError(f"{file}: not the model that this run trained; its weights have another digest")
+        return model
+
+    def finished(self, epoch: int | None = None) -> bool:
+        """Whether the run ended, well or badly; a model that cannot be read must be made again.
+
+        Raises:
+            FileFormatError: there is a whole model, but not the one that this run trained.
+        """
+        if not is_run(self.path):
+            return False
+        if self.failure is not None:
+            return True
+        file = self.model_file(epoch)
+        if not file.exists() or self.digest(epoch) is None:
+            return False
+        try:
+            self._checked_model(epoch)
+        except FileFormatError:
+            if _readable(file):
+                raise
+            return False
+        return True
+
+    def scores(self) -> list[Score]:
+        """All that was measured on this run's weights."""
+        return [score_of(row) for row in self.table()]
+
+    def table(self) -> Table:
+        """All that was measured on this run's weights, with its spec; scores of other weights are left out."""
+        file = self.path / SCORES
+        if not file.exists():
+            return Table()
+        table = cached(file, _read_scores)
+        mine = set(self.digests().values())
+        return table.only(lambda row: row["run"] == self.spec().address and row["weights"] in mine)
+
+    def digests(self) -> dict[int, str]:
+        """The digests of all weights that there are, by the epoch that they are of."""
+        found: dict[int, str] = {}
+        for line in self.history():
+            for name, digest in line.get("weights", {}).items():
+                epoch = self.spec().recipe.epochs if name == MODEL else int(name[6:].partition(".")[0])
+                found[epoch] = digest
+        return found
+
+    def add_scores(self, scores: Iterable[Score]) -> None:
+        """Add to what was measured."""
+        epochs = {digest: epoch for epoch, digest in self.digests().items()}
+        spec = self.spec()
+        about = {**spec.columns(), "run": spec.address}
+        rows = [{**about, "epoch": epochs[score.weights], **score.as_dict()} for score in scores]
+        whole = self.table() + Table(rows)
+        self._write(SCORES, whole.to_csv())
+        remember(self.path / SCORES, whole)
+
+    def _write(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, text.encode())
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise FileFormatError(f"{file}: not JSON lines ({error})") from error
+
+
+def _read_scores(file: Path) -> Table:
+    try:
+        return read_table(file.read_text(encoding="utf-8"))
+    except (PolyboundError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{file}: {error}; delete it to measure again") from error
+
+
+def _readable(file: Path) -> bool:
+    try:
+        load_model(file)
+    except FileFormatError:
+        return False
+    return True

@@ -1,0 +1,241 @@
+"""Evaluation straight from run folders, whose scores stay in them, and from model files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from polybound.attacks import PAPER_ATTACKS, Attack, parse_attacks, protocols
+from polybound.data import Dataset, load
+from polybound.defences import Defence, GuidedDenoiser, find_defence
+from polybound.errors import PolyboundError
+from polybound.evaluation import (
+    Evaluation,
+    Progress,
+    Score,
+    Subject,
+    Table,
+    count_images,
+    masking_notes,
+    measure,
+    questions_for,
+    reader_notes,
+)
+from polybound.models import PolynomialNetwork, stack, weights_digest
+from polybound.models import load as load_model
+from polybound.runs.folder import Run
+from polybound.runs.spec import Spec
+
+__all__ = ["Loaded", "evaluate_run", "evaluate_runs", "load_subject", "subjects_of"]
+
+Folder = str | PathLike[str]
+Attacks = str | Attack | Sequence[str | Attack]
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A network from disk, with where it comes from.
+
+    Attributes:
+        path: the run's folder, or the model's file.
+        subject: the network and what is known of it.
+        about: what a table says of it besides its scores.
+        run: its run, unless it is a file.
+        warnings: what went wrong when its scores were to be kept.
+    """
+
+    path: Path
+    subject: Subject
+    about: dict[str, Any]
+    run: Run | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> PolynomialNetwork:
+        """The network."""
+        model = self.subject.model
+        if not isinstance(model, PolynomialNetwork):
+            raise AssertionError("not from a file")
+        return model
+
+    def keep(self, scores: Sequence[Score]) -> None:
+        """Keep new scores in the run's folder; if that cannot be, they are shown all the same."""
+        if self.run is None:
+            return
+        try:
+            self.run.add_scores(scores)
+        except OSError as error:
+            warning = f"{self.path}: the scores could not be kept there ({error.strerror or error})"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+
+
+def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
+    """The network of a run folder, also after an earlier epoch, or of a model file.
+
+    Raises:
+        PolyboundError: there is none, or it is not what the run trained; the message names it.
+    """
+    path = Path(path)
+    if path.is_file():
+        model = load_model(path)
+        return Loaded(path, Subject(model, weights_digest(model)), {"run": str(path)})
+    run = Run(path)
+    model, spec = run.model(epoch), run.spec()
+    digest = run.digest(epoch) or ""
+    at = spec.recipe.epochs if epoch is None else epoch
+    loaded = Loaded(path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run)
+    loaded.subject.keep = loaded.keep
+    return loaded
+
+
+def subjects_of(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[Loaded], dict[str, str]]:
+    """The networks of run folders and model files, and what could not be loaded, with the reason."""
+    found, skipped = [], {}
+    for path in dict.fromkeys(Path(path) for path in paths):
+        try:
+            found.append(load_subject(path, epoch))
+        except (PolyboundError, OSError) as error:
+            skipped[str(path)] = _reason(error, path)
+    return found, skipped
+
+
+def _reason(error: Exception, path: Path) -> str:
+    return str(error).removeprefix(f"{path}: ")
+
+
+def evaluate_run(path: Folder, attacks: Attacks = PAPER_ATTACKS, **options: Any) -> Evaluation:
+    """Evaluate one run folder; `evaluate_runs` has the options."""
+    return evaluate_runs([path], attacks, **options)
+
+
+def evaluate_runs(
+    paths: Sequence[Folder],
+    attacks: Attacks = PAPER_ATTACKS,
+    *,
+    protocol: str = "sound",
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    defence: str | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    data_dir: Folder | None = None,
+    check: int = 0,
+    certify: Sequence[float] = (),
+    dataset: str | None = None,
+    epoch: int | None = None,
+) -> Evaluation:
+    """Evaluate run folders and model files, those of one architecture and data set together; runs keep their scores.
+
+    What a folder's scores already hold is not measured again; every attack's scores are written as soon as it is done.
+    What cannot be evaluated is skipped, and named in the result's `skipped`.
+
+    Args:
+        paths: run folders, as `polybound train` makes them, or model files.
+        attacks: as `evaluate` takes them.
+        protocol: "sound", "published" or "both".
+        split: "test", "train", or "validation" for runs that held a share back.
+        limit: the number of images, from the first on; all by default.
+        seed: of the attacks.
+        defence: "gaussian", "median" or "guided", which is trained for each run on its training split.
+        batch_size: images at a time; by default by memory.
+        progress: called as `progress(done, total, what)`.
+        data_dir: where the data lies.
+        check: on how many images to look for gradient masking.
+        certify: radii for which to give the certified accuracy as well.
+        dataset: the data set for model files.
+        epoch: take the models after this epoch, where runs kept them, instead of the last.
+
+    Raises:
+        PolyboundError: nothing could be evaluated.
+    """
+    chosen, wanted = parse_attacks(attacks), protocols(protocol)
+    if certify and defence is not None:
+        raise PolyboundError("a network behind a denoiser has no certificates")
+    loaded, skipped = subjects_of(paths, epoch)
+    notes: list[str] = []
+    rows: dict[Path, list[dict[str, Any]]] = {}
+    names: tuple[str, ...] = ()
+    for group, data in _with_data(_grouped(loaded, dataset), split, data_dir, skipped):
+        guard = _guard(defence, data, data_dir)
+        options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
+        found = measure([one.subject for one in group], data, questions_for(chosen, wanted, certify), defence=guard, **options)
+        rows |= {one.path: [{**one.about, **score.as_dict()} for score in mine] for one, mine in zip(group, found, strict=True)}
+        notes += [note for note in reader_notes(chosen, wanted, data) if note not in notes]
+        if check:
+            model = stack([one.model for one in group])
+            notes += masking_notes(model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed)
+        notes += [warning for one in group for warning in one.warnings]
+        names = names or data.class_names
+    if not rows:
+        raise PolyboundError(_nothing(skipped))
+    ordered = [row for one in loaded for row in rows.get(one.path, [])]
+    return Evaluation(Table(ordered), notes, names, skipped=skipped)
+
+
+def _nothing(skipped: Mapping[str, str]) -> str:
+    if not skipped:
+        return "no run to evaluate"
+    path, why = next(iter(skipped.items()))
+    rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+    return f"{path}: {why}{rest}"
+
+
+def _grouped(loaded: Sequence[Loaded], dataset: str | None) -> list[tuple[list[Loaded], Spec | str | None]]:
+    """Networks of one architecture and data set, with what says which data that is."""
+    groups: dict[str, tuple[list[Loaded], Spec | str | None]] = {}
+    for one in loaded:
+        spec = None if one.run is None else one.run.spec()
+        about = dataset if spec is None else [spec.data.name, spec.data.digest, spec.data.held_out, spec.data.samples]
+        key = json.dumps([about, type(one.model).__name__, one.model.config()])
+        groups.setdefault(key, ([], spec or dataset))[0].append(one)
+    return list(groups.values())
+
+
+def _with_data(
+    groups: Sequence[tuple[list[Loaded], Spec | str | None]],
+    split: str,
+    data_dir: Folder | None,
+    skipped: dict[str, str],
+) -> Any:
+    """Each group with its data; a group whose data cannot be had is skipped."""
+    for group, about in groups:
+        try:
+            if about is None:
+                raise PolyboundError("whose images? --dataset digits, or any that `polybound data list` shows")
+            data = load(about, split, data_dir=data_dir) if isinstance(about, str) else about.data.load(split, data_dir)
+            _check_fit(group[0].model, data)
+        except PolyboundError as error:
+            skipped |= {str(one.path): str(error) for one in group}
+            continue
+        yield group, data
+
+
+def _check_fit(model: PolynomialNetwork, data: Dataset) -> None:
+    if data.x[0].numel() != model.features:
+        raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
+
+
+def _guard(
+    defence: str | None, data: Dataset, data_dir: Folder | None
+) -> Callable[[Subject], Defence] | Defence | None:
+    """The denoiser in front of all networks of a data set, or what trains one for each."""
+    if defence is None:
+        return None
+    if defence != "guided":
+        return find_defence(defence, data.shape)
+    train = load(data.name, "train", data_dir=data_dir, validation=data.held_out)
+    if train.digest != data.digest:
+        raise PolyboundError(f"{data.name}: its splits are of different data")
+
+    def guided(subject: Subject) -> Defence:
+        if not isinstance(subject.model, PolynomialNetwork):
+            raise AssertionError("not from a file")
+        return GuidedDenoiser(train.shape).fit(subject.model, train.x, train.y, domain=train.domain)
+
+    return guided

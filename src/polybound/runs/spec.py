@@ -1,0 +1,167 @@
+"""Everything that determines a run, as one value with one canonical form, one address and one label."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+from polybound.data import Dataset, digest_of, load
+from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork, paper_model, paper_rank
+from polybound.registry import check_whole
+from polybound.training import METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
+
+__all__ = ["DataSpec", "ModelSpec", "Spec", "address_of"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What is trained on.
+
+    Attributes:
+        name: of the data set.
+        digest: of its content.
+        samples: how many of the training samples; 0 for all.
+        held_out: share of train that is held out for validation.
+    """
+
+    name: str
+    digest: str
+    samples: int = 0
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("samples", self.samples, 0)
+        if isinstance(self.held_out, bool) or not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
+            raise PolyboundError(f"the share held out must be from 0 on and below 1, got {self.held_out!r}")
+        object.__setattr__(self, "held_out", float(self.held_out))
+
+    @classmethod
+    def of(
+        cls, name: str, data_dir: str | PathLike[str] | None = None, *, samples: int = 0, held_out: float = 0.0
+    ) -> DataSpec:
+        """The data set of a name, as it lies on this machine; nothing is downloaded."""
+        return cls(name, digest_of(name, data_dir), samples, held_out)
+
+    def load(self, split: str, data_dir: str | PathLike[str] | None = None) -> Dataset:
+        """A split of it.
+
+        Raises:
+            PolyboundError: what lies on this machine under that name is not this data set.
+        """
+        data = load(self.name, split, data_dir=data_dir, validation=self.held_out)
+        if data.digest != self.digest:
+            raise PolyboundError(
+                f"{self.name} is not the data that was trained on: its digest is {data.digest}, not {self.digest}"
+            )
+        return data.subset(self.samples) if split == "train" else data
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is trained: a model of the paper, or a registered one, and its hidden rank."""
+
+    name: str = "pn-4"
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("rank", self.rank, 0)
+        if self.rank == 0:
+            object.__setattr__(self, "rank", paper_rank(self.name))
+
+    def build(self, data: Dataset, **options: Any) -> PolynomialNetwork:
+        """The model for the inputs and classes of some data; options as `paper_model` takes them."""
+        return paper_model(self.name, data.shape, data.classes, rank=self.rank, **options)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that determines a run. Two runs with the same spec are the same run.
+
+    >>> spec = Spec(DataSpec("digits", "00ff"), seed=1)
+    >>> spec.difference(Spec(DataSpec("digits", "00ff"), recipe=Recipe.of(epochs=5), seed=1))
+    {'schedule.epochs': (100, 5)}
+    """
+
+    data: DataSpec
+    model: ModelSpec = field(default_factory=ModelSpec)
+    recipe: Recipe = field(default_factory=Recipe)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise PolyboundError(f"a seed is a whole number, got {self.seed!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The canonical form, as JSON can hold it."""
+        return {"data": asdict(self.data), "model": asdict(self.model), **self.recipe.as_dict(), "seed": self.seed}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Spec:
+        """The inverse of `as_dict`."""
+        try:
+            adversary = content["adversary"]
+            recipe = Recipe(
+                METHODS.build(content["method"]),
+                None if adversary is None else Adversary.of(adversary),
+                OPTIMISERS.build(content["optimiser"]),
+                SCHEDULES.build(content["schedule"]),
+            )
+            return cls(DataSpec(**content["data"]), ModelSpec(**content["model"]), recipe, content["seed"])
+        except (KeyError, TypeError) as error:
+            raise PolyboundError(f"not a run's spec ({error})") from error
+
+    @property
+    def address(self) -> str:
+        """The content address: 16 hexadecimal digits."""
+        return address_of(self.as_dict())
+
+    def columns(self) -> dict[str, Any]:
+        """The canonical form as columns of a flat table: "method", "method.bound", "schedule.epochs" and so on."""
+        flat: dict[str, Any] = {}
+        for part, content in self.as_dict().items():
+            if isinstance(content, Mapping):
+                head = "attack" if part == "adversary" else "name"
+                flat[part] = content[head]
+                flat |= {f"{part}.{key}": value for key, value in content.items() if key != head}
+            elif content is not None:
+                flat[part] = content
+        return flat
+
+    def difference(self, other: Spec) -> dict[str, tuple[Any, Any]]:
+        """What differs: the columns, each with both values; None where one has no such column."""
+        mine, theirs = self.columns(), other.columns()
+        names = [*mine, *(name for name in theirs if name not in mine)]
+        return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
+
+    @property
+    def label(self) -> str:
+        """What people call it, in a line of its own: data, model, recipe and seed."""
+        return f"{self.data.name} {self.model.name} {self.recipe.label}, seed {self.seed}"
+
+    @property
+    def folder_name(self) -> str:
+        """A readable name for its folder, made unique by the address. Nothing is ever read back out of it."""
+        plain = f"{self.data.name}-{self.model.name}-{self.recipe.label}-s{self.seed}".lower()
+        words = "".join(char if char.isalnum() or char in "-._" else "-" for char in plain)
+        while "--" in words:
+            words = words.replace("--", "-")
+        return f"{words[:80].strip('-.')}-{self.address}"
+
+
+def address_of(content: Any) -> str:
+    """The content address of anything that JSON can hold.
+
+    Raises:
+        PolyboundError: a number in it is not finite, and JSON has none such.
+    """
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise PolyboundError("what determines a run must be finite numbers: no bound is method none") from None
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+

@@ -1,0 +1,373 @@
+"""Runs that train together: one stack, one trunk for each seed, one checkpoint, never a lost step that was saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polybound.constraints import Projection
+from polybound.data import Dataset
+from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork, stack
+from polybound.runs.checkpoints import Checkpoint, checkpoints, path_for
+from polybound.runs.folder import Run
+from polybound.runs.signals import deferred_signals
+from polybound.runs.spec import Spec
+from polybound.training import (
+    Callback,
+    Plain,
+    ProjectAfterStep,
+    Projected,
+    Recipe,
+    Trainer,
+    accuracy,
+    join_methods,
+    rank,
+    workers,
+)
+
+__all__ = ["TrainingProgress", "common_recipe", "interrupted", "train_together"]
+
+# How far above the weights' norms bounds must be, at the branch, to be taken for one.
+_ROOM = 1.1
+
+# More than the rounding of a sum of some thousand numbers in float32.
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Where training is; handed to the callback after every epoch and about once a second.
+
+    Attributes:
+        epoch: epochs done.
+        epochs: of all.
+        step: steps done in the present epoch.
+        steps: of an epoch.
+        runs: how many there are.
+        losses: means so far in this epoch, one for each network that is trained.
+        lines: after an epoch, what each run's history says of it.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    runs: int
+    losses: Tensor
+    lines: Sequence[Mapping[str, Any]] = ()
+
+
+def train_together(
+    specs: Sequence[Spec],
+    root: Path,
+    *,
+    data: Dataset | None = None,
+    validation: Dataset | None = None,
+    data_dir: str | PathLike[str] | None = None,
+    epochs: Sequence[int] = (),
+    on_progress: Callable[[TrainingProgress], None] | None = None,
+    save_every: float = 60.0,
+    device: str = "cpu",
+) -> list[Run]:
+    """Train runs of one architecture, data set and schedule as one stack; finished ones are not trained again.
+
+    Runs of one seed are one and the same until the first of them is constrained: they are trained once until then and
+    branched. Bounds that the weights are far below stay together even then, for as long as no projection has anything
+    to do. State is saved after every epoch and every `save_every` seconds; a run that was killed goes on from there, to
+    the same bits. A run whose loss is no longer finite ends with a line in its history; the others go on.
+
+    Args:
+        specs: what to train; all but seeds and bounds must agree.
+        root: folder of the run folders.
+        data: the training split; loaded by its name if it is not given.
+        validation: evaluated after every epoch; loaded if a share of train is held out and it is not given.
+        data_dir: where the data lies.
+        epochs: also keep the models after these epochs. If only such a model is missing it is trained anew, and no
+            further than that.
+        on_progress: called now and then.
+        save_every: seconds between checkpoints within an epoch.
+        device: where to train.
+    """
+    if not specs:
+        return []
+    common_recipe(specs)
+    ends = (*sorted({epoch for epoch in epochs if epoch < specs[0].recipe.epochs}), None)
+    runs = [Run.make(spec, root) for spec in specs]
+    while todo := [i for i, run in enumerate(runs) if not all(run.finished(epoch) for epoch in ends)]:
+        todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)  # neighbours share their batches
+        if data is None:
+            data = specs[0].data.load("train", data_dir)
+        if validation is None and specs[0].data.held_out:
+            validation = specs[0].data.load("validation", data_dir)
+        session = _Session([specs[i] for i in todo], [runs[i] for i in todo], ends, data, root, device)
+        with deferred_signals() as stopping:
+            session.train(validation, on_progress, save_every, stopping)
+        if rank() != 0:
+            break
+    return runs
+
+
+def common_recipe(specs: Sequence[Spec]) -> Recipe:
+    """One recipe for all runs of a stack; they may differ in seed and bound, and some may have no bound at all."""
+    first = specs[0]
+    for spec in specs:
+        same = replace(spec, seed=first.seed, recipe=replace(spec.recipe, method=first.recipe.method))
+        if same != first:
+            names = ", ".join(same.difference(first))
+            raise PolyboundError(f"{spec.label} cannot train together with {first.label}: {names} differ")
+    try:
+        return replace(first.recipe, method=join_methods([spec.recipe.method for spec in specs]))
+    except PolyboundError as error:
+        raise PolyboundError(f"these runs cannot train together: {error}") from None
+
+
+def interrupted(root: Path) -> list[list[Spec]]:
+    """What was being trained in a folder of runs and did not end: the specs of each checkpoint."""
+    return [Checkpoint.specs_in(file) for file in checkpoints(root)]
+
+
+def _begun(root: Path, specs: Sequence[Spec], todo: list[int]) -> list[int] | None:
+    """Which of the runs were being trained together when they were interrupted, in their order.
+
+    If that was while the folders were being written, some are finished: the rest must not start anew without them.
+    """
+    places = {spec.address: i for i, spec in enumerate(specs)}
+    for file in checkpoints(root):
+        try:
+            found = [places.get(spec.address, -1) for spec in Checkpoint.specs_in(file)]
+        except (PolyboundError, FileNotFoundError):  # of no concern here, or gone by now
+            continue
+        if -1 not in found and set(found) & set(todo):
+            return found
+    return None
+
+
+class _Session:
+    """The state of a stack in training: a model, an epoch and a step, and the histories so far."""
+
+    def __init__(
+        self,
+        specs: list[Spec],
+        runs: list[Run],
+        ends: Sequence[int | None],
+        data: Dataset,
+        root: Path,
+        device: str,
+    ) -> None:
+        self.specs, self.runs, self.data = specs, runs, data
+        self.recipe = common_recipe(specs)
+        self.file = path_for(root, specs)
+        epochs = self.recipe.epochs
+        self.ends = {epochs if end is None else end: end for end in ends}
+        missing = [at for at, end in self.ends.items() if not all(run.finished(end) for run in runs)]
+        self.epochs = max(missing, default=0)
+        self.trunk_epochs = min(spec.recipe.method.plain_until(epochs) for spec in specs)
+        self.seeds = [spec.seed for spec in specs]
+        # The run that each run is trained as: the first of its seed until they branch, then mostly itself.
+        self.leader = [self.seeds.index(seed) for seed in self.seeds] if self.trunk_epochs else list(range(len(specs)))
+        self.parted = len(set(self.leader)) == len(specs)
+        self.histories: list[list[dict[str, Any]]] = [[] for _ in specs]
+        self.peaks: dict[int, Tensor] = {}
+        self.epoch = self.step = 0
+        self.sums: Tensor | None = None
+        self.model = specs[0].model.build(
+            data, runs=len(self.members), seed=[self.seeds[i] for i in self.members], device=device
+        )
+        self._resume(device)
+
+    @property
+    def members(self) -> list[int]:
+        """The runs that have a place in the stack to themselves, in the stack's order."""
+        return sorted(set(self.leader))
+
+    def place(self, run: int) -> int:
+        """Where in the stack a run is trained."""
+        return self.members.index(self.leader[run])
+
+    def _branch(self, leader: list[int]) -> None:
+        places = [self.place(run) for run in sorted(set(leader))]
+        self.model = stack([self.model.run(place) for place in places])
+        self.leader, self.parted = leader, True
+
+    def runs_with_inactive_bounds(self) -> list[int]:
+        """Leaders for after the branch: all bounds that leave the weights of a seed alone follow the smallest of them.
+
+        As long as a projection changes nothing, larger bounds change nothing either, and the runs remain one. `_watch`
+        sees to it that this is not just hoped for.
+        """
+        leader = list(range(len(self.specs)))
+        method, adversary = self.recipe.method, self.recipe.adversary
+        if not isinstance(method, Projected) or method.kind != "single" or method.on != "weights" or workers() > 1:
+            return leader
+        if adversary is not None and getattr(adversary.attack, "random_start", False):
+            return leader
+        bounds = [_bound(spec) for spec in self.specs]
+        for place in range(len(self.members)):
+            norms = Projection(self.model.run(place)).norms().values()
+            least = _ROOM * max(float(norm) for norm in norms)
+            free = [(bound, i) for i, bound in enumerate(bounds) if self.place(i) == place and bound > least]
+            for _, i in free:
+                leader[i] = min(free)[1]
+        return leader
+
+    def _trainer(self, callbacks: Sequence[Callback]) -> Trainer:
+        recipe = self.recipe.plain()
+        if self.parted:
+            recipe = common_recipe([self.specs[i] for i in self.members])
+        trainer = Trainer(self.model, self.data, recipe, [self.seeds[i] for i in self.members], callbacks)
+        trainer.epoch, trainer.step = self.epoch, self.step
+        if self.sums is not None:
+            trainer.sums = self.sums.to(trainer.sums.device)
+        if isinstance(trainer.after_method, ProjectAfterStep):
+            trainer.after_method.watch = self._watch
+        return trainer
+
+    def _watch(self, projection: Projection) -> None:
+        """Remember how close the weights of runs with followers ever came to their bounds."""
+        for run in {lead for i, lead in enumerate(self.leader) if i != lead}:
+            ratio = projection.ratio(self.place(run))
+            self.peaks[run] = torch.maximum(self.peaks[run], ratio) if run in self.peaks else ratio
+
+    def train(
+        self,
+        validation: Dataset | None,
+        on_progress: Callable[[TrainingProgress], None] | None,
+        save_every: float,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Train the trunk, branch, and train the branches."""
+        keeper = _Keeper(self, validation, on_progress, save_every, stopping)
+        while self.epoch < self.epochs:
+            trainer = self._trainer([keeper])
+            trainer.run(self.epochs if self.parted else min(self.trunk_epochs, self.epochs))
+            if trainer.stopping:
+                raise KeyboardInterrupt
+            if not self.parted and self.epoch < self.epochs:
+                self._branch(self.runs_with_inactive_bounds())
+        if rank() == 0:
+            self.file.unlink(missing_ok=True)
+
+    def record(self, trainer: Trainer, losses: Tensor, validation: Dataset | None) -> None:
+        """Add a line to every run's history: of the epoch, or of what went wrong in it."""
+        measured = accuracy(self.model, validation) if validation is not None else None
+        for i, lines in enumerate(self.histories):
+            place = self.place(i)
+            if lines and "failure" in lines[-1]:
+                continue
+            line = {"epoch": trainer.epoch, "loss": losses[place].item(), "rate": trainer.recipe.rate(trainer.epoch - 1)}
+            if measured is not None:
+                line["validation accuracy"] = measured[place].item()
+            line["seconds"] = round(trainer.seconds / len(self.members), 4)
+            lines.append(line)
+        for place in (~torch.isfinite(losses)).nonzero().flatten().tolist():
+            self._record_failure(place, trainer.diagnosis(place, losses))
+
+    def _record_failure(self, place: int, reason: str) -> None:
+        for i, lines in enumerate(self.histories):
+            if self.place(i) == place and "failure" not in lines[-1]:
+                lines[-1] = {"epoch": lines[-1]["epoch"], "failure": reason}
+
+    def save(self, trainer: Trainer) -> None:
+        """Write the checkpoint."""
+        self.epoch, self.step, self.sums = trainer.epoch, trainer.step, trainer.sums.cpu() if trainer.step else None
+        if rank() == 0:
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+            state = (self.specs, self.epoch, self.step, self.leader, self.parted, self.histories)
+            Checkpoint(*state, tensors, self.sums, self.peaks).write(self.file)
+
+    def _resume(self, device: str) -> None:
+        if not self.file.exists():
+            return
+        state = Checkpoint.read(self.file, device)
+        self.epoch, self.step, self.histories = state.epoch, state.step, state.histories
+        self.sums, self.peaks = state.sums, state.peaks
+        if state.parted and not self.parted:
+            self._branch(state.leader)
+        self.model.load_state_dict(state.tensors)
+
+    def write_finished(self, epoch: int) -> None:
+        """Write the history and then the model of each run that is kept after this epoch, unless they are there."""
+        if epoch not in self.ends or rank() != 0:
+            return
+        end = self.ends[epoch]
+        for i, run in enumerate(self.runs):
+            lines, lead = list(self.histories[i]), self.leader[i]
+            if run.finished(end):
+                continue
+            if lead != i and self.parted:
+                if not self.peaks[lead] < 1.0 - _ROUNDING:
+                    continue  # the leader was constrained: this run has to be trained on its own
+                lines.append({"epoch": epoch, "note": f"never constrained, so one with {self.specs[lead].label}"})
+            if "failure" in lines[-1]:
+                run.write_history(lines)
+            else:
+                run.write_model(self._single(i, epoch), lines, end)
+
+    def _single(self, run: int, epoch: int) -> PolynomialNetwork:
+        """The model of a run, inside its bound: a run ends with a projection, and where it is left on the way too."""
+        model, recipe = self.model.run(self.place(run)), self.specs[run].recipe
+        if recipe.method.begins < epoch < recipe.epochs:
+            recipe.method.settle(model)
+        return model
+
+
+def _bound(spec: Spec) -> float:
+    method = spec.recipe.method
+    if isinstance(method, Plain):
+        return float("inf")
+    if not isinstance(method, Projected) or not isinstance(method.bound, float):
+        raise AssertionError(f"{method.label} has no single bound")
+    return method.bound
+
+
+class _Keeper(Callback):
+    """Keeps the session's files and whoever watches up to date."""
+
+    def __init__(
+        self,
+        session: _Session,
+        validation: Dataset | None,
+        on_progress: Callable[[TrainingProgress], None] | None,
+        save_every: float,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.session, self.validation, self.on_progress = session, validation, on_progress
+        self.save_every, self.stopping = save_every, stopping
+        self.shown, self.saved = 0.0, time.monotonic()
+
+    def after_step(self, trainer: Trainer) -> None:
+        asked = self.stopping()
+        if trainer.step % 16 and not asked:
+            return
+        now = time.monotonic()
+        if self.on_progress is not None and now - self.shown > 1.0:
+            self.shown = now
+            self._show(trainer, trainer.sums.cpu() / trainer.step)
+        if trainer.step < trainer.steps and (asked or now - self.saved > self.save_every):
+            self.saved = now
+            self.session.save(trainer)
+        if asked and trainer.step < trainer.steps:
+            trainer.stop()
+
+    def after_epoch(self, trainer: Trainer, losses: Tensor) -> None:
+        session = self.session
+        session.record(trainer, losses.cpu(), self.validation)
+        session.write_finished(trainer.epoch)  # before the checkpoint: if killed in between, this epoch is done again
+        session.save(trainer)
+        self.saved = time.monotonic()
+        self._show(trainer, losses.cpu(), [lines[-1] for lines in session.histories])
+        if self.stopping():
+            trainer.stop()
+
+    def _show(self, trainer: Trainer, losses: Tensor, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        if self.on_progress is not None:
+            state = (trainer.epoch, self.session.epochs, trainer.step, trainer.steps, len(self.session.specs))
+            self.on_progress(TrainingProgress(*state, losses, lines))

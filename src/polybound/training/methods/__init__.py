@@ -1,0 +1,33 @@
+"""Methods of training, one a file; `register_method` adds one of your own."""
+
+from polybound.training.methods.base import (
+    METHODS,
+    AfterStep,
+    Method,
+    Plain,
+    cross_entropies,
+    join_methods,
+    register_method,
+)
+from polybound.training.methods.certified import Certified, lower_margins
+from polybound.training.methods.jacobian import JacobianPenalty, jacobian_penalty
+from polybound.training.methods.projection import ProjectAfterStep, Projected, projection_kind
+from polybound.training.methods.weight_decay import WeightDecay
+
+__all__ = [
+    "METHODS",
+    "AfterStep",
+    "Certified",
+    "JacobianPenalty",
+    "Method",
+    "Plain",
+    "ProjectAfterStep",
+    "Projected",
+    "WeightDecay",
+    "cross_entropies",
+    "jacobian_penalty",
+    "join_methods",
+    "lower_margins",
+    "projection_kind",
+    "register_method",
+]
