@@ -22,7 +22,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from polybound.data.content import refusing
+from polybound.data.checksums import refusing
 from polybound.errors import FileFormatError
 
 __all__ = ["BANDS", "FRAMES", "RATE", "VERSION", "first_second", "log_mel"]
