@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polybound.data import load, load_splits, nsynth
-from polybound.data.sound import first_second, log_mel
+from polybound.data.nsynth import first_second, log_mel
 from polybound.errors import FileFormatError, PolyboundError
 from test_data_helpers import (
     FAMILIES,

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from polybound.data.checksums import DataFile, check_bytes, refusing
 from polybound.errors import FileFormatError
 
-__all__ = ["open_zip", "read_gzip_member", "read_member", "tar_members"]
+__all__ = ["open_zip", "read_member", "tar_members"]
 
 _BLOCK = 1 << 20
 
@@ -45,36 +44,17 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-def read_member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> bytes:
-    """A member of a zip file, of at most so many bytes unpacked."""
-    with _member(archive, path, name, limit) as stream:
-        content = stream.read(limit + 1)
-    if len(content) > limit:
-        raise FileFormatError(f"{path}: its member {name} is longer than the {limit} bytes it may have")
-    return content
-
-
-def read_gzip_member(archive: zipfile.ZipFile, path: Path, name: str, file: DataFile, limit: int) -> bytes:
-    """A member of a zip file that is itself gzipped, unpacked twice and checked; limit is for its packed bytes."""
+def read_member(archive: zipfile.ZipFile, path: Path, name: str, file: DataFile, limit: int) -> bytes:
+    """The checked content of a member of a zip file, unpacked twice if it is gzipped; limit is for its packed bytes."""
     where = f"{path}: {name}"
-    with _member(archive, path, name, limit) as stream, refusing(where), gzip.open(stream) as plain:
+    if name not in archive.NameToInfo:
+        raise FileFormatError(f"{path}: holds no {name}")
+    if (size := archive.getinfo(name).file_size) > limit:
+        raise FileFormatError(f"{path}: its member {name} unpacks to {size} bytes; at most {limit} are expected")
+    with refusing(where), archive.open(name) as stream, gzip.open(stream) if file.gzipped else stream as plain:
         content: bytes = plain.read(file.size + 1)
     check_bytes(where, content, file)
     return content
-
-
-@contextmanager
-def _member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> Iterator[IO[bytes]]:
-    try:
-        info = archive.getinfo(name)
-    except KeyError as error:
-        raise FileFormatError(f"{path}: holds no {name}") from error
-    if info.file_size > limit:
-        raise FileFormatError(
-            f"{path}: its member {name} unpacks to {info.file_size} bytes; at most {limit} are expected"
-        )
-    with refusing(f"{path}: {name}"), archive.open(info) as stream:
-        yield stream
 
 
 class _Limited:

@@ -47,8 +47,7 @@ class CifarSource(Source):
         if split not in self.counts:
             raise self.no_such_split(split)
         path = self._need(directories)
-        parts = list(self._parts(path, self.batches[split]))
-        x, y = (np.concatenate([part[index] for part in parts]) for index in range(2))
+        x, y = map(np.concatenate, zip(*self._batches(path, self.batches[split]), strict=True))
         if len(x) != self.counts[split]:
             raise FileFormatError(f"{path}: {len(x)} images in its {split} split, not {self.counts[split]}")
         return Samples(x, y, self.class_names)
@@ -69,9 +68,9 @@ class CifarSource(Source):
         path = self._need(directories)
         if path.is_dir():
             for file in self.all_batches:
-                yield verdict(path / file.name, partial(self._check_batches, path, (file,)))
+                yield verdict(path / file.name, partial(self._batches, path, (file,)))
         else:
-            yield verdict(path, partial(self._check_batches, path, self.all_batches))
+            yield verdict(path, partial(self._batches, path, self.all_batches))
 
     def digest(self, directories: Directories) -> str:
         del directories  # whether unpacked or not, the batches' checksums are known
@@ -91,22 +90,17 @@ class CifarSource(Source):
                 f" {self.archive.name}, is needed: {error}"
             ) from error
 
-    def _check_batches(self, path: Path, files: tuple[DataFile, ...]) -> None:
-        for _ in self._parts(path, files):
-            pass
+    def _batches(self, path: Path, files: tuple[DataFile, ...]) -> list[Batch]:
+        contents = self._from_folder(path, files) if path.is_dir() else self._from_archive(path, files)
+        return [self._records(content, where) for where, content in contents.items()]
 
-    def _parts(self, path: Path, files: tuple[DataFile, ...]) -> Iterator[Batch]:
-        for where, content in self._from_folder(path, files) if path.is_dir() else self._from_archive(path, files):
-            yield self._records(content, where)
-
-    def _from_folder(self, folder: Path, files: tuple[DataFile, ...]) -> Iterator[tuple[str, bytes]]:
+    def _from_folder(self, folder: Path, files: tuple[DataFile, ...]) -> dict[str, bytes]:
         for file in files:
-            path = folder / file.name
-            if not path.exists():
-                raise FileFormatError(f"{path}: missing; {self.name} is not complete without it")
-            yield str(path), read_content(path, file)
+            if not (folder / file.name).exists():
+                raise FileFormatError(f"{folder / file.name}: missing; {self.name} is not complete without it")
+        return {str(folder / file.name): read_content(folder / file.name, file) for file in files}
 
-    def _from_archive(self, path: Path, files: tuple[DataFile, ...]) -> Iterator[tuple[str, bytes]]:
+    def _from_archive(self, path: Path, files: tuple[DataFile, ...]) -> dict[str, bytes]:
         wanted = {f"{FOLDER}/{file.name}": file for file in files}
         contents: dict[str, bytes] = {}
         limit = sum(file.size for file in self.all_batches) + (1 << 20)  # readme, class names, headers
@@ -116,10 +110,9 @@ class CifarSource(Source):
                 check_bytes(f"{path}: {name}", contents[name], file)
                 if len(contents) == len(wanted):
                     break
-        for name in wanted:
-            if name not in contents:
-                raise FileFormatError(f"{path}: holds no {name}, or ends before it")
-            yield f"{path}: {name}", contents.pop(name)
+        if absent := wanted.keys() - contents.keys():
+            raise FileFormatError(f"{path}: holds no {min(absent)}, or ends before it")
+        return {f"{path}: {name}": contents[name] for name in wanted}
 
     def _records(self, content: bytes, where: str) -> Batch:
         pixels = int(np.prod(self.shape))

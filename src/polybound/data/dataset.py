@@ -61,14 +61,18 @@ class Dataset:
             (True, False)
         """
         if self.known is None or not self.known.holds_for(self):
-            digest = content_digest(self.x, self.y, self.class_names, self.domain)
-            object.__setattr__(self, "known", _Known(digest, self.x, self.y, _facts(self)))
-            return digest
+            return self._remember(content_digest(self.x, self.y, self.class_names, self.domain))
         return self.known.digest
+
+    def _remember(self, digest: str) -> str:
+        object.__setattr__(self, "known", _Known(digest, self.x, self.y, _facts(self)))
+        return digest
 
     def with_digest(self, digest: str) -> Dataset:
         """The same data as part of a data set whose content has this digest; for what loads data."""
-        return replace(self, known=_Known(digest, self.x, self.y, _facts(self)))
+        same = replace(self)
+        same._remember(digest)
+        return same
 
     def subset(self, samples: int) -> Dataset:
         """A fixed choice of so many samples, or all of them for 0; the digest stays that of the whole data set."""
@@ -76,6 +80,16 @@ class Dataset:
             return self
         chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:samples]
         return replace(self, x=self.x[chosen], y=self.y[chosen]).with_digest(self.digest)
+
+    # Arrays are other objects after pickling and copying; the digest goes along if it is true.
+    def __getstate__(self) -> dict[str, Any]:
+        known = self.known is not None and self.known.holds_for(self)
+        return self.__dict__ | {"known": self.digest if known else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, known=None)
+        if state["known"] is not None:
+            self._remember(state["known"])
 
     @property
     def shape(self) -> tuple[int, ...]:

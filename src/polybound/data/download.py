@@ -51,7 +51,7 @@ def fetch(file: DataFile, target: Path) -> None:
     errors: list[PolyboundError] = []
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _quiet_pooch(), FileLock(target.parent / ".download.lock"):
+        with FileLock(target.parent / ".download.lock"):
             for url in file.urls:
                 error = _from_address(url, file, target)
                 if error is None:
@@ -72,26 +72,18 @@ def _from_address(url: str, file: DataFile, target: Path) -> PolyboundError | No
     registry = pooch.create(
         target.parent, "", registry={target.name: None}, urls={target.name: url}, retry_if_failed=ATTEMPTS - 1
     )
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("WARNING")
     try:
         registry.fetch(target.name, downloader=_Resuming(file, target))
     except _FinalError as final:
         return final.error
     except requests.RequestException as error:
         return DownloadError(" ".join(str(error).split()))
-    return None
-
-
-@contextmanager
-def _quiet_pooch() -> Iterator[None]:
-    import pooch
-
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel("WARNING")
-    try:
-        yield
     finally:
         logger.setLevel(level)
+    return None
 
 
 class _Resuming:
@@ -159,10 +151,7 @@ class _Resuming:
         import requests
 
         try:
-            if self.file.gzipped:
-                read_content(self.part, self.file)
-            else:
-                check_file(self.part, self.file)
+            (read_content if self.file.gzipped else check_file)(self.part, self.file)
         except FileFormatError as error:
             self.part.unlink(missing_ok=True)
             refusal = f"{url}: what it sent is not kept: {str(error).removeprefix(f'{self.part}: ')}"

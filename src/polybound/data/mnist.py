@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polybound.data.archives import open_zip, read_gzip_member, read_member
+from polybound.data.archives import open_zip, read_member
 from polybound.data.checksums import DataFile, check_bytes, check_file, combined, read_content
 from polybound.data.dataset import Samples
 from polybound.data.directories import Directories
@@ -236,21 +236,16 @@ class EmnistSource(MnistSource):
             yield archive
 
     def _from_zip(self, archive: zipfile.ZipFile, path: Path, split: str) -> Samples:
-        x, y = (
-            self._parse(
-                read_gzip_member(archive, path, f"gzip/{file.stored}", file, self.archive.size),
-                f"{path}: gzip/{file.stored}",
-                file,
-                split,
-            )
-            for file in (self.images[split], self.labels[split])
-        )
-        return Samples(x, y, self.class_names)
+        def parsed(file: DataFile) -> npt.NDArray[Any]:
+            content = read_member(archive, path, f"gzip/{file.stored}", file, self.archive.size)
+            return self._parse(content, f"{path}: gzip/{file.stored}", file, split)
+
+        return Samples(parsed(self.images[split]), parsed(self.labels[split]), self.class_names)
 
     def _check_mapping(self, archive: zipfile.ZipFile, path: Path) -> None:
         """The file that says which label is which character must say what class_names say."""
         name = f"gzip/emnist-{self.part}-mapping.txt"
-        content = read_member(archive, path, name, _MAPPING_LIMIT)
+        content = read_member(archive, path, name, DataFile(name, _MAPPING_LIMIT), _MAPPING_LIMIT)
         expected = [(self.first_label + index, ord(text)) for index, text in enumerate(self.class_names)]
         try:
             # A label, and the codes of its characters; letters have two, of upper and of lower case.

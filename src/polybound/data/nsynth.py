@@ -1,30 +1,53 @@
-"""NSynth: musical notes as pictures, classified by the family of their instrument; with a cache of the pictures."""
+"""NSynth: musical notes as pictures, classified by the family of their instrument.
+
+The spectrogram of a note, of shape 1 x 32 x 32, is made as follows.
+
+1. The first second, at 8 kHz. A recording at a multiple of this rate is brought down to it by averaging neighbours.
+2. 32 frames of 512 samples (64 ms), one every 240 samples (30 ms), each times a Hann window.
+3. The power of their real Fourier transforms, scaled such that a sine of full scale has power 1 at its frequency.
+4. 32 mel bands: triangles that begin, peak and end at neighbouring ones of 34 points, which lie evenly between 0 and
+   4,000 Hz on the mel scale m = 2595 log10(1 + f / 700). A band's power is the sum of the powers, each times the
+   triangle's height.
+5. Decibels, 10 log10(power), cut to [-80, 0] and mapped to [-1, 1] by v / 40 + 1. The same constants for all notes.
+
+Row 0 is the lowest band, column 0 the first frame.
+"""
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import tempfile
+import wave
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from polybound.atomic import write_atomically
 from polybound.data.archives import tar_members
-from polybound.data.checksums import DataFile, check_file, combined
+from polybound.data.checksums import DataFile, check_file, combined, refusing
 from polybound.data.dataset import Samples, hold_out
 from polybound.data.directories import Directories, cache_folder
 from polybound.data.download import progress_bar
-from polybound.data.sound import BANDS, FRAMES, VERSION, first_second, log_mel
 from polybound.data.source import Source, verdict
 from polybound.errors import FileFormatError
 
-__all__ = ["NSynthSource"]
+__all__ = ["NSynthSource", "first_second", "log_mel"]
+
+VERSION = 1  # of the definition above; features of another one are computed anew
+RATE = 8000
+FRAMES = 32
+BANDS = 32
+FRAME = 512
+HOP = 240
+FLOOR = -80.0
+MAX_RATE = 48000
 
 _PARTS = {"train": "train", "validation": "valid", "test": "test"}
 _WAV_LIMIT = 4 * 48000 * 2 + 4096  # four seconds
@@ -32,6 +55,7 @@ _JSON_LIMIT = 2048  # a note; there are some 400 to 800 bytes
 _BATCH = 256  # notes transformed at once
 
 Pictures = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +162,8 @@ def _read_archive(path: Path, part: str, count: int) -> tuple[list[Pictures], di
                 note = name.removesuffix(".wav")
                 if note in rates:
                     raise FileFormatError(f"{where}: in the archive twice")
-                wave, rates[note] = first_second(read(_WAV_LIMIT), where)
-                waves.append(wave)
+                second, rates[note] = first_second(read(_WAV_LIMIT), where)
+                waves.append(second)
                 if len(waves) == _BATCH:
                     pictures.append(log_mel(np.stack(waves)))
                     waves.clear()
@@ -194,17 +218,75 @@ def _recall(kept: Path, count: int, families: tuple[str, ...]) -> Samples | None
 
 def _keep(kept: Path, samples: Samples) -> None:
     """Write features to the cache, whole or not at all; without a cache all works, only slower."""
-    try:
+    content = io.BytesIO()
+    np.savez(content, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
+    with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=f".{kept.name}.", delete=False) as file:
-            try:
-                np.savez(file, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-                Path(file.name).replace(kept)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError:
-        return
+        write_atomically(kept, content.getvalue())
+
+
+def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:
+    """The first second of a mono wav file of 16-bit samples, at 8 kHz, in [-1, 1), and the rate it was sampled at.
+
+    Args:
+        content: the file's bytes.
+        where: its name, for messages.
+
+    Raises:
+        FileFormatError: it is damaged or shorter than a second, or has several channels or another format or rate.
+    """
+    with refusing(where), wave.open(io.BytesIO(content)) as file:
+        channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+        if channels != 1:
+            raise FileFormatError(f"{where}: {channels} channels, not one")
+        if width != 2:
+            raise FileFormatError(f"{where}: samples of {8 * width} bits, not 16")
+        if rate % RATE or not RATE <= rate <= MAX_RATE:
+            raise FileFormatError(f"{where}: sampled at {rate} Hz, which is no multiple of {RATE} Hz up to {MAX_RATE}")
+        frames = file.readframes(rate)
+    if len(frames) != 2 * rate:
+        raise FileFormatError(f"{where}: shorter than a second: truncated?")
+    samples = np.frombuffer(frames, "<i2").astype(np.float32) / 32768
+    second: npt.NDArray[np.float32] = samples.reshape(RATE, -1).mean(axis=1)
+    return second, rate
+
+
+def log_mel(waves: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """The spectrograms of notes, as this module defines them.
+
+    Args:
+        waves: one second each at 8 kHz, (notes, 8000).
+
+    Returns:
+        (notes, 1, 32, 32), in [-1, 1].
+
+    Example:
+        >>> tone = np.sin(2 * np.pi * 1000 * np.arange(8000) / 8000)
+        >>> picture = log_mel(tone[None])[0, 0]
+        >>> int(picture[:, 0].argmax()), float(picture.max()) > 0.9, float(picture.min())
+        (14, True, -1.0)
+    """
+    starts = HOP * np.arange(FRAMES)
+    frames = waves.astype(np.float64)[:, starts[:, None] + np.arange(FRAME)]
+    window = _hann()
+    spectrum = np.fft.rfft(frames * window, axis=-1) * (2 / window.sum())
+    power = spectrum.real**2 + spectrum.imag**2
+    decibels = 10 * np.log10(np.maximum(power @ _bank(), 10 ** (FLOOR / 10)))
+    pictures: Floats = np.minimum(decibels, 0.0) / (-FLOOR / 2) + 1
+    return pictures.swapaxes(1, 2)[:, None].astype(np.float32)
+
+
+@cache
+def _hann() -> Floats:
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
+
+
+@cache
+def _bank() -> Floats:
+    """The triangles' heights at the frequencies of the Fourier transform, (frequencies, bands)."""
+    top = 2595 * np.log10(1 + RATE / 2 / 700)
+    points = 700 * (10 ** (np.linspace(0, top, BANDS + 2) / 2595) - 1)
+    frequencies = np.fft.rfftfreq(FRAME, 1 / RATE)[:, None]
+    low, peak, high = points[:-2], points[1:-1], points[2:]
+    heights: Floats = np.minimum((frequencies - low) / (peak - low), (high - frequencies) / (high - peak))
+    return np.maximum(heights, 0.0)

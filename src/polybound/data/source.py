@@ -108,7 +108,12 @@ class FunctionSource(Source):
 
     def read(self, split: str, directories: Directories) -> Samples:
         del directories
-        data = self.function(split)
+        try:
+            data = self.function(split)
+        except LookupError as error:
+            if split != "validation":
+                raise
+            raise self.no_such_split(split) from error
         x, y = (array.detach().cpu().numpy() for array in (data.x.float(), data.y.long()))
         return Samples(x, y, data.class_names, note=data.note, domain=data.domain)
 
