@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polybound.cli.data import data_app
-from polybound.data import names
-from polybound.data.shelf import MissingDataError
+from polybound.data import MissingDataError, names
 from polybound.errors import FileFormatError, PolyboundError
 from test_data_download import server
 from test_data_helpers import (
@@ -147,6 +146,7 @@ def test_verify_other_formats(root, monkeypatch, damaged):
 
 
 def test_verify_own_folders(root):
-    assert isinstance(raised("verify", f"folder:{root}/nothing"), PolyboundError)
+    assert "nothing: no such folder" in data("verify", f"folder:{root}/nothing", code=2).stderr
+    assert isinstance(raised("get", f"folder:{root}/nothing"), PolyboundError)
     result = data("verify", f"folder:{root}", code=2)
     assert str(root) in result.stderr

@@ -5,13 +5,12 @@
 import gzip
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
-from polybound.data import download, load
-from polybound.data.content import DataFile
+from polybound.data import DataFile, MissingDataError, download, load
 from polybound.data.download import DownloadError, fetch
-from polybound.data.shelf import MissingDataError
 from polybound.errors import FileFormatError
 from test_data_helpers import put_mnist, root, sha, tiny_mnist
 
@@ -62,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(download, "PAUSE", 0.01)
+    monkeypatch.setattr("pooch.core.time", SimpleNamespace(sleep=lambda _: None))  # between two attempts
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -241,7 +241,7 @@ def test_damaged_npz_files_are_refused(root):
 
 def test_npz_bombs_are_not_unpacked(root, monkeypatch):
     path = put_npz(root, X=X, y=Y)
-    monkeypatch.setattr("polybound.data.npz._MAX_BYTES", 700)
+    monkeypatch.setattr("polybound.data.folder._MAX_BYTES", 700)
     assert "unpacks to more" in refused(f"folder:{path}", path)
 
 

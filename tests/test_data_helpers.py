@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import json
-import pickle
 import struct
 import tarfile
 import wave
@@ -14,13 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polybound.data import shelf as shelf_module
+from polybound.data import DataFile, directories, load
 from polybound.data.catalogue import SOURCES
-from polybound.data.cifar import CifarSource, CifarVersion
-from polybound.data.content import DataFile
-from polybound.data.emnist import EmnistSource
-from polybound.data.loading import load
-from polybound.data.mnist import MnistSource
+from polybound.data.cifar import CifarSource
+from polybound.data.mnist import EmnistSource, MnistSource, idx_files
 from polybound.data.nsynth import NSynthSource
 from polybound.errors import FileFormatError
 
@@ -32,7 +28,7 @@ def root(tmp_path, monkeypatch):
     """An empty data directory, and no other one that could be found."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYBOUND_DATA", raising=False)
-    monkeypatch.setattr(shelf_module, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(directories, "SYSTEM", tmp_path / "system")
     folder = tmp_path / "data"
     folder.mkdir()
     return folder
@@ -82,26 +78,21 @@ def tiny_mnist(monkeypatch, digests=True, bases=(), size=(5, 3)):
         split: (random_bytes(count, *size, seed=count), random_bytes(count, high=10, seed=count + 1))
         for split, count in counts.items()
     }
-    kinds, contents = {"images": {}, "labels": {}}, {}
-    for split, stem in (("train", "train"), ("test", "t10k")):
-        for index, (kind, suffix) in enumerate((("images", "idx3-ubyte"), ("labels", "idx1-ubyte"))):
-            content = idx(arrays[split][index])
-            name = f"{stem}-{kind}-{suffix}"
-            contents[name] = content
-            kinds[kind][split] = DataFile(
-                name,
-                len(content),
-                (sha(content),) if digests else (),
-                tuple(f"{base}/{name}.gz" for base in bases),
-                gzipped=True,
-            )
+    stems = {"train": "train", "test": "t10k"}
+    contents = {}
+    for split, stem in stems.items():
+        for array, kind in zip(arrays[split], ("images-idx3-ubyte", "labels-idx1-ubyte"), strict=True):
+            contents[f"{stem}-{kind}"] = idx(array)
+    known = {name: sha(content) for name, content in contents.items()} if digests else {}
+    images, labels = idx_files(stems, counts, known, tuple(f"{base}/" for base in bases), size)
     source = MnistSource(
         name="tiny",
         shape=(1, *size),
         class_names=tuple("0123456789"),
         counts=counts,
         folders=("tiny",),
-        **kinds,
+        images=images,
+        labels=labels,
         **FACTS,
     )
     monkeypatch.setitem(SOURCES, "tiny", source)
@@ -130,6 +121,7 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
     members[f"gzip/emnist-{part}-mapping.txt"] = "\n".join(lines).encode() + b"\n"
     members = {name: content for name, content in (members | changes).items() if content is not None}
     content = zipped(members)
+    images, labels = idx_files({split: f"emnist-{part}-{split}" for split in counts}, counts, {})
     source = EmnistSource(
         name=f"emnist-{part}",
         shape=(1, 28, 28),
@@ -138,6 +130,8 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
         folders=("emnist", f"emnist-{part}"),
         part=part,
         first_label=first,
+        images=images,
+        labels=labels,
         archive=DataFile("gzip.zip", max(len(content), 100000), (sha(content),) if digest else (), exact=False),
         **FACTS,
     )
@@ -166,71 +160,35 @@ def tarred(members, extra=()):
     return stream.getvalue()
 
 
-class Python2Pickler(pickle._Pickler):
-    """Writes strings as Python 2 did, in which the official batches were written."""
-
-    dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
-
-    def save_string(self, value):
-        data = value.encode("latin-1") if isinstance(value, str) else value
-        head = b"U" + bytes([len(data)]) if len(data) < 256 else b"T" + struct.pack("<i", len(data))
-        self.write(head + data)
-        self.memoize(value)
-
-    dispatch[bytes] = dispatch[str] = save_string
-
-
-def pickled(value, python2=True):
-    stream = io.BytesIO()
-    (Python2Pickler if python2 else pickle._Pickler)(stream, protocol=2).dump(value)
-    # The name of the function before numpy 2, as in the official files.
-    return stream.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
-
-
-def cifar_batch(images, numbers, /, python2=True, **changes):
-    batch = {
-        b"batch_label": b"training batch 1 of 5",
-        b"labels": numbers.tolist(),
-        b"data": images.reshape(len(images), -1),
-        b"filenames": [b"%d.png" % index for index in range(len(images))],
-    }
-    return pickled(batch | {key.encode(): value for key, value in changes.items()}, python2)
-
-
 def tiny_cifar(monkeypatch, digests=True):
-    """CIFAR-10 with four images of 3 x 4 x 4 a batch: both versions' batches by name, and the arrays of both splits."""
-    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    """CIFAR-10 with four images of 3 x 4 x 4 a batch: the batches by name, the arrays of both splits, and the source."""
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     arrays = {
         name: (random_bytes(4, 3, 4, 4, seed=seed), random_bytes(4, high=10, seed=seed + 50))
         for seed, name in enumerate(names)
     }
-    binary = {
-        f"{name}.bin": b"".join(bytes([label]) + image.tobytes() for image, label in zip(images, labels, strict=True))
+    batches = {
+        name: b"".join(bytes([label]) + image.tobytes() for image, label in zip(images, labels, strict=True))
         for name, (images, labels) in arrays.items()
     }
-    python = {name: cifar_batch(images, labels) for name, (images, labels) in arrays.items()}
-    versions = []
-    for folder, contents, archive in (("bin", binary, "binary"), ("py", python, "python")):
-        files = [
-            DataFile(name, len(content) if digests else 10000, (sha(content),) if digests else (), exact=digests)
-            for name, content in contents.items()
-        ]
-        versions.append(
-            CifarVersion(
-                f"cifar-10-batches-{folder}",
-                DataFile(f"cifar-10-{archive}.tar.gz", 1 << 20, exact=False),
-                {"train": tuple(files[:5]), "test": tuple(files[5:])},
-                pickled=folder == "py",
-            )
-        )
-    source = replace(SOURCES["cifar10"], shape=(3, 4, 4), counts={"train": 20, "test": 4}, versions=tuple(versions))
+    files = [
+        DataFile(name, len(content) if digests else 10000, (sha(content),) if digests else (), exact=digests)
+        for name, content in batches.items()
+    ]
+    source = replace(
+        SOURCES["cifar10"],
+        shape=(3, 4, 4),
+        counts={"train": 20, "test": 4},
+        archive=DataFile("cifar-10-binary.tar.gz", 1 << 20, exact=False),
+        batches={"train": tuple(files[:5]), "test": tuple(files[5:])},
+    )
     assert isinstance(source, CifarSource)
     monkeypatch.setitem(SOURCES, "cifar10", source)
     splits = {
         split: tuple(np.concatenate([arrays[name][index] for name in part]) for index in range(2))
         for split, part in (("train", names[:5]), ("test", names[5:]))
     }
-    return binary, python, splits
+    return batches, splits, source
 
 
 def wav(samples, rate=8000, channels=1, width=2):

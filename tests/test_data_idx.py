@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybound.data import load
-from polybound.data.idx import idx_size, parse_idx
+from polybound.data.mnist import idx_size, parse_idx
 from polybound.errors import FileFormatError, PolyboundError
 from test_data_helpers import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
 

@@ -12,12 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
-from polybound.data import load, load_digits, load_splits, names
-from polybound.data import shelf as shelf_module
+from polybound.data import DataFile, MissingDataError, Samples, directories, load, load_digits, load_splits, names
 from polybound.data.catalogue import SOURCES
-from polybound.data.content import DataFile
-from polybound.data.samples import Samples, carve
-from polybound.data.shelf import MissingDataError
+from polybound.data.dataset import carve
 from polybound.errors import PolyboundError
 from test_data_helpers import put_mnist, root, tiny_mnist, write
 
@@ -37,8 +34,8 @@ def test_the_catalogue_is_consistent():
         for file in source.files(full=True):
             assert file.size > 0 and file.sha256 and file.urls and all(url.startswith("http") for url in file.urls)
             assert all(len(digest) == 64 and int(digest, 16) for digest in file.sha256)
-    for version in SOURCES["cifar10"].versions:
-        assert len(version.all_batches) == 6 and all(file.sha256 for file in version.all_batches)
+    batches = SOURCES["cifar10"].all_batches
+    assert len(batches) == 6 and all(len(file.sha256) == 1 for file in batches)
 
 
 def test_digits_are_what_they_were(root):
@@ -181,7 +178,7 @@ def test_what_is_said_if_nothing_is_there(root, tmp_path, monkeypatch):
 
 
 def test_debian_keeps_them_where_they_are_looked_for():
-    assert str(shelf_module.SYSTEM) == "/usr/share/datasets" and SOURCES["fashion-mnist"].folders == ("fashion-mnist",)
+    assert str(directories.SYSTEM) == "/usr/share/datasets" and SOURCES["fashion-mnist"].folders == ("fashion-mnist",)
 
 
 def test_a_home_directory_is_expanded(root, tmp_path, monkeypatch):

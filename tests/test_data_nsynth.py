@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from polybound.data import load, load_splits
-from polybound.data import notes as notes_module
-from polybound.data.sound import first_second, log_mel
+from polybound.data import load, load_splits, nsynth
+from polybound.data.nsynth import first_second, log_mel
 from polybound.errors import FileFormatError, PolyboundError
 from test_data_helpers import (
     FAMILIES,
@@ -192,7 +191,7 @@ def test_groups_stay_together_when_validation_is_carved(root, monkeypatch):
     tiny_nsynth(monkeypatch, {"test": content})
     write(root / "nsynth" / TEST, content)
     instruments = {}
-    original = notes_module.read_notes
+    original = nsynth.read_notes
 
     def spying(*arguments):
         samples = original(*arguments)
@@ -228,7 +227,7 @@ def test_features_are_computed_once(root, monkeypatch, tmp_path):
     write(root / "nsynth" / TEST, content)
     first = load("nsynth", data_dir=root, download=False)
     assert len(list((tmp_path / "cache" / "polybound" / "features").iterdir())) == 1
-    monkeypatch.setattr(notes_module, "_compute", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(nsynth, "_compute", lambda *_: pytest.fail("computed again"))
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
 
 

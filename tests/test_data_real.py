@@ -5,16 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import polybound as pb
-from polybound.data import load, load_splits
+from polybound.data import Directories, load, load_splits
 from polybound.data.catalogue import SOURCES
-from polybound.data.opcodes import read_pickled_dict
-from polybound.data.shelf import Shelf
-from test_data_helpers import cifar_batch, refused, tarred, write
+from test_data_helpers import refused, tarred, write
 
 DATA = os.environ.get("POLYBOUND_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="POLYBOUND_DATA is not set")
@@ -29,7 +26,7 @@ def _own_cache(tmp_path_factory):
 
 
 def needed(name):
-    place = SOURCES[name].locate(Shelf(download=False))
+    place = SOURCES[name].locate(Directories(download=False))
     if place is None:
         pytest.skip(f"{name} is not there")
     return place
@@ -72,14 +69,10 @@ def test_cifar10():
     assert means.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=6e-5)
 
 
-def test_cifar10_by_way_of_a_pickle_and_an_archive(tmp_path):
-    """A batch of the real size through the reader of pickles, and the real batches through that of archives."""
+def test_cifar10_by_way_of_an_archive(tmp_path):
     folder = needed("cifar10")
     if folder.name != "cifar-10-batches-bin":
         pytest.skip("not the unpacked binary version")
-    test = np.frombuffer((folder / "test_batch.bin").read_bytes(), np.uint8).reshape(10000, 3073)
-    read = read_pickled_dict(cifar_batch(test[:, 1:], test[:, 0]), "here")
-    assert np.array_equal(read["data"], test[:, 1:]) and read["labels"] == test[:, 0].tolist()
     members = {f"cifar-10-batches-bin/{name}": (folder / name).read_bytes() for name in ("test_batch.bin",)}
     write(tmp_path / "cifar10" / "cifar-10-binary.tar.gz", tarred(members))
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +101,7 @@ def test_nsynth():
 @pytest.mark.parametrize("name", ["mnist", "kmnist", "fashion-mnist", "cifar10", "nsynth"])
 def test_all_files_are_what_they_should_be(name):
     needed(name)
-    assert [problem for _, problem in SOURCES[name].check(Shelf(download=False)) if problem] == []
+    assert [problem for _, problem in SOURCES[name].check(Directories(download=False)) if problem] == []
 
 
 def test_real_files_that_are_swapped_or_damaged_are_refused(tmp_path, monkeypatch):

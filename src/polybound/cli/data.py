@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from polybound.data.shelf import Shelf
-    from polybound.data.source import Source
+    from polybound.data import Directories, Source
 
 __all__ = ["data_app"]
 
@@ -34,11 +33,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `polyb
 @data_app.command("list", epilog="Examples:  [bold]polybound data list[/]   [bold]polybound data list --json[/]")
 def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show all data sets: their sizes, licences and sources, and where they were found."""
-    from polybound.data.loading import find_source, names
-    from polybound.data.shelf import Shelf
+    from polybound.data import Directories, find_source, names
 
-    shelf = Shelf(data_dir, download=False)
-    rows = [_facts(find_source(name), shelf) for name in names()]
+    directories = Directories(data_dir, download=False)
+    rows = [_facts(find_source(name), directories) for name in names()]
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
@@ -52,27 +50,25 @@ def get(
     full: Annotated[bool, typer.Option("--full", help="Also what is large: NSynth's train split has 24 GB.")] = False,
 ) -> None:
     """Download a data set, unless it is there already."""
-    from polybound.data.loading import find_source
-    from polybound.data.shelf import Shelf
+    from polybound.data import Directories, find_source
 
-    source, shelf = find_source(name), Shelf(data_dir)
-    lacking = source.lacking(shelf, full=full)
+    source, directories = find_source(name), Directories(data_dir)
+    lacking = source.lacking(directories, full=full)
     if not lacking:
-        print(f"{name}: already in {source.locate(shelf)}")
-    for path in shelf.need(name, source.folders, lacking):
+        print(f"{name}: already in {source.locate(directories) or 'memory'}")
+    for path in directories.need(name, source.folders, lacking):
         print(path)
 
 
 @data_app.command(epilog="Example:  [bold]polybound data verify mnist[/]")
 def verify(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check all files of a data set; exit with code 2 if one is damaged, swapped or missing."""
-    from polybound.data.loading import find_source
-    from polybound.data.shelf import MissingDataError, Shelf
+    from polybound.data import Directories, MissingDataError, find_source
 
-    source, shelf = find_source(name), Shelf(data_dir, download=False)
+    source, directories = find_source(name), Directories(data_dir, download=False)
     results: list[tuple[Path | None, str]] = []
     try:
-        results.extend(source.check(shelf))
+        results.extend(source.check(directories))
     except MissingDataError as error:
         results.append((None, str(error)))
     bad = [problem for _, problem in results if problem]
@@ -91,8 +87,8 @@ def verify(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> Non
         raise typer.Exit(2)
 
 
-def _facts(source: Source, shelf: Shelf) -> dict[str, Any]:
-    place = source.locate(shelf)
+def _facts(source: Source, directories: Directories) -> dict[str, Any]:
+    place = source.locate(directories)
     return {
         "name": source.name,
         "title": source.title,

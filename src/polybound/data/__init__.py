@@ -1,7 +1,26 @@
 """Data sets in memory: found on disk or downloaded, checked, and scaled to [-1, 1]."""
 
-from polybound.data.dataset import Dataset
-from polybound.data.digits import load_digits
-from polybound.data.loading import Splits, load, load_splits, names
+from polybound.data.catalogue import find_source, names, register
+from polybound.data.checksums import DataFile
+from polybound.data.dataset import Dataset, Samples, Splits
+from polybound.data.directories import Directories, MissingDataError
+from polybound.data.loading import digest_of, load, load_digits, load_splits, missing
+from polybound.data.source import Source
 
-__all__ = ["Dataset", "Splits", "load", "load_digits", "load_splits", "names"]
+__all__ = [
+    "DataFile",
+    "Dataset",
+    "Directories",
+    "MissingDataError",
+    "Samples",
+    "Source",
+    "Splits",
+    "digest_of",
+    "find_source",
+    "load",
+    "load_digits",
+    "load_splits",
+    "missing",
+    "names",
+    "register",
+]

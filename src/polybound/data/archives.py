@@ -8,13 +8,13 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from polybound.data.content import DataFile, check_bytes, refusing
+from polybound.data.checksums import DataFile, check_bytes, refusing
 from polybound.errors import FileFormatError
 
-__all__ = ["TarMember", "open_zip", "read_gzip_member", "read_member", "tar_members"]
+__all__ = ["open_zip", "read_member", "tar_members"]
 
 _BLOCK = 1 << 20
 
@@ -44,55 +44,17 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-def read_member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> bytes:
-    """A member of a zip file, of at most so many bytes unpacked."""
-    with _member(archive, path, name, limit) as stream:
-        content = stream.read(limit + 1)
-    if len(content) > limit:
-        raise FileFormatError(f"{path}: its member {name} is longer than the {limit} bytes it may have")
-    return content
-
-
-def read_gzip_member(archive: zipfile.ZipFile, path: Path, name: str, file: DataFile, limit: int) -> bytes:
-    """A member of a zip file that is itself gzipped, unpacked twice and checked; limit is for its packed bytes."""
+def read_member(archive: zipfile.ZipFile, path: Path, name: str, file: DataFile, limit: int) -> bytes:
+    """The checked content of a member of a zip file, unpacked twice if it is gzipped; limit is for its packed bytes."""
     where = f"{path}: {name}"
-    with _member(archive, path, name, limit) as stream, refusing(where), gzip.open(stream) as plain:
+    if name not in archive.NameToInfo:
+        raise FileFormatError(f"{path}: holds no {name}")
+    if (size := archive.getinfo(name).file_size) > limit:
+        raise FileFormatError(f"{path}: its member {name} unpacks to {size} bytes; at most {limit} are expected")
+    with refusing(where), archive.open(name) as stream, gzip.open(stream) if file.gzipped else stream as plain:
         content: bytes = plain.read(file.size + 1)
     check_bytes(where, content, file)
     return content
-
-
-@contextmanager
-def _member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> Iterator[IO[bytes]]:
-    try:
-        info = archive.getinfo(name)
-    except KeyError as error:
-        raise FileFormatError(f"{path}: holds no {name}") from error
-    if info.file_size > limit:
-        raise FileFormatError(
-            f"{path}: its member {name} unpacks to {info.file_size} bytes; at most {limit} are expected"
-        )
-    with refusing(f"{path}: {name}"), archive.open(info) as stream:
-        yield stream
-
-
-class TarMember:
-    """A regular file in a tar archive, readable until the next one is asked for."""
-
-    def __init__(self, where: Path, name: str, size: int, read: Callable[[], bytes]) -> None:
-        self.where, self.name, self.size, self._read = where, name, size, read
-
-    def read(self, limit: int) -> bytes:
-        """Its content, of at most so many bytes."""
-        if self.size > limit:
-            raise FileFormatError(
-                f"{self.where}: its member {self.name} has {self.size} bytes; at most {limit} are expected"
-            )
-        with refusing(f"{self.where}: {self.name}"):
-            content = self._read()
-        if len(content) != self.size:
-            raise FileFormatError(f"{self.where}: ends in its member {self.name}: truncated or half-downloaded")
-        return content
 
 
 class _Limited:
@@ -109,8 +71,12 @@ class _Limited:
         return block
 
 
-def tar_members(path: Path, limit: int, advance: Callable[[int], None] = lambda _: None) -> Iterator[TarMember]:
-    """The regular files of a gzipped tar archive, in order.
+def tar_members(
+    path: Path, limit: int, advance: Callable[[int], None] = lambda _: None
+) -> Iterator[tuple[str, Callable[[int], bytes]]]:
+    """The regular files of a gzipped tar archive, in order: their names, and what reads them up to so many bytes.
+
+    A file can be read until the next one is asked for.
 
     Args:
         path: the archive.
@@ -129,7 +95,7 @@ def tar_members(path: Path, limit: int, advance: Callable[[int], None] = lambda 
                 if not (member.isdir() or member.isreg()) or member.issparse():
                     raise FileFormatError(f"{path}: its member {name} is a link or a device; nothing of it is used")
                 if not member.isdir():
-                    yield TarMember(path, name, member.size, _reader(tar, member))
+                    yield name, partial(_read, tar, member, path, name)
                 advance(raw.tell() - position)
                 position = raw.tell()
         # tarfile stops at its end mark; gzip compares its checksum only at the very end.
@@ -137,9 +103,12 @@ def tar_members(path: Path, limit: int, advance: Callable[[int], None] = lambda 
             pass
 
 
-def _reader(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], bytes]:
-    def read() -> bytes:
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, where: Path, name: str, limit: int) -> bytes:
+    if member.size > limit:
+        raise FileFormatError(f"{where}: its member {name} has {member.size} bytes; at most {limit} are expected")
+    with refusing(f"{where}: {name}"):
         stream = tar.extractfile(member)
-        return stream.read() if stream is not None else b""
-
-    return read
+        content = stream.read() if stream is not None else b""
+    if len(content) != member.size:
+        raise FileFormatError(f"{where}: ends in its member {name}: truncated or half-downloaded")
+    return content

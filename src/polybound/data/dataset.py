@@ -1,12 +1,21 @@
-"""A data set in memory: inputs scaled to [-1, 1], with their domain attached."""
+"""Data in memory: data sets scaled to [-1, 1], samples as they are read, and the carving of splits from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-__all__ = ["Dataset"]
+from polybound.errors import PolyboundError
+
+__all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "content_digest", "hold_out"]
+
+TEST_SHARE = 0.2  # of data that come without an official test split
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +30,7 @@ class Dataset:
         class_names: one name for each class.
         domain: the smallest and largest value an input entry can have.
         note: what a reader of results must know of this split, such as that it is not an official one; often empty.
+        held_out: the share of train that was carved off as validation split; 0 if none was, and always 0 for test.
     """
 
     name: str
@@ -30,6 +40,56 @@ class Dataset:
     class_names: tuple[str, ...]
     domain: tuple[float, float] = (-1.0, 1.0)
     note: str = ""
+    held_out: float = 0.0
+    known: _Known | None = field(default=None, repr=False)  # the digest, with the arrays that it is true for
+
+    def __post_init__(self) -> None:
+        # dataclasses.replace also hands over what was known of the arrays that it replaces.
+        if self.known is not None and not self.known.holds_for(self):
+            object.__setattr__(self, "known", None)
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that identify the content of the whole data set: of all its splits, not only of this one.
+
+        `load` and `subset` set it. Of any other arrays it is a hash of x, y, class names and domain. A copy by
+        `dataclasses.replace` with other arrays, or arrays that were written into, are other content.
+
+        Example:
+            >>> data = Dataset("two", "train", torch.zeros(2, 3), torch.tensor([0, 1]), ("no", "yes"))
+            >>> data.digest == replace(data, note="mine").digest, data.digest == replace(data, x=data.x + 1).digest
+            (True, False)
+        """
+        if self.known is None or not self.known.holds_for(self):
+            return self._remember(content_digest(self.x, self.y, self.class_names, self.domain))
+        return self.known.digest
+
+    def _remember(self, digest: str) -> str:
+        object.__setattr__(self, "known", _Known(digest, self.x, self.y, _facts(self)))
+        return digest
+
+    def with_digest(self, digest: str) -> Dataset:
+        """The same data as part of a data set whose content has this digest; for what loads data."""
+        same = replace(self)
+        same._remember(digest)
+        return same
+
+    def subset(self, samples: int) -> Dataset:
+        """A fixed choice of so many samples, or all of them for 0; the digest stays that of the whole data set."""
+        if not 0 < samples < len(self):
+            return self
+        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:samples]
+        return replace(self, x=self.x[chosen], y=self.y[chosen]).with_digest(self.digest)
+
+    # Arrays are other objects after pickling and copying; the digest goes along if it is true.
+    def __getstate__(self) -> dict[str, Any]:
+        known = self.known is not None and self.known.holds_for(self)
+        return self.__dict__ | {"known": self.digest if known else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, known=None)
+        if state["known"] is not None:
+            self._remember(state["known"])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,3 +103,153 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.x)
+
+
+class _Known(NamedTuple):
+    """A digest, and the very arrays and facts for which it is true."""
+
+    digest: str
+    x: Tensor
+    y: Tensor
+    facts: tuple[object, ...]
+
+    def holds_for(self, data: Dataset) -> bool:
+        return self.x is data.x and self.y is data.y and self.facts == _facts(data)
+
+
+def _facts(data: Dataset) -> tuple[object, ...]:
+    # A tensor counts how often it was written into, unless it was made in inference mode.
+    writes = tuple(0 if array.is_inference() else array._version for array in (data.x, data.y))
+    return data.class_names, data.domain, writes
+
+
+class Splits(NamedTuple):
+    """The three splits of a data set."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+def content_digest(
+    x: Tensor | npt.NDArray[Any],
+    y: Tensor | npt.NDArray[Any],
+    class_names: tuple[str, ...],
+    domain: tuple[float, float],
+) -> str:
+    """16 hex digits that identify these arrays, class names and domain."""
+    hashed = hashlib.sha256(repr((class_names, tuple(map(float, domain)))).encode())
+    for array in (x, y):
+        hashed.update(f"{array.dtype}{tuple(array.shape)}".removeprefix("torch.").encode())
+        if isinstance(array, Tensor):
+            array = array.detach().cpu().contiguous().view(torch.uint8).numpy()
+        hashed.update(np.ascontiguousarray(array).data)
+    return hashed.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs and labels of one split, not yet scaled.
+
+    Attributes:
+        x: inputs, (samples, *shape): bytes, or float32 that are in the domain already.
+        y: labels, (samples,), from 0 on.
+        class_names: one name for each class.
+        groups: what each sample belongs to, if those of one group must stay on one side of a split.
+        note: what a reader of results must know of this split.
+        domain: the smallest and largest value an input entry can have; bytes are scaled to [-1, 1].
+    """
+
+    x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    y: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+    groups: npt.NDArray[np.int64] | None = None
+    note: str = ""
+    domain: tuple[float, float] = (-1.0, 1.0)
+
+    def __getitem__(self, chosen: npt.NDArray[np.intp]) -> Samples:
+        groups = None if self.groups is None else self.groups[chosen]
+        return replace(self, x=self.x[chosen], y=self.y[chosen], groups=groups)
+
+    def dataset(self, name: str, split: str, held_out: float = 0.0) -> Dataset:
+        """These samples as a data set, scaled to [-1, 1] if they are bytes."""
+        x = self.x.astype(np.float32)  # always a copy, and so writable, unlike what lies in a file's bytes
+        if self.x.dtype == np.uint8:
+            x /= 127.5
+            x -= 1.0
+        y = torch.from_numpy(self.y.astype(np.int64))
+        return Dataset(name, split, torch.from_numpy(x), y, self.class_names, self.domain, self.note, held_out)
+
+
+def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
+    """Divide samples into what is left and a carved part, stratified by class.
+
+    Of each class the same share is carved, rounded such that the sum is right, and never all of it. If samples have
+    groups, whole groups are carved, so the shares are only as near as groups allow. Equal seeds give equal splits, with
+    any version of any library.
+
+    Args:
+        samples: what to divide.
+        share: the carved part of it, above 0 and below 1.
+        seed: another one carves another part.
+
+    Returns:
+        What is left, and the carved part; both in the order of samples.
+    """
+    if not 0 < share < 1:
+        raise PolyboundError(f"a share of samples must lie between 0 and 1, got {share:g}")
+    if samples.groups is None:
+        chosen = _carve_samples(samples.y, share, seed)
+    else:
+        chosen = _carve_groups(samples.y, samples.groups, share, seed)
+    if not chosen.any() or chosen.all():
+        raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
+    return samples[np.flatnonzero(~chosen)], samples[np.flatnonzero(chosen)]
+
+
+def hold_out(samples: Samples, split: str, note: str) -> Samples:
+    """One side of samples without an official test split. The test side is always the same: there is no seed."""
+    train, test = carve(samples, TEST_SHARE, seed=0)
+    return replace(train if split == "train" else test, note=note)
+
+
+def _carve_samples(y: npt.NDArray[np.int64], share: float, seed: int) -> npt.NDArray[np.bool_]:
+    classes, members, sizes = np.unique(y, return_inverse=True, return_counts=True)
+    counts = np.floor(sizes * share).astype(np.int64)
+    # The largest remainders are rounded up, such that the carved part is as large as asked for.
+    missing = round(len(y) * share) - int(counts.sum())
+    counts[np.argsort(counts - sizes * share, kind="stable")[: max(missing, 0)]] += 1
+    counts = np.minimum(counts, sizes - 1)
+    order = np.argsort(_shuffled(np.arange(len(y)), seed), kind="stable")
+    chosen = np.zeros(len(y), dtype=bool)
+    for index in range(len(classes)):
+        chosen[order[members[order] == index][: counts[index]]] = True
+    return chosen
+
+
+def _carve_groups(
+    y: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], share: float, seed: int
+) -> npt.NDArray[np.bool_]:
+    carved: list[int] = []
+    for label in np.unique(y):
+        ids, sizes = np.unique(groups[y == label], return_counts=True)
+        if len(ids) < 2:
+            continue
+        order = np.argsort(_shuffled(ids, seed), kind="stable")[:-1]  # at least one group is left
+        target, got, mine = sizes.sum() * share, 0, []
+        for position in order:
+            if abs(got + sizes[position] - target) <= abs(got - target):
+                mine.append(int(ids[position]))
+                got += int(sizes[position])
+        carved += mine or [int(ids[np.argmin(sizes)])]
+    return np.isin(groups, carved)
+
+
+def _shuffled(values: npt.NDArray[np.signedinteger], seed: int) -> npt.NDArray[np.uint64]:
+    """A pseudo-random key for each value: the finaliser of splitmix64, whose numbers no library can change."""
+    with np.errstate(over="ignore"):
+        keys = values.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
+        return keys ^ (keys >> np.uint64(31))

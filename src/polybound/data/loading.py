@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
-import numpy as np
-import torch
-
-from polybound.data.catalogue import SOURCES
-from polybound.data.dataset import Dataset
-from polybound.data.folder import FolderSource
-from polybound.data.samples import Samples, carve
-from polybound.data.shelf import Shelf
-from polybound.data.source import Source
+from polybound.data.catalogue import find_source
+from polybound.data.dataset import Dataset, Splits, carve
+from polybound.data.directories import Directories, MissingDataError
+from polybound.data.source import SPLITS
 from polybound.errors import PolyboundError
 
-__all__ = ["Splits", "find_source", "load", "load_splits", "names"]
-
-_OWN = "folder:"
-
-
-class Splits(NamedTuple):
-    """The three splits of a data set."""
-
-    train: Dataset
-    validation: Dataset
-    test: Dataset
-
-
-def names() -> tuple[str, ...]:
-    """The names of all data sets that `load` knows; "folder:PATH" comes on top.
-
-    Example:
-        >>> names()[:3]
-        ('digits', 'fashion-mnist', 'mnist')
-    """
-    return tuple(SOURCES)
-
-
-def find_source(name: str) -> Source:
-    """The data set of this name, or of the folder or npz file in "folder:PATH"."""
-    if name.startswith(_OWN) and name != _OWN:
-        return FolderSource.at(Path(name.removeprefix(_OWN)))
-    if name not in SOURCES:
-        raise PolyboundError(f"no data set is called {name!r}; there are {', '.join(SOURCES)}, and {_OWN}PATH")
-    return SOURCES[name]
+__all__ = ["digest_of", "load", "load_digits", "load_splits", "missing"]
 
 
 def load(
@@ -62,7 +27,7 @@ def load(
 
     Files are looked for in data_dir, in the directory that the environment variable POLYBOUND_DATA names, in the user's
     cache directory and in /usr/share/datasets, below each in a folder named as the data set; what is nowhere is
-    downloaded. Every file is compared with its known digest.
+    downloaded. Every file is compared with its known checksum.
 
     Args:
         name: one of `names()`; or "folder:PATH" for images in PATH/train/CLASS/ and PATH/test/CLASS/ or in PATH/CLASS/;
@@ -81,18 +46,20 @@ def load(
 
     Example:
         >>> data = load("digits", "validation", validation=0.1)
-        >>> len(data), data.shape, data.classes, data.domain
-        (144, (1, 8, 8), 10, (-1.0, 1.0))
+        >>> len(data), data.shape, data.classes, data.domain, data.held_out
+        (144, (1, 8, 8), 10, (-1.0, 1.0), 0.1)
     """
-    source, shelf = find_source(name), Shelf(data_dir, download=download)
-    if split not in ("train", "validation", "test"):
+    source, directories = find_source(name), Directories(data_dir, download=download)
+    if split not in SPLITS:
         raise source.no_such_split(split)
     if not 0 <= validation < 1:
         raise PolyboundError(f"validation must be a share from 0 on and below 1, got {validation:g}")
     if split == "test" or validation == 0:
-        return _dataset(name, split, source.read(split, shelf))
-    rest, carved = carve(source.read("train", shelf), validation, seed)
-    return _dataset(name, split, rest if split == "train" else carved)
+        data = source.read(split, directories).dataset(name, split)
+    else:
+        rest, carved = carve(source.read("train", directories), validation, seed)
+        data = (rest if split == "train" else carved).dataset(name, split, validation)
+    return data.with_digest(source.digest(directories))
 
 
 def load_splits(
@@ -109,18 +76,53 @@ def load_splits(
         >>> [len(split) for split in load_splits("digits")]
         [1293, 144, 360]
     """
-    source, shelf = find_source(name), Shelf(data_dir, download=download)
+    source, directories = find_source(name), Directories(data_dir, download=download)
     if not 0 < validation < 1:
         raise PolyboundError(f"validation must be a share above 0 and below 1, got {validation:g}")
-    rest, carved = carve(source.read("train", shelf), validation, seed)
-    test = source.read("test", shelf)
-    return Splits(_dataset(name, "train", rest), _dataset(name, "validation", carved), _dataset(name, "test", test))
+    rest, carved = carve(source.read("train", directories), validation, seed)
+    test = source.read("test", directories).dataset(name, "test")
+    train, carved_off = rest.dataset(name, "train", validation), carved.dataset(name, "validation", validation)
+    digest = source.digest(directories)
+    return Splits(*(data.with_digest(digest) for data in (train, carved_off, test)))
 
 
-def _dataset(name: str, split: str, samples: Samples) -> Dataset:
-    x = samples.x.astype(np.float32)  # always a copy, and so writable, unlike what lies in a file's bytes
-    if samples.x.dtype == np.uint8:
-        x /= 127.5
-        x -= 1.0
-    y = torch.from_numpy(samples.y.astype(np.int64))
-    return Dataset(name, split, torch.from_numpy(x), y, samples.class_names, note=samples.note)
+def load_digits(split: Literal["train", "test"] = "train") -> Dataset:
+    """The built-in digits: 1,437 images of 8 x 8 pixels to train with, 360 to test with.
+
+    They come without an official split; this one is stratified and always the same.
+    """
+    if split not in ("train", "test"):
+        raise PolyboundError(f"split must be 'train' or 'test', got {split!r}")
+    return load("digits", split)
+
+
+def digest_of(name: str, data_dir: str | PathLike[str] | None = None) -> str:
+    """The digest that a data set has when it is loaded, without loading it, and never by a download.
+
+    Where checksums of all files are known, the data need not be there. If some files could be one of several versions,
+    those that are there are looked into; those that are not count as the version that a download would bring.
+
+    Raises:
+        MissingDataError: the content would have to be read, and is not there.
+
+    Example:
+        >>> digest_of("digits") == load("digits", "test").digest
+        True
+        >>> digest_of("mnist")
+        'ff45a286cf7d286d'
+    """
+    return find_source(name).digest(Directories(data_dir, download=False))
+
+
+def missing(name: str, data_dir: str | PathLike[str] | None = None) -> bool:
+    """Whether files of a data set are not there, so that `load` would have to download them, or fail.
+
+    Example:
+        >>> missing("digits")
+        False
+    """
+    source, directories = find_source(name), Directories(data_dir, download=False)
+    try:
+        return bool(source.lacking(directories))
+    except MissingDataError:
+        return True

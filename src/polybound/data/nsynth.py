@@ -1,21 +1,61 @@
-"""NSynth: musical notes, classified by the family of their instrument; pictures of them, that is."""
+"""NSynth: musical notes as pictures, classified by the family of their instrument.
+
+The spectrogram of a note, of shape 1 x 32 x 32, is made as follows.
+
+1. The first second, at 8 kHz. A recording at a multiple of this rate is brought down to it by averaging neighbours.
+2. 32 frames of 512 samples (64 ms), one every 240 samples (30 ms), each times a Hann window.
+3. The power of their real Fourier transforms, scaled such that a sine of full scale has power 1 at its frequency.
+4. 32 mel bands: triangles that begin, peak and end at neighbouring ones of 34 points, which lie evenly between 0 and
+   4,000 Hz on the mel scale m = 2595 log10(1 + f / 700). A band's power is the sum of the powers, each times the
+   triangle's height.
+5. Decibels, 10 log10(power), cut to [-80, 0] and mapped to [-1, 1] by v / 40 + 1. The same constants for all notes.
+
+Row 0 is the lowest band, column 0 the first frame.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+import wave
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-from polybound.data.content import DataFile, check_file
-from polybound.data.notes import read_notes
-from polybound.data.samples import Samples, hold_out
-from polybound.data.shelf import Shelf
+import numpy as np
+import numpy.typing as npt
+
+from polybound.atomic import write_atomically
+from polybound.data.archives import tar_members
+from polybound.data.checksums import DataFile, check_file, combined, refusing
+from polybound.data.dataset import Samples, hold_out
+from polybound.data.directories import Directories, cache_folder
+from polybound.data.download import progress_bar
 from polybound.data.source import Source, verdict
+from polybound.errors import FileFormatError
 
-__all__ = ["NSynthSource"]
+__all__ = ["NSynthSource", "first_second", "log_mel"]
+
+VERSION = 1  # of the definition above; features of another one are computed anew
+RATE = 8000
+FRAMES = 32
+BANDS = 32
+FRAME = 512
+HOP = 240
+FLOOR = -80.0
+MAX_RATE = 48000
 
 _PARTS = {"train": "train", "validation": "valid", "test": "test"}
+_WAV_LIMIT = 4 * 48000 * 2 + 4096  # four seconds
+_JSON_LIMIT = 2048  # a note; there are some 400 to 800 bytes
+_BATCH = 256  # notes transformed at once
+
+Pictures = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +69,16 @@ class NSynthSource(Source):
         archives: the file of each official split.
     """
 
-    archives: dict[str, DataFile]
+    archives: Mapping[str, DataFile]
 
-    def read(self, split: str, shelf: Shelf) -> Samples:
+    def read(self, split: str, directories: Directories) -> Samples:
         if split not in _PARTS:
             raise self.no_such_split(split)
-        if shelf.find(self.folders, self.archives["train"].names) is not None:
-            return self._notes(split, *shelf.need(self.name, self.folders, (self.archives[split],)))
+        if self._official(directories):
+            return self._notes(split, *directories.need(self.name, self.folders, (self.archives[split],)))
         if split == "validation":
             raise self.no_such_split(split)
-        notes = self._notes("test", *shelf.need(self.name, self.folders, (self.archives["test"],)))
+        notes = self._notes("test", *directories.need(self.name, self.folders, (self.archives["test"],)))
         return hold_out(
             notes,
             split,
@@ -49,16 +89,204 @@ class NSynthSource(Source):
     def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
         return tuple(self.archives.values()) if full else (self.archives["test"],)
 
-    def locate(self, shelf: Shelf) -> Path | None:
-        found = (shelf.find(self.folders, file.names) for file in self.archives.values())
-        return next((path.parent for path in found if path is not None), None)
-
-    def check(self, shelf: Shelf) -> Iterator[tuple[Path, str]]:
-        shelf.need(self.name, self.folders, (self.archives["test"],))
+    def check(self, directories: Directories) -> Iterator[tuple[Path, str]]:
+        directories.need(self.name, self.folders, (self.archives["test"],))
         for split, file in self.archives.items():
-            if (path := shelf.find(self.folders, file.names)) is not None:
+            if (path := directories.find(self.folders, file.names)) is not None:
                 yield verdict(path, partial(self._notes, split, path))
+
+    def digest(self, directories: Directories) -> str:
+        parts = {"spectrograms": str(VERSION)}
+        for file in self.files(full=self._official(directories)):
+            parts[file.name] = directories.checksum(self.name, self.folders, file)
+        return combined(parts)
+
+    def _official(self, directories: Directories) -> bool:
+        """Whether the splits are the official ones."""
+        return directories.find(self.folders, self.archives["train"].names) is not None
 
     def _notes(self, split: str, path: Path) -> Samples:
         digest = check_file(path, self.archives[split])
         return read_notes(path, digest, _PARTS[split], self.counts[split], self.class_names)
+
+
+def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[str, ...]) -> Samples:
+    """All notes of an archive, ordered by name, as pictures with their families and instruments.
+
+    The pictures are computed once, and then kept in the user's cache directory under the archive's digest.
+
+    Args:
+        path: the archive.
+        digest: its SHA-256.
+        part: "train", "valid" or "test", which its folder is named after.
+        count: how many notes it must hold.
+        families: the names of the instruments' families, which are the classes.
+    """
+    kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
+    samples = _recall(kept, count, families)
+    if samples is None:
+        samples = _compute(path, part, count, families)
+        _keep(kept, samples)
+    return samples
+
+
+def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Samples:
+    pictures, rates, examples = _read_archive(path, part, count)
+    if examples is None:
+        raise FileFormatError(f"{path}: holds no nsynth-{part}/examples.json, or ends before it")
+    if not len(rates) == len(examples) == count or rates.keys() != examples.keys():
+        raise FileFormatError(
+            f"{path}: {len(rates)} wav files and {len(examples)} notes in examples.json, not {count} of both"
+        )
+    names = list(rates)
+    order = np.argsort(np.array(names), kind="stable")
+    labels = [_label(examples[names[i]], names[i], rates[names[i]], families, path) for i in order]
+    y, groups = np.array(labels, dtype=np.int64).T
+    return Samples(np.concatenate(pictures)[order], np.ascontiguousarray(y), families, np.ascontiguousarray(groups))
+
+
+def _read_archive(path: Path, part: str, count: int) -> tuple[list[Pictures], dict[str, int], dict[str, Any] | None]:
+    """The pictures of an archive's notes, the notes' names with their sample rates, and what examples.json says."""
+    waves: list[npt.NDArray[np.float32]] = []
+    pictures: list[Pictures] = []
+    rates: dict[str, int] = {}
+    examples: dict[str, Any] | None = None
+    limit = count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20)
+    with progress_bar(f"spectrograms of {path.name}", path.stat().st_size) as advance:
+        for member, read in tar_members(path, limit, advance):
+            where = f"{path}: {member}"
+            folder, _, name = member.rpartition("/")
+            if member == f"nsynth-{part}/examples.json":
+                examples = _parse(read(count * _JSON_LIMIT + 4096), where)
+            elif folder == f"nsynth-{part}/audio" and name.endswith(".wav"):
+                note = name.removesuffix(".wav")
+                if note in rates:
+                    raise FileFormatError(f"{where}: in the archive twice")
+                second, rates[note] = first_second(read(_WAV_LIMIT), where)
+                waves.append(second)
+                if len(waves) == _BATCH:
+                    pictures.append(log_mel(np.stack(waves)))
+                    waves.clear()
+    if waves:
+        pictures.append(log_mel(np.stack(waves)))
+    return pictures, rates, examples
+
+
+def _parse(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        examples = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{where}: not JSON ({error})") from error
+    if not isinstance(examples, dict) or not all(isinstance(example, dict) for example in examples.values()):
+        raise FileFormatError(f"{where}: not an object with an object for each note")
+    return examples
+
+
+def _label(example: dict[str, Any], name: str, rate: int, families: tuple[str, ...], path: Path) -> tuple[int, int]:
+    """The family and the instrument of a note."""
+    where = f"{path}: examples.json: {name}"
+    for key in ("instrument_family", "instrument_family_str", "instrument", "sample_rate"):
+        if key not in example:
+            raise FileFormatError(f"{where}: has no {key!r}")
+    family, instrument = example["instrument_family"], example["instrument"]
+    if (
+        type(family) is not int
+        or not 0 <= family < len(families)
+        or families[family] != example["instrument_family_str"]
+    ):
+        raise FileFormatError(f"{where}: family {family!r}, {example['instrument_family_str']!r} is none of NSynth's")
+    if type(instrument) is not int or not 0 <= instrument < 2**31:
+        raise FileFormatError(f"{where}: {instrument!r} is not the number of an instrument")
+    if example["sample_rate"] != rate:
+        raise FileFormatError(f"{where}: sampled at {example['sample_rate']!r} Hz, but its wav file at {rate} Hz")
+    return family, instrument
+
+
+def _recall(kept: Path, count: int, families: tuple[str, ...]) -> Samples | None:
+    """What was kept, unless there is nothing, or nothing usable: then it is computed again."""
+    try:
+        with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            x, y, groups = (arrays[name] for name in ("x", "y", "groups"))
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    if x.shape != (count, 1, BANDS, FRAMES) or x.dtype != np.float32 or not np.all(np.abs(x) <= 1):
+        return None
+    if any(array.shape != (count,) or array.dtype != np.int64 for array in (y, groups)):
+        return None
+    return Samples(x, y, families, groups) if np.all((y >= 0) & (y < len(families))) else None
+
+
+def _keep(kept: Path, samples: Samples) -> None:
+    """Write features to the cache, whole or not at all; without a cache all works, only slower."""
+    content = io.BytesIO()
+    np.savez(content, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, content.getvalue())
+
+
+def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:
+    """The first second of a mono wav file of 16-bit samples, at 8 kHz, in [-1, 1), and the rate it was sampled at.
+
+    Args:
+        content: the file's bytes.
+        where: its name, for messages.
+
+    Raises:
+        FileFormatError: it is damaged or shorter than a second, or has several channels or another format or rate.
+    """
+    with refusing(where), wave.open(io.BytesIO(content)) as file:
+        channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+        if channels != 1:
+            raise FileFormatError(f"{where}: {channels} channels, not one")
+        if width != 2:
+            raise FileFormatError(f"{where}: samples of {8 * width} bits, not 16")
+        if rate % RATE or not RATE <= rate <= MAX_RATE:
+            raise FileFormatError(f"{where}: sampled at {rate} Hz, which is no multiple of {RATE} Hz up to {MAX_RATE}")
+        frames = file.readframes(rate)
+    if len(frames) != 2 * rate:
+        raise FileFormatError(f"{where}: shorter than a second: truncated?")
+    samples = np.frombuffer(frames, "<i2").astype(np.float32) / 32768
+    second: npt.NDArray[np.float32] = samples.reshape(RATE, -1).mean(axis=1)
+    return second, rate
+
+
+def log_mel(waves: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """The spectrograms of notes, as this module defines them.
+
+    Args:
+        waves: one second each at 8 kHz, (notes, 8000).
+
+    Returns:
+        (notes, 1, 32, 32), in [-1, 1].
+
+    Example:
+        >>> tone = np.sin(2 * np.pi * 1000 * np.arange(8000) / 8000)
+        >>> picture = log_mel(tone[None])[0, 0]
+        >>> int(picture[:, 0].argmax()), float(picture.max()) > 0.9, float(picture.min())
+        (14, True, -1.0)
+    """
+    starts = HOP * np.arange(FRAMES)
+    frames = waves.astype(np.float64)[:, starts[:, None] + np.arange(FRAME)]
+    window = _hann()
+    spectrum = np.fft.rfft(frames * window, axis=-1) * (2 / window.sum())
+    power = spectrum.real**2 + spectrum.imag**2
+    decibels = 10 * np.log10(np.maximum(power @ _bank(), 10 ** (FLOOR / 10)))
+    pictures: Floats = np.minimum(decibels, 0.0) / (-FLOOR / 2) + 1
+    return pictures.swapaxes(1, 2)[:, None].astype(np.float32)
+
+
+@cache
+def _hann() -> Floats:
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
+
+
+@cache
+def _bank() -> Floats:
+    """The triangles' heights at the frequencies of the Fourier transform, (frequencies, bands)."""
+    top = 2595 * np.log10(1 + RATE / 2 / 700)
+    points = 700 * (10 ** (np.linspace(0, top, BANDS + 2) / 2595) - 1)
+    frequencies = np.fft.rfftfreq(FRAME, 1 / RATE)[:, None]
+    low, peak, high = points[:-2], points[1:-1], points[2:]
+    heights: Floats = np.minimum((frequencies - low) / (peak - low), (high - frequencies) / (high - peak))
+    return np.maximum(heights, 0.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
-from polybound.data.content import DataFile
+from polybound.data.checksums import DataFile, check_bytes, check_file, read_content
 from polybound.errors import PolyboundError
 
-__all__ = ["VARIABLE", "MissingDataError", "Shelf", "cache_folder"]
+__all__ = ["VARIABLE", "Directories", "MissingDataError", "cache_folder"]
 
 VARIABLE = "POLYBOUND_DATA"
 SYSTEM = Path("/usr/share/datasets")  # Debian's packages, such as dataset-fashion-mnist
@@ -27,7 +28,7 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("polybound")).expanduser()
 
 
-class Shelf:
+class Directories:
     """The data directories, in the order in which they are searched.
 
     They are: the one given, the one that the environment variable POLYBOUND_DATA names, the user's cache directory, and
@@ -39,23 +40,21 @@ class Shelf:
     """
 
     def __init__(self, data_dir: str | PathLike[str] | None = None, *, download: bool = True) -> None:
-        own = [Path(given).expanduser() for given in (data_dir, os.environ.get(VARIABLE)) if given]
-        self.roots = (*own, cache_folder(), SYSTEM)
-        self.first = str(self.roots[0]) if data_dir or not own else f"${VARIABLE}"
+        self.own = [Path(given).expanduser() for given in (data_dir, os.environ.get(VARIABLE)) if given]
+        self.by_variable = bool(self.own) and not data_dir
         self.download = download
+
+    @cached_property
+    def roots(self) -> tuple[Path, ...]:
+        """All of them, first the one that downloads go to."""
+        return (*self.own, cache_folder(), SYSTEM)
 
     def find(self, folders: Iterable[str], names: Iterable[str]) -> Path | None:
         """The first file of any of these names in any of these folders."""
-        names = tuple(names)
-        folders = tuple(folders)
-        for root in self.roots:
-            for folder in folders:
-                for name in names:
-                    path = root / folder / name
-                    # Also what exists but is no file: it shall be refused by name, not passed over.
-                    if path.exists() or path.is_symlink():
-                        return path
-        return None
+        folders, names = tuple(folders), tuple(names)
+        paths = (root / folder / name for root in self.roots for folder in folders for name in names)
+        # Also what exists but is no file: it shall be refused by name, not passed over.
+        return next((path for path in paths if path.exists() or path.is_symlink()), None)
 
     def need(self, name: str, folders: tuple[str, ...], files: Iterable[DataFile]) -> list[Path]:
         """Where these files of a data set are; they are downloaded if they are nowhere.
@@ -69,27 +68,37 @@ class Shelf:
             MissingDataError: a file is nowhere and cannot be downloaded; the message says what to put where.
             FileFormatError: what was downloaded is not what it should be.
         """
-        files = tuple(files)
-        missing = [file for file in files if self.find(folders, file.names) is None]
-        if missing:
-            reason = ""
-            if self.download:
-                from polybound.data.download import DownloadError, fetch
+        files, reason = tuple(files), ""
+        absent = [file for file in files if self.find(folders, file.names) is None]
+        if absent and self.download:
+            from polybound.data.download import DownloadError, fetch
 
-                try:
-                    for file in missing:
-                        fetch(file, self.roots[0] / folders[0] / file.stored)
-                except DownloadError as error:
-                    reason = str(error)
-            still = [file for file in files if self.find(folders, file.names) is None]
-            if still:
-                raise MissingDataError(self._advice(name, folders, still, reason))
+            try:
+                for file in absent:
+                    fetch(file, self.roots[0] / folders[0] / file.stored)
+            except DownloadError as error:
+                reason = str(error)
+            absent = [file for file in files if self.find(folders, file.names) is None]
+        if absent:
+            raise MissingDataError(self._advice(name, folders, absent, reason))
         return [path for file in files if (path := self.find(folders, file.names)) is not None]
+
+    def checksum(self, name: str, folders: tuple[str, ...], file: DataFile) -> str:
+        """The SHA-256 that the content of a data set's file has, or will have when it is downloaded.
+
+        The file itself is looked into only where it could be one of several versions, or where no checksum is known.
+        """
+        path = self.find(folders, file.names)
+        if file.sha256 and (path is None or len(file.sha256) == 1):
+            return file.sha256[0]
+        if path is None:
+            raise MissingDataError(self._advice(name, folders, [file], "no checksum of it is known"))
+        return check_bytes(path, read_content(path, file), file) if file.gzipped else check_file(path, file)
 
     def _advice(self, name: str, folders: tuple[str, ...], files: list[DataFile], reason: str) -> str:
         searched = ", ".join(str(root / folders[0]) for root in self.roots)
         wanted = ", ".join(file.stored for file in files)
-        there = f"{self.first}/{folders[0]}"
+        there = f"{f'${VARIABLE}' if self.by_variable else self.roots[0]}/{folders[0]}"
         if self.download:
             return f"{name} is not in {searched}, nor to be had ({reason}); offline? put {wanted} into {there}"
         return f"{name} is not in {searched}; get it by 'polybound data get {name}', or put {wanted} into {there}"

@@ -1,4 +1,4 @@
-"""The bytes of a data file: never more of them than expected, and compared with what is known of them."""
+"""Data files and what is known of their content: never more bytes than expected, and the SHA-256 they must have."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ import tarfile
 import wave
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from polybound.errors import FileFormatError
 
-__all__ = ["DataFile", "check_bytes", "check_file", "read_content", "refusing", "regular"]
+__all__ = ["DataFile", "check_bytes", "check_file", "combined", "read_content", "refusing", "regular"]
 
-_BLOCK = 1 << 20
+# What the standard library raises at damaged files; RuntimeError also for features of a format that it lacks.
+_DAMAGED = (
+    *(gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, tarfile.TarError, wave.Error, struct.error),
+    *(UnicodeDecodeError, OverflowError, RuntimeError),
+)
 
 
 @dataclass(frozen=True)
 class DataFile:
     """A file of a data set, and what is known of its content.
 
-    Compressors differ, so size and digests of a gzipped file are those of the plain bytes.
+    Compressors differ, so size and checksums of a gzipped file are those of the plain bytes.
 
     Attributes:
         name: its path below the data set's folder, without ".gz" if gzipped is set.
         size: bytes of its content; not one byte more is read or downloaded.
-        sha256: known digests of its content, empty if none is known; several if several versions are about.
+        sha256: known checksums of its content, empty if none is known. Of several versions, the first is downloaded.
         urls: where it can be downloaded, best first.
         gzipped: it may lie there plain, or as name + ".gz", which is how it is downloaded.
         exact: the size is not only the largest possible one, but that of every version.
@@ -61,17 +65,7 @@ def refusing(where: str | Path) -> Iterator[None]:
         yield
     except EOFError as error:
         raise FileFormatError(f"{where}: ends early: truncated or half-downloaded") from error
-    except (
-        gzip.BadGzipFile,
-        zlib.error,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        wave.Error,
-        struct.error,
-        UnicodeDecodeError,
-        OverflowError,
-        RuntimeError,  # of wave and zipfile, also for features of the format that they lack
-    ) as error:
+    except _DAMAGED as error:
         raise FileFormatError(f"{where}: damaged or of another format ({' '.join(str(error).split())})") from error
 
 
@@ -88,52 +82,54 @@ def read_content(path: Path, file: DataFile) -> bytes:
     """All of a file, unpacked if gzipped, and checked.
 
     Raises:
-        FileFormatError: it is truncated, damaged, too long, or has another digest than the known ones.
+        FileFormatError: it is truncated, damaged, too long, or has another checksum than the known ones.
     """
-    regular(path)
-    if file.gzipped and path.name.removesuffix(".part").endswith(".gz"):
-        # One byte more than expected shows a bomb, and reading to the end makes gzip compare its own checksum.
-        with refusing(path), gzip.open(path) as stream:
-            content = stream.read(file.size + 1)
-    else:
-        with path.open("rb") as plain:
-            content = plain.read(file.size + 1)
+    packed = regular(path).name.removesuffix(".part").endswith(".gz") and file.gzipped
+    # One byte more than expected shows a bomb, and reading to the end makes gzip compare its own checksum.
+    with refusing(path), gzip.open(path) if packed else path.open("rb") as stream:
+        content: bytes = stream.read(file.size + 1)
     check_bytes(path, content, file)
     return content
 
 
-def check_bytes(where: str | Path, content: bytes, file: DataFile) -> None:
-    """Refuse content that is too long, too short, or has another digest than the known ones."""
+def check_bytes(where: str | Path, content: bytes, file: DataFile) -> str:
+    """The SHA-256 of content, refused if it is too long, too short, or has another checksum than the known ones."""
     if not content:
         raise FileFormatError(f"{where}: empty")
     if len(content) > file.size:
         raise FileFormatError(f"{where}: its content is longer than the {file.size} bytes it should have")
-    if file.sha256:
-        if file.exact and len(content) < file.size:
-            raise FileFormatError(
-                f"{where}: its content has {len(content)} bytes, not {file.size}: truncated, half-downloaded or swapped"
-            )
-        _compare(where, hashlib.sha256(content).hexdigest(), file)
+    if file.sha256 and file.exact and len(content) < file.size:
+        raise FileFormatError(
+            f"{where}: its content has {len(content)} bytes, not {file.size}: truncated, half-downloaded or swapped"
+        )
+    return _known(where, hashlib.sha256(content).hexdigest(), file)
 
 
 def check_file(path: Path, file: DataFile) -> str:
     """The SHA-256 of a file as it lies there, refused if it is none of the known ones."""
-    regular(path)
-    digest = hashlib.sha256()
-    total = 0
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-            total += len(block)
-            if total > file.size:
-                raise FileFormatError(f"{path}: longer than the {file.size} bytes it should have")
-    if total == 0:
+    import pooch
+
+    size = regular(path).stat().st_size
+    if size == 0:
         raise FileFormatError(f"{path}: empty")
-    _compare(path, digest.hexdigest(), file)
-    return digest.hexdigest()
+    if size > file.size:
+        raise FileFormatError(f"{path}: longer than the {file.size} bytes it should have")
+    return _known(path, pooch.file_hash(str(path), alg="sha256"), file)
 
 
-def _compare(where: str | Path, found: str, file: DataFile) -> None:
+def _known(where: str | Path, found: str, file: DataFile) -> str:
     if file.sha256 and found not in file.sha256:
-        known = " or ".join(f"{digest[:12]}…" for digest in file.sha256)
+        known = " or ".join(f"{checksum[:12]}…" for checksum in file.sha256)
         raise FileFormatError(f"{where}: SHA-256 of its content is {found[:12]}…, not {known}: damaged or swapped")
+    return found
+
+
+def combined(parts: Mapping[str, str]) -> str:
+    """The digest of a data set, 16 hex digits, from the checksums of its named parts.
+
+    Example:
+        >>> combined({"train": "ab", "test": "cd"}) == combined({"test": "cd", "train": "ab"})
+        True
+    """
+    text = "".join(f"{name}\0{checksum}\n" for name, checksum in sorted(parts.items()))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
