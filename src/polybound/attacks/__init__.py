@@ -1,15 +1,15 @@
 """Attacks: each takes the domain of the data and the protocol that it clips by."""
 
+from polybound.attacks.adapters import AutoAttack, Foolbox
 from polybound.attacks.apgd import APGD, APGDT
 from polybound.attacks.base import Attack
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.denoise import Defence, Defended, GaussianDenoiser, MedianDenoiser
 from polybound.attacks.fgsm import FGSM
 from polybound.attacks.guided import GuidedDenoiser
-from polybound.attacks.names import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks
-from polybound.attacks.outside import AutoAttack, Foolbox
 from polybound.attacks.pgd import PGD
 from polybound.attacks.protocol import PROTOCOLS, PUBLISHED_NOTE, Protocol, clip_range, protocols
+from polybound.attacks.registry import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks
 from polybound.attacks.tpgd import TPGD
 
 __all__ = [

@@ -13,10 +13,10 @@ from torch import Tensor
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, first_success
 from polybound.attacks.checks import check_choice, check_positive, check_whole
+from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import DLR, Loss, TargetedDLR, cross_entropy
-from polybound.attacks.noise import Noise
 from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim, right
+from polybound.attacks.random_numbers import Noise
 
 __all__ = ["APGD", "APGDT"]
 
@@ -54,11 +54,11 @@ class APGD(Attack):
             return [f"{self.name}: the DLR loss needs 3 classes; with {classes} it is the plain margin"]
         return []
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         losses: list[Loss] = [cross_entropy(y, protocol) if self.loss == "ce" else DLR(y)]
         return self._search(victim, ball, y, noise, losses)
 
-    def _search(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, losses: list[Loss]) -> Tensor:
+    def _search(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, losses: list[Loss]) -> Tensor:
         """Each loss from each start, until an image falls."""
 
         def attempts() -> Iterator[partial[Tensor]]:
@@ -69,7 +69,7 @@ class APGD(Attack):
 
         return first_success(victim, y, ball.x, attempts())
 
-    def _once(self, victim: Victim, ball: Ball, start: Tensor, loss: Loss, keep: Tensor) -> Tensor:
+    def _once(self, victim: Classifier, ball: Ball, start: Tensor, loss: Loss, keep: Tensor) -> Tensor:
         """From one start, for the images `keep`: the first misclassified point, or the one of greatest loss."""
         ball, loss, z = ball.pick(keep), loss.pick(keep), start[:, keep]
         z = z.repeat(victim.runs // len(z), 1, 1)
@@ -139,7 +139,7 @@ class APGDT(APGD):
             return [f"{self.name}: the targeted DLR loss needs 4 classes; with {classes} it is the plain margin"]
         return []
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         del protocol  # the DLR is a ratio of logits, which does not vanish
         order = victim.logits(ball.x).argsort(1, descending=True)
         # The clean prediction is the first; an image for which that is not its label is not attacked at all.

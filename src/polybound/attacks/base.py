@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball, ball_around, round_down, round_up
+from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import Loss
-from polybound.attacks.noise import GROUP, Noise
 from polybound.attacks.protocol import Protocol, check_domain, check_protocol, clip_range
-from polybound.attacks.victim import Victim, right
+from polybound.attacks.random_numbers import GROUP, Noise
 from polybound.errors import PolyboundError
 
 __all__ = ["Attack", "climb", "first_success"]
@@ -101,7 +101,7 @@ class Attack(ABC):
         lead = _lead(model, x, y)
         shape = tuple(x.shape[lead:])
         images = _checked(x, check_domain(domain)).reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))
-        with Victim(model, shape) as victim:
+        with Classifier(model, shape) as victim:
             images, y = images.to(victim.device), _labels(y).to(victim.device)
             _check_classes(victim, images, y)
             rows = max(1, _CACHE // (victim.runs * images.shape[-1] * images.element_size()) // GROUP) * GROUP
@@ -117,12 +117,12 @@ class Attack(ABC):
         return found if victim.stacked else found[0]
 
     @abstractmethod
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         """Points of the ball, (E or 1, n, d), for a batch; the ball is that of the protocol, gradients may be."""
 
 
 def climb(
-    victim: Victim, ball: Ball, z: Tensor, loss: Loss, steps: int, size: float, *, early_stop: bool = False
+    victim: Classifier, ball: Ball, z: Tensor, loss: Loss, steps: int, size: float, *, early_stop: bool = False
 ) -> Tensor:
     """Ascend a loss by steps of one size; with `early_stop`, an image stays where it first is misclassified."""
     if not early_stop:
@@ -158,7 +158,7 @@ def store(found: Tensor, keep: Tensor, z: Tensor, which: Tensor) -> None:
         found[run, keep[image]] = z[run, image]
 
 
-def first_success(victim: Victim, y: Tensor, z: Tensor, attempts: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
+def first_success(victim: Classifier, y: Tensor, z: Tensor, attempts: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
     """The points of the first attempt that succeeds, image by image and run by run; z where none does.
 
     An attempt is given the numbers of the images that some run still classifies right, and returns points for those.
@@ -219,7 +219,7 @@ def _labels(y: Tensor) -> Tensor:
     return y.detach().long()
 
 
-def _check_classes(victim: Victim, x: Tensor, y: Tensor) -> None:
+def _check_classes(victim: Classifier, x: Tensor, y: Tensor) -> None:
     if not len(y):
         return
     classes = victim.logits(x[:, :1]).shape[1]

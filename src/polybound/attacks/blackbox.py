@@ -11,10 +11,10 @@ from torch import Tensor
 from polybound.attacks.ball import Ball, InfBall
 from polybound.attacks.base import Attack, first_success
 from polybound.attacks.checks import check_whole
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy
-from polybound.attacks.noise import Noise
 from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import Noise
 from polybound.errors import PolyboundError
 
 __all__ = ["RandomSearch", "Square"]
@@ -38,7 +38,7 @@ class RandomSearch(Attack):
         super().__post_init__()
         check_whole("tries", self.tries)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         del protocol  # there are no gradients to differ
 
         def attempt(keep: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Square(Attack):
         if self.norm != "inf":
             raise PolyboundError("the square attack knows the norm inf only; random-EPS-TRIES:norm=2 knows both")
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         del protocol
         if not isinstance(ball, InfBall):
             raise AssertionError("the square attack needs a box")

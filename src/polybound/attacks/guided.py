@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from polybound.attacks.checks import check_whole
 from polybound.attacks.denoise import Defence, find_defence
-from polybound.attacks.noise import GROUP
 from polybound.attacks.pgd import PGD
+from polybound.attacks.random_numbers import GROUP
 
 __all__ = ["GuidedDenoiser"]
 

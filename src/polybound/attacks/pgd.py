@@ -10,10 +10,10 @@ from torch import Tensor
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb, first_success
 from polybound.attacks.checks import check_positive, check_whole
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy, cross_entropy
-from polybound.attacks.noise import Noise
 from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import Noise
 
 __all__ = ["PGD"]
 
@@ -60,7 +60,7 @@ class PGD(Attack):
             object.__setattr__(self, "step_size", 2.5 * self.eps / self.steps)
         check_positive("step_size", self.step_size)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         loss = cross_entropy(y, protocol)
         z = self._climb(victim, ball, self._start(ball, noise), loss)
         if self.restarts == 1 or not self.random_start:
@@ -77,6 +77,6 @@ class PGD(Attack):
             return ball.x
         return ball.inside(noise.normal() if self.norm == "2" else ball.x, noise.uniform())
 
-    def _climb(self, victim: Victim, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
+    def _climb(self, victim: Classifier, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
         size = float(self.step_size or 0.0)
         return climb(victim, ball, start, loss, self.steps, size, early_stop=self.early_stop)

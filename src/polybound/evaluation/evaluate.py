@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attacks, protocols
+from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.denoise import Defence, Defended, find_defence
-from polybound.attacks.noise import GROUP
-from polybound.attacks.victim import Victim, right
+from polybound.attacks.random_numbers import GROUP
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
 from polybound.evaluation.certified import certified_scores
@@ -84,7 +84,7 @@ def evaluate(
     if defence is not None:
         model = Defended(model, find_defence(defence, data.shape))
     total = _count(data, limit)
-    with Victim(model, data.shape) as victim:
+    with Classifier(model, data.shape) as victim:
         labels = _names(names, victim)
         rows, examples, robust = _measure(victim, data, plan, total, seed, batch_size, progress, keep, check)
     scores = [
@@ -117,7 +117,7 @@ _Robust = dict[tuple[Attack, str], Tensor]
 
 
 def _measure(
-    victim: Victim,
+    victim: Classifier,
     data: Dataset,
     plan: Sequence[tuple[Attack, str]],
     total: int,
@@ -169,7 +169,7 @@ def _measure(
     return result, examples, {pair: torch.cat(parts, 1) for pair, parts in robust.items()}
 
 
-def _flat(found: Tensor, data: Dataset, victim: Victim) -> Tensor:
+def _flat(found: Tensor, data: Dataset, victim: Classifier) -> Tensor:
     lead = found.shape[: found.ndim - len(data.shape)]
     return found.reshape(victim.runs, lead[-1], prod(data.shape)).to(victim.device)
 
@@ -200,7 +200,7 @@ def _count(data: Dataset, limit: int | None) -> int:
     return len(data) if limit is None else min(limit, len(data))
 
 
-def _rows(victim: Victim, data: Dataset, batch_size: int | None) -> int:
+def _rows(victim: Classifier, data: Dataset, batch_size: int | None) -> int:
     """Images at a time: a multiple of the group that shares its random numbers."""
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise PolyboundError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
@@ -208,7 +208,7 @@ def _rows(victim: Victim, data: Dataset, batch_size: int | None) -> int:
     return max(1, wanted // GROUP) * GROUP
 
 
-def _names(names: Sequence[str] | None, victim: Victim) -> list[str]:
+def _names(names: Sequence[str] | None, victim: Classifier) -> list[str]:
     if names is None:
         return [f"run {run}" for run in range(victim.runs)] if victim.stacked else ["model"]
     if len(names) != victim.runs:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks import Attack, RandomSearch, Square
-from polybound.attacks.victim import Victim, right
+from polybound.attacks.classifier import Classifier, right
 from polybound.data import Dataset
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _blackbox(model: nn.Module, data: Dataset, eps: float, norm: str, protocol: 
     if norm == "inf":
         attacks.append(Square(eps, QUERIES))
     x, y = data.x[:n], data.y[:n]
-    with Victim(model, data.shape) as victim:
+    with Classifier(model, data.shape) as victim:
         flat = x.flatten(1).unsqueeze(0).to(victim.device)
         standing = right(victim.logits(flat).cpu(), y)
         for attack in attacks:

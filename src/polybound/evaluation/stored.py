@@ -11,13 +11,12 @@ from typing import Any
 from polybound.atomic import write_atomically
 from polybound.attacks import PAPER_ATTACKS, Attack, GuidedDenoiser, parse_attacks, protocols
 from polybound.attacks.denoise import Defence, find_defence
-from polybound.certificates.files import fingerprint
 from polybound.data import Dataset, load
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation.certified import certified_column, certified_scores
 from polybound.evaluation.evaluate import Progress, evaluate, reader_notes
 from polybound.evaluation.score import Evaluation, Score
-from polybound.models import PolynomialNetwork, stack
+from polybound.models import PolynomialNetwork, stack, weights_digest
 from polybound.models import load as load_model
 from polybound.runs import Run
 
@@ -130,7 +129,7 @@ class StackedRuns:
     def __init__(self, runs: list[Run], data: Dataset, defence: str | None, data_dir: Folder | None) -> None:
         self.runs, self.data, self.defence, self.data_dir = runs, data, defence, data_dir
         self._models = {run.path: load_model(run.model_file) for run in runs}
-        self._weights = {path: fingerprint(model) for path, model in self._models.items()}
+        self._weights = {path: weights_digest(model) for path, model in self._models.items()}
         self._guards: dict[Path, Defence] = {}
         self._stacks: dict[tuple[Path, ...], PolynomialNetwork] = {}
 

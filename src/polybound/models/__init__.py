@@ -7,7 +7,7 @@ from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors
-from polybound.models.files import load
+from polybound.models.files import load, weights_digest
 from polybound.models.ncp import NCP
 from polybound.models.paper import PAPER_MODELS, paper_model, paper_rank
 
@@ -31,4 +31,5 @@ __all__ = [
     "paper_model",
     "paper_rank",
     "stack",
+    "weights_digest",
 ]

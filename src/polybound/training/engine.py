@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.models.closed import ClosedCCP, closed_form
+from polybound.models.closed_forms import ClosedCCP, closed_form
 from polybound.seeds import drawn
 from polybound.training.distributed import sum_over_workers, workers
 from polybound.training.penalty import jacobian_penalty, lower_margins

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
 from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.models.closed import closed_form
+from polybound.models.closed_forms import closed_form
 
-__all__ = ["Victim", "right"]
+__all__ = ["Classifier", "right"]
 
 
-class Victim:
+class Classifier:
     """A classifier for flat inputs of shape (G, n, d), G being 1 (shared by all runs) or the number of runs E.
 
     Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP and
@@ -41,7 +41,7 @@ class Victim:
         self.form = closed_form(model) if isinstance(model, CCP | NCP) else None
         self.lifted = isinstance(model, CCP) and model.form == "product"
 
-    def __enter__(self) -> Victim:
+    def __enter__(self) -> Classifier:
         self._was_training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         return self
@@ -83,7 +83,7 @@ class Victim:
     def alone(self, run: int) -> Callable[[Tensor], Tensor]:
         """One run as other libraries want a classifier: (n, d) to (n, classes), through autograd."""
         if self.stacked and isinstance(self.model, PolynomialNetwork):
-            single = Victim(self.model.run(run), self.shape)
+            single = Classifier(self.model.run(run), self.shape)
             return lambda x: single._forward(single._cast(x).unsqueeze(0))[0].transpose(0, 1)
         return lambda x: self._forward(self._cast(x).unsqueeze(0))[run].transpose(0, 1)
 

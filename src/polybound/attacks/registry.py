@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
+from polybound.attacks.adapters import AutoAttack, Foolbox
 from polybound.attacks.apgd import APGD, APGDT
 from polybound.attacks.base import Attack
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.fgsm import FGSM
-from polybound.attacks.outside import AutoAttack, Foolbox
 from polybound.attacks.pgd import PGD
 from polybound.attacks.tpgd import TPGD
 from polybound.errors import PolyboundError

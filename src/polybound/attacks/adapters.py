@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
 from polybound.attacks.checks import check_choice, check_whole
-from polybound.attacks.noise import Noise
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import Noise
 from polybound.errors import PolyboundError
 
 __all__ = ["AutoAttack", "Foolbox"]
@@ -30,7 +30,7 @@ __all__ = ["AutoAttack", "Foolbox"]
 class _Rescaled(nn.Module):
     """One run of a victim, as a classifier of images in [0, 1]."""
 
-    def __init__(self, victim: Victim, run: int, clip: tuple[float, float]) -> None:
+    def __init__(self, victim: Classifier, run: int, clip: tuple[float, float]) -> None:
         super().__init__()
         self.classify, self.clip = victim.alone(run), clip
 
@@ -46,7 +46,7 @@ class Outside(Attack):
 
     only_sound: ClassVar[bool] = True
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
         del protocol  # always sound
         lower, upper = ball.clip
         seed = noise.generators[0].initial_seed() % 2**31
