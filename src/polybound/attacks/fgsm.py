@@ -8,11 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from polybound.attacks.ball import Ball
-from polybound.attacks.base import Attack, climb
+from polybound.attacks.base import Attack, climb, text
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import cross_entropy
-from polybound.attacks.protocol import Protocol
-from polybound.attacks.random_numbers import Noise
+from polybound.attacks.random_numbers import RandomNumbers
 
 __all__ = ["FGSM"]
 
@@ -35,6 +34,10 @@ class FGSM(Attack):
 
     kind: ClassVar[str] = "fgsm"
 
-    def _run(self, victim: Classifier, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        del noise  # nothing here is random
-        return climb(victim, ball, ball.x, cross_entropy(y, protocol), 1, self.eps)
+    @property
+    def label(self) -> str:
+        return ", ".join([f"FGSM-{text(self.eps)}", *self._options()])
+
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
+        del random  # nothing here is random
+        return climb(model, ball, ball.x, cross_entropy(labels, ball.protocol), 1, self.eps)

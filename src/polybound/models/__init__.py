@@ -4,6 +4,7 @@ from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, stack
 from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
+from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors
@@ -19,6 +20,8 @@ __all__ = [
     "Affine",
     "Block",
     "Chain",
+    "ClosedCCP",
+    "ClosedForm",
     "Conv",
     "ConvCCP",
     "Dense",
@@ -26,6 +29,7 @@ __all__ = [
     "Identity",
     "PolynomialNetwork",
     "Pool",
+    "closed_form",
     "example",
     "load",
     "paper_model",
