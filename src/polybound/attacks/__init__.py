@@ -19,6 +19,7 @@ from polybound.attacks.protocol import PROTOCOLS, PUBLISHED_NOTE, Protocol, clip
 from polybound.attacks.random_numbers import GROUP, RandomNumbers
 from polybound.attacks.registry import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks, register_attack
 from polybound.attacks.tpgd import TPGD
+from polybound.attacks.training_batch import adversarial_batch
 
 __all__ = [
     "APGD",
@@ -49,6 +50,7 @@ __all__ = [
     "RandomSearch",
     "Square",
     "TargetedDLR",
+    "adversarial_batch",
     "attack_names",
     "ball_around",
     "check_choice",

@@ -55,7 +55,7 @@ class OtherLibrary(Attack):
             y = labels if labels.ndim == 1 else labels[run]
             images = ((x - lower) / (upper - lower)).clamp_(0.0, 1.0).to(model.dtype or x.dtype)
             single = _Rescaled(model, run, ball.clip).eval()
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.manual_seed(seed)
                 images = self._suite(single, images.view(-1, *shape), y, self.eps / (upper - lower), seed)

@@ -45,30 +45,21 @@ class Ball(ABC):
     def __init__(self, x: Tensor, eps: float, clip: tuple[float, float], protocol: Protocol = "sound") -> None:
         self.x, self.eps, self.clip = x, round_down(eps, x), (round_up(clip[0], x), round_down(clip[1], x))
         self.protocol = protocol
-        self._spread: Self | None = None
 
     def pick(self, keep: Tensor) -> Self:
         """The ball of some of the images, by number."""
         return self._changed(lambda part: part.index_select(1, keep))
 
-    def spread(self, rows: int) -> Self:
-        """The same ball with tensors that broadcast with points (rows, n, d)."""
-        if len(self.x) in (1, rows):
-            return self
-        if self._spread is None or len(self._spread.x) != rows:
-            self._spread = self._changed(lambda part: part.repeat_interleave(rows // len(part), 0))
-        return self._spread
-
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The ball of other images, by a change of every tensor."""
         changed = copy(self)
-        changed.x, changed._spread = change(self.x), None
+        changed.x = change(self.x)
         return changed
 
     def _finite(self, z: Tensor) -> Tensor:
         """The points, those coordinates that are not finite replaced by the image's."""
         # Points are bounded, so that their sum is finite if and only if they all are.
-        return z if bool(torch.isfinite(z.sum())) else torch.where(torch.isfinite(z), z, self.spread(len(z)).x)
+        return z if bool(torch.isfinite(z.sum())) else torch.where(torch.isfinite(z), z, spread(self.x, len(z)))
 
     @abstractmethod
     def project_(self, z: Tensor) -> Tensor:
@@ -108,19 +99,20 @@ class InfBall(Ball):
         return changed
 
     def project_(self, z: Tensor) -> Tensor:
-        box = self.spread(len(z))
-        return z.clamp_(box.lower, box.upper)
+        _in_groups(z, len(self.x)).clamp_(self.lower.unsqueeze(1), self.upper.unsqueeze(1))
+        return z
 
     def settle(self, z: Tensor) -> Tensor:
-        box = self.spread(len(z))
-        return self._finite(z).clamp(box.lower, box.upper)
+        return self._finite(z).clamp(spread(self.lower, len(z)), spread(self.upper, len(z)))
 
     def ascend(self, z: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         gradient.sign_()
-        z = spread(z, len(gradient))
         if isinstance(size, Tensor):
-            return self.project_(gradient.mul_(size).add_(z))
-        return self.project_(torch.add(z, gradient, alpha=size, out=gradient))
+            gradient.mul_(size)
+            size = 1.0
+        steps = _in_groups(gradient, len(z))
+        torch.add(z.unsqueeze(1), steps, alpha=size, out=steps)
+        return self.project_(gradient)
 
     def inside(self, noise: Tensor, radius: Tensor) -> Tensor:
         del noise  # a box is filled by independent uniform numbers
@@ -136,11 +128,12 @@ class TwoBall(Ball):
     """`|z - x|_2 <= eps`, then clipped to the range of pixels, which moves no point of that range away from x."""
 
     def project_(self, z: Tensor) -> Tensor:
-        x = self.spread(len(z)).x
-        step = z - x
+        x, grouped = self.x.unsqueeze(1), _in_groups(z, len(self.x))
+        step = grouped - x
         length = step.norm(dim=-1, keepdim=True)
         factor = (self.eps / length.clamp_min(torch.finfo(z.dtype).tiny)).clamp_max_(1.0)
-        return z.copy_(torch.where(factor < 1, x + step * factor, z)).clamp_(*self.clip)
+        grouped.copy_(torch.where(factor < 1, x + step * factor, grouped))
+        return z.clamp_(*self.clip)
 
     def ascend(self, z: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         # Scaled first: the squares of small gradients underflow.
@@ -157,7 +150,7 @@ class TwoBall(Ball):
         return self.project_(self.x + self.eps * noise / noise.norm(dim=-1, keepdim=True).clamp_min(1e-12))
 
     def settle(self, z: Tensor) -> Tensor:
-        z, x = self._finite(z), self.spread(len(z)).x.double()
+        z, x = self._finite(z), spread(self.x, len(z)).double()
         # Short of eps by what the rounding of the sum of squares can amount to.
         limit = self.eps * (1 - 4 * self.x.shape[-1] * torch.finfo(torch.float64).eps)
         for attempt in range(8):
@@ -179,6 +172,11 @@ def spread(part: Tensor, rows: int) -> Tensor:
     [1, 1, 2, 2]
     """
     return part if len(part) in (1, rows) else part.repeat_interleave(rows // len(part), 0)
+
+
+def _in_groups(z: Tensor, groups: int) -> Tensor:
+    """A view of points (E, n, d) as (groups, E // groups, n, d), to go with what is (groups, 1, n, d)."""
+    return z.view(groups, len(z) // groups, *z.shape[1:])
 
 
 def round_down(value: float, like: Tensor) -> float:

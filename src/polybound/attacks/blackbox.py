@@ -78,16 +78,17 @@ class Square(Attack):
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         if not isinstance(ball, InfBall):
             raise AssertionError("the square attack needs a box")
-        image, box, loss = _image(model.shape), ball.spread(model.runs), CrossEntropy(labels)
+        image, loss = _image(model.shape), CrossEntropy(labels)
+        lower, upper = spread(ball.lower, model.runs), spread(ball.upper, model.runs)
         channels, _, width = image
         columns = spread(random.uniform(channels * width), model.runs)
         columns = columns.reshape(*columns.shape[:2], channels, 1, width) < 0.5
-        z = torch.where(_flat(columns, image), box.lower, box.upper)
+        z = torch.where(_flat(columns, image), lower, upper)
         z = z.repeat_interleave(model.runs // len(z), 0)
         value = loss.values(model.logits(z))
         for query in range(self.queries):
             square, up = self._proposal(query, image, spread(random.uniform(2 + channels), model.runs))
-            proposal = torch.where(square, torch.where(up, box.upper, box.lower), z)
+            proposal = torch.where(square, torch.where(up, upper, lower), z)
             raised = loss.values(model.logits(proposal))
             better = ~(raised <= value)  # an output that is not a number is a success
             z = torch.where(better.unsqueeze(-1), proposal, z)
