@@ -10,14 +10,13 @@ from polybound.attacks.base import Attack, climb, first_success
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.checks import check_choice, check_flag, check_positive, check_whole
 from polybound.attacks.classifier import Classifier, right
-from polybound.attacks.denoise import Defence, Defended, GaussianDenoiser, MedianDenoiser
 from polybound.attacks.fgsm import FGSM
-from polybound.attacks.guided import GuidedDenoiser
 from polybound.attacks.losses import DLR, KL, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
 from polybound.attacks.pgd import PGD
 from polybound.attacks.protocol import PROTOCOLS, PUBLISHED_NOTE, Protocol, clip_range, protocols
 from polybound.attacks.random_numbers import GROUP, RandomNumbers
 from polybound.attacks.registry import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks, register_attack
+from polybound.attacks.settings import read_setting, setting_text
 from polybound.attacks.tpgd import TPGD
 from polybound.attacks.training_batch import adversarial_batch
 
@@ -38,13 +37,8 @@ __all__ = [
     "Ball",
     "Classifier",
     "CrossEntropy",
-    "Defence",
-    "Defended",
     "Foolbox",
-    "GaussianDenoiser",
-    "GuidedDenoiser",
     "Loss",
-    "MedianDenoiser",
     "Protocol",
     "RandomNumbers",
     "RandomSearch",
@@ -65,6 +59,8 @@ __all__ = [
     "parse_attack",
     "parse_attacks",
     "protocols",
+    "read_setting",
     "register_attack",
     "right",
+    "setting_text",
 ]

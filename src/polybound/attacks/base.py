@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,10 @@ from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import Loss
 from polybound.attacks.protocol import check_domain, check_protocol, clip_range
 from polybound.attacks.random_numbers import GROUP, ImageRandom, RandomNumbers
+from polybound.attacks.settings import setting_text
 from polybound.errors import PolyboundError
 
-__all__ = ["Attack", "climb", "first_success", "text"]
+__all__ = ["Attack", "climb", "first_success"]
 
 TOLERANCE = 1e-5
 """How far outside of the domain an image may lie by rounding; it is moved into it."""
@@ -94,7 +95,7 @@ class Attack(ABC):
     @property
     def name(self) -> str:
         """The name that `parse_attack` reads back: "pgd-0.1-20-0.01:restarts=5"."""
-        numbers = (text(getattr(self, name)) for name in self.numbers)
+        numbers = (setting_text(getattr(self, name)) for name in self.numbers)
         return "-".join([self.kind, *numbers]) + "".join(f":{option}" for option in self._options())
 
     @property
@@ -105,7 +106,7 @@ class Attack(ABC):
     def _options(self) -> list[str]:
         """The settings that are not among the `numbers` and differ from their defaults, as "setting=value"."""
         others = (f for f in fields(self) if f.name not in self.numbers and f.default is not MISSING)
-        return [f"{f.name}={text(value)}" for f in others if (value := getattr(self, f.name)) != f.default]
+        return [f"{f.name}={setting_text(value)}" for f in others if (value := getattr(self, f.name)) != f.default]
 
     def caveats(self, classes: int) -> list[str]:
         """What a reader of its results must know, if anything, for a model of so many classes."""
@@ -221,11 +222,6 @@ def first_success(
         store(z, keep, points, fallen)
         standing[:, keep] &= ~fallen
     return z
-
-
-def text(value: Any) -> str:
-    """A setting as a name gives it; the shortest text that is read back as the same value."""
-    return repr(float(value) + 0.0).removesuffix(".0") if isinstance(value, float) else str(value).lower()
 
 
 def _lead(model: nn.Module, x: Tensor, y: Tensor) -> int:

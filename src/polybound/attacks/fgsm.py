@@ -8,10 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from polybound.attacks.ball import Ball
-from polybound.attacks.base import Attack, climb, text
+from polybound.attacks.base import Attack, climb
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import cross_entropy
 from polybound.attacks.random_numbers import RandomNumbers
+from polybound.attacks.settings import setting_text
 
 __all__ = ["FGSM"]
 
@@ -36,7 +37,7 @@ class FGSM(Attack):
 
     @property
     def label(self) -> str:
-        return ", ".join([f"FGSM-{text(self.eps)}", *self._options()])
+        return ", ".join([f"FGSM-{setting_text(self.eps)}", *self._options()])
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         del random  # nothing here is random

@@ -8,11 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from polybound.attacks.ball import Ball
-from polybound.attacks.base import Attack, climb, first_success, text
+from polybound.attacks.base import Attack, climb, first_success
 from polybound.attacks.checks import check_flag, check_positive, check_whole
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy, cross_entropy
 from polybound.attacks.random_numbers import RandomNumbers
+from polybound.attacks.settings import setting_text
 
 __all__ = ["PGD"]
 
@@ -63,7 +64,7 @@ class PGD(Attack):
 
     @property
     def label(self) -> str:
-        numbers = ", ".join(text(getattr(self, name)) for name in self.numbers)
+        numbers = ", ".join(setting_text(getattr(self, name)) for name in self.numbers)
         return ", ".join([f"PGD-({numbers})", *self._options()])
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:

@@ -13,6 +13,7 @@ from polybound.attacks.base import Attack
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.fgsm import FGSM
 from polybound.attacks.pgd import PGD
+from polybound.attacks.settings import read_setting
 from polybound.attacks.tpgd import TPGD
 from polybound.errors import PolyboundError
 
@@ -114,13 +115,7 @@ def parse_attack(name: str | Attack) -> Attack:
 def _value(made: type[Attack], key: str, text: str, name: str) -> Any:
     """An option's text as the type of its default."""
     default = next(field.default for field in fields(made) if field.name == key)
-    kind = float if default is None or default is MISSING else type(default)
     try:
-        if kind is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[text]
-        if kind is float:
-            top, _, bottom = text.partition("/")
-            return float(top) / float(bottom or 1)
-        return kind(text)
-    except (ValueError, KeyError, ZeroDivisionError):
+        return read_setting(text, float if default is None or default is MISSING else type(default))
+    except ValueError:
         raise PolyboundError(f"attack {name!r}: {key} cannot be {text!r}") from None

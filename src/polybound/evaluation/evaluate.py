@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attacks, protocols
 from polybound.attacks.classifier import Classifier, right
-from polybound.attacks.denoise import Defence, Defended, find_defence
 from polybound.attacks.random_numbers import GROUP
 from polybound.data import Dataset
+from polybound.defences import Defence, Defended, find_defence
 from polybound.errors import PolyboundError
 from polybound.evaluation.certified import certified_scores
 from polybound.evaluation.masking import masking_notes

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polybound.atomic import write_atomically
-from polybound.attacks import PAPER_ATTACKS, Attack, GuidedDenoiser, parse_attacks, protocols
-from polybound.attacks.denoise import Defence, find_defence
+from polybound.attacks import PAPER_ATTACKS, Attack, parse_attacks, protocols
 from polybound.data import Dataset, load
+from polybound.defences import Defence, GuidedDenoiser, find_defence
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation.certified import certified_column, certified_scores
 from polybound.evaluation.evaluate import Progress, evaluate, reader_notes
