@@ -11,7 +11,7 @@ from torch import nn
 import polybound as pb
 from networks import F64, networks
 from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, RandomSearch, Square, parse_attack
-from polybound.attacks.victim import Victim
+from polybound.attacks.classifier import Classifier
 from polybound.errors import PolyboundError
 
 SMALL = {
@@ -212,7 +212,7 @@ def test_a_constant_classifier_and_one_that_overflows():
     for name in ("fgsm-0.1", "pgd-0.1-3-0.1", "apgd-0.1-3", "apgdt-2", "tpgd-2", "square-0.1-5"):
         found = parse_attack(name)(wild, x, y, domain=(0, 1))
         assert torch.isfinite(found).all()
-    with Victim(wild, (4,)) as victim:
+    with Classifier(wild, (4,)) as victim:
         assert not victim.correct(x.unsqueeze(0), y).any()
 
 

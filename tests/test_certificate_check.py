@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import polybound as pb
 from networks import F64, ccps, convs, ncps, randomise, seeds
 from polybound.certificates import files
-from polybound.certificates.files import check_file, fingerprint, save_certificates
+from polybound.certificates.files import check_file, save_certificates
+from polybound.models import weights_digest
 
 pytest.importorskip("flint")
 
@@ -79,7 +80,7 @@ def test_the_untouched_file_is_confirmed(proven):
     seen = []
     assert check_file(path, model, on_progress=lambda done, total: seen.append((done, total)))["verified"] > 0
     assert seen[-1] == (60, 60)
-    assert content["model"] == fingerprint(model)
+    assert content["model"] == weights_digest(model)
 
 
 def test_any_change_is_noticed(proven, tmp_path):

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, ccps, convs, ncps, randomise, seeds
-from polybound.certificates.boxes import ball, centre
+from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
+from polybound.certificates.boxes import box_around, centre
 from polybound.certificates.exact import exact_logits
 from polybound.certificates.expansion import first_order, second_order, split_sum
 from polybound.certificates.network import Network
-from polybound.certificates.psd import defect, dominating_diagonal
-from polybound.certificates.relax import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
+from polybound.certificates.psd_proofs import defect, dominating_diagonal
 
 METHODS = ("auto", "second", "first", "crown", "zonotope", "interval", "lipschitz")
 
@@ -46,7 +46,7 @@ def points_of(lower, upper, seed, count=200):
 def boxed(net, seed, eps):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(3, net.features, generator=generator, dtype=F64) * 2 - 1
-    (lower, upper), _ = ball(x, torch.tensor(eps, dtype=F64), (-1.0, 1.0))
+    (lower, upper), _ = box_around(x, torch.tensor(eps, dtype=F64), (-1.0, 1.0))
     y = net(x).argmax(1)
     return x, y, lower, upper
 
@@ -168,7 +168,7 @@ def test_boxes_hold_the_ball_and_nothing_is_lost_at_their_sides(seed, eps, domai
     low, high = domain or (-1.0, 1.0)
     x = low + (high - low) * torch.rand(1, 20, generator=torch.Generator().manual_seed(seed), dtype=F64)
     x = x.clamp(low, high)
-    outer, inner = ball(x, torch.tensor(eps, dtype=F64), domain)
+    outer, inner = box_around(x, torch.tensor(eps, dtype=F64), domain)
     c, r = centre(*outer)
     for a, lo, hi, mid, rad, ilo, ihi in zip(*(t[0].tolist() for t in (x, *outer, c, r, *inner)), strict=True):
         true_low, true_high = Fraction(a) - Fraction(eps), Fraction(a) + Fraction(eps)

@@ -227,7 +227,7 @@ def test_runs_with_the_same_weights_are_measured_once(runs, tmp_path, monkeypatc
 
 
 def test_guided_denoising_is_trained_once_for_each_run(runs, monkeypatch):
-    from polybound.attacks import GuidedDenoiser
+    from polybound.defences import GuidedDenoiser
 
     fitted = []
     monkeypatch.setattr(GuidedDenoiser, "fit", lambda self, model, x, y, domain: fitted.append(len(x)) or self.eval())

@@ -12,7 +12,18 @@ from polybound._version import __version__
 from polybound.errors import FileFormatError, NonFiniteError, PolyboundError
 
 if TYPE_CHECKING:
-    from polybound import attacks, certificates, constraints, data, evaluation, experiments, models, theory, training
+    from polybound import (
+        attacks,
+        certificates,
+        constraints,
+        data,
+        defences,
+        evaluation,
+        experiments,
+        models,
+        theory,
+        training,
+    )
     from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, parse_attack
     from polybound.certificates import Certificates, Radius, certified_accuracy, certified_radius, certify
     from polybound.constraints import (
@@ -60,6 +71,7 @@ __all__ = [
     "certify",
     "constraints",
     "data",
+    "defences",
     "evaluate",
     "evaluate_run",
     "evaluate_runs",
@@ -93,6 +105,7 @@ _ROOMS = (
     "certificates",
     "data",
     "attacks",
+    "defences",
     "training",
     "evaluation",
     "experiments",

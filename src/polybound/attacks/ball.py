@@ -7,36 +7,59 @@ point type, from numbers that are inside of it in exact arithmetic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor
 
-__all__ = ["Ball", "InfBall", "TwoBall", "ball_around", "round_down", "round_up"]
+from polybound.attacks.protocol import Protocol
+
+__all__ = ["Ball", "InfBall", "TwoBall", "ball_around", "round_down", "round_up", "spread"]
 
 
-def ball_around(x: Tensor, eps: float, norm: str, clip: tuple[float, float]) -> Ball:
+def ball_around(
+    x: Tensor, eps: float, norm: str, clip: tuple[float, float], protocol: Protocol = "sound"
+) -> InfBall | TwoBall:
     """The ball of radius eps around images x, (G, n, d), in the norm "inf" or "2", clipped to [clip[0], clip[1]].
 
     If the images lie in the clip range the result lies in both sets. If they do not (the published protocol), the clip
     comes last and wins.
     """
-    return (InfBall if norm == "inf" else TwoBall)(x, eps, clip)
+    return (InfBall if norm == "inf" else TwoBall)(x, eps, clip, protocol)
 
 
 class Ball(ABC):
-    """Points near images x, (G, n, d); a point set is (G or E, n, d)."""
+    """Points near images x, (G, n, d); a point set is (G, n, d), or (E, n, d) with points of each run's own.
 
-    def __init__(self, x: Tensor, eps: float, clip: tuple[float, float]) -> None:
+    G is 1, the number E of runs, or a divisor of it: then neighbouring runs share their images.
+
+    Attributes:
+        x: the images.
+        eps: the radius, rounded down.
+        clip: the least and the greatest value of a pixel.
+        protocol: "sound" or "published"; the clip range is that of the protocol, and gradients should be.
+    """
+
+    def __init__(self, x: Tensor, eps: float, clip: tuple[float, float], protocol: Protocol = "sound") -> None:
         self.x, self.eps, self.clip = x, round_down(eps, x), (round_up(clip[0], x), round_down(clip[1], x))
+        self.protocol = protocol
 
-    @staticmethod
-    def _finite(z: Tensor, otherwise: Tensor) -> Tensor:
-        # Points are bounded, so that their sum is finite if and only if they all are.
-        return z if bool(torch.isfinite(z.sum())) else torch.where(torch.isfinite(z), z, otherwise)
-
-    @abstractmethod
-    def pick(self, keep: Tensor) -> Ball:
+    def pick(self, keep: Tensor) -> Self:
         """The ball of some of the images, by number."""
+        return self._changed(lambda part: part.index_select(1, keep))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The ball of other images, by a change of every tensor."""
+        changed = copy(self)
+        changed.x = change(self.x)
+        return changed
+
+    def _finite(self, z: Tensor) -> Tensor:
+        """The points, those coordinates that are not finite replaced by the image's."""
+        # Points are bounded, so that their sum is finite if and only if they all are.
+        return z if bool(torch.isfinite(z.sum())) else torch.where(torch.isfinite(z), z, spread(self.x, len(z)))
 
     @abstractmethod
     def project_(self, z: Tensor) -> Tensor:
@@ -48,44 +71,48 @@ class Ball(ABC):
 
     @abstractmethod
     def inside(self, noise: Tensor, radius: Tensor) -> Tensor:
-        """Random points of the ball, projected, from normal noise (1, n, d) and uniform radii (1, n, d)."""
+        """Random points of the ball, projected, from normal and uniform numbers, (1 or G, n, d)."""
 
     @abstractmethod
     def far(self, noise: Tensor, uniform: Tensor) -> Tensor:
         """Random points on the surface of the ball, projected; see `inside`."""
 
+    @abstractmethod
     def settle(self, z: Tensor) -> Tensor:
-        """The points, exactly inside, those that are not finite replaced by the image."""
-        return self.project_(self._finite(z, self.x))
+        """New points: z, but exactly inside; coordinates that are not finite become the image's."""
 
 
 class InfBall(Ball):
     """A box: `|z - x|_inf <= eps`; clipping to it and to the range of pixels is clipping to one box."""
 
-    def __init__(
-        self, x: Tensor, eps: float, clip: tuple[float, float], box: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        super().__init__(x, eps, clip)
-        if box is None:
-            # x - eps is rounded by up to half a unit in the last place: take that much off the radius beforehand.
-            largest = float(x.abs().max()) if x.numel() else 0.0
-            radius = max(0.0, self.eps - torch.finfo(x.dtype).eps * (largest + self.eps))
-            # clip(clip(z, a, b), c, d) = clip(z, clip(a, c, d), clip(b, c, d)), as clipping is monotone.
-            box = (x - radius).clamp_(*self.clip), (x + radius).clamp_(*self.clip)
-        self.lower, self.upper = box
+    def __init__(self, x: Tensor, eps: float, clip: tuple[float, float], protocol: Protocol = "sound") -> None:
+        super().__init__(x, eps, clip, protocol)
+        # x - eps is rounded by up to half a unit in the last place: take that much off the radius beforehand.
+        largest = float(x.abs().max()) if x.numel() else 0.0
+        radius = max(0.0, self.eps - torch.finfo(x.dtype).eps * (largest + self.eps))
+        # clip(clip(z, a, b), c, d) = clip(z, clip(a, c, d), clip(b, c, d)), as clipping is monotone.
+        self.lower, self.upper = (x - radius).clamp_(*self.clip), (x + radius).clamp_(*self.clip)
 
-    def pick(self, keep: Tensor) -> InfBall:
-        box = self.lower.index_select(1, keep), self.upper.index_select(1, keep)
-        return InfBall(self.x.index_select(1, keep), self.eps, self.clip, box)
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = super()._changed(change)
+        changed.lower, changed.upper = change(self.lower), change(self.upper)
+        return changed
 
     def project_(self, z: Tensor) -> Tensor:
-        return z.clamp_(self.lower, self.upper)
+        _in_groups(z, len(self.x)).clamp_(self.lower.unsqueeze(1), self.upper.unsqueeze(1))
+        return z
+
+    def settle(self, z: Tensor) -> Tensor:
+        return self._finite(z).clamp(spread(self.lower, len(z)), spread(self.upper, len(z)))
 
     def ascend(self, z: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         gradient.sign_()
         if isinstance(size, Tensor):
-            return self.project_(gradient.mul_(size).add_(z))
-        return self.project_(torch.add(z, gradient, alpha=size, out=gradient))
+            gradient.mul_(size)
+            size = 1.0
+        steps = _in_groups(gradient, len(z))
+        torch.add(z.unsqueeze(1), steps, alpha=size, out=steps)
+        return self.project_(gradient)
 
     def inside(self, noise: Tensor, radius: Tensor) -> Tensor:
         del noise  # a box is filled by independent uniform numbers
@@ -100,20 +127,19 @@ class InfBall(Ball):
 class TwoBall(Ball):
     """`|z - x|_2 <= eps`, then clipped to the range of pixels, which moves no point of that range away from x."""
 
-    def pick(self, keep: Tensor) -> TwoBall:
-        return TwoBall(self.x.index_select(1, keep), self.eps, self.clip)
-
     def project_(self, z: Tensor) -> Tensor:
-        step = z - self.x
+        x, grouped = self.x.unsqueeze(1), _in_groups(z, len(self.x))
+        step = grouped - x
         length = step.norm(dim=-1, keepdim=True)
         factor = (self.eps / length.clamp_min(torch.finfo(z.dtype).tiny)).clamp_max_(1.0)
-        return z.copy_(torch.where(factor < 1, self.x + step * factor, z)).clamp_(*self.clip)
+        grouped.copy_(torch.where(factor < 1, x + step * factor, grouped))
+        return z.clamp_(*self.clip)
 
     def ascend(self, z: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         # Scaled first: the squares of small gradients underflow.
         gradient /= gradient.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
         gradient /= gradient.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        return self.project_(gradient.mul_(size).add_(z))
+        return self.project_(gradient.mul_(size).add_(spread(z, len(gradient))))
 
     def inside(self, noise: Tensor, radius: Tensor) -> Tensor:
         direction = noise / noise.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -124,19 +150,33 @@ class TwoBall(Ball):
         return self.project_(self.x + self.eps * noise / noise.norm(dim=-1, keepdim=True).clamp_min(1e-12))
 
     def settle(self, z: Tensor) -> Tensor:
-        z = self._finite(z, self.x)
+        z, x = self._finite(z), spread(self.x, len(z)).double()
         # Short of eps by what the rounding of the sum of squares can amount to.
         limit = self.eps * (1 - 4 * self.x.shape[-1] * torch.finfo(torch.float64).eps)
         for attempt in range(8):
-            step = z.double() - self.x.double()
+            step = z.double() - x
             length = step.norm(dim=-1, keepdim=True)
             if not (too_far := length > limit).any():
                 break
             # Rounding x + step to the dtype may lengthen it again; if it keeps doing so, stay at the image.
             margin = 1.0 - torch.finfo(z.dtype).eps * 8.0**attempt if attempt < 7 else 0.0
-            shrunk = (self.x.double() + step * (limit / length.clamp_min(1e-300)) * margin).to(z.dtype)
+            shrunk = (x + step * (limit / length.clamp_min(1e-300)) * margin).to(z.dtype)
             z = torch.where(too_far, shrunk, z)
-        return z.clamp_(*self.clip)
+        return z.clamp(*self.clip)
+
+
+def spread(part: Tensor, rows: int) -> Tensor:
+    """A tensor (G, ...) so that it broadcasts with (rows, ...): as it is if G is 1, else repeated for each row.
+
+    >>> spread(torch.tensor([[1], [2]]), 4).flatten().tolist()
+    [1, 1, 2, 2]
+    """
+    return part if len(part) in (1, rows) else part.repeat_interleave(rows // len(part), 0)
+
+
+def _in_groups(z: Tensor, groups: int) -> Tensor:
+    """A view of points (E, n, d) as (groups, E // groups, n, d), to go with what is (groups, 1, n, d)."""
+    return z.view(groups, len(z) // groups, *z.shape[1:])
 
 
 def round_down(value: float, like: Tensor) -> float:

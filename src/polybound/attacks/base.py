@@ -6,16 +6,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball, ball_around, round_down, round_up
+from polybound.attacks.checks import check_choice, check_positive
+from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import Loss
-from polybound.attacks.noise import GROUP, Noise
-from polybound.attacks.protocol import Protocol, check_domain, check_protocol, clip_range
-from polybound.attacks.victim import Victim, right
+from polybound.attacks.protocol import check_domain, check_protocol, clip_range
+from polybound.attacks.random_numbers import GROUP, ImageRandom, RandomNumbers
+from polybound.attacks.settings import setting_text
 from polybound.errors import PolyboundError
 
 __all__ = ["Attack", "climb", "first_success"]
@@ -31,42 +33,92 @@ _CACHE = 2**20
 class Attack(ABC):
     """An attack with its settings. Call it with a model, images and labels; it returns adversarial examples.
 
+    An attack of your own is a frozen dataclass with a method `perturb` and some of these class variables:
+
+    * `kind`, which must be set: the first word of its name, lower-case letters and digits.
+    * `numbers`: the settings that its name gives as plain numbers, in this order; `("eps",)` by default. The name gives
+      all others as `:setting=value` where they differ from their defaults. They are numbers, truth values or
+      lower-case words.
+    * `uses_gradients`: False if it only asks for logits. True by default.
+    * `only_sound`: True if it can do no other protocol. False by default.
+    * `skips_misclassified`: True if it counts as robust only what was classified right before the attack. False by
+      default.
+
+    `register_attack` makes it known by its name, also to the command line:
+
+    >>> import polybound as pb
+    >>> from dataclasses import dataclass
+    >>> from polybound.attacks import Attack, parse_attack, register_attack
+    >>> @register_attack
+    ... @dataclass(frozen=True)
+    ... class Brighter(Attack):
+    ...     kind = "brighter"
+    ...     uses_gradients = False
+    ...
+    ...     def perturb(self, model, ball, labels, random):
+    ...         return ball.project_(ball.x + self.eps)
+    >>> data = pb.data.load_digits("test")
+    >>> model = pb.paper_model("pn-4", shape=data.shape, seed=0)
+    >>> adversarial = parse_attack("brighter-0.1")(model, data.x, data.y, domain=data.domain)
+    >>> bool((adversarial >= data.x).all()), adversarial.max().item() == data.domain[1]
+    (True, True)
+
     Attributes:
         eps: radius of the ball that it searches.
         norm: of the ball, "inf" or "2".
     """
 
     kind: ClassVar[str]
-    """The name's first word."""
     numbers: ClassVar[tuple[str, ...]] = ("eps",)
-    """The fields that a name gives as plain numbers, in this order."""
     uses_gradients: ClassVar[bool] = True
     only_sound: ClassVar[bool] = False
-    """Whether it can do no other protocol."""
+    skips_misclassified: ClassVar[bool] = False
 
     eps: float = 8 / 255
     norm: str = field(default="inf", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.eps, int | float) or not 0 <= self.eps < math.inf:
-            raise PolyboundError(f"eps must be a finite number of at least 0, got {self.eps!r}")
-        if self.norm not in ("inf", "2"):
-            raise PolyboundError(f"norm must be inf or 2, got {self.norm!r}")
+        check_positive("eps", self.eps)
+        check_choice("norm", self.norm, ("inf", "2"))
+
+    @abstractmethod
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
+        """Points of the ball, up to rounding: (E, n, d) for the E runs of the model, or fewer rows, as in `ball.x`.
+
+        Args:
+            model: gives logits (E, classes, n), and gradients (E, n, d), of points (G, n, d).
+            ball: the points to choose from, around images `ball.x`, (G, n, d), and the protocol, `ball.protocol`.
+            labels: of the images, (n,), or (E, n) with a row for each run.
+            random: all random numbers come from here.
+        """
 
     @property
     def name(self) -> str:
         """The name that `parse_attack` reads back: "pgd-0.1-20-0.01:restarts=5"."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        parts = [self.kind, *(_number(values[name]) for name in self.numbers)]
-        for f in fields(self):
-            if f.name not in self.numbers and values[f.name] != f.default and f.default is not MISSING:
-                parts[-1] += f":{f.name}={_number(values[f.name])}"
-        return "-".join(parts)
+        numbers = (setting_text(getattr(self, name)) for name in self.numbers)
+        return "-".join([self.kind, *numbers]) + "".join(f":{option}" for option in self._options())
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call it; the name by default."""
+        return self.name
+
+    def _options(self) -> list[str]:
+        """The settings that are not among the `numbers` and differ from their defaults, as "setting=value"."""
+        others = (f for f in fields(self) if f.name not in self.numbers and f.default is not MISSING)
+        return [f"{f.name}={setting_text(value)}" for f in others if (value := getattr(self, f.name)) != f.default]
 
     def caveats(self, classes: int) -> list[str]:
         """What a reader of its results must know, if anything, for a model of so many classes."""
         del classes
         return []
+
+    def ball(self, x: Tensor, *, domain: Sequence[float], protocol: str) -> Ball:
+        """The points that it may choose from for images x, (G, n, d), of the domain."""
+        chosen = check_protocol(protocol)
+        if self.only_sound and chosen != "sound":
+            raise PolyboundError(f"{self.name} knows the sound protocol only")
+        return ball_around(x, self.eps, self.norm, clip_range(chosen, domain), chosen)
 
     def __call__(
         self,
@@ -94,48 +146,42 @@ class Attack(ABC):
             start: number of the first image in its data set, a multiple of 64; an image's random numbers depend on
                 its number and the seed only, so that batches can be of any size.
         """
-        chosen = check_protocol(protocol)
-        clip = clip_range(chosen, domain)
-        if self.only_sound and chosen != "sound":
-            raise PolyboundError(f"{self.name} knows the sound protocol only")
+        check_protocol(protocol)
         lead = _lead(model, x, y)
         shape = tuple(x.shape[lead:])
         images = _checked(x, check_domain(domain)).reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))
-        with Victim(model, shape) as victim:
-            images, y = images.to(victim.device), _labels(y).to(victim.device)
-            _check_classes(victim, images, y)
-            rows = max(1, _CACHE // (victim.runs * images.shape[-1] * images.element_size()) // GROUP) * GROUP
+        with Classifier(model, shape) as classifier:
+            images, labels = images.to(classifier.device), y.detach().long().to(classifier.device)
+            runs = classifier.runs
+            _check_classes(classifier, images, labels)
+            rows = max(1, _CACHE // (runs * images.shape[-1] * images.element_size()) // GROUP) * GROUP
             parts = []
-            for first in range(0, len(y), rows):
+            for first in range(0, len(labels), rows):
                 batch = images[:, first : first + rows]
-                ball = ball_around(batch, self.eps, self.norm, clip)
-                noise = Noise(seed, start + first, batch.shape[1], batch.shape[2], batch)
-                found = self._run(victim, ball, y[first : first + rows], noise, chosen)
-                parts.append(ball.settle(found.expand(victim.runs, -1, -1)))
-            found = torch.cat(parts, 1) if parts else images.expand(victim.runs, -1, -1)
-        found = found.to(x.device).reshape(victim.runs, len(y), *shape)
-        return found if victim.stacked else found[0]
-
-    @abstractmethod
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        """Points of the ball, (E or 1, n, d), for a batch; the ball is that of the protocol, gradients may be."""
+                ball = self.ball(batch, domain=domain, protocol=protocol)
+                random = ImageRandom(seed, start + first, batch.shape[1], batch.shape[2], batch)
+                points = self.perturb(classifier, ball, labels[first : first + rows], random)
+                parts.append(ball.settle(points).expand(runs, -1, -1))
+            found = torch.cat(parts, 1) if parts else images.expand(runs, -1, -1)
+        found = found.to(x.device).reshape(runs, len(y), *shape)
+        return found if classifier.stacked else found[0]
 
 
 def climb(
-    victim: Victim, ball: Ball, z: Tensor, loss: Loss, steps: int, size: float, *, early_stop: bool = False
+    model: Classifier, ball: Ball, z: Tensor, loss: Loss, steps: int, size: float, *, early_stop: bool = False
 ) -> Tensor:
     """Ascend a loss by steps of one size; with `early_stop`, an image stays where it first is misclassified."""
     if not early_stop:
         for _ in range(steps):
-            _, gradient = victim.gradient(z, loss.slopes)
+            _, gradient = model.gradient(z, loss.slopes)
             z = ball.ascend(z, gradient, size)
         return z
-    z = found = z.repeat(victim.runs // len(z), 1, 1)
+    z = found = z.repeat_interleave(model.runs // len(z), 0)
     keep = torch.arange(z.shape[1], device=z.device)
     standing = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
     for step in range(steps + 1):
         last = step == steps
-        logits, gradient = (victim.logits(z), z) if last else victim.gradient(z, loss.slopes)
+        logits, gradient = (model.logits(z), z) if last else model.gradient(z, loss.slopes)
         fallen = standing & ~right(logits, loss.y)
         store(found, keep, z, standing if last else fallen)
         standing &= ~fallen
@@ -158,26 +204,24 @@ def store(found: Tensor, keep: Tensor, z: Tensor, which: Tensor) -> None:
         found[run, keep[image]] = z[run, image]
 
 
-def first_success(victim: Victim, y: Tensor, z: Tensor, attempts: Iterable[Callable[[Tensor], Tensor]]) -> Tensor:
+def first_success(
+    model: Classifier, labels: Tensor, z: Tensor, attempts: Iterable[Callable[[Tensor], Tensor]]
+) -> Tensor:
     """The points of the first attempt that succeeds, image by image and run by run; z where none does.
 
     An attempt is given the numbers of the images that some run still classifies right, and returns points for those.
     """
-    z = z.repeat(victim.runs // len(z), 1, 1)
-    standing = victim.correct(z, y)
+    z = z.repeat_interleave(model.runs // len(z), 0)
+    standing = model.correct(z, labels)
     for attempt in attempts:
         keep = standing.any(0).nonzero().flatten()
         if not len(keep):
             break
         points = attempt(keep)
-        fallen = ~victim.correct(points, y[keep]) & standing[:, keep]
+        fallen = ~model.correct(points, labels[..., keep]) & standing[:, keep]
         store(z, keep, points, fallen)
         standing[:, keep] &= ~fallen
     return z
-
-
-def _number(value: Any) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(value).lower()
 
 
 def _lead(model: nn.Module, x: Tensor, y: Tensor) -> int:
@@ -215,14 +259,10 @@ def _checked(x: Tensor, domain: tuple[float, float]) -> Tensor:
     return x.detach().clamp(round_up(domain[0], x), round_down(domain[1], x))
 
 
-def _labels(y: Tensor) -> Tensor:
-    return y.detach().long()
-
-
-def _check_classes(victim: Victim, x: Tensor, y: Tensor) -> None:
+def _check_classes(model: Classifier, x: Tensor, y: Tensor) -> None:
     if not len(y):
         return
-    classes = victim.logits(x[:, :1]).shape[1]
+    classes = model.logits(x[:, :1]).shape[1]
     least, most = (int(value) for value in torch.aminmax(y))
     if least < 0 or most >= classes:
         bad = least if least < 0 else most

@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polybound.attacks.ball import Ball, InfBall
+from polybound.attacks.ball import Ball, InfBall, spread
 from polybound.attacks.base import Attack, first_success
-from polybound.attacks.checks import check_whole
+from polybound.attacks.checks import check_positive, check_whole
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy
-from polybound.attacks.noise import Noise
-from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import RandomNumbers
 from polybound.errors import PolyboundError
 
 __all__ = ["RandomSearch", "Square"]
@@ -38,17 +37,16 @@ class RandomSearch(Attack):
         super().__post_init__()
         check_whole("tries", self.tries)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        del protocol  # there are no gradients to differ
-
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
+        # There are no gradients in which the protocols could differ.
         def attempt(keep: Tensor) -> Tensor:
             if self.norm == "inf":  # the corners of a box are its farthest points
-                points = ball.project_(ball.x + ball.eps * noise.normal().sign())
+                points = ball.project_(ball.x + ball.eps * random.normal().sign())
             else:
-                points = ball.far(noise.normal(), ball.x)
-            return points[:, keep].repeat(victim.runs // len(points), 1, 1)
+                points = ball.far(random.normal(), ball.x)
+            return points[:, keep].repeat_interleave(model.runs // len(points), 0)
 
-        return first_success(victim, y, ball.x, (attempt for _ in range(self.tries)))
+        return first_success(model, labels, ball.x, (attempt for _ in range(self.tries)))
 
 
 @dataclass(frozen=True)
@@ -73,39 +71,47 @@ class Square(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("queries", self.queries)
+        check_positive("share", self.share)
         if self.norm != "inf":
             raise PolyboundError("the square attack knows the norm inf only; random-EPS-TRIES:norm=2 knows both")
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        del protocol
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         if not isinstance(ball, InfBall):
             raise AssertionError("the square attack needs a box")
-        n = ball.x.shape[1]
-        channels, height, width = _image(victim.shape)
-        loss = CrossEntropy(y)
-        columns = torch.where(noise.uniform(channels * width).view(1, n, channels, 1, width) < 0.5, -1.0, 1.0)
-        stripes = columns.expand(1, n, channels, height, width).reshape(1, n, -1)
-        z = torch.where(stripes < 0, ball.lower, ball.upper).repeat(victim.runs // len(ball.x), 1, 1)
-        value = loss.values(victim.logits(z))
-        rows = torch.arange(height, device=z.device).view(1, 1, 1, height, 1)
-        cols = torch.arange(width, device=z.device).view(1, 1, 1, 1, width)
+        image, loss = _image(model.shape), CrossEntropy(labels)
+        lower, upper = spread(ball.lower, model.runs), spread(ball.upper, model.runs)
+        channels, _, width = image
+        columns = spread(random.uniform(channels * width), model.runs)
+        columns = columns.reshape(*columns.shape[:2], channels, 1, width) < 0.5
+        z = torch.where(_flat(columns, image), lower, upper)
+        z = z.repeat_interleave(model.runs // len(z), 0)
+        value = loss.values(model.logits(z))
         for query in range(self.queries):
-            share = self.share * _schedule(query, self.queries)
-            tall = min(height, max(1, round((share * height * width) ** 0.5)))
-            wide = min(width, max(1, round(share * width))) if height == 1 else min(width, tall)
-            draw = noise.uniform(2 + channels)
-            top = (draw[..., 0] * (height - tall + 1)).long().view(1, n, 1, 1, 1)
-            left = (draw[..., 1] * (width - wide + 1)).long().view(1, n, 1, 1, 1)
-            square = (rows >= top) & (rows < top + tall) & (cols >= left) & (cols < left + wide)
-            up = (draw[..., 2:] < 0.5).view(1, n, channels, 1, 1)
-            mask = square.expand(1, n, channels, height, width).reshape(1, n, -1)
-            corner = torch.where(up.expand(1, n, channels, height, width).reshape(1, n, -1), ball.upper, ball.lower)
-            proposal = torch.where(mask, corner, z)
-            raised = loss.values(victim.logits(proposal))
+            square, up = self._proposal(query, image, spread(random.uniform(2 + channels), model.runs))
+            proposal = torch.where(square, torch.where(up, upper, lower), z)
+            raised = loss.values(model.logits(proposal))
             better = ~(raised <= value)  # an output that is not a number is a success
             z = torch.where(better.unsqueeze(-1), proposal, z)
             value = torch.where(better, raised, value)
         return z
+
+    def _proposal(self, query: int, image: tuple[int, int, int], draw: Tensor) -> tuple[Tensor, Tensor]:
+        """Which pixels to move, and which of them up, (1 or E, n, d), by uniform numbers (1 or E, n, 2 + channels)."""
+        _, height, width = image
+        share = self.share * _schedule(query, self.queries)
+        tall = min(height, max(1, round((share * height * width) ** 0.5)))
+        wide = min(width, max(1, round(share * width))) if height == 1 else min(width, tall)
+        first = draw.unsqueeze(-1).unsqueeze(-1)
+        top, left = (first[:, :, 0:1] * (height - tall + 1)).long(), (first[:, :, 1:2] * (width - wide + 1)).long()
+        rows = torch.arange(height, device=draw.device).view(height, 1)
+        cols = torch.arange(width, device=draw.device)
+        square = (rows >= top) & (rows < top + tall) & (cols >= left) & (cols < left + wide)
+        return _flat(square, image), _flat(first[:, :, 2:] < 0.5, image)
+
+
+def _flat(mask: Tensor, image: tuple[int, int, int]) -> Tensor:
+    """A mask (E, n, ...) that broadcasts with images, as one of flat inputs, (E, n, d)."""
+    return mask.expand(*mask.shape[:2], *image).flatten(2)
 
 
 def _schedule(query: int, queries: int) -> float:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import cross_entropy
-from polybound.attacks.noise import Noise
-from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import RandomNumbers
+from polybound.attacks.settings import setting_text
 
 __all__ = ["FGSM"]
 
@@ -35,6 +35,10 @@ class FGSM(Attack):
 
     kind: ClassVar[str] = "fgsm"
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        del noise  # nothing here is random
-        return climb(victim, ball, ball.x, cross_entropy(y, protocol), 1, self.eps)
+    @property
+    def label(self) -> str:
+        return ", ".join([f"FGSM-{setting_text(self.eps)}", *self._options()])
+
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
+        del random  # nothing here is random
+        return climb(model, ball, ball.x, cross_entropy(labels, ball.protocol), 1, self.eps)

@@ -24,7 +24,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Loss(ABC):
-    """A loss of logits (E, classes, n) for labels y, (n,)."""
+    """A loss of logits (E, classes, n) for labels y, (n,), or (E, n) with a row for each run."""
 
     y: Tensor
 

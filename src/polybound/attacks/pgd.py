@@ -9,11 +9,11 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb, first_success
-from polybound.attacks.checks import check_positive, check_whole
+from polybound.attacks.checks import check_flag, check_positive, check_whole
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy, cross_entropy
-from polybound.attacks.noise import Noise
-from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import RandomNumbers
+from polybound.attacks.settings import setting_text
 
 __all__ = ["PGD"]
 
@@ -59,24 +59,31 @@ class PGD(Attack):
         if self.step_size is None:
             object.__setattr__(self, "step_size", 2.5 * self.eps / self.steps)
         check_positive("step_size", self.step_size)
+        check_flag("random_start", self.random_start)
+        check_flag("early_stop", self.early_stop)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        loss = cross_entropy(y, protocol)
-        z = self._climb(victim, ball, self._start(ball, noise), loss)
+    @property
+    def label(self) -> str:
+        numbers = ", ".join(setting_text(getattr(self, name)) for name in self.numbers)
+        return ", ".join([f"PGD-({numbers})", *self._options()])
+
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
+        loss = cross_entropy(labels, ball.protocol)
+        z = self._climb(model, ball, self._start(ball, random), loss)
         if self.restarts == 1 or not self.random_start:
             return z
 
         def again(keep: Tensor) -> Tensor:
-            start = self._start(ball, noise)[:, keep]
-            return self._climb(victim, ball.pick(keep), start, loss.pick(keep))
+            start = self._start(ball, random)[:, keep]
+            return self._climb(model, ball.pick(keep), start, loss.pick(keep))
 
-        return first_success(victim, y, z, (again for _ in range(1, self.restarts)))
+        return first_success(model, labels, z, (again for _ in range(1, self.restarts)))
 
-    def _start(self, ball: Ball, noise: Noise) -> Tensor:
+    def _start(self, ball: Ball, random: RandomNumbers) -> Tensor:
         if not self.random_start:
             return ball.x
-        return ball.inside(noise.normal() if self.norm == "2" else ball.x, noise.uniform())
+        return ball.inside(random.normal() if self.norm == "2" else ball.x, random.uniform())
 
-    def _climb(self, victim: Victim, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
+    def _climb(self, model: Classifier, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
         size = float(self.step_size or 0.0)
-        return climb(victim, ball, start, loss, self.steps, size, early_stop=self.early_stop)
+        return climb(model, ball, start, loss, self.steps, size, early_stop=self.early_stop)

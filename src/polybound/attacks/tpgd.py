@@ -10,10 +10,9 @@ from torch import Tensor
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb
 from polybound.attacks.checks import check_positive, check_whole
+from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import divergence
-from polybound.attacks.noise import Noise
-from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.random_numbers import RandomNumbers
 
 __all__ = ["TPGD"]
 
@@ -42,7 +41,12 @@ class TPGD(Attack):
         check_whole("steps", self.steps)
         check_positive("step_size", self.step_size)
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
+    @property
+    def label(self) -> str:
+        return "TPGD" if self == TPGD(steps=1) else self.name
+
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         # Clipped to the range of pixels, not to the ball: with eps below 0.001 the first step does that.
-        start = (ball.x + 0.001 * noise.normal()).clamp_(*ball.clip)
-        return climb(victim, ball, start, divergence(y, victim.logits(ball.x), protocol), self.steps, self.step_size)
+        start = (ball.x + 0.001 * random.normal()).clamp_(*ball.clip)
+        loss = divergence(labels, model.logits(ball.x), ball.protocol)
+        return climb(model, ball, start, loss, self.steps, self.step_size)

@@ -1,6 +1,6 @@
 """Certificates: proofs that no perturbation of an input changes a polynomial network's prediction."""
 
-from polybound.certificates.api import certified_accuracy, certify
+from polybound.certificates.certify import certified_accuracy, certify
 from polybound.certificates.files import check_file, save_certificates
 from polybound.certificates.radius import Radius, certified_radius
 from polybound.certificates.result import Certificates

@@ -1,4 +1,4 @@
-"""Boxes in float64 that contain what they should: balls cut to the domain, centres and radii."""
+"""Boxes in float64 that contain what they should: around inputs, cut to the domain; their centres and radii."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 
-__all__ = ["ball", "centre"]
+__all__ = ["box_around", "centre"]
 
 _DOWN, _UP = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)
 
@@ -15,7 +15,7 @@ _DOWN, _UP = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(torch.i
 Sides = tuple[Tensor, Tensor]
 
 
-def ball(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tuple[Sides, Sides]:
+def box_around(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tuple[Sides, Sides]:
     """The box `[x - eps, x + eps]` cut to the domain, its sides rounded outwards, and the same rounded inwards.
 
     Args:

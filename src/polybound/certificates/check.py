@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from polybound.certificates.balls import (
-    Ball,
+from polybound.certificates.arb_algebra import (
+    Arb,
     Rows,
     Vector,
     add,
@@ -45,14 +45,14 @@ class Checker:
     ) -> None:
         self.factors = model.factors().double()
         self.domain = domain
-        self.balls = Enclosures(self.factors, stretch, norms)
+        self.enclosures = Enclosures(self.factors, stretch, norms)
 
     def check(self, entry: dict[str, Any]) -> None:
         """Refuse an image's certificate, unless it holds."""
         x, label = [float(v) for v in entry["x"]], int(entry["label"])
         if len(x) != self.factors.features:
             raise RefusedError("an input does not fit the model")
-        box = self._ball(x, float(entry["eps"]))
+        box = self._box(x, float(entry["eps"]))
         if entry["status"] == "falsified":
             self._counterexample(entry, box, label)
         elif entry["status"] == "verified":
@@ -63,7 +63,7 @@ class Checker:
         elif entry["status"] != "undecided":
             raise RefusedError(f"there is no status {entry['status']!r}")
 
-    def _ball(self, x: list[float], eps: float) -> tuple[list[Fraction], list[Fraction]]:
+    def _box(self, x: list[float], eps: float) -> tuple[list[Fraction], list[Fraction]]:
         low, high = ([Fraction(v) + s * Fraction(eps) for v in x] for s in (-1, 1))
         if eps < 0:
             raise RefusedError("a negative radius")
@@ -78,7 +78,7 @@ class Checker:
         point, rival = [float(v) for v in entry["counterexample"]], int(entry["rival"])
         if rival == label or not all(a <= Fraction(v) <= b for v, a, b in zip(point, *box, strict=True)):
             raise RefusedError("a counterexample lies outside of its box")
-        logits = self.balls.logits(vector(point))
+        logits = self.enclosures.logits(vector(point))
         if logits[label] < logits[rival]:
             return
         if exact_margin(self.factors, torch.tensor(point, dtype=torch.float64), label, rival) > 0:
@@ -103,15 +103,15 @@ class Checker:
 
     def _step(self, node: dict[str, Any], box: Box, label: int, rival: int) -> Box | None:
         """Prove one step; returns the box that is left, None if nothing is."""
-        w, constant = self.balls.margin(label, rival)
+        w, constant = self.enclosures.margin(label, rival)
         if node["by"] in ("first", "slopes", "point"):
-            if not self.balls.first(box, w, constant, slopes=node["by"] == "slopes") > 0:
+            if not self.enclosures.first(box, w, constant, slopes=node["by"] == "slopes") > 0:
                 raise RefusedError(f"a bound of first order against class {rival} is not positive")
             return None
         on = {int(d): i for i, d in enumerate(node["on"])}
         if any(high > low and d not in on for d, (low, high) in enumerate(zip(box.lower, box.upper, strict=True))):
             raise RefusedError("a step leaves out coordinates that move")
-        expansion = self.balls.second(box, w, constant, list(on))
+        expansion = self.enclosures.second(box, w, constant, list(on))
         mu, v = vector(node["mu"]), vector(node["v"])
         if len(mu) != len(on) or len(v) != len(on) or not all(abs(value) <= 1 for value in v):
             raise RefusedError("a step's point lies outside of its box")
@@ -134,7 +134,7 @@ class Checker:
         return narrowed
 
 
-def _bound(expansion: Expansion, mu: Vector, v: Vector, absorb: bool) -> tuple[Ball, Vector]:
+def _bound(expansion: Expansion, mu: Vector, v: Vector, absorb: bool) -> tuple[Arb, Vector]:
     """The lower bound that mu and v prove, and the slopes p of its separable form."""
     n = len(mu)
     H, R = (_absorbed(expansion), arb(0)) if absorb else (expansion.H, expansion.R)
@@ -168,7 +168,7 @@ def _absorbed(expansion: Expansion) -> Rows:
     return [[h - q for h, q in zip(x, y, strict=True)] for x, y in zip(expansion.H, Q, strict=True)]
 
 
-def _prove_cut(box: Box, d: int, low: float, high: float, p: Ball, mu: Ball, lacking: Ball) -> None:
+def _prove_cut(box: Box, d: int, low: float, high: float, p: Arb, mu: Arb, lacking: Arb) -> None:
     r = (arb(box.upper[d]) - arb(box.lower[d])) / 2
     if high < box.upper[d] and low == box.lower[d] and p > 0:
         delta = (arb(high) - arb(box.lower[d])) / r

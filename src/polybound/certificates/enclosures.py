@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from polybound.certificates.balls import (
-    Ball,
+from polybound.certificates.arb_algebra import (
+    Arb,
     Map,
     Rows,
     Vector,
@@ -59,16 +59,16 @@ class Box:
 class Expansion:
     """Balls of everything that `polybound.certificates.expansion` defines, over one box and for one rival."""
 
-    g0: Ball
+    g0: Arb
     G: Vector
     H: Rows
-    R: Ball
+    R: Arb
     rest: Vector
     parts: list[tuple[Vector, Rows, Rows]]  # ell_n, rows of A_n and of B_n, both scaled by the radii
 
 
 class Enclosures:
-    """A model's maps in balls, and its margins over boxes.
+    """A model's maps in arbs, and its margins over boxes.
 
     Args:
         factors: the model's, in float64.
@@ -92,7 +92,7 @@ class Enclosures:
         for S, norm in zip(self.S, self.norms, strict=True):
             _prove_norm(None if S is None else S.rows, norm)
 
-    def margin(self, label: int, rival: int) -> tuple[Vector, Ball]:
+    def margin(self, label: int, rival: int) -> tuple[Vector, Arb]:
         """A margin as weights of the last product, and a constant."""
         w = [a - b for a, b in zip(self.C.rows[label], self.C.rows[rival], strict=True)]
         return w, self.C.constant[label] - self.C.constant[rival]
@@ -109,7 +109,7 @@ class Enclosures:
             self._last = box, _Factors(self, box)
         return self._last[1]
 
-    def first(self, box: Box, w: Vector, constant: Ball, slopes: bool = False) -> Ball:
+    def first(self, box: Box, w: Vector, constant: Arb, slopes: bool = False) -> Arb:
         """A lower bound of the margin over a box, to first order."""
         f = self._factors(box)
         if slopes:
@@ -130,7 +130,7 @@ class Enclosures:
         S = self.S[n - 1]
         return y if S is None else S.back(y, absolute)
 
-    def second(self, box: Box, w: Vector, constant: Ball, on: list[int]) -> Expansion:
+    def second(self, box: Box, w: Vector, constant: Arb, on: list[int]) -> Expansion:
         """The margin over a box to second order, in the coordinates `on`."""
         f = self._factors(box)
         A = self._scaled(f, on)
@@ -199,7 +199,7 @@ class _Factors:
         squares = [v * v for v in self.r]
         self.reach = [dot(mu, squares).sqrt() for mu in owner.stretch]
         self.q = [owner.s1]
-        self.terms: list[list[tuple[Vector, Vector, Ball]]] = [[]]
+        self.terms: list[list[tuple[Vector, Vector, Arb]]] = [[]]
         for n in range(1, owner.k):
             y = mul(self.h[n - 1], self.q[n - 1])
             terms = [(mul(scale, absolute(self.h[n - 1])), radius, norm) for scale, radius, norm in self.terms[n - 1]]
@@ -214,9 +214,9 @@ class _Factors:
                 terms = [([arb(1)] * len(spread), spread, norm * owner.norms[n - 1])]
             self.q.append(y if S is None else S(y))
             self.terms.append(terms)
-        self.whole: list[tuple[Vector, Ball] | None] = [None] * owner.k
+        self.whole: list[tuple[Vector, Arb] | None] = [None] * owner.k
 
-    def sum_of_products(self, n: int, weight: Vector) -> Ball:
+    def sum_of_products(self, n: int, weight: Vector) -> Arb:
         """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`."""
         total = arb(0)
         for scale, radius, norm in self.terms[n]:
@@ -244,7 +244,7 @@ def _prove_stretch(A: Rows, mu: Vector) -> None:
         raise RefusedError("a stretch is too small")
 
 
-def _prove_norm(S: Rows | None, norm: Ball) -> None:
+def _prove_norm(S: Rows | None, norm: Arb) -> None:
     if S is None:
         if not norm >= 1:
             raise RefusedError("a norm is too small")
@@ -259,7 +259,7 @@ def _prove_norm(S: Rows | None, norm: Ball) -> None:
         raise RefusedError("a norm is too small")
 
 
-def _stretched(B: Rows) -> Ball:
+def _stretched(B: Rows) -> Arb:
     """A bound of `||B u||_2` over the cube: the fourth root of `||(B B')^4||_F` is at least the largest eigenvalue."""
     gram = product(B, transposed(B))
     square = product(gram, gram)
@@ -268,7 +268,7 @@ def _stretched(B: Rows) -> Ball:
     return (norm.sqrt().sqrt() * len(B[0])).sqrt()
 
 
-def _split_sum(weight: Vector, products: Vector, norms: Ball) -> Ball:
+def _split_sum(weight: Vector, products: Vector, norms: Arb) -> Arb:
     """`min over theta of theta norms + sum_m max(0, weight_m - theta) product_m`; every theta gives a bound."""
     order = sorted(range(len(weight)), key=lambda m: -float(weight[m].mid()))
     theta, total, limit = 0.0, 0.0, float(norms.mid())

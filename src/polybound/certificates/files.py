@@ -27,20 +27,11 @@ from polybound.atomic import write_atomically
 from polybound.certificates.network import Network
 from polybound.certificates.result import Certificates
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.models.base import PolynomialNetwork
+from polybound.models import PolynomialNetwork, weights_digest
 
-__all__ = ["check_file", "fingerprint", "save_certificates"]
+__all__ = ["check_file", "save_certificates"]
 
 _FORMAT = "polybound certificates 1"
-
-
-def fingerprint(model: PolynomialNetwork) -> str:
-    """The SHA-256 of a model's kind, config and weights."""
-    digest = hashlib.sha256(json.dumps([type(model).__name__, model.config()], sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def save_certificates(
@@ -68,7 +59,7 @@ def save_certificates(
             rivals = [rival for rival in range(net.classes) if rival != entry["label"]]
             entry["proofs"] = {str(rival): found.proofs[i, rival] for rival in rivals}
         images.append(entry)
-    content: dict[str, Any] = {"format": _FORMAT, "model": fingerprint(model), "domain": domain and list(domain)}
+    content: dict[str, Any] = {"format": _FORMAT, "model": weights_digest(model), "domain": domain and list(domain)}
     content |= {"stretch": [mu.tolist() for mu in net.stretch], "norms": net.norms_S, "images": images}
     content["digest"] = _digest(content)
     write_atomically(path, (json.dumps(content) + "\n").encode())
@@ -91,7 +82,7 @@ def check_file(
     from polybound.certificates.check import Checker
 
     content = _read(Path(path))
-    if content["model"] != fingerprint(model):
+    if content["model"] != weights_digest(model):
         raise PolyboundError(f"{path}: these certificates are about other weights")
     counts = {"verified": 0, "falsified": 0, "undecided": 0}
     try:

@@ -10,7 +10,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from polybound.certificates.psd import dominating_diagonal
+from polybound.certificates.psd_proofs import dominating_diagonal
 from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Chain, Dense, Identity
 from polybound.models.base import PolynomialNetwork

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polybound.certificates.psd import defect
+from polybound.certificates.psd_proofs import defect
 from polybound.theory.rounding import ULP
 
 __all__ = ["Separable", "diagonally_dominant", "minorant", "spectral_shift"]

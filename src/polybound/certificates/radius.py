@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polybound.certificates.api import Method, certify, checked
+from polybound.certificates.certify import Method, certify, checked
 from polybound.certificates.network import Network
 from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork

@@ -4,10 +4,11 @@ from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, stack
 from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
+from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors
-from polybound.models.files import load
+from polybound.models.files import load, weights_digest
 from polybound.models.ncp import NCP
 from polybound.models.paper import PAPER_MODELS, paper_model, paper_rank
 
@@ -19,6 +20,8 @@ __all__ = [
     "Affine",
     "Block",
     "Chain",
+    "ClosedCCP",
+    "ClosedForm",
     "Conv",
     "ConvCCP",
     "Dense",
@@ -26,9 +29,11 @@ __all__ = [
     "Identity",
     "PolynomialNetwork",
     "Pool",
+    "closed_form",
     "example",
     "load",
     "paper_model",
     "paper_rank",
     "stack",
+    "weights_digest",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from os import PathLike
 from pathlib import Path
@@ -17,7 +18,7 @@ from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "weights_digest"]
 
 _KINDS: dict[str, type[PolynomialNetwork]] = {kind.__name__: kind for kind in (CCP, NCP, ConvCCP)}
 _KEY = "polybound"
@@ -66,6 +67,20 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
         raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
     model.load_state_dict(state, assign=True)
     return model.requires_grad_()
+
+
+def weights_digest(model: PolynomialNetwork) -> str:
+    """The SHA-256, in hexadecimal, of a model's kind, config and weights: equal for equal models, wherever they are.
+
+    >>> import polybound as pb
+    >>> weights_digest(pb.CCP(4, 3, 2, degree=2, seed=0)) == weights_digest(pb.CCP(4, 3, 2, degree=2, seed=0))
+    True
+    """
+    digest = hashlib.sha256(json.dumps([type(model).__name__, model.config()], sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _parse(header: str) -> tuple[type[PolynomialNetwork], Config]:

@@ -12,14 +12,14 @@ from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Dense, Identity
 from polybound.models.base import PolynomialNetwork
 from polybound.models.factors import Factors
-from polybound.theory.ball import Ball
+from polybound.theory.interval import Interval
 from polybound.theory.norms import can_write_out, each_run, exponent, factor_norms, matrix_norm, operator_norm
 from polybound.theory.result import Bound, number
 from polybound.theory.rounding import outward
 
 __all__ = ["lipschitz"]
 
-Box = tuple[Tensor | float, Tensor | float]
+Sides = tuple[Tensor | float, Tensor | float]
 
 _CHUNK = 2**24
 """Entries of the largest intermediate tensor of the local bound; more boxes are taken in turns."""
@@ -31,7 +31,7 @@ def lipschitz(
     method: Literal["paper", "rowwise", "local"] = "rowwise",
     *,
     radius: float | None = 1.0,
-    box: Box | None = None,
+    box: Sides | None = None,
 ) -> Bound:
     """An upper bound of the Lipschitz constant of the logits with respect to the input, `l_p -> l_p`.
 
@@ -204,7 +204,7 @@ def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left",
     return operator_norm(step, p) * diagonal.amax(-1)
 
 
-def _local(factors: Factors, p: float, radius: float, box: Box | None) -> Bound:
+def _local(factors: Factors, p: float, radius: float, box: Sides | None) -> Bound:
     lower, upper = (_float64(side).to(factors.s1.device) for side in box or (-radius, radius))
     single = max(lower.ndim, upper.ndim) < 2
     try:
@@ -224,7 +224,7 @@ def _local(factors: Factors, p: float, radius: float, box: Box | None) -> Bound:
         "Local bound",
         f"||J(centre)||_{letter} + || max |J(x) - J(centre)| ||_{letter}",
         (f"x in the box [{_side(box, 0, -radius)}, {_side(box, 1, radius)}]",),
-        "ball arithmetic in float64" + _size_note(factors),
+        "interval arithmetic in float64" + _size_note(factors),
     )
 
 
@@ -233,7 +233,7 @@ def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Ten
     per_box = factors.C.outputs * max(factors.features, *(a.outputs for a in factors.A)) * prod(factors.lead)
     step = max(1, _CHUNK // per_box)
     values = [
-        _local_norm(factors, absolute, Ball.box(lower[i : i + step], upper[i : i + step]), p)
+        _local_norm(factors, absolute, Interval.of_sides(lower[i : i + step], upper[i : i + step]), p)
         for i in range(0, len(lower), step)
     ]
     return torch.cat(values, dim=-1)
@@ -244,24 +244,24 @@ def _float64(side: Tensor | float) -> Tensor:
     return side.detach().double() if isinstance(side, Tensor) else torch.tensor(side, dtype=torch.float64)
 
 
-def _side(box: Box | None, index: int, default: float) -> str:
+def _side(box: Sides | None, index: int, default: float) -> str:
     side = default if box is None else box[index]
     return f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else ("lower", "upper")[index]
 
 
-def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x: Ball, p: float) -> Tensor:
+def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x: Interval, p: float) -> Tensor:
     """The norm bound of each box: (*lead, boxes)."""
     maps, between = absolute
-    # Forward: balls of A_n(x) and of S_n(y_(n-1)).
+    # Forward: intervals of A_n(x) and of S_n(y_(n-1)).
     values = [x.through(a, b) for a, b in zip(factors.A, maps, strict=True)]
     exact = factors.s1.unsqueeze(-2)
-    inner = [Ball(exact, torch.zeros_like(exact))]
+    inner = [Interval(exact, torch.zeros_like(exact))]
     for n, (s, b) in enumerate(zip(factors.S, between, strict=True)):
         inner.append((values[n] * inner[n]).through(s, b))
     # Backward, class by class: J = sum_n (C D_k S_k ... D_(n+1) S_(n+1)) diag(S_n y_(n-1)) A_n.
     C = factors.C.matrix().unsqueeze(-3)
-    G = Ball(C, torch.zeros_like(C))
-    J: Ball | None = None
+    G = Interval(C, torch.zeros_like(C))
+    J: Interval | None = None
     for n in reversed(range(factors.degree)):
         part = _flat_back(G * _over_classes(inner[n]), factors.A[n], maps[n])
         J = part if J is None else J + part
@@ -274,13 +274,13 @@ def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x
     return value.expand(*factors.lead, len(x.mid))  # of degree 1, all boxes share one Jacobian
 
 
-def _over_classes(ball: Ball) -> Ball:
-    return Ball(ball.mid.unsqueeze(-2), ball.rad.unsqueeze(-2))
+def _over_classes(x: Interval) -> Interval:
+    return Interval(x.mid.unsqueeze(-2), x.rad.unsqueeze(-2))
 
 
-def _flat_back(G: Ball, step: Affine, absolute: Affine) -> Ball:
+def _flat_back(G: Interval, step: Affine, absolute: Affine) -> Interval:
     """`back` for G of shape (*lead, boxes, classes, units), of which boxes and classes are one batch to the map."""
     boxes, classes = G.mid.shape[-3:-1]
-    flat = Ball(G.mid.flatten(-3, -2), G.rad.flatten(-3, -2)).back(step, absolute)
+    flat = Interval(G.mid.flatten(-3, -2), G.rad.flatten(-3, -2)).back(step, absolute)
     shape = (*flat.mid.shape[:-2], boxes, classes, flat.mid.shape[-1])
-    return Ball(flat.mid.reshape(shape), flat.rad.reshape(shape))
+    return Interval(flat.mid.reshape(shape), flat.rad.reshape(shape))

@@ -1,4 +1,4 @@
-"""Ball arithmetic on tensors: a midpoint, a radius, and float64 rounding taken into the radius."""
+"""Interval arithmetic on tensors: a midpoint, a radius, and float64 rounding taken into the radius."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from torch import Tensor
 from polybound.models.affine import Affine
 from polybound.theory.rounding import ULP
 
-__all__ = ["Ball"]
+__all__ = ["Interval"]
 
 
 @dataclass(frozen=True)
-class Ball:
+class Interval:
     """All tensors within `rad` of `mid`, entry by entry; both float64, `rad >= 0`."""
 
     mid: Tensor
     rad: Tensor
 
     @staticmethod
-    def box(lower: Tensor, upper: Tensor) -> Ball:
-        """The ball that contains the box [lower, upper]."""
+    def of_sides(lower: Tensor, upper: Tensor) -> Interval:
+        """The interval that contains the box [lower, upper]."""
         mid = (lower + upper) / 2
-        return Ball(mid, torch.maximum(upper - mid, mid - lower) * (1 + ULP) + mid.abs() * ULP)
+        return Interval(mid, torch.maximum(upper - mid, mid - lower) * (1 + ULP) + mid.abs() * ULP)
 
     def magnitude(self) -> Tensor:
         """An upper bound of the absolute value."""
         return (self.mid.abs() + self.rad) * (1 + ULP)
 
-    def __mul__(self, other: Ball) -> Ball:
+    def __mul__(self, other: Interval) -> Interval:
         mid = self.mid * other.mid
         rad = self.rad * other.mid.abs() + (self.mid.abs() + self.rad) * other.rad
-        return Ball(mid, (rad + mid.abs() * ULP) * (1 + 4 * ULP))
+        return Interval(mid, (rad + mid.abs() * ULP) * (1 + 4 * ULP))
 
-    def __add__(self, other: Ball) -> Ball:
+    def __add__(self, other: Interval) -> Interval:
         mid = self.mid + other.mid
-        return Ball(mid, (self.rad + other.rad + mid.abs() * ULP) * (1 + 4 * ULP))
+        return Interval(mid, (self.rad + other.rad + mid.abs() * ULP) * (1 + 4 * ULP))
 
-    def through(self, step: Affine, absolute: Affine) -> Ball:
+    def through(self, step: Affine, absolute: Affine) -> Interval:
         """The image under an affine map; `absolute` is `step.absolute()`."""
         return self._image(step(self.mid), absolute.linear(self.rad), absolute(self.mid.abs()), step.inputs + 1)
 
-    def back(self, step: Affine, absolute: Affine) -> Ball:
+    def back(self, step: Affine, absolute: Affine) -> Interval:
         """The image under the transpose of the map's linear part."""
         mid = step.adjoint(self.mid)
         return self._image(mid, absolute.adjoint(self.rad), absolute.adjoint(self.mid.abs()), step.outputs)
 
     @staticmethod
-    def _image(mid: Tensor, rad: Tensor, size: Tensor, terms: int) -> Ball:
+    def _image(mid: Tensor, rad: Tensor, size: Tensor, terms: int) -> Interval:
         # A sum of n products is computed to within n units of roundoff of the sum of their absolute values.
         slack = (terms + 8) * ULP
-        return Ball(mid, (rad + size * slack) * (1 + slack))
+        return Interval(mid, (rad + size * slack) * (1 + slack))

@@ -9,19 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polybound.attacks.ball import spread
 from polybound.errors import PolyboundError
-from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.models.closed import closed_form
+from polybound.models import CCP, NCP, PolynomialNetwork, closed_form
 
-__all__ = ["Victim", "right"]
+__all__ = ["Classifier", "right"]
 
 
-class Victim:
-    """A classifier for flat inputs of shape (G, n, d), G being 1 (shared by all runs) or the number of runs E.
+class Classifier:
+    """A classifier for flat inputs of shape (G, n, d): one batch for each of G groups of neighbouring runs.
+
+    G is 1, the number of runs E, or a divisor of it.
 
     Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP and
-    NCP go through those; everything else goes through autograd. The model is put into evaluation mode and is given
-    back as it was by `with`.
+    NCP go through those; everything else goes through autograd. By `with`, the model is in evaluation mode, and
+    afterwards as it was. The weights are those that the model has at the time of a call.
 
     Args:
         model: a module that maps (n, *shape) to (n, classes); with an attribute `runs` of E also to (E, n, classes).
@@ -41,7 +43,7 @@ class Victim:
         self.form = closed_form(model) if isinstance(model, CCP | NCP) else None
         self.lifted = isinstance(model, CCP) and model.form == "product"
 
-    def __enter__(self) -> Victim:
+    def __enter__(self) -> Classifier:
         self._was_training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         return self
@@ -70,8 +72,7 @@ class Victim:
                 gradient = self.form.input_gradient(slopes(logits))
             return logits, (gradient[..., :-1] if self.lifted else gradient).to(x.dtype)
         # A gradient for each run: where runs share an input, each needs a copy of it.
-        own = cast.expand(self.runs, -1, -1) if len(cast) < self.runs else cast
-        leaf = own.detach().clone().requires_grad_()
+        leaf = cast.detach().repeat_interleave(self.runs // len(cast), 0).requires_grad_()
         with torch.enable_grad():
             logits = self._forward(leaf)
             if not logits.requires_grad:
@@ -83,7 +84,7 @@ class Victim:
     def alone(self, run: int) -> Callable[[Tensor], Tensor]:
         """One run as other libraries want a classifier: (n, d) to (n, classes), through autograd."""
         if self.stacked and isinstance(self.model, PolynomialNetwork):
-            single = Victim(self.model.run(run), self.shape)
+            single = Classifier(self.model.run(run), self.shape)
             return lambda x: single._forward(single._cast(x).unsqueeze(0))[0].transpose(0, 1)
         return lambda x: self._forward(self._cast(x).unsqueeze(0))[run].transpose(0, 1)
 
@@ -98,6 +99,7 @@ class Victim:
         return F.pad(x, (0, 1), value=1.0) if self.lifted else x
 
     def _forward(self, x: Tensor) -> Tensor:
+        x = spread(x, self.runs)
         lead = x.shape[:2] if self.stacked and len(x) == self.runs else x.shape[1:2]
         try:
             logits = self.model(x.reshape(*lead, *self.shape))
@@ -112,5 +114,5 @@ class Victim:
 
 
 def right(logits: Tensor, y: Tensor) -> Tensor:
-    """Whether the largest logit is the label's, (E, n), for logits (E, classes, n) and labels (n,)."""
+    """Whether the largest logit is the label's, (E, n), for logits (E, classes, n) and labels (n,) or (E, n)."""
     return (logits.argmax(1) == y) & torch.isfinite(logits).all(1)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polybound.attacks.checks import check_whole
-from polybound.attacks.denoise import Defence, find_defence
-from polybound.attacks.noise import GROUP
-from polybound.attacks.pgd import PGD
+from polybound.attacks import GROUP, PGD, PROTOCOLS, check_choice, check_positive, check_whole
+from polybound.defences.base import Defence, check_image_shape
 
 __all__ = ["GuidedDenoiser"]
 
@@ -32,17 +30,45 @@ class GuidedDenoiser(Defence):
     Args:
         shape: of an image, (channels, height, width).
         width: channels of the U-Net's first level; the second has twice as many.
-        seed: of its initial weights.
+        seed: of its initial weights, of the order of the images in training and of their attacks.
+        epochs: passes over the images.
+        batch_size: images in a step.
+        learning_rate: of Adam, which falls to zero along a cosine.
+        least_eps: the radii of the attacks to learn from are drawn from the range between this
+        most_eps: and this.
+        protocol: what those attacks clip to.
 
     >>> GuidedDenoiser((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 1, 28, 28])
     """
 
-    def __init__(self, shape: Sequence[int], width: int = 16, seed: int = 0) -> None:
+    kind: ClassVar[str] = "guided"
+    needs_training: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        width: int = 16,
+        seed: int = 0,
+        *,
+        epochs: int = 2,
+        batch_size: int = 128,
+        learning_rate: float = 0.002,
+        least_eps: float = 0.01,
+        most_eps: float = 0.3,
+        protocol: str = "sound",
+    ) -> None:
         super().__init__()
-        find_defence(self, tuple(shape))
-        check_whole("width", width)
-        channels = shape[0]
+        channels, _, _ = check_image_shape(shape)
+        for name, count in (("width", width), ("epochs", epochs), ("batch_size", batch_size)):
+            check_whole(name, count)
+        for name, size in (("learning_rate", learning_rate), ("least_eps", least_eps), ("most_eps", most_eps)):
+            check_positive(name, size)
+        check_whole("seed", seed, 0)
+        check_choice("protocol", protocol, PROTOCOLS)
+        self.width, self.seed, self.epochs, self.batch_size = width, seed, epochs, batch_size
+        self.learning_rate, self.protocol = learning_rate, protocol
+        self.least_eps, self.most_eps = least_eps, most_eps
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.enter = _block(channels, width)
@@ -65,20 +91,7 @@ class GuidedDenoiser(Defence):
         cleaned: Tensor = images - self.estimate(back).to(images.dtype)
         return cleaned
 
-    def fit(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        domain: Sequence[float],
-        protocol: str = "sound",
-        eps: tuple[float, float] = (0.01, 0.3),
-        epochs: int = 2,
-        batch_size: int = 128,
-        learning_rate: float = 0.002,
-        seed: int = 0,
-    ) -> Self:
+    def fit(self, model: nn.Module, x: Tensor, y: Tensor, *, domain: Sequence[float]) -> Self:
         """Train for a classifier on its training images.
 
         Args:
@@ -86,27 +99,22 @@ class GuidedDenoiser(Defence):
             x: training images, (n, channels, height, width).
             y: their labels.
             domain: of the images.
-            protocol: what the attacks to learn from clip to.
-            eps: the radii of their balls are drawn from this range.
-            epochs: passes over the images.
-            batch_size: images a step.
-            learning_rate: of Adam, which falls to zero along a cosine.
-            seed: of the order of the images and of the attacks.
         """
         guide = copy.deepcopy(model).eval().requires_grad_(False)
         like = next(guide.parameters())
-        generator = torch.Generator().manual_seed(seed)
-        steps = epochs * (len(x) // batch_size or 1)
-        optimiser = torch.optim.Adam(self.parameters(), learning_rate)
+        generator = torch.Generator().manual_seed(self.seed)
+        steps = self.epochs * (len(x) // self.batch_size or 1)
+        optimiser = torch.optim.Adam(self.parameters(), self.learning_rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         self.train()
         for step in range(steps):
-            batch = torch.randint(len(x), (batch_size,), generator=generator)
+            batch = torch.randint(len(x), (self.batch_size,), generator=generator)
             clean, labels = x[batch].to(like), y[batch]
-            radius = eps[0] + (eps[1] - eps[0]) * torch.rand((), generator=generator).item()
+            share = torch.rand((), generator=generator).item()
+            radius = self.least_eps + (self.most_eps - self.least_eps) * share
             attack = PGD(radius, *((1, radius) if step % 2 else (4, radius / 2)), random_start=False)
-            attacked = attack(guide, clean, labels, domain=domain, protocol=protocol, start=GROUP * step)
-            attacked[: batch_size // 8] = clean[: batch_size // 8]
+            attacked = attack(guide, clean, labels, domain=domain, protocol=self.protocol, start=GROUP * step)
+            attacked[: self.batch_size // 8] = clean[: self.batch_size // 8]
             loss = (guide(self(attacked)) - guide(clean)).abs().sum(1).mean()
             optimiser.zero_grad()
             loss.backward()

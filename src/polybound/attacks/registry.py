@@ -5,27 +5,53 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, TypeVar
 
+from polybound.attacks.adapters import AutoAttack, Foolbox
 from polybound.attacks.apgd import APGD, APGDT
 from polybound.attacks.base import Attack
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.fgsm import FGSM
-from polybound.attacks.outside import AutoAttack, Foolbox
 from polybound.attacks.pgd import PGD
+from polybound.attacks.settings import read_setting
 from polybound.attacks.tpgd import TPGD
 from polybound.errors import PolyboundError
 
-__all__ = ["PAPER_ATTACKS", "attack_names", "parse_attack", "parse_attacks"]
+__all__ = ["PAPER_ATTACKS", "attack_names", "parse_attack", "parse_attacks", "register_attack"]
 
-KINDS: dict[str, type[Attack]] = {
-    kind.kind: kind for kind in (FGSM, PGD, TPGD, APGD, APGDT, RandomSearch, Square, AutoAttack, Foolbox)
-}
+KINDS: dict[str, type[Attack]] = {}
+"""The classes of attacks that names can speak of."""
 
 PAPER_ATTACKS = ("fgsm-0.1", "fgsm-0.01", "pgd-0.1-20-0.01", "pgd-0.3-20-0.03", "apgdt-1", "tpgd-1")
 """The six attacks of the paper's tables."""
 
+A = TypeVar("A", bound=Attack)
+
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?:/\d+)?"
+
+
+def register_attack(made: type[A]) -> type[A]:
+    """Make a class of attacks known by its name, to `parse_attack` and so to the command line; usable as a decorator.
+
+    Raises:
+        PolyboundError: its `kind` is no plain word or is taken, or a name could not tell all its settings.
+    """
+    kind = getattr(made, "kind", None)
+    if not isinstance(kind, str) or not re.fullmatch("[a-z][a-z0-9_]*", kind):
+        raise PolyboundError(f"the kind of an attack is a word of lower-case letters and digits, not {kind!r}")
+    if kind in KINDS:
+        raise PolyboundError(f"there is an attack called {kind!r} already: {KINDS[kind].__name__}")
+    settings = {field.name: field.default for field in fields(made)}
+    if unknown := [name for name in made.numbers if name not in settings]:
+        raise PolyboundError(f"attack {kind!r} has no setting {unknown[0]!r} to give as a number")
+    if untold := [name for name, value in settings.items() if value is MISSING and name not in made.numbers]:
+        raise PolyboundError(f"attack {kind!r}: the setting {untold[0]!r} needs a default, or a place in `numbers`")
+    KINDS[kind] = made
+    return made
+
+
+for _made in (FGSM, PGD, TPGD, APGD, APGDT, RandomSearch, Square, AutoAttack, Foolbox):
+    register_attack(_made)
 
 
 def attack_names() -> list[str]:
@@ -75,7 +101,7 @@ def parse_attack(name: str | Attack) -> Attack:
     if "-".join(values) != rest or len(values) > len(made.numbers):
         raise PolyboundError(f"attack {name!r} is not of the form {form}")
     given: dict[str, str] = dict(zip(made.numbers, values, strict=False))
-    if not given and made.numbers == ("eps",) and made is FGSM:
+    if not given and made is FGSM:
         raise PolyboundError(f"attack {name!r} is not of the form {form}")
     for option in options:
         key, equals, value = option.partition("=")
@@ -89,13 +115,7 @@ def parse_attack(name: str | Attack) -> Attack:
 def _value(made: type[Attack], key: str, text: str, name: str) -> Any:
     """An option's text as the type of its default."""
     default = next(field.default for field in fields(made) if field.name == key)
-    kind = float if default is None or default is MISSING else type(default)
     try:
-        if kind is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[text]
-        if kind is float:
-            top, _, bottom = text.partition("/")
-            return float(top) / float(bottom or 1)
-        return kind(text)
-    except (ValueError, KeyError, ZeroDivisionError):
+        return read_setting(text, float if default is None or default is MISSING else type(default))
+    except ValueError:
         raise PolyboundError(f"attack {name!r}: {key} cannot be {text!r}") from None

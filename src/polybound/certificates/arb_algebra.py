@@ -1,4 +1,7 @@
-"""Vectors and matrices of real balls (python-flint's arb), as the checker needs them."""
+"""Vectors and matrices of python-flint's arb numbers, as the checker needs them.
+
+An arb is a midpoint and a radius: it contains the real number that it stands for, whatever was rounded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ except ImportError as error:  # pragma: no cover
     raise PolyboundError("the check needs python-flint: pip install 'polybound[check]'") from error
 
 __all__ = [
-    "Ball",
+    "Arb",
     "Map",
     "Rows",
     "Vector",
@@ -36,7 +39,7 @@ __all__ = [
     "zeros",
 ]
 
-Ball = Any
+Arb = Any
 Vector = list[Any]
 Rows = list[Vector]
 
@@ -45,7 +48,7 @@ flint.ctx.prec = 106
 
 
 def vector(values: Any) -> Vector:
-    """Float64 numbers as exact balls."""
+    """Float64 numbers as exact arbs."""
     return [arb(float(value)) for value in values]
 
 
@@ -73,7 +76,7 @@ def times(a: Rows, v: Vector) -> Vector:
 
 
 def exact_map(step: Affine) -> tuple[Rows, Vector]:
-    """The matrix and the constant of an affine map, multiplied out in balls."""
+    """The matrix and the constant of an affine map, multiplied out in arbs."""
     if isinstance(step, Chain):
         matrix, constant = exact_map(step.maps[0])
         for part in step.maps[1:]:
@@ -88,7 +91,7 @@ def exact_map(step: Affine) -> tuple[Rows, Vector]:
 
 
 class Map:
-    """An affine map in balls, with its transpose and their absolute values at hand.
+    """An affine map in arbs, with its transpose and their absolute values at hand.
 
     Attributes:
         rows: the matrix W.
@@ -119,8 +122,8 @@ def _apply(matrix: Any, x: Vector) -> Vector:
     return values
 
 
-def lack(M: Rows) -> Ball:
-    """A ball above some delta >= 0 with `M + delta I` positive semidefinite.
+def lack(M: Rows) -> Arb:
+    """An arb above some delta >= 0 with `M + delta I` positive semidefinite.
 
     For any matrix L, `M = L L' + E`, and what E lacks, by Gershgorin, is all that M can lack. L is M's approximate
     Cholesky factor, computed in float64; it need not be believed.
@@ -144,7 +147,7 @@ def lack(M: Rows) -> Ball:
     return dominance([[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(M, square, strict=True)])
 
 
-def dominance(M: Rows) -> Ball:
+def dominance(M: Rows) -> Arb:
     """What M lacks of being diagonally dominant with a non-negative diagonal."""
     worst = arb(0)
     for d, row in enumerate(M):
@@ -163,12 +166,12 @@ def mul(a: Vector, b: Vector) -> Vector:
     return [u * v for u, v in zip(a, b, strict=True)]
 
 
-def dot(a: Vector, b: Vector) -> Ball:
+def dot(a: Vector, b: Vector) -> Arb:
     """The inner product."""
     return sum((u * v for u, v in zip(a, b, strict=True)), arb(0))
 
 
-def largest(values: Vector) -> Ball:
+def largest(values: Vector) -> Arb:
     """The largest of some numbers and zero."""
     largest = arb(0)
     for value in values:

@@ -18,21 +18,20 @@ from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
-from polybound.attacks.checks import check_choice, check_whole
-from polybound.attacks.noise import Noise
-from polybound.attacks.protocol import Protocol
-from polybound.attacks.victim import Victim
+from polybound.attacks.checks import check_choice, check_positive, check_whole
+from polybound.attacks.classifier import Classifier
+from polybound.attacks.random_numbers import RandomNumbers
 from polybound.errors import PolyboundError
 
 __all__ = ["AutoAttack", "Foolbox"]
 
 
 class _Rescaled(nn.Module):
-    """One run of a victim, as a classifier of images in [0, 1]."""
+    """One run of a classifier, for images in [0, 1]."""
 
-    def __init__(self, victim: Victim, run: int, clip: tuple[float, float]) -> None:
+    def __init__(self, model: Classifier, run: int, clip: tuple[float, float]) -> None:
         super().__init__()
-        self.classify, self.clip = victim.alone(run), clip
+        self.classify, self.clip = model.alone(run), clip
 
     def forward(self, images: Tensor) -> Tensor:
         lower, upper = self.clip
@@ -41,25 +40,25 @@ class _Rescaled(nn.Module):
 
 
 @dataclass(frozen=True)
-class Outside(Attack):
+class OtherLibrary(Attack):
     """An attack from another library, run by run."""
 
     only_sound: ClassVar[bool] = True
 
-    def _run(self, victim: Victim, ball: Ball, y: Tensor, noise: Noise, protocol: Protocol) -> Tensor:
-        del protocol  # always sound
+    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         lower, upper = ball.clip
-        seed = noise.generators[0].initial_seed() % 2**31
-        shape = victim.shape if len(victim.shape) == 3 else (1, 1, ball.x.shape[-1])
+        seed = random.seed()
+        shape = model.shape if len(model.shape) == 3 else (1, 1, ball.x.shape[-1])
         found = []
-        for run in range(victim.runs):
-            x = ball.x[run if len(ball.x) > 1 else 0]
-            images = ((x - lower) / (upper - lower)).clamp_(0.0, 1.0).to(victim.dtype or x.dtype)
-            model = _Rescaled(victim, run, ball.clip).eval()
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        for run in range(model.runs):
+            x = ball.x[run * len(ball.x) // model.runs]
+            y = labels if labels.ndim == 1 else labels[run]
+            images = ((x - lower) / (upper - lower)).clamp_(0.0, 1.0).to(model.dtype or x.dtype)
+            single = _Rescaled(model, run, ball.clip).eval()
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.manual_seed(seed)
-                images = self._suite(model, images.view(-1, *shape), y, self.eps / (upper - lower), seed)
+                images = self._suite(single, images.view(-1, *shape), y, self.eps / (upper - lower), seed)
             found.append((lower + (upper - lower) * images.detach()).flatten(1).to(x.dtype))
         return torch.stack(found)
 
@@ -69,7 +68,7 @@ class Outside(Attack):
 
 
 @dataclass(frozen=True)
-class AutoAttack(Outside):
+class AutoAttack(OtherLibrary):
     """AutoAttack (Croce and Hein, 2020) by its authors: APGD, targeted APGD, FAB and the square attack.
 
     It needs the package pyautoattack, which the extra `attacks` brings.
@@ -102,7 +101,7 @@ class AutoAttack(Outside):
 
 
 @dataclass(frozen=True)
-class Foolbox(Outside):
+class Foolbox(OtherLibrary):
     """An attack of foolbox by its class name; it needs foolbox, which the extra `attacks` brings.
 
     Attributes:
@@ -121,6 +120,7 @@ class Foolbox(Outside):
         super().__post_init__()
         check_choice("attack", self.attack, ("pgd", "fgsm", "basic", "deepfool"))
         check_whole("steps", self.steps)
+        check_positive("step_size", self.step_size)
 
     def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
         del seed  # it draws from torch's global generator, which the caller has seeded

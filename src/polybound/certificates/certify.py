@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from polybound.certificates.boxes import ball, centre
+from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
+from polybound.certificates.boxes import box_around, centre
 from polybound.certificates.ladder import Ladder
 from polybound.certificates.ledger import Ledger
 from polybound.certificates.network import Network
-from polybound.certificates.relax import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
 from polybound.certificates.result import Certificates, Status
 from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork
@@ -77,7 +77,7 @@ def certify(
         raise PolyboundError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if not budget >= 0:
         raise PolyboundError(f"budget must be a number of seconds, got {budget!r}")
-    (lower, upper), inner = ball(points, radii.unsqueeze(1), domain)
+    (lower, upper), inner = box_around(points, radii.unsqueeze(1), domain)
     with torch.no_grad():
         _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
         if method in _TOPS:

@@ -1,0 +1,21 @@
+"""Defences: denoisers in front of any classifier.
+
+`Defence` is the base to extend; `register_defence` makes a class known by its name.
+"""
+
+from polybound.defences.base import Defence, Defended
+from polybound.defences.denoisers import GaussianDenoiser, MedianDenoiser
+from polybound.defences.guided import GuidedDenoiser
+from polybound.defences.registry import defence_names, find_defence, parse_defence, register_defence
+
+__all__ = [
+    "Defence",
+    "Defended",
+    "GaussianDenoiser",
+    "GuidedDenoiser",
+    "MedianDenoiser",
+    "defence_names",
+    "find_defence",
+    "parse_defence",
+    "register_defence",
+]

@@ -1,0 +1,215 @@
+"""Names of attacks: read, written, refused; labels; attacks of one's own."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from polybound.attacks import (
+    APGD,
+    APGDT,
+    FGSM,
+    PAPER_ATTACKS,
+    PGD,
+    TPGD,
+    Attack,
+    AutoAttack,
+    Foolbox,
+    RandomSearch,
+    Square,
+    attack_names,
+    parse_attack,
+    parse_attacks,
+    register_attack,
+    registry,
+)
+from polybound.errors import PolyboundError
+
+
+def test_the_papers_names():
+    expected = [
+        FGSM(0.1),
+        FGSM(0.01),
+        PGD(0.1, 20, 0.01),
+        PGD(0.3, 20, 0.03),
+        APGDT(8 / 255, 1),
+        TPGD(8 / 255, 1, 2 / 255),
+    ]
+    assert parse_attacks(PAPER_ATTACKS) == parse_attacks("paper") == expected
+    assert [attack.name for attack in expected] == list(PAPER_ATTACKS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fgsm-0.1:norm=2",
+        "pgd-0.1-20-0.01:random_start=false:restarts=5",
+        "pgd-1e-05-3-1e-06",
+        "apgd-0.1-50:loss=dlr",
+        "apgdt-20:eps=0.1:targets=3",
+        "square-0.1-200",
+        "random-0.3-20:norm=2",
+        "autoattack-0.1:version=apgd",
+        "foolbox-0.1:attack=deepfool",
+    ],
+)
+def test_names_are_read_back(name):
+    assert parse_attack(name).name == name
+    assert parse_attack(parse_attack(name).name) == parse_attack(name)
+
+
+def test_fractions_defaults_and_attacks_themselves():
+    assert parse_attack("fgsm-8/255") == FGSM(8 / 255)
+    assert parse_attack("autoattack") == AutoAttack(8 / 255)
+    assert parse_attack("pgd-0.1") == PGD(0.1)
+    assert parse_attack(FGSM(0.1)) == FGSM(0.1)
+    assert parse_attacks("fgsm-0.1, pgd-0.2-5-0.1") == [FGSM(0.1), PGD(0.2, 5, 0.1)]
+    assert parse_attacks([]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deepfool", "unknown attack 'deepfool'; there are fgsm-EPS"),
+        ("", "unknown attack"),
+        ("fgsm", "not of the form fgsm-EPS"),
+        ("fgsm-", "not of the form"),
+        ("fgsm-a", "not of the form"),
+        ("fgsm--0.1", "not of the form"),
+        ("fgsm-0.1-2", "not of the form"),
+        ("pgd-0.1-2.5-0.1", "steps cannot be '2.5'"),
+        ("fgsm-1/0", "eps cannot be"),
+        ("fgsm-0.1:colour=red", "has no option 'colour'; it has norm"),
+        ("fgsm-0.1:norm", "has no option"),
+        ("fgsm-0.1:norm=3", "norm must be"),
+        ("pgd-0.1-0-0.1", "steps must be"),
+        ("pgd-0.1-2-0.1:random_start=maybe", "cannot be 'maybe'"),
+    ],
+)
+def test_bad_names(name, message):
+    with pytest.raises(PolyboundError, match=message):
+        parse_attack(name)
+
+
+def test_no_attack_twice():
+    with pytest.raises(PolyboundError, match="twice"):
+        parse_attacks("fgsm-0.1,fgsm-0.10")
+
+
+sizes = st.floats(0.0, 1e300) | st.sampled_from([0, 1, -0.0, 8 / 255, 0.1, 1e-5, 20.0, 5e-324])
+counts = st.integers(1, 10**6)
+norms = st.sampled_from(["inf", "2"])
+attacks = st.one_of(
+    st.builds(FGSM, sizes, norm=norms),
+    st.builds(
+        PGD, sizes, counts, sizes, random_start=st.booleans(), restarts=counts, early_stop=st.booleans(), norm=norms
+    ),
+    st.builds(PGD, sizes, counts),
+    st.builds(TPGD, sizes, counts, sizes, norm=norms),
+    st.builds(APGD, sizes, counts, loss=st.sampled_from(["ce", "dlr"]), restarts=counts, rho=sizes, norm=norms),
+    st.builds(APGDT, sizes, counts, restarts=counts, rho=sizes, targets=counts, norm=norms),
+    st.builds(RandomSearch, sizes, counts, norm=norms),
+    st.builds(Square, sizes, counts, sizes),
+    st.builds(AutoAttack, sizes, version=st.sampled_from(["standard", "plus", "rand", "apgd"]), norm=norms),
+    st.builds(
+        Foolbox,
+        sizes,
+        attack=st.sampled_from(["pgd", "fgsm", "basic", "deepfool"]),
+        steps=counts,
+        step_size=sizes,
+        norm=norms,
+    ),
+)
+
+
+@given(attacks, attacks)
+def test_a_name_is_canonical(attack, other):
+    assert parse_attack(attack.name) == attack
+    assert parse_attack(attack.name).name == attack.name
+    assert parse_attacks(attack.name) == [attack]
+    assert (attack == other) == (attack.name == other.name)
+
+
+def test_labels_are_the_papers_where_it_has_one():
+    labels = ["FGSM-0.1", "FGSM-0.01", "PGD-(0.1, 20, 0.01)", "PGD-(0.3, 20, 0.03)", "APGDT", "TPGD"]
+    assert [attack.label for attack in parse_attacks("paper")] == labels
+    assert PGD(1e-5, 3, 1e-6, restarts=5).label == "PGD-(1e-05, 3, 1e-06), restarts=5"
+    assert FGSM(0.5, norm="2").label == "FGSM-0.5, norm=2"
+    # What is not the paper's attack is not called by its name alone.
+    assert parse_attack("apgdt-20").label == "apgdt-20" and parse_attack("tpgd-1:eps=0.3").label == "tpgd-1:eps=0.3"
+    assert Square(0.1).label == Square(0.1).name
+
+
+def test_which_attacks_count_only_what_was_right_before():
+    skipping = {kind for kind, made in registry.KINDS.items() if made.skips_misclassified}
+    assert skipping == {"apgd", "apgdt"}
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """The registry, as it was afterwards."""
+    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+
+
+@pytest.mark.usefixtures("kinds")
+def test_an_attack_of_ones_own():
+    @register_attack
+    @dataclass(frozen=True)
+    class Shift(Attack):
+        kind = "shift"
+        numbers = ("eps", "share")
+        uses_gradients = False
+
+        share: float = 0.5
+        down: bool = field(default=False, kw_only=True)
+
+        def perturb(self, model, ball, labels, random):
+            return ball.project_(ball.x + (-1 if self.down else 1) * self.share * self.eps)
+
+    attack = parse_attack("shift-0.1-0.25:down=true")
+    assert attack == Shift(0.1, 0.25, down=True) and attack.name == attack.label == "shift-0.1-0.25:down=true"
+    assert "shift-EPS-SHARE" in attack_names() and parse_attacks("fgsm-0.1, shift-0.2")[1] == Shift(0.2)
+    x, y = torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)
+    model = pb.CCP(4, 3, 3, degree=2, runs=2, seed=0)
+    found = attack(model, x, y, domain=(0, 1))
+    assert found.shape == (2, 5, 4)
+    torch.testing.assert_close(found, (x - 0.025).clamp(0, 1).expand(2, 5, 4))
+    with pytest.raises(PolyboundError, match="there is an attack called 'shift' already: Shift"):
+        register_attack(Shift)
+
+
+@pytest.mark.usefixtures("kinds")
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"kind": "pgd"}, "there is an attack called 'pgd' already: PGD"),
+        ({"kind": "two-words"}, "a word of lower-case letters"),
+        ({"kind": "Loud"}, "a word of lower-case letters"),
+        ({}, "a word of lower-case letters"),
+        ({"kind": "own", "numbers": ("eps", "steps")}, "no setting 'steps'"),
+    ],
+)
+def test_attacks_that_are_not_registered(variables, message):
+    made = dataclass(frozen=True)(type("Own", (Attack,), variables))
+    with pytest.raises(PolyboundError, match=message):
+        register_attack(made)
+    assert "own-EPS" not in attack_names()
+
+
+@pytest.mark.usefixtures("kinds")
+def test_a_setting_that_a_name_could_not_tell():
+    @dataclass(frozen=True)
+    class Own(Attack):
+        kind = "own"
+        tries: int = field(kw_only=True)
+
+        def perturb(self, model, ball, labels, random):
+            return ball.x
+
+    with pytest.raises(PolyboundError, match="'tries' needs a default"):
+        register_attack(Own)
+    Own.numbers = ("eps", "tries")
+    assert parse_attack(register_attack(Own)(0.1, tries=3).name) == Own(0.1, tries=3)
