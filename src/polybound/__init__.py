@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         evaluation,
         experiments,
         models,
+        report,
+        runs,
         theory,
         training,
     )
@@ -34,10 +36,11 @@ if TYPE_CHECKING:
         project_spectral,
         project_spectral_conv,
     )
-    from polybound.evaluation import Evaluation, Score, evaluate, evaluate_run, evaluate_runs
+    from polybound.evaluation import Evaluation, Score, Table, evaluate
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, example, load, paper_model, stack
+    from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
     from polybound.theory import Bound, bounds, gamma, generalisation, lipschitz, rademacher, theta
-    from polybound.training import Recipe, accuracy, fit
+    from polybound.training import History, Recipe, accuracy, fit
 
 __all__ = [
     "APGD",
@@ -51,16 +54,22 @@ __all__ = [
     "Bound",
     "Certificates",
     "ConvCCP",
+    "DataSpec",
     "Evaluation",
     "Factors",
     "FileFormatError",
+    "History",
+    "ModelSpec",
     "NonFiniteError",
     "PolyboundError",
     "PolynomialNetwork",
     "Projection",
     "Radius",
     "Recipe",
+    "Run",
     "Score",
+    "Spec",
+    "Table",
     "__version__",
     "accuracy",
     "attacks",
@@ -92,9 +101,12 @@ __all__ = [
     "project_spectral",
     "project_spectral_conv",
     "rademacher",
+    "report",
+    "runs",
     "stack",
     "theory",
     "theta",
+    "train_together",
     "training",
 ]
 
@@ -108,7 +120,9 @@ _ROOMS = (
     "defences",
     "training",
     "evaluation",
+    "runs",
     "experiments",
+    "report",
 )
 
 

@@ -13,7 +13,7 @@ from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.fgsm import FGSM
 from polybound.attacks.losses import DLR, KL, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
 from polybound.attacks.pgd import PGD
-from polybound.attacks.protocol import PROTOCOLS, PUBLISHED_NOTE, Protocol, clip_range, protocols
+from polybound.attacks.protocol import PROTOCOLS, PUBLISHED_NOTE, Protocol, check_protocol, clip_range, protocols
 from polybound.attacks.random_numbers import GROUP, RandomNumbers
 from polybound.attacks.registry import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks, register_attack
 from polybound.attacks.settings import read_setting, setting_text
@@ -52,6 +52,7 @@ __all__ = [
     "check_positive",
     "check_whole",
     "climb",
+    "check_protocol",
     "clip_range",
     "cross_entropy",
     "divergence",

@@ -13,7 +13,7 @@ from polybound.evaluation.evaluate import (
 from polybound.evaluation.labels import column_label, labels, value_label
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
-from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, wilson
+from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, short_digest, wilson
 from polybound.evaluation.table import Cell, MixedError, Row, Table, differing, read_table
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "reader_notes",
     "row_facts",
     "score_of",
+    "short_digest",
     "value_label",
     "wilson",
 ]

@@ -16,7 +16,7 @@ from polybound.defences import Defence, Defended, find_defence
 from polybound.errors import PolyboundError
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Measuring, Progress, Question, Subject, count_images, digest_of_module, measure
-from polybound.evaluation.score import CLEAN, Score
+from polybound.evaluation.score import CLEAN, Score, short_digest
 from polybound.evaluation.table import Row, Table
 from polybound.models import PolynomialNetwork
 
@@ -178,7 +178,7 @@ def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subje
     labels = list(names or ([f"run {e}" for e in range(len(members))] if stacked else ["model"]))
     if len(labels) != len(members):
         raise PolyboundError(f"{len(labels)} names for {len(members)} runs")
-    return [Subject(member, digest_of_module(member)) for member in members], labels
+    return [Subject(member, short_digest(digest_of_module(member))) for member in members], labels
 
 
 class _RunOf(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 from polybound.errors import PolyboundError
 
-__all__ = ["CLEAN", "Score", "certified_name", "paper_counts", "wilson"]
+__all__ = ["CLEAN", "Score", "certified_name", "paper_counts", "short_digest", "wilson"]
 
 CLEAN = "clean"
 """The name of no attack."""
@@ -82,6 +82,11 @@ class Score:
     def names(cls) -> tuple[str, ...]:
         """The names of all fields."""
         return tuple(field.name for field in fields(cls))
+
+
+def short_digest(digest: str) -> str:
+    """The first 16 hexadecimal digits: what scores and specs have."""
+    return digest[:16]
 
 
 def per_class_text(counts: Sequence[int], totals: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.evaluation import Score, Table, read_table, score_of
+from polybound.evaluation import Score, Table, read_table, score_of, short_digest
 from polybound.models import PolynomialNetwork, weights_digest
 from polybound.models import load as load_model
 from polybound.runs.cache import cached, remember
@@ -176,12 +176,12 @@ class Run:
         return table.only(lambda row: row["run"] == self.spec().address and row["weights"] in mine)
 
     def digests(self) -> dict[int, str]:
-        """The digests of all weights that there are, by the epoch that they are of."""
+        """The digests of all weights that there are, in short as scores have them, by the epoch that they are of."""
         found: dict[int, str] = {}
         for line in self.history():
             for name, digest in line.get("weights", {}).items():
                 epoch = self.spec().recipe.epochs if name == MODEL else int(name[6:].partition(".")[0])
-                found[epoch] = digest
+                found[epoch] = short_digest(digest)
         return found
 
     def add_scores(self, scores: Iterable[Score]) -> None:

@@ -24,6 +24,7 @@ from polybound.evaluation import (
     measure,
     questions_for,
     reader_notes,
+    short_digest,
 )
 from polybound.models import PolynomialNetwork, stack, weights_digest
 from polybound.models import load as load_model
@@ -83,10 +84,10 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
     path = Path(path)
     if path.is_file():
         model = load_model(path)
-        return Loaded(path, Subject(model, weights_digest(model)), {"run": str(path)})
+        return Loaded(path, Subject(model, short_digest(weights_digest(model))), {"run": str(path)})
     run = Run(path)
     model, spec = run.model(epoch), run.spec()
-    digest = run.digest(epoch) or ""
+    digest = short_digest(run.digest(epoch) or "")
     at = spec.recipe.epochs if epoch is None else epoch
     loaded = Loaded(path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run)
     loaded.subject.keep = loaded.keep
