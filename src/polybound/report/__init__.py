@@ -1,1 +1,37 @@
-"""What people look at: plots and reports."""
+"""What people look at: plots, tables and reports. What needs an extra says which one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from polybound.errors import PolyboundError
+
+if TYPE_CHECKING:
+    from polybound.report.attacks import draw_attacks
+    from polybound.report.build import Report, build_report, report_runs
+    from polybound.report.demo import draw_demo
+    from polybound.report.tensorboard import EventLog
+
+__all__ = ["EventLog", "Report", "build_report", "draw_attacks", "draw_demo", "report_runs"]
+
+_HOME = {
+    "EventLog": "tensorboard",
+    "Report": "build",
+    "build_report": "build",
+    "draw_attacks": "attacks",
+    "draw_demo": "demo",
+    "report_runs": "build",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when first used: matplotlib is an extra."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'polybound.report' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"polybound.report.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("matplotlib", "jinja2", "plotly"):
+            raise PolyboundError(f"plots and reports need {error.name}: pip install 'polybound[experiments]'") from None
+        raise

@@ -4,24 +4,56 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from polybound._version import __version__
 from polybound.atomic import write_atomically
-from polybound.experiments.experiment import Experiment
-from polybound.experiments.results import Row, collect, write_csv
-from polybound.report.folders import runs_section
+from polybound.errors import PolyboundError
+from polybound.evaluation import Table as Scores
+from polybound.experiments import Experiment, experiment_scores
+from polybound.report.elements import Figure, Section, Table
 from polybound.report.layout import section
 from polybound.report.page import page
-from polybound.report.shapes import Figure, Section, Table
+from polybound.report.run_report import runs_section
 from polybound.report.static import draw
 from polybound.report.text import to_csv, to_latex, to_markdown
-from polybound.runs import Run
+from polybound.runs import Run, find_runs, is_run
 
-__all__ = ["build_report", "facts", "markdown_of", "report_runs"]
+__all__ = ["Report", "build_report", "facts", "report_runs"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was made.
+
+    Attributes:
+        page: the HTML file.
+        folder: the folder with every figure and table on its own.
+        sections: what both show.
+        skipped: what could not be shown, with the reason.
+    """
+
+    page: Path
+    folder: Path
+    sections: list[Section]
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The tables, as JSON can hold them."""
+        shown = []
+        for made in self.sections:
+            tables = [asdict(part) | {"bold": sorted(part.bold)} for part in made.parts if isinstance(part, Table)]
+            shown.append({"name": made.name, "title": made.title, "notes": list(made.notes), "tables": tables})
+        files = {"page": str(self.page), "folder": str(self.folder)}
+        return {**files, "sections": shown, "skipped": [{"run": run, "why": why} for run, why in self.skipped.items()]}
+
+    def markdown(self) -> str:
+        """The tables, and the lines of the figures as tables."""
+        return "\n\n".join(map(_markdown, self.sections))
 
 
 def facts(command: str = "") -> dict[str, str]:
@@ -43,35 +75,58 @@ def build_report(
     *,
     title: str = "polybound",
     command: str = "",
-    scores: Sequence[Row] = (),
-) -> list[Section]:
+    scores: Scores | None = None,
+    data_dir: Path | None = None,
+) -> Report:
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
     The folder has PNG and SVG of each figure, each table as Markdown, LaTeX and CSV, and all scores, `NAME-scores.csv`.
     Other `scores` stand in for run folders that are not there; what is made from weights is left out for those.
+
+    Raises:
+        PolyboundError: nothing was found.
     """
-    found = [collect(experiment, root, scores) for experiment in experiments]
-    sections = [section(experiment, rows, root) for experiment, rows in zip(experiments, found, strict=True)]
-    _write_parts(sections, output)
-    for experiment, rows in zip(experiments, found, strict=True):
-        if rows:
-            write_atomically(output.with_suffix("") / f"{experiment.name}-scores.csv", write_csv(rows).encode())
+    found = [experiment_scores(experiment, root, scores, data_dir) for experiment in experiments]
+    sections = [section(e, table, root, data_dir) for e, table in zip(experiments, found, strict=True)]
+    if not any(_has_content(made) for made in sections) and not any(table.rows for table in found):
+        names = ", ".join(experiment.name for experiment in experiments)
+        raise PolyboundError(f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it")
+    folder = _folder_for(output)
+    _write_parts(sections, folder)
+    for experiment, table in zip(experiments, found, strict=True):
+        if table.rows:
+            write_atomically(folder / f"{experiment.name}-scores.csv", table.to_csv().encode())
     configurations = [asdict(experiment) for experiment in experiments]
     write_atomically(output, page(title, sections, facts(command), configurations).encode())
-    return sections
+    return Report(output, folder, sections)
 
 
-def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> list[Section]:
-    """As `build_report`, of any run folders."""
-    sections = [runs_section(folders)]
-    _write_parts(sections, output)
-    configurations = [Run(folder).config() for folder in folders]
-    write_atomically(output, page(title, sections, facts(command), configurations).encode())
-    return sections
+def _has_content(made: Section) -> bool:
+    """Whether a section has a figure with something in it; a table without scores has only the paper's numbers."""
+    return any(isinstance(part, Figure) and (part.panels or part.images) for part in made.parts)
 
 
-def _write_parts(sections: Sequence[Section], output: Path) -> None:
+def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> Report:
+    """As `build_report`, of any run folders; those that cannot be read are skipped and named."""
+    made, skipped = runs_section(folders)
+    folder = _folder_for(output)
+    _write_parts([made], folder)
+    configurations = [Run(path).spec().as_dict() for path in folders if str(path) not in skipped]
+    write_atomically(output, page(title, [made], facts(command), configurations).encode())
+    return Report(output, folder, [made], skipped)
+
+
+def _folder_for(output: Path) -> Path:
+    """The folder beside a page: of the same name, unless that is one with runs in it."""
     folder = output.with_suffix("")
+    while folder.is_dir() and (is_run(folder) or find_runs(folder) or (folder / ".checkpoints").exists()):
+        folder = folder.with_name(f"{folder.name}-report")
+    if folder == output:
+        raise PolyboundError(f"{output}: a report needs a name that ends in .html")
+    return folder
+
+
+def _write_parts(sections: Sequence[Section], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for made in sections:
         for number, part in enumerate(made.parts):
@@ -83,7 +138,7 @@ def _write_parts(sections: Sequence[Section], output: Path) -> None:
                 draw(part, folder / f"{name}.png", folder / f"{name}.svg")
 
 
-def markdown_of(made: Section) -> str:
+def _markdown(made: Section) -> str:
     """A section for the terminal: its tables, and the lines of its figures as tables."""
     blocks = [f"# {made.title}", *made.notes]
     for part in made.parts:

@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from polybound.experiments.compare import DATASETS
-from polybound.experiments.experiment import Experiment
-from polybound.experiments.results import Average, Row, average, best
-from polybound.experiments.studies import ratios, studies
-from polybound.report.shapes import Figure, Images, Line, Panel
-from polybound.report.words import MODELS, SOURCES, attack_label
+from polybound.attacks import parse_attack
+from polybound.evaluation import Cell, Row, Table, certified_name, labels
+from polybound.experiments import Experiment, ratios, row_kind, studies
+from polybound.report.elements import Figure, Images, Line, Panel
+from polybound.report.labels import PROTOCOLS, attack_label, dataset_label, model_label
 
 __all__ = ["curves", "growth", "initial", "samples", "tradeoff"]
 
-
-def _line(label: str, points: dict[float, Average]) -> Line:
-    xs = sorted(points)
-    return Line(label, xs, [points[x].mean for x in xs], [points[x].std for x in xs])
+_X = {"bound": "method.bound", "rank": "model.rank", "steps": "steps"}
+_X_LABELS = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}
 
 
-def curves(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def curves(experiment: Experiment, table: Table) -> Figure:
     """Accuracies over bounds, ranks or steps: a panel for each protocol, data set and, unless it has a line, model."""
     panels = []
-    attacks = experiment.attacks or ("clean",)
     protocols = ("published", "sound") if experiment.attacks else ("-",)
-    label = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}[experiment.x]
-
-    def points(part: Sequence[Row]) -> dict[float, Average]:
-        found = {}
-        for key in sorted({x for row in part if (x := _x(experiment, row)) is not None}):
-            if top := best([row for row in part if _x(experiment, row) == key]):
-                found[key] = top
-        return found
-
+    label, log = _X_LABELS[experiment.x], experiment.x != "steps"
     for protocol, dataset in product(protocols, experiment.datasets):
-        suffix = "" if protocol == "-" else f", {SOURCES[protocol]}"
-        name = DATASETS.get(dataset, dataset)
-        part = [row for row in rows if row.dataset == dataset and row.protocol == protocol]
-        log = experiment.x != "steps"
+        suffix = "" if protocol == "-" else f", {PROTOCOLS[protocol]}"
+        part = table.where(data=dataset, protocol=protocol)
         if experiment.lines == "model":
-            lines = []
-            for model, split in product(experiment.models, experiment.splits):
-                mine = [row for row in part if row.model == model and row.split == split]
-                text = MODELS.get(model, model) + (f", {split}" if len(experiment.splits) > 1 else "")
-                if mine:
-                    lines.append(_line(text, points(mine)))
-            panels.append(Panel(name + suffix, label, "accuracy in %", lines, log_x=log))
+            chosen = list(product(experiment.models, experiment.splits))
+            lines = [
+                line
+                for model, split in chosen
+                for line in _lines(
+                    experiment,
+                    part.where(model=model, split=split),
+                    model_label(model) + (f", {split}" if len(experiment.splits) > 1 else ""),
+                )
+            ]
+            panels.append(Panel(dataset_label(dataset) + suffix, label, "accuracy in %", lines, log_x=log))
             continue
         for model in experiment.models:
-            lines = []
-            for attack in attacks:
-                mine = [row for row in part if row.model == model and row.attack == attack]
-                if mine:
-                    lines.append(_line(attack_label(attack), points(mine)))
-            panels.append(
-                Panel(f"{name}, {MODELS.get(model, model)}{suffix}", label, "accuracy in %", lines, log_x=log)
-            )
+            lines = [
+                line
+                for attack in experiment.attacks or ("clean",)
+                for line in _lines(experiment, part.where(model=model, attack=attack), attack_label(attack))
+            ]
+            title = f"{dataset_label(dataset)}, {model_label(model)}{suffix}"
+            panels.append(Panel(title, label, "accuracy in %", lines, log_x=log))
     return Figure(experiment.title, _drawn(panels))
+
+
+def _lines(experiment: Experiment, table: Table, name: str) -> list[Line]:
+    """A line over the x-axis for each configuration, named by what differs if there are several."""
+    column = _X[experiment.x]
+    free = (column, "epoch", *(["attack"] if experiment.x == "steps" else []))
+    known = Table({**row, **({"steps": _steps(row)} if experiment.x == "steps" else {})} for row in table)
+    known = known.only(lambda row: isinstance(row.get(column), int | float))
+    parts = known.configurations(*free)
+    seeds = ("seed", "run", "weights", "correct", "per_class")
+    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *seeds))
+    lines = []
+    for more, part in zip(names, parts, strict=True):
+        points = part.best_epoch().cells_by(column)
+        lines.append(_line(f"{name}, {more}" if more else name, points))
+    return lines
+
+
+def _steps(row: Row) -> int | None:
+    return None if row["attack"] == "clean" else getattr(parse_attack(row["attack"]), "steps", None)
+
+
+def _line(label: str, points: list[tuple[Any, Cell]]) -> Line:
+    xs = [float(x) for x, _ in points]
+    return Line(label, xs, [cell.mean for _, cell in points], [cell.std for _, cell in points])
 
 
 def _drawn(panels: list[Panel]) -> list[Panel]:
@@ -66,49 +81,55 @@ def _drawn(panels: list[Panel]) -> list[Panel]:
     return [panel for panel in panels if any(line.x for line in panel.lines)]
 
 
-def _x(experiment: Experiment, row: Row) -> float | None:
-    if experiment.x == "rank":
-        return float(row.rank)
-    if experiment.x == "steps":
-        return float(row.attack.split("-")[2])
-    return row.bound
-
-
-def tradeoff(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def tradeoff(experiment: Experiment, table: Table) -> Figure:
     """Clean accuracy on the x-axis, robust or certified accuracy on the y-axis, a line for each projection."""
     panels = []
     columns = [(attack, "accuracy under attack in %") for attack in experiment.attacks]
-    columns += [(f"certified-{eps:g}", "certified accuracy in %") for eps in experiment.eps]
+    columns += [(certified_name(eps), "certified accuracy in %") for eps in experiment.eps]
     for dataset, (attack, label) in product(experiment.datasets, columns):
-        part = [row for row in rows if row.dataset == dataset]
+        part = table.where(data=dataset)
         lines = []
-        kinds = {name: [row for row in part if row.projection == name] for name in experiment.projections}
+        kinds = {kind: part.only(lambda row, kind=kind: row_kind(row) == kind) for kind in experiment.projections}  # type: ignore[misc]
         if "certified" in experiment.methods:
-            kinds["certified training"] = [row for row in part if row.method == "certified"]
-        for projection, mine in kinds.items():
-            clean, robust = average(mine, attack="clean"), average(mine, attack=attack, protocol="sound")
-            bounds = sorted(set(clean) & set(robust), key=lambda bound: bound or 0.0)
-            if bounds:
-                x, y = [round(clean[bound].mean, 2) for bound in bounds], [robust[bound].mean for bound in bounds]
-                lines.append(Line(projection, x, y, [robust[bound].std for bound in bounds]))
-        title = f"{DATASETS.get(dataset, dataset)}, {attack_label(attack)}, sound protocol"
+            kinds["certified training"] = part.where(method="certified")
+        for kind, mine in kinds.items():
+            if points := _pairs(mine, attack):
+                xs, cells = zip(*points, strict=True)
+                lines.append(Line(kind, list(xs), [cell.mean for cell in cells], [cell.std for cell in cells]))
+        title = f"{dataset_label(dataset)}, {attack_label(attack)}, sound protocol"
         panels.append(Panel(title, "clean accuracy in %", label, lines))
     return Figure(experiment.title, _drawn(panels))
 
 
-def growth(experiment: Experiment, root: Path) -> Figure:
+def _pairs(table: Table, attack: str) -> list[tuple[float, Cell]]:
+    """Clean and robust accuracy of each configuration, from the tightest to the loosest."""
+    points = []
+    for part in table.configurations("attack", "protocol", "counted"):
+        clean, robust = part.where(attack="clean").cell(), part.where(attack=attack, protocol="sound").cell()
+        if clean is not None and robust is not None:
+            points.append((_level(part.rows[0]), round(clean.mean, 2), robust))
+    return [(x, cell) for _, x, cell in sorted(points, key=lambda point: point[0])]
+
+
+def _level(row: Row) -> float:
+    """How tight a method is: its bound, the last of its bounds, or its radius."""
+    bound = row.get("method.bound", row.get("method.eps", 0.0))
+    return float(list(bound.values())[-1]) if isinstance(bound, dict) else float(bound)
+
+
+def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
     """The ratio of the two bounds over the bounds, and both during training."""
     panels = []
-    found = ratios(experiment, root)
-    jobs = studies(experiment)
-    for dataset, job in zip(experiment.datasets, jobs, strict=True):
-        name = DATASETS.get(dataset, dataset)
+    found = ratios(experiment, root, data_dir)
+    jobs = studies(experiment, data_dir)
+    for dataset, job in zip(experiment.datasets, jobs, strict=False):
+        name = dataset_label(dataset)
         by_bound: dict[float, list[float]] = {}
         for row in found:
-            if row["dataset"] == dataset:
-                by_bound.setdefault(row["bound"], []).append(row["ratio"])
+            if row["data"] == dataset:
+                by_bound.setdefault(row["method.bound"], []).append(row["ratio"])
         xs = sorted(by_bound)
-        line = Line("gamma/theta", xs, [sum(by_bound[x]) / len(by_bound[x]) for x in xs])
+        line = Line("gamma/theta", xs, [fmean(by_bound[x]) for x in xs])
         panels.append(Panel(f"{name}, PN-4", "bound", "gamma / theta", [line], log_x=True))
         if job.done(root):
             result = job.result(root)
@@ -127,7 +148,7 @@ def initial(experiment: Experiment, root: Path) -> Figure:
     panels = []
     for key, title, log in (("rank", "degree 10", True), ("degree", "rank 16", False)):
         xs = sorted(map(int, result[key]))
-        means = [sum(result[key][str(x)]) / len(result[key][str(x)]) for x in xs]
+        means = [fmean(result[key][str(x)]) for x in xs]
         label = "hidden rank" if key == "rank" else "degree"
         panels.append(Panel(title, label, "gamma / theta", [Line("gamma/theta", xs, means)], log_x=log))
     return Figure(experiment.title, panels, notes=["Standard normal matrices, 784 features; mean over seeds."])
@@ -139,5 +160,5 @@ def samples(experiment: Experiment, root: Path) -> Figure:
     for dataset, job in zip(experiment.datasets, studies(experiment), strict=True):
         if job.done(root):
             pictures = [(f"{s['name']} ({s['label']})", s["pixels"]) for s in job.result(root)["samples"]]
-            rows.append(Images(DATASETS.get(dataset, dataset), pictures))
+            rows.append(Images(dataset_label(dataset), pictures))
     return Figure(experiment.title, images=rows)

@@ -7,133 +7,168 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from polybound.experiments.compare import ATTACKS, DATASETS, EPOCHS, published, significance
-from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import run_of
-from polybound.experiments.results import Row, average, best
-from polybound.experiments.search import resolve, search_job
+from polybound.evaluation import Cell, Row, Table, labels, value_label
+from polybound.experiments import (
+    ATTACKS,
+    EPOCHS,
+    Experiment,
+    paper_method,
+    published,
+    resolve,
+    row_kind,
+    runs_of,
+    search_job,
+    significance,
+)
+from polybound.report.elements import Figure, Section
+from polybound.report.elements import Table as Shown
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
-from polybound.report.folders import bounds_table
-from polybound.report.shapes import Figure, Section, Table
-from polybound.report.words import METHODS, MODELS, SOURCES, attack_label
+from polybound.report.labels import METHODS, PROTOCOLS, attack_label, cell_text, dataset_label, model_label
+from polybound.report.run_report import bounds_table
+from polybound.runs import load_subject
 
 __all__ = ["section"]
 
+BOUND = "method.bound"
 
-def section(experiment: Experiment, rows: Sequence[Row], root: Path) -> Section:
+
+def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | None = None) -> Section:
     """Tables and figures of an experiment, from its scores and what else its folder holds."""
     experiment = resolve(experiment, root)
-    parts: list[Table | Figure] = []
+    parts: list[Shown | Figure] = []
     if experiment.kind in ("accuracy", "search"):
-        if experiment.layout == "table":
-            parts += _tables(experiment, rows)
-        elif experiment.layout == "chosen":
-            parts.append(_chosen(experiment, rows))
-        elif experiment.layout == "tradeoff":
-            parts.append(tradeoff(experiment, rows))
-        else:
-            parts.append(curves(experiment, rows))
+        draw = {"table": _table, "chosen": _chosen, "tradeoff": tradeoff, "curves": curves}[experiment.layout]
+        parts.append(draw(experiment, table))
     if experiment.kind == "search":
         parts += _search(experiment, root)
     elif experiment.kind == "growth":
-        parts.append(growth(experiment, root))
+        parts.append(growth(experiment, root, data_dir))
     elif experiment.kind == "initial":
         parts.append(initial(experiment, root))
     elif experiment.kind == "samples":
         parts.append(samples(experiment, root))
     if experiment.layout == "table":
-        parts += _significances(experiment, rows)
-        runs = {
-            run.path: run for e in experiment.entries() if e.plan.seed == 0 and (run := run_of(e.plan, root)).finished
-        }
-        bounds = bounds_table([run for run in runs.values() if run.failure is None])
-        parts += [replace(bounds, title="Bounds of the runs with seed 0", aside=True)] if bounds.rows else []
+        parts += [*_significances(experiment, table), *_bounds(experiment, root, data_dir)]
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
-    return Section(experiment.name, title, parts, _warnings(experiment, rows))
+    return Section(experiment.name, title, parts, _warnings(table))
 
 
-def _warnings(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
-    """What must be said of every number: a cut schedule, few data, few seeds."""
+def _bounds(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown]:
+    runs = {run.path: run for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0 and run.finished()}
+    bounds = bounds_table([load_subject(path) for path, run in runs.items() if run.failure is None])
+    return [replace(bounds, title="Bounds of the runs with seed 0", aside=True)] if bounds.rows else []
+
+
+def _warnings(table: Table) -> list[str]:
+    """What must be said of every number: a cut schedule, few data, few images, how many seeds, which epoch."""
     notes = []
-    if epochs := sorted({row.epochs for row in rows if row.epochs < EPOCHS}):
+    if epochs := sorted(epochs for epochs in table.values("schedule.epochs") if epochs < EPOCHS):
         notes.append(f"Reduced schedule: {', '.join(map(str, epochs))} of {EPOCHS} epochs.")
-    if samples := sorted({row.samples for row in rows if row.samples}):
+    if samples := sorted(filter(None, table.values("data.samples"))):
         notes.append(f"Reduced data: {', '.join(map(str, samples))} training samples.")
-    if experiment.limit:
-        notes.append(f"Measured on the first {experiment.limit} images only.")
-    if rows:
-        notes.append(f"Mean and standard deviation over seeds{_seeds(rows)}, {_epochs(rows)}.")
+    if limits := sorted({(row["total"], row["available"]) for row in table if row["total"] < row["available"]}):
+        notes.append(f"Measured on the first {', '.join(f'{n:,} of {all_:,}' for n, all_ in limits)} images only.")
+    if table.rows:
+        images = ", ".join(f"{n:,}" for n in sorted({row["total"] for row in table}))
+        notes.append(f"Mean and standard deviation over seeds{_seeds(table)}, {images} images, {_epochs(table)}.")
     return notes
 
 
-def _epochs(rows: Sequence[Row]) -> str:
-    if all(row.epoch == row.epochs for row in rows):
+def _epochs(table: Table) -> str:
+    after = sorted(table.values("epoch"))
+    if all(row["epoch"] == row["schedule.epochs"] for row in table):
         return "last epoch"
-    after = ", ".join(map(str, sorted({row.epoch for row in rows})))
-    return f"clean and under the published protocol after the best epoch measured (of {after}), else after the last"
+    listed = ", ".join(map(str, after))
+    return f"clean and under the published protocol after the best epoch measured (of {listed}), else after the last"
 
 
-def _seeds(rows: Sequence[Row]) -> str:
+def _seeds(table: Table) -> str:
     """How many seeds the runs of these rows have: as many, or so many to so many."""
-    found: dict[tuple[str, ...], set[int]] = {}
-    for row in rows:
-        found.setdefault((row.dataset, row.model, row.method, row.projection), set()).add(row.seed)
-    counts = sorted({len(seeds) for seeds in found.values()})
+    counts = sorted({len(part.values("seed")) for part in table.groups("data", "model", "method").values()})
     if not counts:
         return ""
     least = f"{counts[0]} to " if len(counts) > 1 else ""
     return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}"
 
 
-def _columns(experiment: Experiment) -> list[str]:
-    columns = list(experiment.methods)
-    if experiment.kind == "search":
-        columns.append("layerwise-projection")
-    return columns + [f"{name}-denoising" for name in experiment.defences]
+def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table]]:
+    """The columns of a table: the paper's name of each, its heading, and its rows.
+
+    Where a method has several options other than its bound, each has a column of its own.
+    """
+    suffix = "" if experiment.adversary is None else "+at"
+    names = ["at" if suffix and name == "none" else f"{name}{suffix}" for name in experiment.methods]
+    names += ["layerwise-projection"] if experiment.kind == "search" else []
+    names += [f"{name}-denoising" for name in experiment.defences]
+    found: list[tuple[str, str, Table]] = []
+    for name in names:
+        mine = table.only(lambda row, name=name: paper_method(row) == name)  # type: ignore[misc]
+        variants: dict[str, list[Row]] = {}
+        for row in mine:
+            fixed = {key: row[key] for key in row if key.startswith(("method.", "adversary")) and key != BOUND}
+            variants.setdefault(str(sorted(fixed.items())), []).append(row)
+        shown = labels([rows[0] for rows in variants.values()], _unlike_methods(mine)) if len(variants) > 1 else [""]
+        for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
+            found.append((name, label.partition(", ")[2] or METHODS.get(name, name), Table(rows)))
+    return found
 
 
-def _select(rows: Sequence[Row], column: str) -> list[Row]:
-    """The rows of a column of a table."""
-    if column.endswith("-denoising"):
-        return [row for row in rows if row.method == "none" and row.defence == column.removesuffix("-denoising")]
-    if column == "layerwise-projection":
-        return [row for row in rows if row.projection == "searched"]
-    return [row for row in rows if row.method == column and not row.defence and row.projection in ("", "single")]
+def _unlike_methods(table: Table) -> list[str]:
+    return [name for row in table for name in row if not name.startswith(("method.", "adversary"))]
 
 
-def _tables(experiment: Experiment, rows: Sequence[Row]) -> list[Table | Figure]:
+def _best(table: Table, **wanted: object) -> Cell | None:
+    """The best bound after the best epoch, as the paper takes both."""
+    return table.where(wanted).best_epoch().best(BOUND)
+
+
+def _table(experiment: Experiment, table: Table) -> Shown:
     """Published, reproduced and sound values of every method, below each other for each attack."""
-    columns = _columns(experiment)
+    columns = _columns(experiment, table.where(split="test"))
     attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
-    found = {
-        (DATASETS.get(d, d), MODELS.get(m, m)): [
-            r for r in rows if r.dataset == d and r.model == m and r.split == "test" and r.attack in attacks
-        ]
-        for d, m in product(experiment.datasets, experiment.models)
-    }
-    found = {key: part for key, part in found.items() if part} or found
-    header = ["attack", "value", *(METHODS.get(column, column) for column in columns)]
+    header = ["attack", "value", *(label for _, label, _ in columns)]
     cells: list[list[str]] = []
     groups: list[tuple[int, str]] = []
     bold: set[tuple[int, int]] = set()
-    for (dataset, model), part in found.items():
-        groups.append((len(cells), f"{dataset}, {model}{_seeds(part)}"))
+    for dataset, model in _shown(experiment, table):
+        part = table.where(data=dataset, model=model, split="test")
+        names = dataset_label(dataset), model_label(model)
+        groups.append((len(cells), f"{', '.join(names)}{_seeds(part)}"))
         for attack in attacks:
-            if line := _published_line(dataset, model, attack, columns):
+            if line := _published_line(*names, attack, [name for name, _, _ in columns]):
                 cells.append([attack_label(attack), "paper", *line])
             for protocol in ("-",) if attack == "clean" else ("published", "sound"):
-                values = [best(_select(part, column), attack=attack, protocol=protocol) for column in columns]
-                label = "here" if protocol == "-" else SOURCES[protocol]
-                means = [value.mean for value in values if value is not None]
-                for place, value in enumerate(values):
-                    if value is not None and len(means) > 1 and value.mean == max(means):
-                        bold.add((len(cells), place + 2))
-                cells.append([attack_label(attack), label, *("" if value is None else str(value) for value in values)])
-    notes = [
-        "The value of the projection is the best of all bounds for each line on its own, as in the paper; "
-        "honest-table has one bound for all lines."
-    ]
-    return [Table(experiment.title, header, cells, groups, frozenset(bold), notes)]
+                wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
+                values = [_best(rows, **wanted) for _, _, rows in columns]
+                bold |= {(len(cells), place + 2) for place in _highest(values)}
+                label = "here" if protocol == "-" else PROTOCOLS[protocol]
+                cells.append([attack_label(attack), label, *map(cell_text, values)])
+    return Shown(experiment.title, header, cells, groups, frozenset(bold), _table_notes(cells))
+
+
+def _shown(experiment: Experiment, table: Table) -> list[tuple[str, str]]:
+    """The data sets and models for which something was run; all, if nothing was."""
+    every = list(product(experiment.datasets, experiment.models))
+    return [pair for pair in every if table.where(data=pair[0], model=pair[1]).rows] or every
+
+
+def _highest(values: Sequence[Cell | None]) -> list[int]:
+    means = [value.mean for value in values if value is not None]
+    if len(means) < 2:
+        return []
+    return [place for place, value in enumerate(values) if value is not None and value.mean == max(means)]
+
+
+def _table_notes(cells: Sequence[Sequence[str]]) -> list[str]:
+    notes = []
+    if any("(" in cell for row in cells if row[1] != "paper" for cell in row[2:]):
+        notes.append(
+            "In brackets the bound, which is the best of all for each line on its own, as in the paper; "
+            "honest-table has one bound for all lines."
+        )
+    if any(cell.endswith("*") for row in cells for cell in row[2:]):
+        notes.append("* The best of the epochs measured, for each seed on its own, as in the paper.")
+    return notes
 
 
 def _shows_clean(experiment: Experiment) -> bool:
@@ -148,24 +183,25 @@ def _published_line(dataset: str, model: str, attack: str, columns: Sequence[str
     found = {(value.dataset, value.model, value.method, value.attack): value for value in published()}
     line = []
     for column in columns:
-        value = found.get((dataset, model, {"none+at": "at"}.get(column, column), ATTACKS.get(attack, attack)))
+        value = found.get((dataset, model, column, ATTACKS.get(attack, attack)))
         line.append("" if value is None else f"{value.mean:.2f} ± {value.std:.2f}")
     return line if any(line) else []
 
 
-def _significances(experiment: Experiment, rows: Sequence[Row]) -> list[Table]:
+def _significances(experiment: Experiment, table: Table) -> list[Shown]:
     """Projection against none, paired by seed."""
     cells = []
     for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
-        part = [r for r in rows if (r.dataset, r.model, r.attack, r.protocol) == (dataset, model, attack, "sound")]
-        top = best(_select(part, "projection"), attack=attack, protocol="sound")
-        if top is None or top.seeds < 2:
+        part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="")
+        single = part.only(lambda row: row_kind(row) == "single")
+        top = single.best(BOUND)
+        if top is None or len(top.seeds) < 2:
             continue
-        ours = [row for row in _select(part, "projection") if row.bound == top.bound]
-        result = significance(ours, _select(part, "none"))
+        bound = top.chosen[1] if top.chosen is not None else single.rows[0][BOUND]
+        result = significance(single.where({BOUND: bound}), part.where(method="none"))
         if result.p == result.p:
-            names = (DATASETS.get(dataset, dataset), MODELS.get(model, model), attack_label(attack))
-            numbers = (f"{top.bound:g}", f"{result.difference:+.1f}", str(result.seeds), f"{result.p:.2g}")
+            names = (dataset_label(dataset), model_label(model), attack_label(attack))
+            numbers = (value_label(bound), f"{result.difference:+.1f}", str(result.seeds), f"{result.p:.2g}")
             cells.append([*names, *numbers])
     if not cells:
         return []
@@ -175,40 +211,49 @@ def _significances(experiment: Experiment, rows: Sequence[Row]) -> list[Table]:
         "over the seeds that both have, and p-value of a paired t-test. As the bound was chosen on the same images, "
         "p is smaller than for one chosen beforehand."
     )
-    return [Table("Projection against none, sound protocol", header, cells, notes=[note], aside=True)]
+    return [Shown("Projection against none, sound protocol", header, cells, notes=[note], aside=True)]
 
 
-def _chosen(experiment: Experiment, rows: Sequence[Row]) -> Table:
+def _chosen(experiment: Experiment, table: Table) -> Shown:
     """One model a line, whose bound or weight has the best mean validation accuracy over clean and all attacks."""
     header = ["method", "bound or weight", "clean", *map(attack_label, experiment.attacks)]
+    columns = [("clean", "-"), *((attack, "sound") for attack in experiment.attacks)]
     cells: list[list[str]] = []
     groups = []
     for dataset, model in product(experiment.datasets, experiment.models):
-        part = [row for row in rows if row.dataset == dataset and row.model == model]
-        if not part:
+        part = table.where(data=dataset, model=model)
+        if not part.rows:
             continue
-        groups.append((len(cells), f"{DATASETS.get(dataset, dataset)}, {MODELS.get(model, model)}{_seeds(part)}"))
+        groups.append((len(cells), f"{dataset_label(dataset)}, {model_label(model)}{_seeds(part)}"))
         for method in experiment.methods:
-            mine = _select(part, method)
-            columns = [("clean", "-"), *((attack, "sound") for attack in experiment.attacks)]
-            totals: dict[float | None, float] = {}
-            for attack, protocol in columns:
-                for bound, value in average(mine, attack=attack, protocol=protocol, split="validation").items():
-                    totals[bound] = totals.get(bound, 0.0) + value.mean
-            if not totals:
-                continue
-            bound = max(totals, key=lambda name: totals[name])
-            values = [average(mine, attack=a, protocol=p, split="test", bound=bound).get(bound) for a, p in columns]
-            label = "" if bound is None else f"{bound:g}"
-            cells.append([METHODS[method], label, *("" if value is None else str(value) for value in values)])
+            if found := _choice(part.only(lambda row, name=method: paper_method(row) == name), columns):  # type: ignore[misc]
+                level, values = found
+                cells.append([METHODS.get(method, method), level, *map(cell_text, values)])
     note = (
         f"One bound or weight a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the "
         "best mean accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
     )
-    return Table(experiment.title, header, cells, groups, notes=[note])
+    return Shown(experiment.title, header, cells, groups, notes=[note])
 
 
-def _search(experiment: Experiment, root: Path) -> list[Table | Figure]:
+def _choice(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[str, list[Cell | None]] | None:
+    """The alternative of a method that is best on validation: its bound or weight, and its values on test."""
+    score_columns = ("split", "attack", "protocol", "counted", "total", "available", "held_out", "attack_seed")
+    best: tuple[float, Table] | None = None
+    for part in table.configurations(*score_columns):
+        found = [part.where(split="validation", attack=a, protocol=p).cell() for a, p in columns]
+        total = sum(cell.mean for cell in found if cell is not None)
+        if any(found) and (best is None or total > best[0]):
+            best = total, part
+    if best is None:
+        return None
+    first = best[1].rows[0]
+    level = first.get(BOUND, first.get("method.weight"))
+    values = [best[1].where(split="test", attack=a, protocol=p).cell() for a, p in columns]
+    return "" if level is None else value_label(level), values
+
+
+def _search(experiment: Experiment, root: Path) -> list[Shown | Figure]:
     job = search_job(experiment)
     if not job.done(root):
         return []
@@ -232,4 +277,4 @@ def _search(experiment: Experiment, root: Path) -> list[Table | Figure]:
         f"{attack_label(experiment.search['attack'])} on a validation split, {experiment.search['protocol']} protocol."
     )
     header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
-    return [Table("The search", header, cells, notes=[note])]
+    return [Shown("The search", header, cells, notes=[note])]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
 from polybound.errors import PolyboundError
-from polybound.report.shapes import Figure, Panel, Section, Table
+from polybound.report.elements import Figure, Panel, Section, Table
 from polybound.report.static import STYLES
 
 __all__ = ["page"]
@@ -36,34 +38,35 @@ def page(
     Raises:
         PolyboundError: Plotly is not installed.
     """
-    template = (files("polybound.report") / "page.html").read_text(encoding="utf-8")
-    links = "".join(f'<a href="#{s.name}">{html.escape(s.name)}</a>' for s in sections)
-    body = ""
     drawings: list[dict[str, Any]] = []
-    for section in sections:
-        parts = ""
-        for part in section.parts:
-            if isinstance(part, Table):
-                parts += _table(part)
-            else:
-                parts += _figure(part, drawings)
-        notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in section.notes)
-        body += f"<section id='{section.name}'><h2>{html.escape(section.title)}</h2>{notes}{parts}</section>"
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
-    settings = html.escape(json.dumps(list(configurations), indent=1, ensure_ascii=False))
-    filled = {
-        "TITLE": html.escape(title),
-        "LINKS": links,
-        "BODY": body,
-        "FACTS": f"<div class='scroll'><table class='facts'>{rows}</table></div>",
-        "CONFIGURATIONS": f"<details><summary>All configurations</summary><pre>{settings}</pre></details>",
-        # "</" could end the script that the data is in.
-        "DRAWINGS": json.dumps(drawings).replace("</", "<\\/"),
-        "PLOTLY": base64.b64encode(gzip.compress(_plotly(), 9, mtime=0)).decode() if drawings else "",
-    }
-    for name, text in filled.items():
-        template = template.replace(f"@@{name}@@", text)
-    return template
+    shown = [replace(section, parts=[_part(part, drawings) for part in section.parts]) for section in sections]
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        (files("polybound.report") / "page.html").read_text(encoding="utf-8")
+    )
+    return template.render(
+        title=title,
+        sections=shown,
+        facts=facts,
+        configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
+        drawings=drawings,
+        plotly=base64.b64encode(gzip.compress(_plotly(), 9, mtime=0)).decode() if drawings else "",
+        dict=dict,
+    )
+
+
+def _part(part: Table | Figure, drawings: list[dict[str, Any]]) -> Any:
+    """A part as the template takes it; the panels of figures are added to the drawings."""
+    if isinstance(part, Table):
+        return {"kind": "table", **{name: getattr(part, name) for name in part.__dataclass_fields__}}
+    plots = []
+    for panel in part.panels:
+        plots.append((len(drawings), panel))
+        drawings.append(_drawing(panel))
+    images = [
+        {"title": row.title, "pictures": [(caption, _data_url(pixels)) for caption, pixels in row.pictures]}
+        for row in part.images
+    ]
+    return {"kind": "figure", "plots": plots, "images": images, "notes": part.notes}
 
 
 def _plotly() -> bytes:
@@ -71,47 +74,6 @@ def _plotly() -> bytes:
         return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except ModuleNotFoundError:
         raise PolyboundError("the report needs Plotly: pip install 'polybound[experiments]'") from None
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.header)
-    headings = dict(table.groups)
-    labelled = list(table.header[1:2]) == ["value"]  # several lines for each label, which is written once
-    rows, before = "", ""
-    for number, row in enumerate(table.rows):
-        if number in headings:
-            rows += f"<tr class='group'><th colspan='{len(table.header)}'>{html.escape(headings[number])}</th></tr>"
-            before = ""
-        cells = ""
-        for place, cell in enumerate(row):
-            text = html.escape(cell)
-            if place == 0:
-                cells += f"<th>{'' if labelled and cell == before else text}</th>"
-            else:
-                cells += f"<td>{f'<b>{text}</b>' if (number, place) in table.bold else text}</td>"
-        kind = " class='paper'" if len(row) > 1 and row[1] == "paper" else ""
-        rows += f"<tr{kind}>{cells}</tr>"
-        before = row[0]
-    notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in table.notes)
-    kind = " class='labelled'" if labelled else ""
-    shown = f"<div class='scroll'><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
-    return f"<details><summary>{html.escape(table.title)}</summary>{shown}</details>" if table.aside else shown
-
-
-def _figure(figure: Figure, drawings: list[dict[str, Any]]) -> str:
-    parts = ""
-    for panel in figure.panels:
-        caption = f"<figcaption>{html.escape(panel.title)}</figcaption>"
-        parts += f"<figure>{caption}<div class='plot' id='plot{len(drawings)}'></div></figure>"
-        drawings.append(_drawing(panel))
-    for row in figure.images:
-        pictures = "".join(
-            f"<span class='picture'><img alt='{text}' src='{_data_url(pixels)}'>{text}</span>"
-            for text, pixels in ((html.escape(caption), pixels) for caption, pixels in row.pictures)
-        )
-        parts += f"<div class='pictures'><h3>{html.escape(row.title)}</h3>{pictures}</div>"
-    notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in figure.notes)
-    return f"<div class='figures'>{parts}</div>{notes}"
 
 
 def _drawing(panel: Panel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from polybound.report.shapes import Figure, Panel
+from polybound.report.elements import Figure, Panel
 
 __all__ = ["STYLES", "draw"]
 

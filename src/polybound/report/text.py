@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from polybound.report.shapes import Table
+from polybound.report.elements import Table
 
 __all__ = ["to_csv", "to_latex", "to_markdown"]
 
