@@ -88,10 +88,11 @@ class Directories:
 
         The file itself is looked into only where it could be one of several versions, or where no checksum is known.
         """
-        path = self.find(folders, file.names)
-        if file.sha256 and (path is None or len(file.sha256) == 1):
+        if len(file.sha256) == 1:
             return file.sha256[0]
-        if path is None:
+        if (path := self.find(folders, file.names)) is None:
+            if file.sha256:
+                return file.sha256[0]
             raise MissingDataError(self._advice(name, folders, [file], "no checksum of it is known"))
         return check_bytes(path, read_content(path, file), file) if file.gzipped else check_file(path, file)
 
