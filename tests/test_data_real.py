@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound.data import Directories, load, load_splits
+from polybound.data import Directories, digest_of, load, load_splits
 from polybound.data.catalogue import SOURCES
 from test_data_helpers import refused, tarred, write
 
@@ -46,6 +46,7 @@ def test_the_mnists(name):
     train, test = load(name, "train", download=False), load(name, "test", download=False)
     assert (len(train), len(test)) == (60000, 10000) and train.shape == (1, 28, 28) and train.classes == 10
     assert (train.x.min(), train.x.max()) == (-1, 1) and train.note == ""
+    assert train.digest == test.digest == digest_of(name)
     mean, deviation, first = PUBLISHED[name]
     pixels = (train.x + 1) / 2
     found = pixels.mean(dtype=torch.float64).item()
@@ -64,7 +65,7 @@ def test_cifar10():
     train, test = load("cifar10", "train", download=False), load("cifar10", "test", download=False)
     assert train.x.shape == (50000, 3, 32, 32) and test.x.shape == (10000, 3, 32, 32)
     assert train.y[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3] and test.y[:4].tolist() == [3, 8, 8, 0]
-    assert set(train.y.bincount().tolist()) == {5000}
+    assert set(train.y.bincount().tolist()) == {5000} and train.digest == test.digest == digest_of("cifar10")
     means = train.x.mean((0, 2, 3), dtype=torch.float64) / 2 + 0.5
     assert means.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=6e-5)
 
@@ -88,6 +89,7 @@ def test_nsynth():
         pytest.skip("all of NSynth is there")
     assert sum(map(len, splits)) == 4096 and splits.train.shape == (1, 32, 32) and splits.train.classes == 11
     assert "divided by instrument" in splits.test.note
+    assert {split.digest for split in splits} == {digest_of("nsynth")}
     for split in splits:
         assert split.x.abs().max() <= 1 and 0.3 < split.x.std() < 0.8
     train = torch.cat([splits.train.y, splits.validation.y])

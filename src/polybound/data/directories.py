@@ -88,11 +88,9 @@ class Directories:
 
         The file itself is looked into only where it could be one of several versions, or where no checksum is known.
         """
-        path = self.find(folders, file.names)
-        if file.sha256 and (path is None or len(file.sha256) == 1):
+        if len(file.sha256) == 1 or (file.sha256 and self.find(folders, file.names) is None):
             return file.sha256[0]
-        if path is None:
-            raise MissingDataError(self._advice(name, folders, [file], "no checksum of it is known"))
+        (path,) = self.need(name, folders, (file,))
         return check_bytes(path, read_content(path, file), file) if file.gzipped else check_file(path, file)
 
     def _advice(self, name: str, folders: tuple[str, ...], files: list[DataFile], reason: str) -> str:

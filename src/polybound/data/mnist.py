@@ -10,7 +10,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,8 @@ class EmnistSource(MnistSource):
     def read(self, split: str, directories: Directories) -> Samples:
         if split not in self.counts:
             raise self.no_such_split(split)
-        if (loose := self._loose(split, directories)) is not None:
-            samples = self._read_files(split, *loose)
-            return Samples(samples.x, samples.y, samples.class_names, note=_UNPACKED)
+        if loose := self._loose(split, directories):
+            return replace(self._read_files(split, *loose), note=_UNPACKED)
         (path,) = directories.need(self.name, self.folders, (self.archive,))
         with self._open(path) as archive:
             return self._from_zip(archive, path, split)
@@ -183,22 +182,20 @@ class EmnistSource(MnistSource):
     def lacking(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
         if directories.find(self.folders, self.archive.names) is not None:
             return ()
-        whole = all(self._loose(split, directories) is not None for split in self.counts)
-        return () if whole else self.files(full=full)
+        return () if all(self._loose(split, directories) for split in self.counts) else self.files(full=full)
 
     def locate(self, directories: Directories) -> Path | None:
         for split in self.counts:
-            if (loose := self._loose(split, directories)) is not None:
-                return loose[0].parent
+            if loose := self._loose(split, directories):
+                return next(iter(loose)).parent
         return directories.find(self.folders, self.archive.names)
 
     def check(self, directories: Directories) -> Iterator[tuple[Path, str]]:
         zipped = []
         for split in self.counts:
-            if (loose := self._loose(split, directories)) is None:
-                zipped.append(split)
-                continue
-            for path, file in zip(loose, (self.images[split], self.labels[split]), strict=True):
+            loose = self._loose(split, directories)
+            zipped += [] if loose else [split]
+            for path, file in loose.items():
                 yield verdict(path, partial(self._parse_file, path, file, split))
         if zipped:
             (path,) = directories.need(self.name, self.folders, (self.archive,))
@@ -207,21 +204,21 @@ class EmnistSource(MnistSource):
     def digest(self, directories: Directories) -> str:
         parts = {"part": self.part}  # the zip file holds several
         for split in self.counts:
-            if (loose := self._loose(split, directories)) is None:
+            loose = self._loose(split, directories)
+            if not loose:
                 parts[split] = directories.checksum(self.name, self.folders, self.archive)
-                continue
-            for path, file in zip(loose, (self.images[split], self.labels[split]), strict=True):
+            for path, file in loose.items():
                 parts[file.name] = check_bytes(path, read_content(path, file), file)
         return combined(parts)
 
-    def _loose(self, split: str, directories: Directories) -> tuple[Path, Path] | None:
-        """Images and labels that were taken out of the zip file, unless the zip file itself is found before them."""
+    def _loose(self, split: str, directories: Directories) -> dict[Path, DataFile]:
+        """Images and labels that were taken out of the zip file; none if the zip file itself is found before them."""
         folders = tuple(f"{folder}{below}" for folder in self.folders for below in ("", "/gzip"))
         images = directories.find(folders, (self.archive.name, *self.images[split].names))
         if images is None or images.name == self.archive.name:
-            return None
+            return {}
         (labels,) = directories.need(self.name, folders, (self.labels[split],))
-        return images, labels
+        return {images: self.images[split], labels: self.labels[split]}
 
     def _check_zip(self, path: Path, splits: list[str]) -> None:
         with self._open(path) as archive:
