@@ -2,6 +2,7 @@
 
 from polybound.certificates.certify import certified_accuracy, certify
 from polybound.certificates.files import check_file, save_certificates
+from polybound.certificates.network import Network
 from polybound.certificates.radius import Radius, certified_radius
 from polybound.certificates.result import Certificates
 
@@ -11,6 +12,7 @@ __all__ = [
     "certified_accuracy",
     "certified_radius",
     "certify",
+    "Network",
     "check_file",
     "save_certificates",
 ]

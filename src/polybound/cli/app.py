@@ -12,6 +12,7 @@ import typer
 from polybound._version import __version__
 from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
+from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
 
 __all__ = ["app", "main"]
@@ -27,10 +28,13 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app)
+app.add_typer(runs_app)
 add_commands(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote.")]
+Network = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")
+]
 
 
 def main() -> None:
@@ -84,15 +88,22 @@ def demo(
 
 
 @app.command(
-    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 20[/]   "
+    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 60 "
+    "--start-epoch 30 --learning-rate 0.02[/]   "
     "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]   "
-    "[bold]polybound train --resume[/]"
+    "[bold]polybound train --dataset digits --adversary pgd-0.1-20-0.01[/]   [bold]polybound train --resume[/]"
 )
 def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
-    method: Annotated[str | None, typer.Option(help="none, projection, jacobian, l2 (or any +at); certified.")] = None,
+    method: Annotated[str | None, typer.Option(help="none, projection, jacobian, l2 or certified.")] = None,
     bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
+    eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,
+    adversary: Annotated[
+        str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
+    ] = None,
+    protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed; several train together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
@@ -100,12 +111,13 @@ def train(
         int | None, typer.Option("--start-epoch", help="First epoch with projection or adversary; 50 by default.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of plain SGD; 0.001 by default.")] = None,
-    penalty: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
-    eps: Annotated[float | None, typer.Option(help="Radius of the adversary's ball, or the certificates'.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="What an adversary clips to: sound or published.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Hidden rank; 16 by default, of pn-10 64.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="0.001 by default.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option of a part of the recipe.")
+    ] = None,
     recipe: Annotated[
         str, typer.Option(help="'paper', or a TOML file with any options of a recipe; other options win.")
     ] = "paper",
@@ -117,23 +129,25 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
-    from polybound.cli.train import read_recipe, run_training, unfold
-    from polybound.experiments import interrupted
+    from polybound.cli.train import read_options, run_training, unfold
+    from polybound.runs import interrupted
 
     given = {
         "dataset": dataset,
         "model": model,
         "method": method,
         "bounds": bound or None,
+        "weight": weight,
+        "eps": eps,
+        "adversary": adversary,
+        "protocol": protocol,
         "seeds": seed or None,
         "epochs": epochs,
         "start": start,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
-        "penalty": penalty,
-        "eps": eps,
-        "protocol": protocol,
         "rank": rank,
+        "samples": samples,
         "validation": validation,
     }
     if resume:
@@ -143,17 +157,19 @@ def train(
         if not stacks:
             raise PolyboundError(f"nothing to resume in {runs}")
     else:
-        stacks = [unfold(read_recipe(recipe, given))]
+        stacks = [unfold(read_options(recipe, given, settings or []), data_dir)]
     run_training(stacks, runs, data_dir, device, tensorboard, as_json)
 
 
 @app.command(
-    epilog="Examples:  [bold]polybound evaluate runs/* --attacks paper --protocol both[/]   "
+    epilog="Examples:  [bold]polybound evaluate runs/* --attacks paper --protocol both --means[/]   "
     "[bold]polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500[/]   "
-    "[bold]polybound evaluate RUN --attacks fgsm-0.1 --picture attack.png[/]"
+    "[bold]polybound evaluate m.safetensors --dataset digits --attacks fgsm-0.1 --picture attack.png[/]"
 )
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, as `polybound train` makes them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or models that model.save(path) wrote.")
+    ],
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
     ] = "paper",
@@ -161,7 +177,8 @@ def evaluate(
         str, typer.Option(help="What attacks clip to: sound (the data's domain), published ([0, 1]) or both.")
     ] = "sound",
     limit: Annotated[int | None, typer.Option(min=1, help="Images, from the first on; all by default.")] = None,
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    split: Annotated[str, typer.Option(help="test, train or validation.")] = "test",
+    dataset: Annotated[str | None, typer.Option(help="The data set, for models that are no runs.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
     per_class: Annotated[bool, typer.Option("--per-class", help="Also each class for itself.")] = False,
     means: Annotated[bool, typer.Option("--means", help="Mean and standard deviation over seeds.")] = False,
@@ -178,8 +195,12 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default by memory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, in the columns of every table of scores.")] = False,
 ) -> None:
-    """Measure the accuracy of runs, clean and under attack; scores stay in the run folders."""
+    """Measure the accuracy of runs, clean and under attack; scores stay in the run folders.
+
+    Exit code 1 if some of the runs were skipped.
+    """
     from polybound.cli.evaluate import run_evaluation
 
     options = {
@@ -187,14 +208,16 @@ def evaluate(
         "limit": limit,
         "split": split,
         "seed": seed,
-        "per_class": per_class,
         "defence": defence,
         "check": check,
         "certify": tuple(certified or ()),
         "batch_size": batch_size,
         "data_dir": data_dir,
+        "dataset": dataset,
     }
-    run_evaluation(runs, attacks, options, save_examples, picture, as_json, means, count)
+    shown = "csv" if as_csv else "json" if as_json else "table"
+    files = {"examples": save_examples, "picture": picture}
+    run_evaluation(runs, attacks, options, count=count, shown=shown, means=means, per_class=per_class, **files)
 
 
 @app.command(
@@ -228,10 +251,10 @@ def certify(
 
 
 @app.command(
-    epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds m.safetensors --json[/]"
+    epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds runs/NAME --json[/]"
 )
 def bounds(
-    model: ModelFile,
+    model: Network,
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=1, help="Training samples, for the complexities.")
     ] = 60000,
@@ -241,11 +264,11 @@ def bounds(
     """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
     from rich.console import Console
 
-    from polybound.models import load
+    from polybound.runs import load_subject
     from polybound.theory import bounds as all_bounds
 
     with Console(stderr=True).status("computing bounds"):
-        table = all_bounds(load(model), samples, radius=radius)
+        table = all_bounds(load_subject(model).model, samples, radius=radius)
     if as_json:
         print(json.dumps(table.as_dict(), indent=2))
     else:
@@ -254,21 +277,23 @@ def bounds(
         show_bounds(table)
 
 
-@app.command(epilog="Example:  [bold]polybound info model.safetensors[/]")
-def info(model: ModelFile, as_json: AsJson = False) -> None:
-    """Show what a model file holds: its kind, its configuration, its parameters."""
-    from polybound.models import load
+@app.command(epilog="Example:  [bold]polybound info model.safetensors[/]   [bold]polybound info runs/NAME[/]")
+def info(model: Network, as_json: AsJson = False) -> None:
+    """Show what a model file or a run folder holds: its kind, its configuration, its parameters."""
+    from polybound.runs import load_subject
 
-    loaded = load(model)
-    parameters = {name: list(tensor.shape) for name, tensor in loaded.named_parameters()}
-    facts = {
-        "file": str(model),
-        "bytes": model.stat().st_size,
-        "kind": type(loaded).__name__,
-        "config": loaded.config(),
-        "dtype": str(next(loaded.parameters()).dtype).removeprefix("torch."),
-        "parameters": parameters,
-        "numbers": sum(tensor.numel() for tensor in loaded.parameters()),
+    loaded = load_subject(model)
+    file = model if loaded.run is None else loaded.run.model_file()
+    network = loaded.model
+    facts: dict[str, object] = {} if loaded.run is None else {"run": loaded.about}
+    facts |= {
+        "file": str(file),
+        "bytes": file.stat().st_size,
+        "kind": type(network).__name__,
+        "config": network.config(),
+        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        "parameters": {name: list(tensor.shape) for name, tensor in network.named_parameters()},
+        "numbers": sum(tensor.numel() for tensor in network.parameters()),
     }
     if as_json:
         print(json.dumps(facts, indent=2))

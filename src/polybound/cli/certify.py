@@ -6,19 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import MofNCompleteColumn
-from rich.table import Table
 
-from polybound.certificates import certify
-from polybound.certificates.files import check_file, save_certificates
-from polybound.certificates.network import Network
+from polybound.certificates import Network, certify, check_file, save_certificates
 from polybound.cli.progress import progress_bar
+from polybound.cli.tables import show_table
 from polybound.data import Dataset, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.models import load as load_model
-from polybound.runs import Run
+from polybound.runs import Loaded, load_subject
 
 __all__ = ["run_certify", "run_check"]
 
@@ -37,8 +33,11 @@ def run_certify(
     """Certify the first test images at every eps, and show the counts."""
     if save is not None and len(eps) != 1:
         raise PolyboundError("--save takes the certificates of one --eps")
-    model, name = _model(path, dataset)
-    data = _fitting(load(name, "test", data_dir=data_dir), model)
+    if save is not None and not save.parent.is_dir():
+        raise PolyboundError(f"{save.parent}: no such folder")
+    loaded = load_subject(path)
+    model = loaded.model
+    data = _fitting(_data(loaded, dataset, data_dir), model)
     x, y = data.x[:images], data.y[:images]
     rows = []
     net = Network(model)
@@ -61,7 +60,7 @@ def run_certify(
 
 def run_check(path: Path, file: Path, as_json: bool) -> None:
     """Verify a file of certificates in ball arithmetic."""
-    model, _ = _model(path, "none")
+    model = load_subject(path).model
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task(f"checking {file.name}", total=None)
         counts = check_file(file, model, on_progress=lambda done, all_: bar.update(task, completed=done, total=all_))
@@ -71,15 +70,13 @@ def run_check(path: Path, file: Path, as_json: bool) -> None:
         print(f"{file}: confirmed {counts['verified']} verified and {counts['falsified']} falsified images")
 
 
-def _model(path: Path, dataset: str | None) -> tuple[PolynomialNetwork, str]:
-    """The model of a run folder, with the name of its data set, or of a model file."""
-    if path.is_dir():
-        run = Run(path)
-        name = dataset or str(run.config().get("dataset", ""))
-        return load_model(run.model_file), name
-    if dataset is None:
-        raise PolyboundError(f"{path}: whose images? --dataset digits, or any that `polybound data list` shows")
-    return load_model(path), dataset
+def _data(loaded: Loaded, dataset: str | None, data_dir: Path | None) -> Dataset:
+    """The test images of a run, or of the data set that is named."""
+    if dataset is not None:
+        return load(dataset, "test", data_dir=data_dir)
+    if loaded.run is None:
+        raise PolyboundError(f"{loaded.path}: whose images? --dataset digits, or any that `polybound data list` shows")
+    return loaded.run.spec().data.load("test", data_dir)
 
 
 def _fitting(data: Dataset, model: PolynomialNetwork) -> Dataset:
@@ -89,12 +86,10 @@ def _fitting(data: Dataset, model: PolynomialNetwork) -> Dataset:
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    view = Table(title=title, title_justify="left", header_style="bold")
-    names = ("eps", "clean", "certified", "attacked", "undecided", "ms an image", "decided by")
-    for name in names:
-        view.add_column(name, justify="left" if name == names[-1] else "right")
+    cells = []
     for row in rows:
         shares = (f"{100 * row[f'{name} accuracy']:.1f} %" for name in ("clean", "certified", "attacked"))
         rungs = ", ".join(f"{rung} {count}" for rung, count in row["rungs"].items())
-        view.add_row(f"{row['eps']:g}", *shares, str(row["undecided"]), f"{row['mean milliseconds']:.1f}", rungs)
-    Console().print(view)
+        cells.append([f"{row['eps']:g}", *shares, str(row["undecided"]), f"{row['mean milliseconds']:.1f}", rungs])
+    header = ["eps", "clean", "certified", "attacked", "undecided", "ms an image", "decided by"]
+    show_table(header, cells, title=title)

@@ -116,8 +116,8 @@ def _show(final: dict[str, list[float]], bound: float, epochs: int, seed: int) -
 
 def _draw(path: Path, history: dict[str, list[list[float]]], bound: float, epochs: int, console: Console) -> None:
     try:
-        from polybound.report.demo import draw_demo
-    except ImportError:
+        from polybound.report import draw_demo
+    except PolyboundError:
         console.print("no plot: matplotlib is not installed (pip install 'polybound\\[plot]')")
         return
     draw_demo(path, history, bound, start=epochs // 2)

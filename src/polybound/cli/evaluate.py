@@ -1,19 +1,26 @@
-"""`polybound evaluate`: run folders under attack."""
+"""`polybound evaluate`: run folders and model files under attack."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
-from polybound.attacks import parse_attacks
-from polybound.attacks.checks import check_choice
+from polybound.attacks import Attack, parse_attacks, protocols
 from polybound.cli.progress import progress_bar
+from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
+from polybound.data import load
+from polybound.defences import Defended, find_defence
 from polybound.errors import PolyboundError
-from polybound.evaluation import Evaluation, evaluate, evaluate_runs
-from polybound.evaluation.stored import StackedRuns
+from polybound.evaluation import Evaluation, Examples, Table, count_images, keep_examples
+from polybound.models import stack
+from polybound.registry import check_choice
+from polybound.runs import evaluate_runs, subjects_of
 
 __all__ = ["run_evaluation"]
 
@@ -22,79 +29,112 @@ PICTURED = 8
 
 
 def run_evaluation(
-    runs: list[Path],
+    paths: list[Path],
     attacks: str,
     options: dict[str, Any],
+    *,
+    count: str,
+    shown: str,
+    means: bool,
+    per_class: bool,
     examples: Path | None,
     picture: Path | None,
-    as_json: bool,
-    means: bool,
-    count: str,
 ) -> None:
-    """Evaluate the runs, show their scores, and save adversarial examples or a picture of some if asked."""
+    """Evaluate the networks, show their scores, and save adversarial examples or a picture of some if asked.
+
+    `shown` is "table", "json" or "csv".
+    """
+    check_choice("count", count, ("robust", "attacked"))
     for file in (examples, picture):
         if file is not None and not file.parent.is_dir():
             raise PolyboundError(f"{file.parent}: no such folder")
     if picture is not None and find_spec("matplotlib") is None:
         raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
-    check_choice("count", count, ("robust", "attacked"))
     chosen = parse_attacks(attacks)
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=None)
+        result = evaluate_runs(
+            paths, chosen, progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what), **options
+        )
+    _show(result, count, shown, means, per_class)
+    if examples is not None or picture is not None:
+        _keep(paths, chosen, options, examples, picture, result.class_names)
+    for path, why in result.skipped.items():
+        note(f"skipped {path}: {why}")
+    if result.skipped:
+        raise typer.Exit(1)
 
-        def show(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
 
-        result = evaluate_runs(runs, chosen, progress=show, **options)
-        if examples is not None or picture is not None:
-            kept = _kept(runs, chosen, options, None if examples is not None else 40 * PICTURED, show)
-    if examples is not None:
-        _save(examples, kept, runs)
-    if picture is not None:
-        from polybound.report.attacks import draw_attacks
-
-        draw_attacks(picture, kept, PICTURED)
-    result = result if count == "robust" else result.attacked_only()
-    if as_json:
-        print(result.to_json())
+def _show(result: Evaluation, count: str, shown: str, means: bool, per_class: bool) -> None:
+    scores = result.counted(count)
+    if shown == "csv":
+        print(scores.to_csv(), end="")
+    elif shown == "json":
+        content = {"means": mean_rows(scores)} if means else {"scores": [_without_classes(row, per_class) for row in labelled(scores)]}
+        skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
+        print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
     elif means:
-        # A run folder's name ends in its seed and its address.
-        print(result.means({row.run: row.run.rsplit("-s", 1)[0] for row in result.rows}))
+        show_means(result, scores)
     else:
-        print(result.table())
+        show_scores(result, scores)
+        if per_class:
+            _show_classes(result, scores)
+    if count == "attacked" and shown == "table":
+        print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")
 
 
-def _kept(runs: list[Path], attacks: Any, options: dict[str, Any], limit: int | None, progress: Any) -> Evaluation:
-    """The same evaluation once more, with its images."""
-    groups = StackedRuns.of(runs, split=options["split"], data_dir=options["data_dir"], defence=options["defence"])
-    if len(groups) > 1:
+def _without_classes(row: Mapping[str, Any], per_class: bool) -> dict[str, Any]:
+    """A row whose counts of each class are a list, or left out."""
+    plain = {name: value for name, value in row.items() if name != "per_class"}
+    pairs = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
+    return plain | ({"per_class": pairs} if per_class else {})
+
+
+def _show_classes(result: Evaluation, scores: Table) -> None:
+    for row in labelled(scores):
+        pairs = [pair.split("/") for pair in row["per_class"].split()]
+        shares = [
+            f"{name} {100 * int(a) / int(b):.1f}" if int(b) else f"{name} -"
+            for name, (a, b) in zip(result.class_names, pairs, strict=False)
+        ]
+        print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
+
+
+def _keep(
+    paths: list[Path],
+    attacks: Sequence[Attack],
+    options: Mapping[str, Any],
+    examples: Path | None,
+    picture: Path | None,
+    class_names: tuple[str, ...],
+) -> None:
+    """The same images once more, to save them or to draw some."""
+    loaded, _ = subjects_of(paths)
+    kinds = {(type(one.model).__name__, json.dumps(one.model.config()), one.about.get("data")) for one in loaded}
+    if len(kinds) > 1:
         raise PolyboundError("adversarial examples can be kept for runs of one architecture and data set only")
-    (group,) = groups
-    count = min(options["limit"] or len(group.data), limit or len(group.data))
-    same = {name: options[name] for name in ("protocol", "seed", "batch_size")}
-    (part, *rest) = group.parts(group.runs)
-    if rest:
-        raise PolyboundError("guided denoising is another one for each run: keep examples of one run at a time")
-    members, guard = part
-    names = [run.path.name for run in members]
-    return evaluate(
-        group.model(members),
-        group.data,
-        attacks,
-        limit=count,
-        keep=count,
-        defence=guard,
-        progress=progress,
-        names=names,
-        **same,
+    first = loaded[0]
+    data = (
+        load(options["dataset"], options["split"], data_dir=options["data_dir"])
+        if first.run is None
+        else first.run.spec().data.load(options["split"], options["data_dir"])
     )
+    model: Any = stack([one.model for one in loaded])
+    if options["defence"] is not None:
+        model = Defended(model, find_defence(options["defence"], data.shape))
+    most = count_images(data, options["limit"])
+    count = most if examples is not None else min(most, 40 * PICTURED)
+    kept = keep_examples(model, data, attacks, protocols(options["protocol"]), count, options["seed"])
+    if examples is not None:
+        _save(examples, kept, [one.path for one in loaded])
+    if picture is not None:
+        from polybound.report import draw_attacks
+
+        draw_attacks(picture, Evaluation(Table(), class_names=class_names, examples=kept), PICTURED)
 
 
-def _save(file: Path, result: Evaluation, runs: list[Path]) -> None:
+def _save(file: Path, kept: Examples, runs: list[Path]) -> None:
     """An npz file: images, labels, and for each attack and protocol the adversarial examples of each run."""
-    kept = result.examples
-    if kept is None:
-        raise AssertionError("no examples were kept")
     arrays: dict[str, Any] = {"x": kept.x.numpy(), "y": kept.y.numpy(), "runs": np.array([run.name for run in runs])}
     for (attack, protocol), images in kept.adversarial.items():
         arrays[f"{attack} {protocol}"] = images.numpy()

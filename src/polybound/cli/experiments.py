@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import MofNCompleteColumn
 
 from polybound.cli.progress import progress_bar
@@ -20,9 +18,9 @@ from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
     # These bring in torch, and are not for --help.
-    from polybound.experiments.experiment import Experiment
-    from polybound.experiments.results import Row
-    from polybound.report.shapes import Section
+    from polybound.evaluation import Table
+    from polybound.experiments import Comparison, Experiment
+    from polybound.report import Report
 
 __all__ = ["add_commands"]
 
@@ -47,6 +45,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Jobs at once; one for 
 Address = Annotated[str | None, typer.Option(help="Of a Dask scheduler or a Ray head.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -73,27 +72,36 @@ def add_commands(app: typer.Typer) -> None:
 
 def list_experiments(as_json: AsJson = False) -> None:
     """List all experiments: the paper's tables and figures, and our own."""
-    from rich.table import Table
-
-    from polybound.experiments.experiment import experiment_names, find_experiment
+    from polybound.cli.tables import show_table
+    from polybound.experiments import experiment_names, find_experiment
 
     found = [find_experiment(name) for name in experiment_names()]
     if as_json:
         print(json.dumps([{"name": e.name, "paper": e.paper, "title": e.title} for e in found], indent=2))
         return
-    view = Table("name", "what", header_style="bold")
-    for experiment in found:
-        view.add_row(experiment.name, experiment.title)
-    Console().print(view)
+    show_table(["name", "what"], [[experiment.name, experiment.title] for experiment in found], lead=2)
+
+
+_CHANGES = ("budget", "seeds", "samples", "limit", "datasets", "models", "methods", "bounds", "measure_every")
 
 
 def _chosen(names: list[str], *changes: Any) -> list[Experiment]:
     """The experiments, changed as the options of the commands below say, in their order."""
-    from polybound.experiments.experiment import find_experiment
+    from polybound.experiments import find_experiment
 
-    fields = ("budget", "seeds", "samples", "limit", "datasets", "models", "methods", "bounds", "measure_every")
     values = [(tuple(value) or None) if isinstance(value, list) else value for value in changes]
-    return [find_experiment(name).changed(**dict(zip(fields, values, strict=True))) for name in names]
+    return [find_experiment(name).changed(**dict(zip(_CHANGES, values, strict=True))) for name in names]
+
+
+def _report_command(names: list[str], runs: Path, data_dir: Path | None, *changes: Any) -> str:
+    """The command that shows what a sweep with these options has made."""
+    words = ["polybound", "report", *names, "--runs", str(runs)]
+    words += ["--data-dir", str(data_dir)] if data_dir is not None else []
+    for name, value in zip(_CHANGES, changes, strict=True):
+        option = "--" + name.replace("_", "-").removesuffix("s" if isinstance(value, list) else "")
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [option, f"{one:g}" if isinstance(one, float) else str(one)]
+    return shlex.join(words)
 
 
 def _sweep(
@@ -104,7 +112,7 @@ def _sweep(
     workers: int | None,
     address: str | None,
 ) -> None:
-    from polybound.experiments.sweep import sweep as carry_out
+    from polybound.experiments import sweep as carry_out
 
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("jobs", total=None)
@@ -137,24 +145,35 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train and measure all that experiments need. What is done is not done again; what was killed goes on."""
-    chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
+    changes = (budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
+    chosen = _chosen(names, *changes)
     if dry_run:
-        from polybound.experiments.sweep import estimate
-
-        found = estimate(chosen, runs, data_dir)
-        if as_json:
-            print(json.dumps(asdict(found)))
-        else:
-            print(f"{found.jobs} jobs with {found.runs} runs, {found.done} jobs done already")
-            print(f"training the rest takes about {_duration(found.seconds)} on one worker; attacks come on top of it")
+        _dry_run(chosen, runs, data_dir, engine, as_json)
         return
     _sweep(chosen, runs, data_dir, engine, workers, address)
     if as_json:
-        from polybound.experiments.results import collect
+        from polybound.experiments import experiment_scores
 
-        print(json.dumps([asdict(row) for experiment in chosen for row in collect(experiment, runs)], indent=1))
+        rows = [dict(row) for experiment in chosen for row in experiment_scores(experiment, runs, data_dir=data_dir)]
+        print(json.dumps(rows, indent=1))
     else:
-        print(f"all done: `polybound report {' '.join(names)} --runs {runs}` shows it")
+        print("all done; this shows it:")
+        print(_report_command(names, runs, data_dir, *changes))
+
+
+def _dry_run(chosen: list[Experiment], runs: Path, data_dir: Path | None, engine: str, as_json: bool) -> None:
+    from polybound.experiments import ENGINES, estimate
+
+    if engine not in ENGINES:
+        raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    found = estimate(chosen, runs, data_dir)
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    print(f"{found.jobs} jobs with {found.runs} runs, {found.done} jobs done already")
+    if found.missing:
+        print(f"not on this machine, and not in the time below: {', '.join(found.missing)}")
+    print(f"training the rest takes about {_duration(found.seconds)} on one worker; attacks come on top of it")
 
 
 def _duration(seconds: float) -> str:
@@ -180,6 +199,7 @@ def reproduce(
     workers: Workers = None,
     address: Address = None,
     data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Give back a table or figure of the paper, next to the published values: sweep, then report."""
     chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
@@ -187,7 +207,7 @@ def reproduce(
     if not target.parent.is_dir():
         raise PolyboundError(f"{target.parent}: no such folder")
     _sweep(chosen, runs, data_dir, engine, workers, address)
-    _report(chosen, runs, target)
+    _report(chosen, runs, target, data_dir=data_dir, as_json=as_json)
 
 
 def report(
@@ -206,55 +226,93 @@ def report(
     scores: Annotated[
         list[Path] | None, typer.Option(help="CSV files of scores, in place of run folders that are not there.")
     ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
 
-    Figures are PNG and SVG files, tables Markdown, LaTeX and CSV.
+    Figures are PNG and SVG files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
     """
     if not output.parent.is_dir():
         raise PolyboundError(f"{output.parent}: no such folder")
-    if all(Path(name).is_dir() for name in names):
-        from polybound.report.build import report_runs
+    known = [name for name in names if _is_experiment(name)]
+    if not known:
+        from polybound.report import report_runs
 
-        _show(report_runs([Path(name) for name in names], output, title="polybound: runs", command=_command()), output)
+        made = report_runs([Path(name) for name in names], output, title="polybound: runs", command=_command())
+        _show(made, as_json)
         return
+    if unknown := [name for name in names if name not in known]:
+        raise PolyboundError(f"{unknown[0]}: a report is of experiments or of runs, not of both")
     chosen = _chosen(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
-    _report(chosen, runs, output, [row for file in scores or () for row in _scores(file)])
+    from polybound.evaluation import Table
+    from polybound.experiments import read_scores
+
+    kept = Table(row for file in scores or () for row in read_scores(file))
+    _report(chosen, runs, output, kept, data_dir=data_dir, as_json=as_json)
+
+
+def _is_experiment(name: str) -> bool:
+    """Whether a name is that of an experiment, and not of a run's folder; a mistyped one is taken for the former."""
+    from polybound.experiments import experiment_names
+
+    return name in experiment_names() or name.endswith(".toml") or ("/" not in name and not Path(name).exists())
 
 
 def _command() -> str:
     return shlex.join(["polybound", *sys.argv[1:]])
 
 
-def _report(chosen: list[Experiment], runs: Path, output: Path, scores: Sequence[Row] = ()) -> None:
-    from polybound.report.build import build_report
+def _report(
+    chosen: list[Experiment],
+    runs: Path,
+    output: Path,
+    scores: Table | None = None,
+    *,
+    data_dir: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    from polybound.report import build_report
 
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
-    _show(build_report(chosen, runs, output, title=title, command=_command(), scores=scores), output)
+    options: dict[str, Any] = {"title": title, "command": _command(), "scores": scores, "data_dir": data_dir}
+    _show(build_report(chosen, runs, output, **options), as_json)
 
 
-def _show(sections: list[Section], output: Path) -> None:
-    from polybound.report.build import markdown_of
+def _show(made: Report, as_json: bool) -> None:
+    from polybound.cli.tables import note, width
 
-    console = Console()
-    for made in sections:
-        text = markdown_of(made)
-        if console.is_terminal:
-            console.print(Markdown(text))
-        else:
-            print(text)
-    print(f"\n{output} and {output.with_suffix('')}/")
+    if as_json:
+        print(json.dumps(made.as_dict(), indent=2))
+    elif width() > 1000:
+        print(made.markdown())
+    else:
+        _show_sections(made)
+    if not as_json:
+        print(f"\n{made.page} and {made.folder}/")
+    for path, why in made.skipped.items():
+        note(f"skipped {path}: {why}")
+    if made.skipped:
+        raise typer.Exit(1)
 
 
-def _scores(file: Path) -> list[Row]:
-    from polybound.experiments.results import read_csv
+def _show_sections(made: Report) -> None:
+    """The tables, as wide as the terminal; figures are in the files."""
+    from polybound.cli.tables import print_wrapped, show_table
 
-    if not file.is_file():
-        raise PolyboundError(f"{file}: no such file")
-    try:
-        return read_csv(file.read_text(encoding="utf-8"))
-    except (PolyboundError, ValueError) as error:
-        raise PolyboundError(f"{file}: {error}") from None
+    for section in made.as_dict()["sections"]:
+        print_wrapped(section["title"])
+        for line in section["notes"]:
+            print_wrapped(line)
+        for table in section["tables"]:
+            ends = [first for first, _ in table["groups"]][1:] + [len(table["rows"])]
+            print()
+            print_wrapped(table["title"])
+            for (first, heading), end in zip(table["groups"] or [(0, "")], ends, strict=True):
+                lead = 2 if table["header"][1:2] == ["value"] else 1
+                show_table(table["header"], table["rows"][first:end], lead=lead, title=heading)
+            for line in table["notes"]:
+                print_wrapped(line)
 
 
 def compare(
@@ -263,48 +321,59 @@ def compare(
     ] = Path("runs"),
     protocol: Annotated[str, typer.Option(help="published or sound.")] = "published",
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Set what was run against the published values. Exit code 1 if a value of a whole schedule is off."""
-    from rich.table import Table
-
-    from polybound.experiments.compare import compare as against
-    from polybound.experiments.results import collect_folder
+    from polybound.cli.tables import note
+    from polybound.experiments import compare as against
+    from polybound.experiments import read_runs, read_scores
 
     if protocol not in ("published", "sound"):
         raise PolyboundError(f"protocol must be published or sound, got {protocol!r}")
     if not where.exists():
         raise PolyboundError(f"{where}: no such file or folder")
-    rows = collect_folder(where) if where.is_dir() else _scores(where)
-    found = against(rows, protocol)
-    off = [c for c in found if c.verdict == "off"]
+    scores, skipped = read_runs(where) if where.is_dir() else (read_scores(where), {})
+    found = against(scores, protocol)
+    for path, why in skipped.items():
+        note(f"skipped {path}: {why}")
     if as_json:
-        print(json.dumps([asdict(c) for c in found], indent=2))
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    elif not found:
+        raise PolyboundError(f"{where}: no run that the paper has a value for")
     else:
-        if not found:
-            raise PolyboundError(f"{where}: no run that the paper has a value for")
-        names = ("data set", "model", "method", "attack", "paper", "here", "difference", "in std", "verdict")
-        view = Table(*names, header_style="bold")
-        for c in found:
-            best = f"{c.ours} (best of {c.bounds})" if c.bounds > 1 else str(c.ours)
-            paper = f"{c.paper.mean:.2f} ± {c.paper.std:.2f}"
-            view.add_row(
-                c.paper.dataset,
-                c.paper.model,
-                f"{c.paper.method} ({c.variant})" if c.variant else c.paper.method,
-                c.paper.attack,
-                paper,
-                best,
-                f"{c.difference:+.2f}",
-                "" if c.deviations is None else f"{c.deviations:+.1f}",
-                c.verdict,
-            )
-        Console().print(view)
-        judged = [c for c in found if c.verdict != "reduced"]
-        within = len(judged) - len(off)
-        near = sum(c.deviations is not None and abs(c.deviations) <= 2.0 for c in off)
-        allowed = "max(3 points, 2 published standard deviations)"
-        print(f"{protocol} protocol: {within} of {len(judged)} values within {allowed}")
-        if off:
-            print(f"{near} of the {len(off)} others within 2 standard deviations of both, the paper's and these seeds'")
-    if off:
+        _show_comparison(found, protocol, as_csv)
+    if any(one.verdict == "off" for one in found):
         raise typer.Exit(1)
+
+
+def _show_comparison(found: Sequence[Comparison], protocol: str, as_csv: bool) -> None:
+    """A line for each published value, and how many are met."""
+    import csv
+
+    from polybound.cli.tables import print_wrapped, show_table
+    from polybound.evaluation import value_label
+
+    header = ["data set", "model", "method", "attack", "paper", "here", "difference", "in std", "verdict"]
+    rows = []
+    for one in found:
+        paper, ours = one.paper, one.ours
+        best = f"{ours} (best of {one.bounds} bounds: {value_label(ours.chosen[1])})" if ours.chosen else str(ours)
+        best += f" ({ours.epoch} epochs)" if isinstance(ours.epoch, str) else ""
+        method = f"{paper.method} ({one.variant})" if one.variant else paper.method
+        deviations = "" if one.deviations is None else f"{one.deviations:+.1f}"
+        published = f"{paper.mean:.2f} ± {paper.std:.2f}"
+        names = [paper.dataset, paper.model, method, paper.attack]
+        rows.append([*names, published, best, f"{one.difference:+.2f}", deviations, one.verdict])
+    if as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+        return
+    show_table(header, rows, lead=4)
+    off = [one for one in found if one.verdict == "off"]
+    judged = [one for one in found if one.verdict != "reduced"]
+    near = sum(one.deviations is not None and abs(one.deviations) <= 2.0 for one in off)
+    allowed = "max(3 points, 2 published standard deviations)"
+    print_wrapped(f"{protocol} protocol: {len(judged) - len(off)} of {len(judged)} values within {allowed}")
+    if off:
+        print_wrapped(
+            f"{near} of the {len(off)} others within 2 standard deviations of both, the paper's and these seeds'"
+        )

@@ -68,7 +68,7 @@ def experiment_scores(
     """
     kept = {key[0]: part for key, part in (scores or Table()).groups("run").items()}
     found: list[Row] = []
-    for spec, run in dict.fromkeys(runs_of(experiment, root, data_dir)):
+    for spec, run in {spec.address: (spec, run) for spec, run in runs_of(experiment, root, data_dir)}.values():
         mine = [*run.table(), *kept.get(spec.address, ())]
         asked = {_what(row): row for row in reversed(mine) if _asks(experiment, spec, row)}
         found += reversed(asked.values())

@@ -263,9 +263,9 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
     counted: set[Path] = set()
     seconds = 0.0
     for job in stacks:
-        paths = {spec: Run.of(spec, root) for spec in job.specs}
-        lacking = [s for s, run in paths.items() if not run.finished() and run.path not in counted]
-        counted.update(run.path for run in paths.values())
+        runs = [(spec, Run.of(spec, root)) for spec in job.specs]
+        lacking = [spec for spec, run in runs if not run.finished() and run.path not in counted]
+        counted.update(run.path for _, run in runs)
         if lacking and lacking[0].data.name not in absent:
             kind = _kind(lacking)
             if kind not in costs:

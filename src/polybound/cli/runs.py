@@ -1,0 +1,93 @@
+"""`polybound runs`: for people who have hundreds of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["runs_app"]
+
+runs_app = typer.Typer(
+    name="runs",
+    help="List, show and clean run folders.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Root = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of the run folders.")]
+
+
+@runs_app.command("list", epilog="Examples:  [bold]polybound runs list[/]   [bold]polybound runs list sweep --json[/]")
+def list_command(folder: Root = Path("runs"), as_json: AsJson = False) -> None:
+    """List all runs in a folder: what each is, whether it is finished, how much was measured."""
+    from polybound.cli.tables import show_table
+    from polybound.runs import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        print(json.dumps([vars(one) | {"path": str(one.path)} for one in found], indent=2))
+        return
+    rows = [[one.path.name, one.label, one.state, str(one.scores), f"{one.size / 1e3:,.0f} kB"] for one in found]
+    show_table(["run", "what", "state", "scores", "size"], rows)
+    states = [one.state for one in found]
+    print(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs")
+
+
+@runs_app.command(epilog="Example:  [bold]polybound runs show runs/NAME[/]")
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show everything that determines a run, how it ended, and what was measured on it."""
+    from polybound.cli.tables import labelled, show_facts, show_table
+    from polybound.errors import PolyboundError
+    from polybound.runs import Run, is_run
+
+    if not is_run(run):
+        raise PolyboundError(f"{run}: no run folder")
+    one = Run(run)
+    spec, epochs = one.spec(), [line for line in one.history() if "loss" in line]
+    facts: dict[str, Any] = {"run": str(run), "address": spec.address, **spec.columns(), "epochs done": len(epochs)}
+    facts |= {"last loss": epochs[-1]["loss"]} if epochs else {}
+    facts |= {"failure": one.failure} if one.failure else {}
+    scores = labelled(one.table())
+    if as_json:
+        print(json.dumps({**facts, "finished": one.finished(), "scores": scores}, indent=2))
+        return
+    show_facts(facts | {"finished": one.finished()})
+    rows = [
+        [row["attack"], row["protocol"], row["counted"], row["split"], f"{100 * row['accuracy']:.2f} %", str(row["total"])]
+        for row in scores
+    ]
+    if rows:
+        show_table(["attack", "protocol", "counted", "split", "accuracy", "images"], rows)
+
+
+@runs_app.command(
+    epilog="Examples:  [bold]polybound runs clean --dry-run[/]   [bold]polybound runs clean runs --failed --yes[/]"
+)
+def clean(
+    folder: Root = Path("runs"),
+    failed: Annotated[bool, typer.Option("--failed", help="Also runs that diverged.")] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Also runs that were not trained to the end.")] = False,
+    damaged: Annotated[bool, typer.Option("--damaged", help="Also runs whose files do not fit each other.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove half-written files, checkpoints of finished runs and, if asked for, runs that are of no use."""
+    from polybound.runs import clean_runs
+
+    states = [name for name, asked in (("failed", failed), ("unfinished", unfinished), ("damaged", damaged)) if asked]
+    found = clean_runs(folder, states, dry_run=True)
+    for path, why in found.items():
+        print(f"{path}: {why}")
+    if not found:
+        print("nothing to remove")
+    elif not dry_run and (yes or typer.confirm(f"remove these {len(found)}?")):
+        clean_runs(folder, states)
+        print(f"removed {len(found)}")
