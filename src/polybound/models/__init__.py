@@ -7,7 +7,7 @@ from polybound.models.ccp import CCP
 from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
-from polybound.models.factors import Factors
+from polybound.models.factors import Factors, lift
 from polybound.models.files import load, weights_digest
 from polybound.models.ncp import NCP
 from polybound.models.paper import PAPER_MODELS, paper_model, paper_rank
@@ -31,6 +31,7 @@ __all__ = [
     "Pool",
     "closed_form",
     "example",
+    "lift",
     "load",
     "paper_model",
     "paper_rank",
