@@ -1,10 +1,90 @@
-"""The rooms of the package import only what lies above them."""
+"""The rooms of the package import only what lies above them, and enter each other by the door."""
 
+import ast
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polybound"
+CLEAN = ("models", "theory", "constraints", "certificates", "attacks", "defences")
+"""The rooms that enter all others by their `__init__`."""
 
 
 def test_arrows_point_one_way(monkeypatch, capsys):
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(ROOT)
     assert lint_imports(config_filename="pyproject.toml", no_cache=True) == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+def rooms():
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def imported(tree, package):
+    """The full names of the modules that a module of a package may import, with the lines of the statements."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            yield module, node.lineno
+            # What is imported from the package itself may be a room.
+            if module == "polybound":
+                yield from ((f"polybound.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            yield from ((arg.value, node.lineno) for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def windows(source, room):
+    """The imports of a module of a room that do not enter another room by its `__init__`."""
+    for name, line in imported(ast.parse(source), f"polybound.{room}"):
+        first, *path = name.split(".")
+        if first == "polybound" and len(path) > 1 and path[0] in rooms() and path[0] != room:
+            yield f"{name}, line {line}"
+
+
+@pytest.mark.parametrize("room", CLEAN)
+def test_a_room_is_entered_by_its_door(room):
+    found = {
+        str(path.relative_to(PACKAGE)): climbed
+        for path in (PACKAGE / room).rglob("*.py")
+        if (climbed := list(windows(path.read_text(encoding="utf-8"), room)))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "caught"),
+    [
+        ("from polybound.models.base import PolynomialNetwork", True),
+        ("import polybound.models.base", True),
+        ("def f():\n    from polybound.theory.norms import theta", True),
+        ("from ..models.base import PolynomialNetwork", True),
+        ("import_module('polybound.models.base')", True),
+        ("from polybound.models import PolynomialNetwork", False),
+        ("import polybound.models", False),
+        ("from polybound import models", False),
+        ("from ..models import PolynomialNetwork", False),
+        ("from polybound.attacks.ball import Ball", False),
+        ("from .ball import Ball", False),
+        ("from polybound.errors import PolyboundError", False),
+        ("from polybound.seeds import seeded", False),
+        ("import torch.nn.functional", False),
+    ],
+)
+def test_windows_are_seen(source, caught):
+    assert bool(list(windows(source, "attacks"))) == caught
+
+
+def test_there_are_rooms_to_look_at():
+    assert set(CLEAN) <= rooms() and all(len(list((PACKAGE / room).glob("*.py"))) > 1 for room in CLEAN)
+
+
+def test_the_package_is_light_until_it_is_used():
+    code = "import sys, polybound; print({'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -134,3 +134,16 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
     assert result.stdout == "refused\n", result.stderr
     assert torch.equal(pb.load(path).V, pb.CCP(4, 3, 2, 2, seed=0).V)
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_the_digest_is_that_of_kind_config_and_weights(tmp_path):
+    V = torch.arange(6, dtype=torch.float64).reshape(2, 1, 3) / 4
+    C = torch.tensor([[1.0], [-0.5]], dtype=torch.float64)
+    model = pb.CCP.from_factors(V, C)
+    # Files of certificates and of scores hold it: it never changes.
+    known = "d39fd73b28c6e72c8b4001c1158c9acb41667b62c4fa14e50a4523287cee11fc"
+    assert pb.models.weights_digest(model) == known
+    model.save(tmp_path / "m.safetensors")
+    assert pb.models.weights_digest(pb.load(tmp_path / "m.safetensors")) == known
+    changed = [pb.CCP.from_factors(V.float(), C.float()), pb.CCP.from_factors(V, -C), pb.stack([model])]
+    assert len({known, *(pb.models.weights_digest(other) for other in changed)}) == 4

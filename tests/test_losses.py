@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polybound.attacks.losses import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence
+from polybound.attacks import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence, right
 
 E, N = 2, 6
 
@@ -86,6 +86,27 @@ def test_a_part_of_a_loss_is_the_loss_of_a_part():
     keep = torch.tensor([4, 1])
     for loss in (CrossEntropy(y), KL(y, clean), DLR(y), TargetedDLR(y, target)):
         assert torch.equal(loss.pick(keep).slopes(logits[..., keep]), loss.slopes(logits)[..., keep])
+
+
+@given(st.integers(0, 10**6), st.integers(2, 7))
+def test_labels_may_be_those_of_each_run(seed, classes):
+    logits, y, target, clean = problem(seed, classes, 1.0)
+    own = torch.stack([y, y.flip(0)])
+    for make in (
+        lambda y, some: CrossEntropy(y),
+        lambda y, some: cross_entropy(y, "published"),
+        lambda y, some: KL(y, clean[some]),
+        lambda y, some: DLR(y),
+        lambda y, some: TargetedDLR(y, target[some]),
+    ):
+        together = make(own, slice(None))
+        for e in range(E):
+            alone = make(own[e], slice(e, e + 1))
+            assert torch.equal(together.values(logits)[e], alone.values(logits[e : e + 1])[0])
+            assert torch.equal(together.slopes(logits)[e], alone.slopes(logits[e : e + 1])[0])
+        keep = torch.tensor([3, 0])
+        assert torch.equal(together.pick(keep).slopes(logits[..., keep]), together.slopes(logits)[..., keep])
+    assert torch.equal(right(logits, own), torch.stack([right(logits[e : e + 1], own[e])[0] for e in range(E)]))
 
 
 def test_one_class_has_no_rival():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, ccps, networks, randomise, seeds
+from polybound.models import paper
 
 
 def inputs(model, seed, batch=3):
@@ -284,3 +285,40 @@ def test_trained_examples_come_with_the_package():
     assert not pb.Projection(pb.example("pn-4"), bound=1.0).contains()
     with pytest.raises(pb.PolyboundError, match="pn-4-bound-1"):
         pb.example("resnet")
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """The models by name, as they were afterwards."""
+    monkeypatch.setattr(paper, "_MODELS", dict(paper._MODELS))
+
+
+@pytest.mark.usefixtures("names")
+def test_a_model_of_ones_own_has_a_name():
+    def build(shape, classes, rank, **options):
+        return pb.NCP(shape[0] * shape[1], rank, classes, 3, shape=shape, **options)
+
+    pb.models.register_model("ncp-3", "NCP of degree 3, rank 5", build, rank=5)
+    assert pb.models.model_names()["ncp-3"] == "NCP of degree 3, rank 5" and pb.models.paper_rank("ncp-3") == 5
+    model = pb.paper_model("ncp-3", shape=(3, 4), classes=2, runs=2, seed=[7, 8], dtype=F64)
+    assert (model.shape, model.classes, model.rank, model.runs, model.V.dtype) == ((3, 4), 2, 5, 2, F64)
+    assert torch.equal(model.run(1).V, pb.NCP(12, 5, 2, 3, seed=8, dtype=F64).V)
+    assert pb.paper_model("ncp-3", shape=(3, 4), rank=2).rank == 2
+    assert "ncp-3" not in pb.models.PAPER_MODELS
+    for taken in ("ncp-3", "pn-4"):
+        with pytest.raises(pb.PolyboundError, match=f"there is a model called '{taken}' already: "):
+            pb.models.register_model(taken, "another", build)
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize(
+    ("name", "rank", "message"),
+    [("PN 4", 16, "lower-case"), ("", 16, "lower-case"), ("pn_4", 16, "lower-case"), ("own", 0, "rank must be")],
+)
+def test_models_that_are_not_registered(name, rank, message):
+    with pytest.raises(pb.PolyboundError, match=message):
+        pb.models.register_model(name, "something", paper._ncp, rank)
+    assert list(pb.models.model_names())[:4] == list(pb.models.PAPER_MODELS)
+    for unknown in (pb.paper_model, pb.models.paper_rank):
+        with pytest.raises(pb.PolyboundError, match="no model called 'own'; there are pn-4, pn-10"):
+            unknown("own")

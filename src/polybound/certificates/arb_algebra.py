@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Chain, Identity
+from polybound.models import Affine, Chain, Identity
 
 try:
     import flint

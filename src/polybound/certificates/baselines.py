@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
-from polybound.theory.lipschitz import lipschitz
-from polybound.theory.rounding import ULP
+from polybound.theory import ULP, lipschitz
 
 __all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "zonotope_bound"]
 

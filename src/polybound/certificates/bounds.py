@@ -11,7 +11,7 @@ from polybound.certificates.cells import Cells
 from polybound.certificates.expansion import First, Second, second_order
 from polybound.certificates.network import Network
 from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
-from polybound.theory.rounding import ULP
+from polybound.theory import ULP
 
 __all__ = ["Bounded", "by_second", "lower_first", "monotone", "shrink"]
 

@@ -17,8 +17,7 @@ from polybound.certificates.ledger import Ledger
 from polybound.certificates.network import Network
 from polybound.certificates.result import Certificates, Status
 from polybound.errors import PolyboundError
-from polybound.models.base import PolynomialNetwork
-from polybound.models.factors import Factors
+from polybound.models import Factors, PolynomialNetwork
 
 __all__ = ["Labelled", "Method", "certified_accuracy", "certify", "checked"]
 

@@ -25,7 +25,7 @@ from polybound.certificates.arb_algebra import (
 )
 from polybound.certificates.enclosures import Box, Enclosures, Expansion, RefusedError
 from polybound.certificates.exact import exact_margin
-from polybound.models.base import PolynomialNetwork
+from polybound.models import PolynomialNetwork
 
 __all__ = ["Checker"]
 

@@ -27,8 +27,7 @@ from polybound.certificates.arb_algebra import (
 )
 from polybound.certificates.expansion import GRAM_UNITS
 from polybound.errors import PolyboundError
-from polybound.models.affine import Identity
-from polybound.models.factors import Factors
+from polybound.models import Factors, Identity
 
 __all__ = ["Box", "Enclosures", "Expansion", "RefusedError"]
 

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from polybound.models.affine import Affine, Chain, Identity
-from polybound.models.factors import Factors
+from polybound.models import Affine, Chain, Factors, Identity
 
 __all__ = ["exact_logits", "exact_margin"]
 

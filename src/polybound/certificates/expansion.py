@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
-from polybound.theory.rounding import ULP
+from polybound.theory import ULP
 
 __all__ = ["GRAM_UNITS", "First", "Second", "first_order", "second_order", "split_sum"]
 

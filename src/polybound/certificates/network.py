@@ -12,11 +12,8 @@ from torch import Tensor
 
 from polybound.certificates.psd_proofs import dominating_diagonal
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Chain, Dense, Identity
-from polybound.models.base import PolynomialNetwork
-from polybound.models.factors import Factors
-from polybound.theory.norms import DENSE_LIMIT
-from polybound.theory.rounding import ULP
+from polybound.models import Affine, Chain, Dense, Factors, Identity, PolynomialNetwork
+from polybound.theory import DENSE_LIMIT, ULP
 
 __all__ = ["Network"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polybound.theory.rounding import ULP
+from polybound.theory import ULP
 
 __all__ = ["defect", "dominating_diagonal"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.psd_proofs import defect
-from polybound.theory.rounding import ULP
+from polybound.theory import ULP
 
 __all__ = ["Separable", "diagonally_dominant", "minorant", "spectral_shift"]
 

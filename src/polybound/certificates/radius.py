@@ -12,8 +12,7 @@ from torch import Tensor
 from polybound.certificates.certify import Method, certify, checked
 from polybound.certificates.network import Network
 from polybound.errors import PolyboundError
-from polybound.models.base import PolynomialNetwork
-from polybound.models.factors import Factors
+from polybound.models import Factors, PolynomialNetwork
 
 __all__ = ["Radius", "certified_radius"]
 

@@ -14,9 +14,8 @@ from polybound.constraints.l1 import project_l1_rows
 from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
 from polybound.errors import PolyboundError
-from polybound.models.base import PolynomialNetwork
-from polybound.models.blocks import Block
-from polybound.theory.torus import torus_norm
+from polybound.models import Block, PolynomialNetwork
+from polybound.theory import torus_norm
 
 __all__ = ["Projection"]
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polybound.errors import NonFiniteError, PolyboundError
-from polybound.theory.torus import torus_norm, torus_sizes
+from polybound.theory import torus_norm, torus_sizes
 
 __all__ = ["project_spectral", "project_spectral_conv", "torus_norm"]
 

@@ -7,10 +7,10 @@ from polybound.models.ccp import CCP
 from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
-from polybound.models.factors import Factors
+from polybound.models.factors import Factors, lift
 from polybound.models.files import load, weights_digest
 from polybound.models.ncp import NCP
-from polybound.models.paper import PAPER_MODELS, paper_model, paper_rank
+from polybound.models.paper import PAPER_MODELS, ModelBuilder, model_names, paper_model, paper_rank, register_model
 
 __all__ = [
     "CCP",
@@ -27,13 +27,17 @@ __all__ = [
     "Dense",
     "Factors",
     "Identity",
+    "ModelBuilder",
     "PolynomialNetwork",
     "Pool",
     "closed_form",
     "example",
+    "lift",
     "load",
+    "model_names",
     "paper_model",
     "paper_rank",
+    "register_model",
     "stack",
     "weights_digest",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polybound.models.affine import Affine
+from polybound.models import Affine
 from polybound.theory.rounding import ULP
 
 __all__ = ["Interval"]

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Dense, Identity
-from polybound.models.base import PolynomialNetwork
-from polybound.models.factors import Factors
+from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork
 from polybound.theory.interval import Interval
 from polybound.theory.norms import can_write_out, each_run, exponent, factor_norms, matrix_norm, operator_norm
 from polybound.theory.result import Bound, number

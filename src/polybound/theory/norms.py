@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import PolynomialNetwork
-from polybound.models.factors import Factors, lift
+from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, lift
 from polybound.theory.rounding import outward
 from polybound.theory.torus import torus_norm
 

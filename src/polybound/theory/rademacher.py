@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models.base import PolynomialNetwork
-from polybound.models.factors import Factors
+from polybound.models import Factors, PolynomialNetwork
 from polybound.theory.norms import gamma, gram_norm, lifted_norm, theta
 from polybound.theory.result import Bound, number
 from polybound.theory.rounding import outward

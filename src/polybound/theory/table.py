@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from polybound.models.base import PolynomialNetwork
+from polybound.models import PolynomialNetwork
 from polybound.theory.lipschitz import lipschitz
 from polybound.theory.norms import factor_norms, gamma, theta
 from polybound.theory.rademacher import rademacher
