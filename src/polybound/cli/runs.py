@@ -33,7 +33,7 @@ def list_command(folder: Root = Path("runs"), as_json: AsJson = False) -> None:
         print(json.dumps([vars(one) | {"path": str(one.path)} for one in found], indent=2))
         return
     rows = [[one.path.name, one.label, one.state, str(one.scores), f"{one.size / 1e3:,.0f} kB"] for one in found]
-    show_table(["run", "what", "state", "scores", "size"], rows)
+    show_table(["run", "what", "state", "scores", "size"], rows, lead=2)
     states = [one.state for one in found]
     print(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs")
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -43,11 +43,9 @@ def show_table(
         print_wrapped(title)
     widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
     if sum(widths) + 3 * len(widths) + 1 <= width():
-        view = Table(*(Text(name) for name in header), header_style="bold")
-        for column in view.columns[lead:]:
-            column.justify = "right"
-        for column in view.columns:
-            column.no_wrap = True
+        view = Table(header_style="bold")
+        for place, name in enumerate(header):
+            view.add_column(Text(name), justify="left" if place < lead else "right", no_wrap=True)
         for row in rows:
             view.add_row(*(Text(str(cell)) for cell in row))
         Console(width=min(width(), sum(widths) + 3 * len(widths) + 1)).print(view)
@@ -87,34 +85,50 @@ def labelled(scores: Scores) -> list[dict[str, Any]]:
 
 
 def show_scores(result: Evaluation, scores: Scores) -> None:
-    """Print a line for each score, under a heading for each network."""
+    """Print all scores: of one network a line each with its interval, of several a line each network."""
     rows = labelled(scores)
-    header = ["network", "attack", "accuracy", "95 % interval", "images"]
-    cells, before = [], ""
-    for row in rows:
-        interval = f"{100 * row['low']:.2f} to {100 * row['high']:.2f}"
-        defended = f", {row['defence']} denoising" if row["defence"] else ""
-        images = f"{row['correct']:,}/{row['total']:,}"
-        if row["total"] < row["available"]:
-            images += f" of {row['available']:,}"
-        name = f"{row['dataset']} {row['split']}{defended}: {row['label']}"
-        cells.append(["" if name == before else name, _score_label(row), f"{100 * row['accuracy']:.2f} %", interval, images])
-        before = name
-    _show_grouped(header, cells)
+    if len({_network(row) for row in rows}) == 1:
+        cells = [
+            [
+                _score_label(row),
+                f"{100 * row['accuracy']:.2f} %",
+                f"{100 * row['low']:.2f} to {100 * row['high']:.2f}",
+                f"{row['correct']:,} of {row['total']:,}",
+            ]
+            for row in rows
+        ]
+        header = ["attack", "accuracy", "95 % interval", "images right"]
+        show_table(header, cells, title=f"{_network(rows[0])}, {_images(rows[0])}")
+    else:
+        _show_networks(rows, lambda row: f"{100 * row['accuracy']:.2f}")
     for line in result.notes:
         print_wrapped(f"note: {line}")
 
 
-def _show_grouped(header: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """A heading for each group of rows, and a narrow table below it."""
-    groups: list[list[Sequence[str]]] = []
-    for row in cells:
-        if row[0]:
-            groups.append([])
-        groups[-1].append(row)
-    for rows in groups:
-        print_wrapped(rows[0][0])
-        show_table(header[1:], [row[1:] for row in rows])
+def _network(row: Mapping[str, Any]) -> str:
+    """What was measured, and on what."""
+    defended = f", {row['defence']} denoising" if row["defence"] else ""
+    samples = f", {row['data.samples']:,} training samples" if row.get("data.samples") else ""
+    return f"{row['dataset']} {row['split']}{defended}{samples}: {row['label']}"
+
+
+def _images(row: Mapping[str, Any]) -> str:
+    few = f" of {row['available']:,}" if row["total"] < row["available"] else ""
+    return f"{row['total']:,}{few} images"
+
+
+def _show_networks(
+    rows: Sequence[Mapping[str, Any]], show: Callable[[Mapping[str, Any]], str], seeds: bool = False
+) -> None:
+    """A line for each network, a column for each attack, in percent."""
+    attacks = list(dict.fromkeys(map(_score_label, rows)))
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows:
+        cells = lines.setdefault(_network(row), {"images": _images(row).removesuffix(" images")})
+        cells |= {"seeds": str(row["seeds"])} if seeds else {}
+        cells[_score_label(row)] = show(row)
+    header = ["network", *(["seeds"] if seeds else []), "images", *attacks]
+    show_table(header, [[name, *(cells.get(head, "") for head in header[1:])] for name, cells in lines.items()])
 
 
 def mean_rows(scores: Scores) -> list[dict[str, Any]]:
@@ -128,23 +142,16 @@ def mean_rows(scores: Scores) -> list[dict[str, Any]]:
         if cell is not None:
             keys = ("dataset", "split", "defence", "attack", "protocol", "counted", "attack_seed", "total", "available")
             about = {"label": name or str(first.get("run", ""))} | {key: first[key] for key in keys}
+            about["data.samples"] = first.get("data.samples", 0)
             found.append(about | {"seeds": len(cell.seeds), "mean": cell.mean, "std": cell.std})
     return found
 
 
 def show_means(result: Evaluation, scores: Scores) -> None:
-    """Print means over seeds."""
-    cells, before = [], ""
-    for row in mean_rows(scores):
-        defended = f", {row['defence']} denoising" if row["defence"] else ""
-        name = f"{row['dataset']} {row['split']}{defended}: {row['label']}"
-        spread = f" ± {row['std']:.2f}" if row["seeds"] > 1 else ""
-        images = f"{row['total']:,}" + (f" of {row['available']:,}" if row["total"] < row["available"] else "")
-        cells.append(
-            ["" if name == before else name, _score_label(row), f"{row['mean']:.2f}{spread}", str(row["seeds"]), images]
-        )
-        before = name
-    _show_grouped(["network", "attack", "mean in %", "seeds", "images"], cells)
+    """Print means over seeds, in percent."""
+    _show_networks(
+        mean_rows(scores), lambda row: f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["seeds"] > 1 else ""), True
+    )
     for line in result.notes:
         print_wrapped(f"note: {line}")
 

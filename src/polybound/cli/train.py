@@ -128,4 +128,4 @@ def _show(specs: list[Spec], runs: list[Run], data_dir: Path | None, as_json: bo
         [row["run"], row["label"], "failed" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %"]
         for row in rows
     ]
-    show_table(["run", "what", "test accuracy"], cells)
+    show_table(["run", "what", "test accuracy"], cells, lead=2)

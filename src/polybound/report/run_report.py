@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Row, Table, labels, paper_counts
+from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
 from polybound.models import ConvCCP
 from polybound.report.elements import Section
 from polybound.report.elements import Table as Shown
@@ -51,13 +51,20 @@ def scores_table(table: Table) -> Shown:
     for part in table.groups(*_HEADING).values():
         groups.append((len(cells), _heading(part.rows[0])))
         configurations = sorted(part.configurations(*_COLUMN), key=_order)
-        names = labels([one.rows[0] for one in configurations], (*_OF_THE_RUN, *_COLUMN, "available"))
+        names = labels([one.rows[0] for one in configurations], (*_OF_THE_RUN, *_COLUMN, "total", "available"))
         for name, one in zip(names, configurations, strict=True):
             found = [one.where(dict(zip(_COLUMN, column, strict=True))).cell() for column in columns]
             count = max(len(cell.seeds) for cell in found if cell is not None)
-            cells.append([name, str(count), images_text(one.rows[0]), *map(cell_text, found)])
+            cells.append([name, str(count), images_text(one.rows[0]), *(_with_seeds(cell, count) for cell in found)])
     notes = [_counting(name) for name in PROTOCOLS if name in table.values("protocol")]
     return Shown("Accuracy in %", header, cells, groups, notes=notes)
+
+
+def _with_seeds(cell: Cell | None, seeds: int) -> str:
+    """A cell, with its number of seeds if that is not the row's."""
+    if cell is None or len(cell.seeds) == seeds:
+        return cell_text(cell)
+    return f"{cell_text(cell)} ({len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''})"
 
 
 def _column_label(attack: str, protocol: str, counted: str, seed: int, *, several: bool) -> str:
