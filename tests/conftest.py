@@ -1,4 +1,9 @@
+import io
+import json
 import os
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,3 +21,65 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+# What decides how output looks, on the machine that the tests run on.
+_LOOKS = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM")
+
+
+def run_command(*words, cwd=".", env=None, columns=None):
+    """Run `polybound WORDS` in this process; with `columns`, on a terminal of that width.
+
+    Arguments, environment, folder, output streams and torch's threads are afterwards as they were. An exception that
+    the command line does not turn into an exit code is passed on.
+    """
+    from polybound.cli import main
+
+    looks = {"COLUMNS": "160", "NO_COLOR": "1", "TTY_COMPATIBLE": "0"}
+    if columns is not None:
+        looks = {"COLUMNS": str(columns), "LINES": "25", "TERM": "xterm-256color", "TTY_COMPATIBLE": "1"}
+    out, err = (io.StringIO(), io.StringIO()) if columns is None else (Terminal(), Terminal())
+    argv, environment, threads = sys.argv, dict(os.environ), torch.get_num_threads()
+    code = 0
+    try:
+        for name in _LOOKS:
+            os.environ.pop(name, None)
+        os.environ.update({**looks, **{name: str(value) for name, value in (env or {}).items()}})
+        sys.argv = ["polybound", *map(str, words)]
+        with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
+            try:
+                main()
+            except SystemExit as stop:
+                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    finally:
+        sys.argv = argv
+        os.environ.clear()
+        os.environ.update(environment)
+        torch.set_num_threads(threads)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """`polybound` in this process: `cli("evaluate", run, "--json").json`."""
+    return run_command
