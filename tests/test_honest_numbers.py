@@ -492,7 +492,8 @@ def test_row_16_machines_get_json_or_csv(cli, train):
     as_json, as_csv = cli(*words, "--json").json["scores"], cli(*words, "--csv")
     assert as_csv.code == 0, as_csv.err
     rows = list(csv.DictReader(io.StringIO(as_csv.out)))
-    names = ("run", "label", "dataset", "split", "attack", "protocol", "counted", "defence", "correct", "total")
+    names = ("dataset", "split", "attack", "protocol", "counted", "defence", "correct", "total")
+    assert [row["run"] for row in rows] == [s["address"] for s in as_json]
     assert [[row[name] for name in names] for row in rows] == [[str(s[name]) for name in names] for s in as_json]
     assert len(rows) == 2 * (1 + 2 * 2) and {row["counted"] for row in rows} == {"-", "robust"}
 

@@ -70,7 +70,8 @@ def _show(result: Evaluation, count: str, shown: str, means: bool, per_class: bo
     if shown == "csv":
         print(scores.to_csv(), end="")
     elif shown == "json":
-        content = {"means": mean_rows(scores)} if means else {"scores": [_without_classes(row, per_class) for row in labelled(scores)]}
+        rows = [_for_json(row, result.paths, per_class) for row in labelled(scores)]
+        content = {"means": mean_rows(scores)} if means else {"scores": rows}
         skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
         print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
     elif means:
@@ -83,9 +84,10 @@ def _show(result: Evaluation, count: str, shown: str, means: bool, per_class: bo
         print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")
 
 
-def _without_classes(row: Mapping[str, Any], per_class: bool) -> dict[str, Any]:
-    """A row whose counts of each class are a list, or left out."""
+def _for_json(row: Mapping[str, Any], paths: Mapping[str, str], per_class: bool) -> dict[str, Any]:
+    """A row with its run's folder, and its counts of each class as a list or left out."""
     plain = {name: value for name, value in row.items() if name != "per_class"}
+    plain |= {"address": row["run"], "run": paths.get(row["run"], row["run"])}
     pairs = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
     return plain | ({"per_class": pairs} if per_class else {})
 

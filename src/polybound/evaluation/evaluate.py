@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +53,7 @@ class Evaluation:
         class_names: names of the classes.
         examples: images, if some were to be kept.
         skipped: what could not be evaluated, with the reason.
+        paths: where each run lies, by its address.
     """
 
     scores: Table
@@ -61,6 +61,7 @@ class Evaluation:
     class_names: tuple[str, ...] = ()
     examples: Examples | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, attack: str, protocol: str = "sound", run: str | None = None, counted: str = "robust") -> Score:
         """The score of an attack; of the first run, if none is named."""
@@ -76,12 +77,6 @@ class Evaluation:
         if way not in ("robust", "attacked"):
             raise PolyboundError(f"count must be robust or attacked, got {way!r}")
         return self.scores.only(lambda row: row["counted"] in (way, "-", "verified"))
-
-    def to_json(self) -> str:
-        """Everything but the examples."""
-        rows = [row_facts(row) for row in self.scores]
-        skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
-        return json.dumps({"scores": rows, "notes": self.notes, "skipped": skipped}, indent=2)
 
     def __str__(self) -> str:
         """A table to read, also as Markdown: one line a score."""

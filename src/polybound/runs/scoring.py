@@ -176,7 +176,8 @@ def evaluate_runs(
     if not rows:
         raise PolyboundError(_nothing(skipped))
     ordered = [row for one in loaded for row in rows.get(one.path, [])]
-    return Evaluation(Table(ordered), notes, names, skipped=skipped)
+    where = {str(one.about["run"]): str(one.path) for one in loaded}
+    return Evaluation(Table(ordered), notes, names, skipped=skipped, paths=where)
 
 
 def _nothing(skipped: Mapping[str, str]) -> str:
