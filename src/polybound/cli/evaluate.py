@@ -59,6 +59,8 @@ def run_evaluation(
     _show(result, count, shown, means, per_class)
     if examples is not None or picture is not None:
         _keep(paths, chosen, options, examples, picture, result.class_names)
+    for warning in result.warnings:
+        note(f"warning: {warning}")
     for path, why in result.skipped.items():
         note(f"skipped {path}: {why}")
     if result.skipped:

@@ -54,6 +54,7 @@ class Evaluation:
         examples: images, if some were to be kept.
         skipped: what could not be evaluated, with the reason.
         paths: where each run lies, by its address.
+        warnings: what went wrong without spoiling a score.
     """
 
     scores: Table
@@ -62,6 +63,7 @@ class Evaluation:
     examples: Examples | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def find(self, attack: str, protocol: str = "sound", run: str | None = None, counted: str = "robust") -> Score:
         """The score of an attack; of the first run, if none is named."""

@@ -171,13 +171,13 @@ def evaluate_runs(
         if check:
             model = stack([one.model for one in group])
             notes += masking_notes(model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed)
-        notes += [warning for one in group for warning in one.warnings]
         names = names or data.class_names
     if not rows:
         raise PolyboundError(_nothing(skipped))
     ordered = [row for one in loaded for row in rows.get(one.path, [])]
     where = {str(one.about["run"]): str(one.path) for one in loaded}
-    return Evaluation(Table(ordered), notes, names, skipped=skipped, paths=where)
+    warnings = [warning for one in loaded for warning in one.warnings]
+    return Evaluation(Table(ordered), notes, names, skipped=skipped, paths=where, warnings=warnings)
 
 
 def _nothing(skipped: Mapping[str, str]) -> str:
