@@ -108,10 +108,15 @@ class Run:
         return next((line["weights"][name] for line in self.history() if name in line.get("weights", {})), None)
 
     def write_model(self, model: PolynomialNetwork, lines: Sequence[dict[str, Any]], epoch: int | None = None) -> None:
-        """Write a model, and with it the history that knows its digest; the model comes last."""
+        """Write a model, and with it the history that knows its digest; the model comes last.
+
+        A history that goes further than `lines` stays: the model is then one that was missing from earlier on.
+        """
         file = self.model_file(epoch)
         others = [line for line in self.history() if "weights" in line and file.name not in line["weights"]]
-        self.write_history([*lines, *others, {"weights": {file.name: weights_digest(model)}}])
+        seen = [line for line in self.history() if "weights" not in line]
+        longer = seen if _last_epoch(seen) > _last_epoch(lines) else lines
+        self.write_history([*longer, *others, {"weights": {file.name: weights_digest(model)}}])
         model.save(file)
 
     def model(self, epoch: int | None = None) -> PolynomialNetwork:
@@ -196,6 +201,10 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
+
+
+def _last_epoch(lines: Iterable[dict[str, Any]]) -> int:
+    return max((int(line["epoch"]) for line in lines if "epoch" in line), default=0)
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
