@@ -303,7 +303,7 @@ class _Session:
             if run.finished(end):
                 continue
             if lead != i and self.parted:
-                if not self.peaks[lead] < 1.0 - _ROUNDING:
+                if lead in self.peaks and not self.peaks[lead] < 1.0 - _ROUNDING:
                     continue  # the leader was constrained: this run has to be trained on its own
                 lines.append({"epoch": epoch, "note": f"never constrained, so one with {self.specs[lead].label}"})
             if "failure" in lines[-1]:
