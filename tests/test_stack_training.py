@@ -3,11 +3,10 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,17 @@ import torch
 import polybound as pb
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, checkpoints, interrupted, train_together
+from polybound.runs import (
+    Checkpoint,
+    DataSpec,
+    ModelSpec,
+    Run,
+    Spec,
+    checkpoints,
+    find_runs,
+    interrupted,
+    train_together,
+)
 from polybound.runs.checkpoints import path_for
 from polybound.training import METHODS, Adversary, Plain, Trainer
 
@@ -271,83 +280,105 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
 
 
 CHILD = """
-import sys
+import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
-from test_stack_training import SPECS, train_together
+from test_stack_training import SPECS, at_write, train_together
 specs = SPECS if sys.argv[3] == "stack" else SPECS[4:5]
-train_together(specs, Path(sys.argv[2]), save_every=0.0)
+if sys.argv[4] == "kill":
+    at_write(int(sys.argv[5]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+def watch(at):
+    if sys.argv[4] == "signal" and at.epoch == 2:
+        os.kill(os.getpid(), int(sys.argv[5]))
+train_together(specs, Path(sys.argv[2]), save_every=0.0, on_progress=watch)
 print("done", flush=True)
 """
 
 
-def child(folder, what):
-    command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(folder), what]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def child(folder, *words):
+    """Train in another process; whether it came to its end."""
+    command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(folder), *map(str, words)]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout == "done\n"
 
 
-def state_of(folder):
-    """What identifies the present checkpoint; None if there is none."""
-    for file in checkpoints(folder):
-        with suppress(FileNotFoundError):
-            found = file.stat()
-            return file.name, found.st_ino, found.st_mtime_ns
-    return None
+def at_write(number, act):
+    """Act in the midst of the so-manieth write; every file is written in two moments, its bytes and its new name."""
+    fsync, calls = os.fsync, []
 
+    def counting(descriptor):
+        calls.append(descriptor)
+        if len(calls) == number:
+            act()
+        fsync(descriptor)
 
-def wait_for_states(process, folder, changes):
-    """Wait until the checkpoint was written so many times, or the process has ended."""
-    before = state_of(folder)
-    while changes and process.poll() is None:
-        time.sleep(0.001)
-        if (now := state_of(folder)) != before and now is not None:
-            before, changes = now, changes - 1
+    os.fsync = counting
+    return calls
 
 
 def files_of(folder):
-    """The names of all files, and of those that a killed process left behind."""
+    """The names of all files but those that a killed process left half-written."""
     names = [path.name for path in folder.rglob("*") if path.is_file()]
     return {name for name in names if not name.startswith(".")}
 
 
 @pytest.mark.parametrize("what", ["run", "stack"])
-def test_kill_9_at_any_moment_costs_nothing(tmp_path, undisturbed, what):
-    """Each process lives until it has written some checkpoints; a run writes more of them than all processes wait for.
+def test_kill_9_in_the_midst_of_any_write_costs_nothing(tmp_path, undisturbed, what):
+    """What a dead process leaves is what it had written, so it is killed at writes, drawn at random.
 
-    With `save_every=0` there is one after every 16th step and after every epoch, 12 in all. A process that is not seen
-    to write often enough is over before its kill; that is no failure, and whatever it left is begun anew.
+    A run has many more writes than a process lives through here; one that has less left comes to its end, and is begun
+    anew.
     """
     specs = SPECS if what == "stack" else SPECS[4:5]
     whole = undisturbed if what == "stack" else weights(train_together(specs, tmp_path / "whole"))
-    kills, generator, folder = int(os.environ.get("POLYBOUND_KILLS", "4")), random.Random(0), tmp_path / "killed"
-    killed = 0
-    for _ in range(10 * kills):
-        with child(folder, what) as process:
-            wait_for_states(process, folder, generator.randint(1, 3))
-            process.send_signal(signal.SIGKILL)
-            over = "done" in process.stdout.read()
-        if over:
-            for file in [path for path in folder.rglob("*") if path.is_file()]:
-                file.unlink()
-        killed += not over
-        if killed == kills:
-            break
-    assert killed == kills
-    with child(folder, what) as process:
-        assert "done" in process.stdout.read()
+    kills, generator, folder = int(os.environ.get("POLYBOUND_KILLS", "2")), random.Random(0), tmp_path / "killed"
+    while kills:
+        if child(folder, what, "kill", generator.randint(2, 9)):
+            shutil.rmtree(folder)
+        else:
+            kills -= 1
+    assert child(folder, what, "no")
     runs = train_together(specs, folder, on_progress=lambda _: pytest.fail("all were done"))
     assert same_bits(weights(runs), whole)
     assert files_of(folder) == {"spec.json", "history.jsonl", "model.safetensors"} and not checkpoints(folder)
 
 
+class Crash(BaseException):
+    """Nothing catches it."""
+
+
+@pytest.mark.parametrize("bounds", [(2.0,), (0.5, 2.0), (0.5, 1e4, 1e5)])
+def test_a_crash_in_the_midst_of_every_single_write_costs_nothing(tmp_path, monkeypatch, bounds):
+    specs = [spec_of(bound=bound, epochs=3, start=2, batch_size=256) for bound in bounds]
+    monkeypatch.setattr(os, "fsync", os.fsync)  # which puts it back in the end
+    real, writes = os.fsync, at_write(0, None)
+    runs = train_together(specs, tmp_path / "whole", epochs=(1,), save_every=0.0)
+    expected = [weights(runs), weights(runs, 1), [epochs_of(run) for run in runs]]
+
+    def crash():
+        raise Crash
+
+    for number in range(1, len(writes) + 1):
+        os.fsync, folder = real, tmp_path / str(number)
+        at_write(number, crash)
+        with pytest.raises(Crash):
+            train_together(specs, folder, epochs=(1,), save_every=0.0)
+        os.fsync = real
+        runs = train_together(specs, folder, epochs=(1,), save_every=0.0)
+        assert same_bits(weights(runs), expected[0]) and same_bits(weights(runs, 1), expected[1])
+        assert [epochs_of(run) for run in runs] == expected[2] and not checkpoints(folder)
+        assert not [path for path in folder.rglob(".*.*")]
+    assert number >= 2 * (3 * len(specs) + 3)  # spec, history and model of each, and a checkpoint after every epoch
+
+
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops(tmp_path, undisturbed, name):
-    with child(tmp_path, "stack") as process:
-        wait_for_states(process, tmp_path, 2)
-        process.send_signal(name)
-        assert "done" not in process.stdout.read()
-    assert interrupted(tmp_path) == [SPECS] and not any(run.finished() for run in map(Run, tmp_path.glob("digits-*")))
+    assert not child(tmp_path, "stack", "signal", int(name))
+    (specs,) = interrupted(tmp_path)
+    assert specs == SPECS and not any(run.finished() for run in find_runs(tmp_path))
+    (file,) = checkpoints(tmp_path)
+    state = Checkpoint.read(file)
+    assert state.epoch == 2 and state.step < 2  # Python looks for signals between two of its instructions
     assert same_bits(weights(train_together(SPECS, tmp_path)), undisturbed)
     assert interrupted(tmp_path) == []
