@@ -86,7 +86,7 @@ class Registry(Generic[P]):
 
     def build(self, given: str | Mapping[str, Any]) -> P:
         """A part from its name, or from a mapping with its name and some of its options."""
-        options = {"name": given} if isinstance(given, str) else dict(given)
+        options = dict(given) if isinstance(given, Mapping) else {"name": given}
         part = self.find(options.pop("name", None))
         if unknown := [option for option in options if option not in part.options()]:
             known = ", ".join(part.options()) or "none"
