@@ -155,8 +155,8 @@ class Table:
         for part in self.configurations("epoch"):
             epochs = sorted(part.values("epoch"))
             said = epochs[0] if len(epochs) == 1 else f"best of {', '.join(map(str, epochs))}"
-            for mine in part.groups("seed").values():
-                rows.append({**max(mine, key=lambda row: row["correct"]), "epoch": said})
+            best = (max(mine, key=lambda row: row["correct"]) for mine in part.groups("seed").values())
+            rows += [{**row, "epoch": said} for row in best]
         return Table(rows)
 
     def best(self, column: str) -> Cell | None:
@@ -176,10 +176,8 @@ class Table:
 
     def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
         """A cell for each value of a column, in numerical order where they are numbers."""
-        found = []
-        for part in self.groups(column).values():
-            if (cell := part.cell()) is not None:
-                found.append((part.rows[0].get(column), cell))
+        parts = self.groups(column).values()
+        found = [(part.rows[0].get(column), cell) for part in parts if (cell := part.cell()) is not None]
         return sorted(found, key=lambda pair: _order(pair[0]))
 
     def to_csv(self) -> str:

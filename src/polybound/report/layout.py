@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,8 +37,7 @@ def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | N
     experiment = resolve(experiment, root)
     parts: list[Shown | Figure] = []
     if experiment.kind in ("accuracy", "search"):
-        draw = {"table": _table, "chosen": _chosen, "tradeoff": tradeoff, "curves": curves}[experiment.layout]
-        parts.append(draw(experiment, table))
+        parts.append(_LAYOUTS[experiment.layout](experiment, table))
     if experiment.kind == "search":
         parts += _search(experiment, root)
     elif experiment.kind == "growth":
@@ -278,3 +277,11 @@ def _search(experiment: Experiment, root: Path) -> list[Shown | Figure]:
     )
     header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
     return [Shown("The search", header, cells, notes=[note])]
+
+
+_LAYOUTS: dict[str, Callable[[Experiment, Table], Shown | Figure]] = {
+    "table": _table,
+    "chosen": _chosen,
+    "tradeoff": tradeoff,
+    "curves": curves,
+}
