@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from polybound.errors import PolyboundError
 
-__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_number", "check_whole"]
+__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_flag", "check_number", "check_whole"]
 
 
 @dataclass(frozen=True)
@@ -130,3 +130,9 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuse anything but one of a few words."""
     if value not in choices:
         raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise PolyboundError(f"{name} must be True or False, got {value!r}")
