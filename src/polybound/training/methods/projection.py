@@ -120,7 +120,7 @@ def _numbers(bound: Any) -> list[Any]:
 def _floats(bound: Any) -> Any:
     if isinstance(bound, Mapping):
         return {name: _floats(entry) for name, entry in bound.items()}
-    return tuple(map(float, bound)) if isinstance(bound, Sequence) else float(bound)
+    return tuple(map(_floats, bound)) if isinstance(bound, Sequence) else float(bound) + 0.0  # which makes 0 of -0
 
 
 def _side_by_side(bounds: list[Any]) -> BoundLike:
