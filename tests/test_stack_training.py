@@ -348,7 +348,7 @@ class Crash(BaseException):
     """Nothing catches it."""
 
 
-@pytest.mark.parametrize("bounds", [(2.0,), (0.5, 2.0), (0.5, 1e4, 1e5)])
+@pytest.mark.parametrize("bounds", [(2.0,), (0.5, 1e4, 1e5)])
 def test_a_crash_in_the_midst_of_every_single_write_costs_nothing(tmp_path, monkeypatch, bounds):
     specs = [spec_of(bound=bound, epochs=3, start=2, batch_size=256) for bound in bounds]
     monkeypatch.setattr(os, "fsync", os.fsync)  # which puts it back in the end
@@ -368,7 +368,7 @@ def test_a_crash_in_the_midst_of_every_single_write_costs_nothing(tmp_path, monk
         runs = train_together(specs, folder, epochs=(1,), save_every=0.0)
         assert same_bits(weights(runs), expected[0]) and same_bits(weights(runs, 1), expected[1])
         assert [epochs_of(run) for run in runs] == expected[2] and not checkpoints(folder)
-        assert not [path for path in folder.rglob(".*.*")]
+        assert not list(folder.rglob(".*.*"))
     assert number >= 2 * (3 * len(specs) + 3)  # spec, history and model of each, and a checkpoint after every epoch
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from polybound.errors import PolyboundError
 
-__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_flag", "check_number", "check_whole"]
+__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_flag", "check_number", "check_whole", "shown"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,14 @@ class Part:
     """What files and the command line call it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The name and all options, as JSON can hold them.
+        """The name and all options, as JSON can hold them; the same for equal parts.
 
-        Tuples become lists, so that what was written and what is read back are equal.
+        Tuples become lists, so that what was written and what is read back are equal, and 1 becomes 1.0 where any
+        number may stand.
         """
-        return {"name": self.name, **{key: _plain(value) for key, value in asdict(self).items()}}
+        given = asdict(self)
+        numbers = {field.name for field in fields(self) if field.type in (float, "float")}
+        return {"name": self.name, **{key: _plain(value, key in numbers) for key, value in given.items()}}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -35,7 +38,7 @@ class Part:
     def label(self) -> str:
         """What people call it: the name, and the options that are not the default ones."""
         changed = [
-            f"{field.name.replace('_', ' ')} {_shown(value)}"
+            f"{field.name.replace('_', ' ')} {shown(value)}"
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default or field.default is MISSING
         ]
@@ -94,17 +97,24 @@ class Registry(Generic[P]):
         return part(**options)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, number: bool) -> Any:
+    if number and isinstance(value, int | float):
+        return float(value) + 0.0  # which also makes 0 of -0
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
+        return {key: _plain(entry, False) for key, entry in value.items()}
+    return [_plain(entry, False) for entry in value] if isinstance(value, tuple | list) else value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """An option's value for people.
+
+    >>> shown({"C": 0.5, "V": (1.0, 2.0)})
+    'C 0.5 V 1 2'
+    """
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {_shown(entry)}" for key, entry in value.items())
+        return " ".join(f"{key} {shown(entry)}" for key, entry in value.items())
     if isinstance(value, tuple | list):
-        return " ".join(map(_shown, value)) or "none"
+        return " ".join(map(shown, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

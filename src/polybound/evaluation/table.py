@@ -116,10 +116,10 @@ class Table:
     def configurations(self, *free: str) -> list[Table]:
         """The rows parted so that each part differs in the seed only, and in the columns `free`."""
         open_ = {*OF_THE_SEED, *free}
-        found: dict[str, list[Row]] = {}
+        found: dict[frozenset[tuple[str, str]], list[Row]] = {}
         for row in self.rows:
-            fixed = {name: value for name, value in row.items() if name not in open_}
-            found.setdefault(_key(fixed), []).append(row)
+            fixed = frozenset((name, _key(value)) for name, value in row.items() if name not in open_)
+            found.setdefault(fixed, []).append(row)
         return list(map(Table, found.values()))
 
     def cell(self) -> Cell | None:
@@ -258,6 +258,8 @@ def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[A
 
 def _key(value: Any) -> str:
     """A text that is the same for equal values only."""
+    if isinstance(value, str | int | float) or value is None:
+        return repr(value)
     return json.dumps(value, sort_keys=True, default=str)
 
 

@@ -34,7 +34,7 @@ BOUND = "method.bound"
 
 def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | None = None) -> Section:
     """Tables and figures of an experiment, from its scores and what else its folder holds."""
-    experiment = resolve(experiment, root)
+    experiment = resolve(experiment, root, report=True)
     parts: list[Shown | Figure] = []
     if experiment.kind in ("accuracy", "search"):
         parts.append(_LAYOUTS[experiment.layout](experiment, table))
