@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from statistics import fmean, stdev
 from typing import Any
 
@@ -242,6 +243,7 @@ def _written(value: Any) -> Any:
     return value if _read_value(value) == value else json.dumps(value)
 
 
+@lru_cache(maxsize=4096)
 def _read_value(text: str) -> Any:
     try:
         return json.loads(text)

@@ -83,7 +83,10 @@ def _epochs(table: Table) -> str:
 
 def _seeds(table: Table) -> str:
     """How many seeds the runs of these rows have: as many, or so many to so many."""
-    counts = sorted({len(part.values("seed")) for part in table.groups("data", "model", "method").values()})
+    seeds: dict[tuple[str, ...], set[int]] = {}
+    for row in table:
+        seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
+    counts = sorted({len(mine) for mine in seeds.values()})
     if not counts:
         return ""
     least = f"{counts[0]} to " if len(counts) > 1 else ""
