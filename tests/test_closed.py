@@ -82,6 +82,6 @@ def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, dire
 
 def test_what_has_none():
     with pytest.raises(pb.PolyboundError, match="ConvCCP"):
-        closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
+        closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
     with pytest.raises(pb.PolyboundError, match="lifted"):
         closed_form(pb.CCP(4, 2, 2, 2, "product")).logits(torch.zeros(1, 3, 4))

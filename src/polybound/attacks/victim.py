@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
-from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.models.closed import closed_form
+from polybound.models import CCP, PolynomialNetwork
+from polybound.models.closed import closed_form, has_closed_form
 
 __all__ = ["Victim", "right"]
 
@@ -19,9 +19,9 @@ __all__ = ["Victim", "right"]
 class Victim:
     """A classifier for flat inputs of shape (G, n, d), G being 1 (shared by all runs) or the number of runs E.
 
-    Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP and
-    NCP go through those; everything else goes through autograd. The model is put into evaluation mode and is given
-    back as it was by `with`.
+    Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP,
+    NCP and PN-Conv go through those; everything else goes through autograd. The model is put into evaluation mode and
+    is given back as it was by `with`.
 
     Args:
         model: a module that maps (n, *shape) to (n, classes); with an attribute `runs` of E also to (E, n, classes).
@@ -38,7 +38,9 @@ class Victim:
         self.device = torch.device("cpu") if like is None else like.device
         if isinstance(model, PolynomialNetwork) and math.prod(shape) != model.features:
             raise PolyboundError(f"inputs must have shape {model.shape}, got {shape}")
-        self.form = closed_form(model) if isinstance(model, CCP | NCP) else None
+        self.form = None
+        if isinstance(model, PolynomialNetwork) and has_closed_form(model):
+            self.form = closed_form(model)
         self.lifted = isinstance(model, CCP) and model.form == "product"
 
     def __enter__(self) -> Victim:

@@ -10,7 +10,7 @@ matrix product.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -19,26 +19,32 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
+from polybound.models.closed_base import ClosedForm
+from polybound.models.closed_conv import ClosedConvCCP
+from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 
-__all__ = ["ClosedCCP", "ClosedForm", "closed_form"]
+__all__ = ["ClosedCCP", "ClosedForm", "closed_form", "has_closed_form"]
+
+
+def has_closed_form(model: object) -> bool:
+    """Whether `closed_form` knows the model: a CCP, an NCP, or a ConvCCP of images."""
+    return isinstance(model, CCP | NCP) or (isinstance(model, ConvCCP) and model.dims == 2)
 
 
 def closed_form(model: PolynomialNetwork) -> ClosedForm:
-    """The closed-form passes of a CCP or NCP, on the model's own parameters."""
+    """The closed-form passes of a CCP, an NCP or a ConvCCP of images, on the model's own parameters."""
     if isinstance(model, CCP):
         return ClosedCCP(model)
     if isinstance(model, NCP):
         return _ClosedNCP(model)
+    if isinstance(model, ConvCCP) and has_closed_form(model):
+        return ClosedConvCCP(model)
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
-class ClosedForm(ABC):
-    """The passes of E runs (E = 1 for a single model), for inputs of shape (groups, batch, features).
-
-    Call `logits`, then any of the others: they use what `logits` left behind. Tensors have units before samples,
-    (E, classes, batch), as the matrix products make them.
-    """
+class _ClosedDense(ClosedForm):
+    """What CCP and NCP share: affine maps of the whole input, all in one matrix product."""
 
     def __init__(self, weight: Tensor, C: Tensor) -> None:
         # Detached views: the parameters are changed in place, behind autograd's back.
@@ -46,10 +52,6 @@ class ClosedForm(ABC):
         self.weight = self.weight if weight.ndim == 4 else self.weight.unsqueeze(0)
         self.C = C.detach() if C.ndim == 3 else C.detach().unsqueeze(0)
         self.runs, self.degree, self.rank, self.columns = self.weight.shape
-
-    @abstractmethod
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits (E, classes, batch) of inputs (groups, batch, features)."""
 
     @abstractmethod
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
@@ -69,7 +71,6 @@ class ClosedForm(ABC):
         return torch.bmm(rows, x.transpose(1, 2)).view(self.runs, self.degree, self.rank, batch)
 
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
-        """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
         self._update_(*self.backward(d), x, rate, decay)
 
     def _update_(
@@ -81,7 +82,6 @@ class ClosedForm(ABC):
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
     def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of every parameter and its gradient."""
         return self._gradients(*self.backward(d), x)
 
     def _gradients(
@@ -91,7 +91,6 @@ class ClosedForm(ABC):
         return [(self.weight, gradient), *others]
 
     def input_gradient(self, d: Tensor) -> Tensor:
-        """The gradient of each run by its inputs: (E, batch, features)."""
         factors = self._factor_gradient(torch.bmm(self.C[..., : self.rank].transpose(1, 2), d))
         rows = self.weight.view(self.runs, -1, self.columns)
         return torch.bmm(factors.view(self.runs, -1, d.shape[-1]).transpose(1, 2), rows)
@@ -111,7 +110,7 @@ class ClosedForm(ABC):
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
-class ClosedCCP(ClosedForm):
+class ClosedCCP(_ClosedDense):
     """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
 
     What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients in `rows` and
@@ -202,7 +201,7 @@ class ClosedCCP(ClosedForm):
         return factors, [(self.C, of_C)]
 
 
-class _ClosedNCP(ClosedForm):
+class _ClosedNCP(_ClosedDense):
     """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`."""
 
     def __init__(self, model: NCP) -> None:

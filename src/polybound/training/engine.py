@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.models.closed import ClosedCCP, closed_form
+from polybound.models import CCP, PolynomialNetwork
+from polybound.models.closed import ClosedCCP, closed_form, has_closed_form
 from polybound.seeds import drawn
 from polybound.training.distributed import sum_over_workers, workers
 from polybound.training.penalty import jacobian_penalty, lower_margins
@@ -35,7 +35,7 @@ def engine_for(
         penalty: its weight.
         certified: radius of the balls over which to bound the margins, if that is to be the loss.
     """
-    if isinstance(model, CCP | NCP) and jacobian is None and certified is None:
+    if has_closed_form(model) and jacobian is None and certified is None:
         return ClosedEngine(model)
     if isinstance(model, CCP):
         return RowsEngine(model, jacobian, penalty, certified)
@@ -79,9 +79,9 @@ class Engine(ABC):
 
 
 class ClosedEngine(Engine):
-    """CCP and NCP by their closed forms."""
+    """CCP, NCP and PN-Conv by their closed forms."""
 
-    def __init__(self, model: CCP | NCP) -> None:
+    def __init__(self, model: PolynomialNetwork) -> None:
         super().__init__(model)
         self.form = closed_form(model)
         self.lifted = isinstance(model, CCP) and model.form == "product"
@@ -91,8 +91,11 @@ class ClosedEngine(Engine):
 
     def _slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The logits' gradient of the cross-entropy summed over the batch, (E, classes, batch), and the losses."""
-        logits = self.form.logits(x)
-        labels = self._per_run(y).unsqueeze(1)
+        return self._slopes_of(self.form.logits(x), self._per_run(y))
+
+    @staticmethod
+    def _slopes_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        labels = labels.unsqueeze(1)
         normaliser = torch.logsumexp(logits, 1, keepdim=True)
         losses = (normaliser - logits.gather(1, labels)).sum((1, 2))
         slopes = logits.sub_(normaliser).exp_()
@@ -102,14 +105,19 @@ class ClosedEngine(Engine):
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, decay: float, generators: Generators) -> Tensor:
         del generators  # nothing here is random
-        x = self._prepare(x)
-        slopes, losses = self._slopes(x, y)
-        slopes = _felt(slopes)
-        if workers() == 1:
-            slopes.mul_(1 / y.shape[1])
-            self.form.update_(slopes, x, rate, decay)
-            return losses / y.shape[1]
-        return self._descend(self.form.gradients(slopes, x), losses, y.shape[1], rate, decay)
+        x, labels, samples = self._prepare(x), self._per_run(y), y.shape[1]
+        alone = workers() == 1
+        losses = x.new_zeros(self.runs)
+
+        def slopes(logits: Tensor, runs: slice, part: slice) -> Tensor:
+            found, loss = self._slopes_of(logits, labels[runs, part])
+            losses[runs] += loss
+            return _felt(found).mul_(1 / samples) if alone else _felt(found)
+
+        if alone:
+            self.form.descend_(x, slopes, rate, decay)
+            return losses / samples
+        return self._descend(self.form.gradients_of(x, slopes), losses, samples, rate, decay)
 
     @staticmethod
     def _descend(pairs: list[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float, decay: float) -> Tensor:
