@@ -15,6 +15,7 @@ factor's kernel has the 1/4. `tests/test_closed_conv.py` holds all of it to the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,10 +57,12 @@ class ClosedConvCCP(ClosedForm):
         units: int = sum(level.count * level.rows.positions * level.columns.positions for level in self.levels)
         self.bytes = units * self.channels * like.element_size()
         self.cache = cache if like.device.type == "cpu" else 100 * cache
+        self._descent = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         self._unfolded: dict[int, Unfolded] = {}
         self._folded: dict[int, Folded] = {}
         self._tapes: dict[tuple[int, int, int], _Tape] = {}
         self._kept: list[tuple[_Tile, slice, _Tape]] | None = None
+        self._all_tiles: dict[tuple[int, int], _Tile] = {}
 
     def logits(self, x: Tensor) -> Tensor:
         result = x.new_empty(self.runs, self.classes, x.shape[1])
@@ -100,10 +103,16 @@ class ClosedConvCCP(ClosedForm):
         self.descend_(x, lambda _, runs, samples: d[runs, :, samples], rate, decay)
 
     def descend_(self, x: Tensor, slopes: Slopes, rate: float, decay: float = 0.0) -> None:
-        for parameter, gradient in self.gradients_of(x, slopes):
-            parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
+        self._gradients(x, slopes, self._descent)
+        for name, parameter in self.parameters.items():
+            parameter.mul_(1.0 - rate * decay).sub_(self._descent[name], alpha=rate)
 
     def gradients_of(self, x: Tensor, slopes: Slopes) -> list[tuple[Tensor, Tensor]]:
+        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
+        self._gradients(x, slopes, found)
+        return [(self.parameters[name], gradient) for name, gradient in found.items()]
+
+    def _gradients(self, x: Tensor, slopes: Slopes, found: dict[str, Tensor]) -> None:
         self._kept = None  # the tapes are used for something else now
         self._x = x
         tiles = self._tiles(len(x), max(1, 3 * self.cache // (self.bytes * self._images_of(x.shape[1]))))
@@ -112,10 +121,8 @@ class ClosedConvCCP(ClosedForm):
         for tile, samples, images in self._parts(x, tiles):
             tape, adjoint = (self._tape(images.n, tile.size, number) for number in (0, -1))
             tile.collect(images, tape, adjoint, slopes(tile.forward(images, tape), tile.runs, samples))
-        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         for tile in tiles:
             tile.write_gradients(found)
-        return [(self.parameters[name], gradient) for name, gradient in found.items()]
 
     def _images_of(self, batch: int) -> int:
         """How many images to take at a time: equal parts that fit into the cache."""
@@ -126,7 +133,14 @@ class ClosedConvCCP(ClosedForm):
         """The runs, so many at a time; all runs of a tile are of one group."""
         each = self.runs // groups
         starts = [g * each + first for g in range(groups) for first in range(0, each, size)]
-        return [_Tile(self, slice(s, min(s + size, (s // each + 1) * each))) for s in starts]
+        found = []
+        for start in starts:
+            key = start, min(start + size, (start // each + 1) * each)
+            if key not in self._all_tiles:
+                self._all_tiles[key] = _Tile(self, slice(*key))
+            found.append(self._all_tiles[key])
+            found[-1].compose()
+        return found
 
     def _parts(self, x: Tensor, tiles: list[_Tile]) -> Iterator[tuple[_Tile, slice, Unfolded]]:
         """All pairs of a tile and some of its images, unfolded."""
@@ -164,29 +178,36 @@ class _Tape:
         rows: each row of those, (F e channels, columns n).
         each: the k factors by themselves, (rows, e channels, columns n).
         before: what each was multiplied with; None for the first.
+        strips: corrections of columns, (2, columns F e channels, rows n).
+        corrected: pairs of a column of h and its correction, both (rows, F e channels, n).
         y: the last product, (e, units, n).
+        last: the same as it comes, (rows, e, channels, columns, n).
     """
 
     def __init__(self, form: ClosedConvCCP, n: int, size: int) -> None:
         self.n, like, units = n, form.parameters["K"], size * form.channels
-        self.h, self.rows, self.strips, self.each = [], [], [], list[Tensor]()
+        self.rows, self.strips, self.corrected, self.each = [], [], [], list[Tensor]()
         for level in form.levels:
             rows, columns = level.rows.positions, level.columns.positions
             h = like.new_empty(rows, level.count, units, columns * n)
-            self.h.append(h)
-            self.rows.append(list(h.flatten(1, 2)))
+            self.rows.append([(row, row.t()) for row in h.flatten(1, 2)])
             self.each += h.unbind(1)
-            wide = 2, level.wide, level.count * units, rows, n
-            self.strips.append(like.new_zeros(wide))
+            strips = like.new_zeros(2, level.wide, level.count * units, rows, n)
+            self.strips.append(strips.view(2, level.wide * level.count * units, rows * n))
+            spread = h.view(rows, -1, columns, n)
+            pairs = [(spread[:, :, column], strips[side, j].transpose(0, 1)) for side, j, column in level.corrected]
+            self.corrected.append(pairs)
         self.before: list[Tensor | None] = [None] * form.degree
         self.buffers: dict[tuple[str, int], Tensor] = {}
-        self.y = like.new_empty(0)
+        _, height, width = (size >> len(form.pool) for size in form.shape)
+        self.y = like.new_empty(size, form.channels * height * width, n)
+        self.last = self.y.view(size, form.channels, height, width, n).permute(2, 0, 1, 3, 4)
 
     def buffer(self, name: str, number: int, shape: tuple[int, ...]) -> Tensor:
         """Memory for something of that name."""
         key = name, number
         if key not in self.buffers:
-            self.buffers[key] = self.h[0].new_empty(shape)
+            self.buffers[key] = self.y.new_empty(shape)
         return self.buffers[key]
 
 
@@ -195,38 +216,51 @@ class _Tile:
 
     def __init__(self, form: ClosedConvCCP, runs: slice) -> None:
         self.form, self.runs, self.size = form, runs, runs.stop - runs.start
-        mine = {name: parameter[runs] for name, parameter in form.parameters.items()}
-        self.kernels = Kernels(form.levels, mine["K"], mine.get("P"), mine.get("c"), form.scale, form.shift)
-        self.C = mine["C"]
-        self.rows = [
-            [kernels[first:last] for _, _, first, last in level.windows]
-            for level, kernels in zip(form.levels, self.kernels.rows, strict=True)
+        self.mine = {name: parameter[runs] for name, parameter in form.parameters.items()}
+        self.kernels = Kernels(form.levels, self.mine, form.scale, form.shift)
+        self.Q = self.mine["C"][..., :-1].contiguous()
+        self.beta = self.mine["C"][..., -1:]
+        self.rows = self._by_window(self.kernels.rows)
+        self.across = [[kernel.t() for kernel in kernels] for kernels in self.rows]
+
+    def _by_window(self, kernels: list[Tensor]) -> list[list[Tensor]]:
+        return [
+            [rows[first:last] for _, _, first, last in level.windows]
+            for level, rows in zip(self.form.levels, kernels, strict=True)
         ]
+
+    def compose(self) -> None:
+        """Take the parameters as they are now."""
+        self.kernels.compose()
+        self.Q.copy_(self.mine["C"][..., :-1])
+
+    @cached_property
+    def collected(self) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor]:
+        """Gradients by the kernels, rows and lines, the former also by window, by Q and by beta."""
+        rows, lines = ([torch.empty_like(t) for t in kernels] for kernels in (self.kernels.rows, self.kernels.lines))
+        return rows, lines, self._by_window(rows), torch.empty_like(self.Q), torch.empty_like(self.beta)
 
     def clear(self) -> None:
         """Begin to collect gradients."""
-        self.of_C = torch.zeros_like(self.C)
-        self.of_rows = [torch.zeros_like(rows) for rows in self.kernels.rows]
-        self.of_lines = [torch.zeros_like(lines) for lines in self.kernels.lines]
+        rows, lines, _, of_Q, of_beta = self.collected
+        for tensor in (*rows, *lines, of_Q, of_beta):
+            tensor.zero_()
 
     def forward(self, images: Unfolded, tape: _Tape) -> Tensor:
         """Logits (e, classes, n)."""
-        n = images.n
         for number, level in enumerate(self.form.levels):
-            for kernel, window, row in zip(self.rows[number], images.windows[number], tape.rows[number], strict=True):
-                torch.mm(kernel.t(), window, out=row)
+            for kernel, window, (row, _) in zip(
+                self.across[number], images.windows[number], tape.rows[number], strict=True
+            ):
+                torch.mm(kernel, window, out=row)
             if level.wide:
-                seen, strips = images.lines[number], tape.strips[number]
-                torch.bmm(self.kernels.lines[number].mT, seen, out=strips.view(2, -1, seen.shape[-1]))
-                h = tape.h[number].view(level.rows.positions, -1, level.columns.positions, n)
-                for side, which, column in level.corrected:
-                    h[:, :, column].add_(strips[side, which].transpose(0, 1))
-        y = self._products(tape)
-        y = y.view(len(y), self.size, self.form.channels, -1, n)
-        tape.y = y.permute(1, 2, 0, 3, 4).reshape(self.size, -1, n)
+                torch.bmm(self.kernels.lines[number].mT, images.lines[number], out=tape.strips[number])
+                for column, strip in tape.corrected[number]:
+                    column.add_(strip)
+        tape.last.copy_(self._products(tape).view(tape.last.shape))
         if self.form.degree in self.form.pool:
             tape.y.mul_(0.25)
-        return torch.baddbmm(self.C[..., -1:], self.C[..., :-1], tape.y)
+        return torch.baddbmm(self.beta, self.Q, tape.y)
 
     def _products(self, tape: _Tape) -> Tensor:
         y = tape.each[0]
@@ -251,11 +285,11 @@ class _Tile:
     def backward(self, tape: _Tape, adjoint: _Tape, d: Tensor) -> None:
         """From the logits' gradient d, (e, classes, n), that of all factors, into the other tape."""
         form, pool = self.form, self.form.pool
-        g = torch.bmm(self.C[..., :-1].mT, d)
+        torch.bmm(self.Q.mT, d, out=adjoint.y)
         if form.degree in pool:
-            g.mul_(0.25)
-        g = g.view(self.size, form.channels, -1, form.levels[-1].last, tape.n).permute(2, 0, 1, 3, 4)
-        g = g.reshape(len(g), self.size * form.channels, -1)
+            adjoint.y.mul_(0.25)
+        g = adjoint.buffer("slope", form.degree + 1, tuple(adjoint.last.shape)).copy_(adjoint.last)
+        g = g.view(len(g), self.size * form.channels, -1)
         for number in range(form.degree, 0, -1):
             pooled = number in pool
             factor, into = _spread(tape.each[number - 1], pooled), _spread(adjoint.each[number - 1], pooled)
@@ -269,31 +303,30 @@ class _Tile:
             direct = number == 2 and 1 not in pool
             g = adjoint.each[0] if direct else adjoint.buffer("slope", number, tuple(before.shape))
             torch.mul(slope, factor, out=_spread(g, pooled))
-        for h, strips, level in zip(adjoint.h, adjoint.strips, form.levels, strict=True):
-            spread = h.view(level.rows.positions, -1, level.columns.positions, tape.n)
-            for side, which, column in level.corrected:
-                strips[side, which].copy_(spread[:, :, column].transpose(0, 1))
+        for pairs in adjoint.corrected:
+            for column, strip in pairs:
+                strip.copy_(column)
 
     def collect(self, images: Unfolded, tape: _Tape, adjoint: _Tape, d: Tensor) -> None:
         """Add the gradients by the kernels and by C, for the logits' gradient d of some images."""
         self.backward(tape, adjoint, d)
-        self.of_C[..., :-1].baddbmm_(d, tape.y.mT)
-        self.of_C[..., -1] += d.sum(-1)
+        _, of_lines, of_rows, of_Q, of_beta = self.collected
+        of_Q.baddbmm_(d, tape.y.mT)
+        of_beta += d.sum(-1, keepdim=True)
         for number, level in enumerate(self.form.levels):
-            for (_, _, first, last), window, row in zip(
-                level.windows, images.windows[number], adjoint.rows[number], strict=True
+            for kernel, window, (_, row) in zip(
+                of_rows[number], images.windows[number], adjoint.rows[number], strict=True
             ):
-                self.of_rows[number][first:last].addmm_(window, row.t())
+                kernel.addmm_(window, row)
             if level.wide:
-                seen = images.lines[number]
-                strips = adjoint.strips[number].view(2, -1, seen.shape[-1])
-                self.of_lines[number].baddbmm_(seen, strips.mT)
+                of_lines[number].baddbmm_(images.lines[number], adjoint.strips[number].mT)
 
     def write_gradients(self, into: dict[str, Tensor]) -> None:
         """Put the gradients by the parameters of these runs into those of all."""
-        of_K, of_P = self.kernels.gradients(self.of_rows, self.of_lines)
-        into["K"][self.runs] = of_K.view_as(into["K"][self.runs])
-        into["C"][self.runs] = self.of_C
+        rows, lines, _, of_Q, of_beta = self.collected
+        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs])
+        into["C"][self.runs, :, :-1] = of_Q
+        into["C"][self.runs, :, -1:] = of_beta
         if "P" in into:
             into["P"][self.runs] = of_P[..., :-1].reshape(into["P"][self.runs].shape)
             into["c"][self.runs] = of_P[..., -1]
@@ -302,13 +335,12 @@ class _Tile:
         """After `backward`, the gradient by the images of a single run, (n, features)."""
         folded.clear()
         for number, level in enumerate(self.form.levels):
-            for kernel, window, row in zip(
+            for kernel, window, (row, _) in zip(
                 self.rows[number], folded.windows[number], adjoint.rows[number], strict=True
             ):
                 window.addmm_(kernel, row)
             if level.wide:
-                lines = folded.lines[number]
-                torch.bmm(self.kernels.lines[number], adjoint.strips[number].view(2, -1, lines.shape[-1]), out=lines)
+                torch.bmm(self.kernels.lines[number], adjoint.strips[number], out=folded.lines[number])
         return folded.image_gradient()
 
 
