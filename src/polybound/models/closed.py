@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.errors import PolyboundError
@@ -25,6 +26,9 @@ from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 
 __all__ = ["ClosedCCP", "ClosedForm", "closed_form", "has_closed_form"]
+
+_NOTHING = 1e-20
+"""A gradient that cannot move a weight."""
 
 
 def has_closed_form(model: object) -> bool:
@@ -103,10 +107,9 @@ class _ClosedDense(ClosedForm):
 
     def _output_gradient(self, d: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of C and of y."""
-        gradient = torch.empty_like(self.C)
-        torch.bmm(d, y.transpose(1, 2), out=gradient[..., : self.rank])
+        gradient = torch.bmm(d, y.transpose(1, 2))
         if self.C.shape[-1] > self.rank:
-            torch.sum(d, -1, out=gradient[..., -1])
+            gradient = torch.cat([gradient, d.sum(-1, keepdim=True)], -1)
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
@@ -202,7 +205,12 @@ class ClosedCCP(_ClosedDense):
 
 
 class _ClosedNCP(_ClosedDense):
-    """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`."""
+    """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`.
+
+    Small bounds leave next to nothing of the U_n, and then the gradients by the first factors are products of numbers
+    that are all but zero: subnormal ones, with which many CPUs take a hundred times as long. Those that cannot move
+    a weight are set to zero, as gradients by logits are in training; the gradients by the inputs keep them.
+    """
 
     def __init__(self, model: NCP) -> None:
         super().__init__(model.V, model.C)
@@ -212,29 +220,40 @@ class _ClosedNCP(_ClosedDense):
     def logits(self, x: Tensor) -> Tensor:
         self.h = self._factors(x)
         self.inner = [self.b.unsqueeze(-1).expand_as(self.h[:, 0])]
-        self.products = [self.h[:, 0] * self.inner[0]]
+        # What the matrices in between see, y_1 to y_(k-1), side by side: one product then has all their gradients.
+        self.before = torch.empty_like(self.h[:, 1:])
+        y = self.h[:, 0] * self.inner[0]
         for n in range(1, self.degree):
+            self.before[:, n - 1] = y
             S = self.S[:, n - 1]
-            self.inner.append(torch.baddbmm(S[..., -1:], S[..., :-1], self.products[-1]))
-            self.products.append(self.h[:, n] * self.inner[-1])
-        return self._output(self.products[-1])
+            self.inner.append(torch.baddbmm(S[..., -1:], S[..., :-1], y))
+            y = self.h[:, n] * self.inner[-1]
+        self.y = y
+        return self._output(y)
 
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        gradient, dy = self._output_gradient(d, self.products[-1])
-        dS = torch.empty_like(self.S)
-        factors = self._factor_gradient(dy, dS)
-        db = (self.dy * self.h[:, 0]).sum(-1)
+        gradient, dy = self._output_gradient(d, self.y)
+        ds = torch.empty_like(self.before)
+        factors, dy = self._recur(dy, ds)
+        of_U = torch.bmm(ds.flatten(0, 1), self.before.flatten(0, 1).transpose(1, 2)).view(
+            *self.S.shape[:-1], self.rank
+        )
+        dS = torch.cat([of_U, ds.sum(-1, keepdim=True)], -1)
+        db = (dy * self.h[:, 0]).sum(-1)
         return factors, [(self.C, gradient), (self.S, dS), (self.b, db)]
 
-    def _factor_gradient(self, dy: Tensor, dS: Tensor | None = None) -> Tensor:
+    def _factor_gradient(self, dy: Tensor) -> Tensor:
+        return self._recur(dy, None)[0]
+
+    def _recur(self, dy: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gradients of all factors, and of y_1; those of all s_n go into `slopes`, if that is given."""
         factors = torch.empty_like(self.h)
         for n in range(self.degree - 1, 0, -1):
             torch.mul(dy, self.inner[n], out=factors[:, n])
             ds = dy * self.h[:, n]
-            if dS is not None:
-                torch.bmm(ds, self.products[n - 1].transpose(1, 2), out=dS[:, n - 1, :, :-1])
-                torch.sum(ds, -1, out=dS[:, n - 1, :, -1])
             dy = torch.bmm(self.S[:, n - 1, :, :-1].transpose(1, 2), ds)
+            if slopes is not None:
+                slopes[:, n - 1] = ds
+                dy = F.hardshrink(dy, _NOTHING)
         torch.mul(dy, self.inner[0], out=factors[:, 0])
-        self.dy = dy
-        return factors
+        return factors, dy
