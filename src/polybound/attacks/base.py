@@ -104,7 +104,10 @@ class Attack(ABC):
         with Victim(model, shape) as victim:
             images, y = images.to(victim.device), _labels(y).to(victim.device)
             _check_classes(victim, images, y)
-            rows = max(1, _CACHE // (victim.runs * images.shape[-1] * images.element_size()) // GROUP) * GROUP
+            rows = _CACHE // (victim.runs * images.shape[-1] * images.element_size())
+            if victim.form is not None and victim.form.batch is not None:
+                rows = min(rows, victim.form.batch)
+            rows = max(1, rows // GROUP) * GROUP
             parts = []
             for first in range(0, len(y), rows):
                 batch = images[:, first : first + rows]

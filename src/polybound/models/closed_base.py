@@ -22,6 +22,10 @@ class ClosedForm(ABC):
     """
 
     runs: int
+    batch: int | None = None
+    """How many samples are best taken at a time, where it matters."""
+    frozen: bool = False
+    """A promise that the parameters stay as they are, so that what follows from them is computed once."""
 
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ __all__ = ["ClosedConvCCP"]
 
 CACHE = 2_000_000
 """Bytes of the factors of one run that are computed at a time; all runs that share a product may have 3 times that."""
-KEPT = 32_000_000
+KEPT = 128_000_000
 """Bytes of factors that `logits` keeps for `input_gradient`; where there are more, they are computed again."""
 
 
@@ -57,6 +57,7 @@ class ClosedConvCCP(ClosedForm):
         units: int = sum(level.count * level.rows.positions * level.columns.positions for level in self.levels)
         self.bytes = units * self.channels * like.element_size()
         self.cache = cache if like.device.type == "cpu" else 100 * cache
+        self.batch = max(1, self.cache // self.bytes)
         self._descent = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         self._unfolded: dict[int, Unfolded] = {}
         self._folded: dict[int, Folded] = {}
@@ -139,7 +140,9 @@ class ClosedConvCCP(ClosedForm):
             if key not in self._all_tiles:
                 self._all_tiles[key] = _Tile(self, slice(*key))
             found.append(self._all_tiles[key])
-            found[-1].compose()
+            if not (self.frozen and found[-1].composed):
+                found[-1].compose()
+            found[-1].composed = self.frozen
         return found
 
     def _parts(self, x: Tensor, tiles: list[_Tile]) -> Iterator[tuple[_Tile, slice, Unfolded]]:
@@ -222,6 +225,7 @@ class _Tile:
         self.beta = self.mine["C"][..., -1:]
         self.rows = self._by_window(self.kernels.rows)
         self.across = [[kernel.t() for kernel in kernels] for kernels in self.rows]
+        self.composed = False  # while the parameters are frozen
 
     def _by_window(self, kernels: list[Tensor]) -> list[list[Tensor]]:
         return [
