@@ -213,9 +213,6 @@ class Level:
         self.A_lines = torch.cat([rows.middle, *(-lacking[r][0][u].unsqueeze(0) for r, u, _ in self.exceptions)])
         self.a_lines = torch.stack([rows.whole, *(-count for _, count in lacking.values())])
         self.lines_depth = len(self.A_lines) * self.inputs * self.lines + len(self.a_lines)
-        self.exception_numbers = torch.arange(len(self.exceptions))
-        self.exception_rows = torch.tensor([r for r, _, _ in self.exceptions], dtype=torch.long)
-        self.exception_places = torch.tensor([place for _, _, place in self.exceptions], dtype=torch.long)
 
     def folding(self) -> tuple[Tensor, Tensor]:
         """Zeros and ones that add up what belongs to one pixel: (width, U columns) and, of lines, (height, ...)."""

@@ -19,26 +19,38 @@ class Unfolded:
     """
 
     def __init__(self, levels: list[Level], shape: tuple[int, ...], n: int, like: Tensor) -> None:
-        self.levels, self.n, (self.inputs, self.height, self.width) = levels, n, shape
+        self.n, (self.inputs, self.height, self.width) = n, shape
         self.reach = levels[0].rows.reach
         right = max(level.columns.place(level.columns.positions - 1, level.U) for level in levels)
         below = max(level.rows.place(level.rows.positions - 1, level.U) for level in levels)
         self.image = like.new_zeros(self.height, self.inputs, self.reach + max(right, self.width), n)
         self.inside = self.image[:, :, self.reach : self.reach + self.width]
-        self.padded = self.reach + max(below, self.height)
-        self.columns: list[list[tuple[Tensor, Tensor]]] = []
+        self.edges = like.new_zeros(2, self.reach + max(below, self.height), self.inputs * levels[0].lines, n)
+        # All that is to be done for new images: copies, in this order.
+        self.copies = [self._edge(side, edge) for side, edge in enumerate(levels[0].edges) if levels[0].lines]
         self.windows: list[list[Tensor]] = []
         self.lines: list[Tensor] = []
-        self._sources: list[Tensor] = []
         for level in levels:
             V = like.new_ones(level.depth, level.columns.positions * n)
             self.windows.append([V[first:last] for first, last, *_ in level.windows])
-            self.columns.append(self._pieces(level, V))
-            self.lines.append(self._constant_lines(level))
-            self._sources.append(like.new_zeros(2, self.padded, self.inputs * level.lines, n))
+            self.copies += self._columns(level, V)
+            L = self._constant_lines(level)
+            self.lines.append(L.flatten(2))
+            if level.wide and level.lines:
+                self.copies += self._lines(level, L)
 
-    def _pieces(self, level: Level, V: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What is copied where: pieces of V, and the views of the image that they are copies of."""
+    def fill(self, x: Tensor) -> None:
+        """Take the images x, (n, inputs * height * width)."""
+        self.inside.copy_(x.view(self.n, self.inputs, self.height, self.width).permute(2, 1, 3, 0))
+        for into, source in self.copies:
+            into.copy_(source)
+
+    def _edge(self, side: int, edge: slice) -> tuple[Tensor, Tensor]:
+        source = self.inside[:, :, edge]
+        return self.edges[side, self.reach : self.reach + self.height].view(source.shape), source
+
+    def _columns(self, level: Level, V: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Pieces of V, and the views of the image that they are copies of."""
         by_row, by_input, n, _ = self.image.stride()
         steps = [level.stride * 2**m * n for m in range(level.halvings + 1)]  # of the halves, and of what is left
         pieces = []
@@ -51,38 +63,25 @@ class Unfolded:
 
     def _constant_lines(self, level: Level) -> Tensor:
         """Lines, all of them zero but for those that are constant."""
-        rows = level.rows.positions
-        L = self.image.new_zeros(2, level.lines_depth, rows, self.n)
+        L = self.image.new_zeros(2, level.lines_depth, level.rows.positions, self.n)
         first = level.lines_depth - len(level.exceptional)
         L[:, first - 1] = 1.0
         for number, r in enumerate(level.exceptional):
             L[:, first + number, r] = 1.0
-        return L.flatten(2)
+        return L
 
-    def fill(self, x: Tensor) -> None:
-        """Take the images x, (n, inputs * height * width)."""
-        self.inside.copy_(x.view(self.n, self.inputs, self.height, self.width).permute(2, 1, 3, 0))
-        for level, pieces, L, source in zip(self.levels, self.columns, self.lines, self._sources, strict=True):
-            for into, piece in pieces:
-                into.copy_(piece)
-            if level.wide and level.lines:
-                self._fill_lines(level, L, source)
-
-    def _fill_lines(self, level: Level, L: Tensor, source: Tensor) -> None:
-        for side, edge in enumerate(level.edges):
-            source[side, self.reach : self.reach + self.height].view(
-                self.height, self.inputs, level.lines, self.n
-            ).copy_(self.inside[:, :, edge])
-        by_side, by_row, n, _ = source.stride()
+    def _lines(self, level: Level, L: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Lines by taps of the rows, and those of exceptional rows by themselves."""
+        by_side, by_row, n, _ = self.edges.stride()
         rows, width = level.rows.positions, self.inputs * level.lines
-        taps = source.as_strided((2, level.U, width, rows, n), (by_side, by_row, n, level.stride * by_row, 1))
-        every = L.view(2, -1, rows, n)
-        every[:, : level.U * width].view(taps.shape).copy_(taps)
-        if len(level.exceptions):
-            first = level.U * width
-            some = every[:, first : first + len(level.exceptions) * width].view(2, -1, width, rows, n)
-            r, places = level.exception_rows, level.exception_places
-            some[:, level.exception_numbers, :, r] = source[:, places + self.reach].transpose(0, 1)
+        sizes = 2, level.U, width, rows, n
+        taps = self.edges.as_strided(sizes, (by_side, by_row, n, level.stride * by_row, 1))
+        first = level.U * width
+        found = [(L[:, :first].view(sizes), taps)]
+        for number, (r, _, place) in enumerate(level.exceptions):
+            start = first + number * width
+            found.append((L[:, start : start + width, r], self.edges[:, self.reach + place]))
+        return found
 
 
 class Folded:
