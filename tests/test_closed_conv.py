@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, randomise, seeds
-from polybound.models.closed import closed_form, has_closed_form
+from polybound.models import closed_form, has_closed_form
 from polybound.models.closed_conv import ClosedConvCCP
 from polybound.training.engine import AutogradEngine, ClosedEngine, engine_for
 

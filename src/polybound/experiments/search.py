@@ -31,7 +31,7 @@ def search_job(experiment: Experiment) -> StudyJob:
 
 
 def resolve(experiment: Experiment, root: Path, *, report: bool = False) -> Experiment:
-    """The experiment with what its search has found; for a report without that search, with what it is known to find."""
+    """The experiment with what its search has found; for a report without that search, with what it once found."""
     if experiment.kind != "search":
         return experiment
     if (job := search_job(experiment)).done(root):
