@@ -15,7 +15,8 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
@@ -211,10 +212,13 @@ def read_table(text: str) -> Table:
         PolyboundError: a column is missing, or a number is none; the message names the line and the column.
     """
     reader = csv.DictReader(io.StringIO(text))
-    names = list(reader.fieldnames or ())
-    if missing := [name for name in _SCORE if name not in names]:
-        raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
-    return Table(_read_row(line, names, number) for number, line in enumerate(reader, 2))
+    try:
+        names = list(reader.fieldnames or ())
+        if missing := [name for name in _SCORE if name not in names]:
+            raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
+        return Table(_read_row(line, names, number) for number, line in enumerate(reader, 2))
+    except csv.Error as error:
+        raise PolyboundError(f"not a file of scores: {error}") from None
 
 
 def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row:
@@ -225,7 +229,7 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
             raise PolyboundError(f"line {number} has not as many columns as the header")
         if name in _SCORE:
             try:
-                row[name] = {"int": int, "float": float, "str": str}[_SCORE[name]](value)
+                row[name] = {"int": int, "float": _finite, "str": _read_text}[_SCORE[name]](value)
             except ValueError:
                 raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
         elif value:
@@ -241,14 +245,26 @@ def _written(value: Any) -> Any:
         return ""
     if not isinstance(value, str):
         return json.dumps(value, sort_keys=True)
-    return value if _read_value(value) == value else json.dumps(value)
+    return value if value.isprintable() and _read_value(value) == value else json.dumps(value)
 
 
 def _read_value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
+
+
+def _read_text(text: str) -> str:
+    """The text that `_written` wrote; a digest of digits alone is in quotes."""
+    found = _read_value(text)
+    return found if isinstance(found, str) else text
+
+
+def _finite(text: str) -> float:
+    if not isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
 
 
 def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[Any]]:
