@@ -116,10 +116,10 @@ class Table:
 
     def configurations(self, *free: str) -> list[Table]:
         """The rows parted so that each part differs in the seed only, and in the columns `free`."""
-        open_ = {*OF_THE_SEED, *free}
         found: dict[str, list[Row]] = {}
         for row in self.rows:
-            fixed = {name: value for name, value in row.items() if name not in open_}
+            open_ = {*of_the_seed([row]), *free}
+            fixed = {name: value for name, value in row.items() if name not in open_ and value is not None}
             found.setdefault(_key(fixed), []).append(row)
         return list(map(Table, found.values()))
 
@@ -131,33 +131,43 @@ class Table:
         """
         if not self.rows:
             return None
-        if mixed := differing(self.rows, OF_THE_SEED):
+        if mixed := differing(self.rows, of_the_seed(self.rows)):
             name, values = next(iter(mixed.items()))
             shown = ", ".join("none" if value is None else str(value) for value in values)
             raise MixedError(f"one number cannot stand for several values of {name} ({shown})")
-        by_seed: dict[int, Row] = {}
-        for row in self.rows:
-            before = by_seed.setdefault(row["seed"], row)
-            if before["correct"] != row["correct"]:
-                counts = f"{before['correct']} and {row['correct']} of {row['total']}"
-                raise MixedError(f"seed {row['seed']} was measured twice, with {counts} images right")
-        shares = [100.0 * row["correct"] / row["total"] for row in by_seed.values()]
+        members = [part._measured_once() for part in self.groups("seed").values()]
+        shares = [100.0 * row["correct"] / row["total"] for row in members]
         first = self.rows[0]
         spread = stdev(shares) if len(shares) > 1 else 0.0
-        seeds = tuple(sorted(by_seed))
+        seeds = tuple(sorted(row["seed"] for row in members if row.get("seed") is not None))
         return Cell(fmean(shares), spread, seeds, first["total"], first["available"], first.get("epoch"))
+
+    def _measured_once(self) -> Row:
+        """The one row of rows that ask the same; one that is there again must say the same."""
+        first = self.rows[0]
+        if other := next((row for row in self.rows if row["correct"] != first["correct"]), None):
+            counts = f"{first['correct']} and {other['correct']} of {first['total']}"
+            raise MixedError(f"seed {first.get('seed')} was measured twice, with {counts} images right")
+        return first
 
     def best_epoch(self) -> Table:
         """For each seed the row of the epoch with the most images right, as the paper takes it.
 
-        Where there were several epochs to choose from, "epoch" says so: "best of 75, 100".
+        Where there were several epochs to choose from, "epoch" says so: "best of 75, 100". Seeds that had different
+        epochs to choose from do not make one cell.
+
+        Raises:
+            MixedError: there are two different counts for one epoch of a seed.
         """
         rows: list[Row] = []
         for part in self.configurations("epoch"):
-            epochs = sorted(part.values("epoch"))
-            said = epochs[0] if len(epochs) == 1 else f"best of {', '.join(map(str, epochs))}"
             for mine in part.groups("seed").values():
-                rows.append({**max(mine, key=lambda row: row["correct"]), "epoch": said})
+                after = [same._measured_once() for same in mine.groups("epoch").values()]
+                best = max(after, key=lambda row: row["correct"])
+                if len(after) > 1:
+                    epochs = sorted((row.get("epoch") for row in after), key=_order)
+                    best = {**best, "epoch": f"best of {', '.join(map(str, epochs))}"}
+                rows.append(best)
         return Table(rows)
 
     def best(self, column: str) -> Cell | None:
@@ -171,9 +181,7 @@ class Table:
         if not competing:
             return None
         value, top = max(competing, key=lambda pair: pair[1].mean)
-        if len(competing) == 1:
-            return top
-        return Cell(top.mean, top.std, top.seeds, top.total, top.available, top.epoch, (column, value, len(competing)))
+        return top if len(found) == 1 else replace(top, chosen=(column, value, len(competing)))
 
     def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
         """A cell for each value of a column, in numerical order where they are numbers."""
@@ -274,9 +282,23 @@ def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[A
     return {name: list(values.values()) for name, values in found.items() if len(values) > 1}
 
 
+def of_the_seed(rows: Sequence[Row]) -> tuple[str, ...]:
+    """In which columns rows may differ and still be one cell: without a seed, runs are different things."""
+    seeded = all(row.get("seed") is not None for row in rows)
+    return OF_THE_SEED if seeded else ("correct", "per_class")
+
+
 def _key(value: Any) -> str:
-    """A text that is the same for equal values only."""
-    return json.dumps(value, sort_keys=True, default=str)
+    """A text that is the same for equal values only, and for all equal numbers."""
+    return json.dumps(_canonical(value), sort_keys=True, default=str)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {name: _canonical(entry) for name, entry in value.items()}
+    return [_canonical(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _frozen(value: Any) -> Any:
