@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polybound.evaluation.table import OF_THE_SEED, Row, differing
+from polybound.evaluation.table import Row, differing, of_the_seed
 
 __all__ = ["column_label", "labels", "value_label"]
 
@@ -40,7 +40,7 @@ def value_label(value: Any) -> str:
     >>> value_label({"U1": 1.5, "C": 0.8}), value_label(None), value_label(0.0001)
     ('C 0.8 U1 1.5', 'none', '0.0001')
     """
-    if value is None:
+    if value is None or value == "":
         return "none"
     if isinstance(value, Mapping):
         return " ".join(f"{name} {value_label(entry)}" for name, entry in sorted(value.items()))
@@ -51,14 +51,15 @@ def value_label(value: Any) -> str:
     return str(value)
 
 
-def labels(rows: Sequence[Row], free: Sequence[str] = OF_THE_SEED) -> list[str]:
+def labels(rows: Sequence[Row], free: Sequence[str] | None = None) -> list[str]:
     """A label for each row: its method, and everything else in which some of the rows differ.
 
-    Two rows have the same label only if they differ in nothing but the columns `free`.
+    Two rows have the same label only if they differ in nothing but the columns `free`, by default those of the seed.
 
     >>> labels([{"method": "l2", "method.weight": w, "seed": 0} for w in (0.1, 1.0)])
     ['l2, weight 0.1', 'l2, weight 1']
     """
+    free = of_the_seed(rows) if free is None else free
     mixed = [name for name in differing(rows, free) if name != "method"]
     found = []
     for row in rows:
