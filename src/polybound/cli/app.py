@@ -32,9 +32,7 @@ app.add_typer(runs_app)
 add_commands(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Network = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")
-]
+Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
 
 
 def main() -> None:

@@ -37,7 +37,9 @@ _LOSSES = 5
 """How often the workers may die before the fault is taken to be the jobs'."""
 
 
-def jobs_of(experiment: Experiment, root: Path, digest: Callable[[str], str], data_dir: Path | None = None) -> list[Job]:
+def jobs_of(
+    experiment: Experiment, root: Path, digest: Callable[[str], str], data_dir: Path | None = None
+) -> list[Job]:
     """All jobs of an experiment that are known by now; those that follow a search are known after it."""
     experiment = resolve(experiment, root)
     jobs: list[Job] = [search_job(experiment)] if experiment.kind == "search" else []
