@@ -60,11 +60,27 @@ def labels(rows: Sequence[Row], free: Sequence[str] | None = None) -> list[str]:
     ['l2, weight 0.1', 'l2, weight 1']
     """
     free = of_the_seed(rows) if free is None else free
-    mixed = [name for name in differing(rows, free) if name != "method"]
+    shown = [_told_apart_by(row, rows, free) for row in rows]
     found = []
-    for row in rows:
-        parts = [str(row.get("method", ""))] if row.get("method") else []
-        shown = (name for name in mixed if name in row or not name.startswith("method."))
-        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in shown]
+    for row, names in zip(rows, shown, strict=True):
+        parts = [str(row["method"])] if row.get("method") else []
+        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in names]
         found.append(", ".join(parts))
     return found
+
+
+_FIRST = ("method.bound", "method.weight", "method.eps")
+"""What is said of a method even if no other row has it."""
+
+
+def _told_apart_by(row: Row, rows: Sequence[Row], free: Sequence[str]) -> list[str]:
+    """The columns that a row's label names.
+
+    The options of a part, such as "method.bound" of "method", need only be compared among rows with the same part.
+    """
+    names = [name for name in differing(rows, free) if "." not in name and name != "method"]
+    for part in dict.fromkeys(name.partition(".")[0] for name in row if "." in name):
+        alike = [other for other in rows if other.get(part) == row.get(part)]
+        names += [name for name in differing(alike, free) if name.startswith(f"{part}.")]
+    first = [name for name in _FIRST if name in row and name not in names and name not in free]
+    return [*first, *names] if len(rows) > 1 else first
