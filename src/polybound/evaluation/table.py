@@ -238,7 +238,7 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
             raise PolyboundError(f"line {number} has not as many columns as the header")
         if name in _SCORE:
             try:
-                row[name] = {"int": int, "float": _finite, "str": _read_text}[_SCORE[name]](value)
+                row[name] = _READERS[_SCORE[name]](value)
             except ValueError:
                 raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
         elif value:
@@ -275,6 +275,9 @@ def _finite(text: str) -> float:
     if not isfinite(number := float(text)):
         raise ValueError(text)
     return number
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": _finite, "str": _read_text}
 
 
 def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[Any]]:

@@ -99,7 +99,7 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
 def subjects_of(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[Loaded], dict[str, str]]:
     """The networks of run folders, folders of these and model files; what could not be loaded, with the reason."""
     found, skipped = [], {}
-    for path in dict.fromkeys(run for path in paths for run in _runs_at(Path(path))):
+    for path in dict.fromkeys(run for named in paths for run in _runs_at(Path(named))):
         try:
             found.append(load_subject(path, epoch))
         except (PolyboundError, OSError) as error:
