@@ -146,12 +146,10 @@ def pairs(draw, seed=True):
 def scores(draw):
     available = draw(st.integers(1, 10**6))
     total = draw(st.integers(1, available))
-    return Score(
-        **{name: draw(values) for name, values in SCORE.items()},
-        total=total,
-        available=available,
-        correct=draw(st.integers(0, total)),
-    )
+    correct = draw(st.integers(0, total))
+    counts = {"total": total, "available": available, "correct": correct}
+    per_class = draw(st.sampled_from(["", f"{correct}/{total}", f"{correct}/{correct} 0/{total - correct}"]))
+    return Score(**{name: draw(values) for name, values in SCORE.items()}, **counts, per_class=per_class)
 
 
 SCORE = {
@@ -169,6 +167,5 @@ SCORE = {
         words.filter(lambda word: word != "none"),
     ),
     "counted": st.sampled_from(["-", "robust", "attacked", "verified"]),
-    "per_class": st.sampled_from(["", "1/2", "1/2 3/4"]),
 }
-assert set(SCORE) | {"total", "available", "correct"} == {field.name for field in fields(Score)}
+assert set(SCORE) | {"total", "available", "correct", "per_class"} == {field.name for field in fields(Score)}
