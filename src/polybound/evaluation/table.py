@@ -186,10 +186,8 @@ class Table:
 
     def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
         """A cell for each value of a column, in numerical order where they are numbers."""
-        found = []
-        for part in self.groups(column).values():
-            if (cell := part.cell()) is not None:
-                found.append((part.rows[0].get(column), cell))
+        parts = self.groups(column).values()
+        found = [(part.rows[0].get(column), cell) for part in parts if (cell := part.cell()) is not None]
         return sorted(found, key=lambda pair: _order(pair[0]))
 
     def to_csv(self) -> str:
@@ -238,7 +236,7 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
             raise PolyboundError(f"line {number} has not as many columns as the header")
         if name in _SCORE:
             try:
-                row[name] = {"int": int, "float": _finite, "str": _read_text}[_SCORE[name]](value)
+                row[name] = _READ[_SCORE[name]](value)
             except ValueError:
                 raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
         elif value:
@@ -284,6 +282,9 @@ def _finite(text: str) -> float:
     if not isfinite(number := float(text)):
         raise ValueError(text)
     return number
+
+
+_READ: dict[str, Callable[[str], Any]] = {"int": int, "float": _finite, "str": _read_text}
 
 
 def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[Any]]:

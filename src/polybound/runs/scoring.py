@@ -89,7 +89,9 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
     model, spec = run.model(epoch), run.spec()
     digest = short_digest(run.digest(epoch) or "")
     at = spec.recipe.epochs if epoch is None else epoch
-    loaded = Loaded(path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run)
+    loaded = Loaded(
+        path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run
+    )
     loaded.subject.keep = loaded.keep
     return loaded
 
@@ -165,12 +167,19 @@ def evaluate_runs(
     for group, about, data in _with_data(_grouped(loaded, dataset), split, data_dir, skipped):
         guard = _guard(defence, about, data, data_dir)
         options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
-        found = measure([one.subject for one in group], data, questions_for(chosen, wanted, certify), defence=guard, **options)
-        rows |= {one.path: [{**one.about, **score.as_dict()} for score in mine] for one, mine in zip(group, found, strict=True)}
+        found = measure(
+            [one.subject for one in group], data, questions_for(chosen, wanted, certify), defence=guard, **options
+        )
+        rows |= {
+            one.path: [{**one.about, **score.as_dict()} for score in mine]
+            for one, mine in zip(group, found, strict=True)
+        }
         notes += [note for note in reader_notes(chosen, wanted, data) if note not in notes]
         if check:
             model = stack([one.model for one in group])
-            notes += masking_notes(model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed)
+            notes += masking_notes(
+                model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed
+            )
         notes += [warning for one in group for warning in one.warnings]
         names = names or data.class_names
     if not rows:

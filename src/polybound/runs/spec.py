@@ -164,4 +164,3 @@ def address_of(content: Any) -> str:
     except ValueError:
         raise PolyboundError("what determines a run must be finite numbers: no bound is method none") from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-

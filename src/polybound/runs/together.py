@@ -284,7 +284,11 @@ class _Session:
             place = self.place(i)
             if lines and "failure" in lines[-1]:
                 continue
-            line = {"epoch": trainer.epoch, "loss": losses[place].item(), "rate": trainer.recipe.rate(trainer.epoch - 1)}
+            line = {
+                "epoch": trainer.epoch,
+                "loss": losses[place].item(),
+                "rate": trainer.recipe.rate(trainer.epoch - 1),
+            }
             if measured is not None:
                 line["validation accuracy"] = measured[place].item()
             line["seconds"] = round(trainer.seconds / len(self.members), 4)
