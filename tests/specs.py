@@ -75,12 +75,11 @@ def all_of(options):
     return st.fixed_dictionaries(options)
 
 
-methods = st.one_of(
-    *(
-        all_of(options).map(lambda drawn, name=name: METHODS.build({"name": name, **drawn}))
-        for name, options in METHOD_OPTIONS.items()
-    )
-)
+def method_of(name):
+    return all_of(METHOD_OPTIONS[name]).map(lambda drawn: METHODS.build({"name": name, **drawn}))
+
+
+methods = st.one_of(*map(method_of, METHOD_OPTIONS))
 adversaries = all_of(PARTS["adversary"]).map(lambda drawn: Adversary(**drawn))
 data_specs = all_of(PARTS["data"]).map(lambda drawn: DataSpec(**drawn))
 model_specs = all_of(PARTS["model"]).map(lambda drawn: ModelSpec(**drawn))
@@ -88,70 +87,72 @@ optimisers = all_of(PARTS["optimiser"]).map(lambda drawn: OPTIMISERS.build({"nam
 schedules = all_of(PARTS["schedule"]).map(lambda drawn: SCHEDULES.build({"name": "steps", **drawn}))
 
 
+perhaps_adversaries = st.none() | adversaries
+
+
 @st.composite
-def recipes(draw):
+def recipes(draw, methods=methods, adversaries=perhaps_adversaries):
     method = draw(methods)
-    adversary = draw(st.none() | adversaries) if method.takes_adversary else None
+    adversary = draw(adversaries) if method.takes_adversary else None
     return Recipe(method, adversary, draw(optimisers), draw(schedules))
 
 
-specs = st.builds(Spec, data_specs, model_specs, recipes(), seeds)
+def specs_of(recipes):
+    return st.builds(Spec, data_specs, model_specs, recipes, seeds)
 
 
-def _changed(draw, part, options):
-    """A part with one option drawn anew, and that option's name."""
-    name = draw(st.sampled_from(sorted(options)))
-    return replace(part, **{name: draw(options[name])}), name
+specs = specs_of(recipes())
+
+FIELDS = [
+    *((kind, option) for kind in ("data", "model", "optimiser", "schedule", "adversary") for option in PARTS[kind]),
+    *(("method", option, name) for name, options in METHOD_OPTIONS.items() for option in options),
+    ("adversary", "none"),
+    ("seed",),
+]
+"""All that two specs can differ in: a part and one of its options."""
+
+
+def column_of(field):
+    """The column in which specs that differ in a field differ."""
+    kind, option = field[0], field[1] if len(field) > 1 else ""
+    return kind if option in ("", "name", "attack", "none") else f"{kind}.{option}"
 
 
 @st.composite
-def pairs(draw, seed=True):
-    """Two specs that differ in one field, or in whether there is an adversary, or in nothing; and the column of it."""
-    spec = draw(specs)
-    recipe = spec.recipe
-    kinds = ["data", "model", "optimiser", "schedule", "method", "adversary"] + (["seed"] if seed else [])
-    kind = draw(st.sampled_from(kinds))
+def pairs_in(draw, field):
+    """Two specs that differ in this field, or in nothing."""
+    kind = field[0]
     if kind == "seed":
-        return spec, replace(spec, seed=draw(seeds)), "seed"
-    if kind in ("data", "model"):
-        part, name = _changed(draw, getattr(spec, kind), PARTS[kind])
-        return spec, replace(spec, **{kind: part}), kind if name == "name" else f"{kind}.{name}"
-    if kind == "method" and not recipe.method.options():
-        kind = "adversary"
+        spec = draw(specs)
+        return spec, replace(spec, seed=draw(seeds))
+    option = field[1]
     if kind == "adversary":
-        options = PARTS["adversary"]
-        if recipe.adversary is None:
-            other = draw(adversaries) if recipe.method.takes_adversary else None
-            return spec, replace(spec, recipe=replace(recipe, adversary=other)), "adversary"
-        name = draw(st.sampled_from([*options, "none"]))
-        if name == "none":
-            return spec, replace(spec, recipe=replace(recipe, adversary=None)), "adversary"
-        given = {
-            "attack": recipe.adversary.attack,
-            "protocol": recipe.adversary.protocol,
-            "start": recipe.adversary.start,
-        }
-        other = Adversary(**given | {name: draw(options[name])})
-        return (
-            spec,
-            replace(spec, recipe=replace(recipe, adversary=other)),
-            "adversary" if name == "attack" else f"adversary.{name}",
-        )
-    options = METHOD_OPTIONS[recipe.method.name] if kind == "method" else PARTS[kind]
-    part, name = _changed(draw, getattr(recipe, kind), options)
-    return spec, replace(spec, recipe=replace(recipe, **{kind: part})), f"{kind}.{name}"
+        able = methods.filter(lambda method: method.takes_adversary)
+        spec = draw(specs_of(recipes(able, adversaries)))
+        mine = spec.recipe.adversary
+        other = None
+        if option != "none":
+            given = {"attack": mine.attack, "protocol": mine.protocol, "start": mine.start}
+            other = Adversary(**given | {option: draw(PARTS[kind][option])})
+        return spec, replace(spec, recipe=replace(spec.recipe, adversary=other))
+    if kind in ("data", "model"):
+        spec = draw(specs)
+        part = replace(getattr(spec, kind), **{option: draw(PARTS[kind][option])})
+        return spec, replace(spec, **{kind: part})
+    spec = draw(specs_of(recipes(method_of(field[2])))) if kind == "method" else draw(specs)
+    value = draw(METHOD_OPTIONS[field[2]][option] if kind == "method" else PARTS[kind][option])
+    part = replace(getattr(spec.recipe, kind), **{option: value})
+    return spec, replace(spec, recipe=replace(spec.recipe, **{kind: part}))
 
 
 @st.composite
 def scores(draw):
     available = draw(st.integers(1, 10**6))
     total = draw(st.integers(1, available))
-    return Score(
-        **{name: draw(values) for name, values in SCORE.items()},
-        total=total,
-        available=available,
-        correct=draw(st.integers(0, total)),
-    )
+    correct = draw(st.integers(0, total))
+    counts = {"total": total, "available": available, "correct": correct}
+    per_class = draw(st.sampled_from(["", f"{correct}/{total}", f"{correct}/{correct} 0/{total - correct}"]))
+    return Score(**{name: draw(values) for name, values in SCORE.items()}, **counts, per_class=per_class)
 
 
 SCORE = {
@@ -169,6 +170,5 @@ SCORE = {
         words.filter(lambda word: word != "none"),
     ),
     "counted": st.sampled_from(["-", "robust", "attacked", "verified"]),
-    "per_class": st.sampled_from(["", "1/2", "1/2 3/4"]),
 }
-assert set(SCORE) | {"total", "available", "correct"} == {field.name for field in fields(Score)}
+assert set(SCORE) | {"total", "available", "correct", "per_class"} == {field.name for field in fields(Score)}

@@ -76,6 +76,8 @@ class Registry(Generic[P]):
 
     def register(self, part: type[P]) -> type[P]:
         """Make a part known by its name; also as a decorator."""
+        if not isinstance(getattr(part, "name", None), str):
+            raise PolyboundError(f"{part.__name__} needs a name, a text, to be a {self.what}")
         if self._parts.get(part.name, part) is not part:
             raise PolyboundError(f"there is a {self.what} called {part.name!r} already")
         self._parts[part.name] = part

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -245,7 +246,17 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
             row[name] = _read_value(value)
     if not 0 <= row["correct"] <= row["total"] or row["total"] < 1:
         raise PolyboundError(f"line {number}: {row['correct']} of {row['total']} images cannot be right")
+    if row["per_class"] and not _adds_up(row):
+        counts = f"{row['correct']} of {row['total']}"
+        raise PolyboundError(f"line {number}: per_class does not add up to {counts}: {row['per_class']!r}")
     return row
+
+
+def _adds_up(row: Row) -> bool:
+    if not re.fullmatch(r"\d+/\d+( \d+/\d+)*", row["per_class"], re.ASCII):
+        return False
+    pairs = [[int(count) for count in pair.split("/")] for pair in row["per_class"].split()]
+    return [sum(counts) for counts in zip(*pairs, strict=True)] == [row["correct"], row["total"]]
 
 
 def _written(value: Any) -> Any:

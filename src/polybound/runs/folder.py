@@ -57,10 +57,17 @@ class Run:
 
     @classmethod
     def make(cls, spec: Spec, root: Path) -> Run:
-        """The folder of a spec, made if it is new."""
+        """The folder of a spec, made if it is new.
+
+        Raises:
+            FileFormatError: there is such a folder, but of another spec.
+        """
         run = cls.of(spec, root)
         run.path.mkdir(parents=True, exist_ok=True)
-        if not (run.path / SPEC).exists():
+        if is_run(run.path):
+            if run.spec() != spec:
+                raise FileFormatError(f"{run.path / SPEC}: another run's spec; this is the folder of {spec.address}")
+        else:
             content = {"address": spec.address, "spec": spec.as_dict()}
             run._write(SPEC, json.dumps(content, indent=2, sort_keys=True) + "\n")
         return run
@@ -87,7 +94,7 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """What was seen while training, one mapping an epoch."""
         file = self.path / HISTORY
-        return cached(file, _read_lines) if file.exists() else []
+        return list(cached(file, _read_lines)) if file.exists() else []
 
     def write_history(self, lines: Sequence[dict[str, Any]]) -> None:
         """Replace the history."""
@@ -183,9 +190,16 @@ class Run:
         file = self.path / SCORES
         if not file.exists():
             return Table()
-        table = cached(file, _read_scores)
-        mine = set(self.digests().values())
-        return table.only(lambda row: row["run"] == self.spec().address and row["weights"] in mine)
+        address = self.spec().address
+        known = [row for row in cached(file, _read_scores) if row.get("run") == address]
+        return self._rows(score for score in map(score_of, known) if score.weights in self.digests().values())
+
+    def _rows(self, scores: Iterable[Score]) -> Table:
+        """Scores of this run's weights with what the run is."""
+        epochs = {digest: epoch for epoch, digest in self.digests().items()}
+        spec = self.spec()
+        about = {**spec.columns(), "run": spec.address}
+        return Table({**about, "epoch": epochs[score.weights], **score.as_dict()} for score in scores)
 
     def digests(self) -> dict[int, str]:
         """The digests of all weights that there are, in short as scores have them, by the epoch that they are of."""
@@ -198,11 +212,7 @@ class Run:
 
     def add_scores(self, scores: Iterable[Score]) -> None:
         """Add to what was measured."""
-        epochs = {digest: epoch for epoch, digest in self.digests().items()}
-        spec = self.spec()
-        about = {**spec.columns(), "run": spec.address}
-        rows = [{**about, "epoch": epochs[score.weights], **score.as_dict()} for score in scores]
-        whole = self.table() + Table(rows)
+        whole = self.table() + self._rows(scores)
         self._write(SCORES, whole.to_csv())
         remember(self.path / SCORES, whole)
 

@@ -101,14 +101,14 @@ def train_together(
         return []
     common_recipe(specs)
     ends = (*sorted({epoch for epoch in epochs if epoch < specs[0].recipe.epochs}), None)
-    runs = [Run.make(spec, root) for spec in specs]
+    runs = [Run.of(spec, root) for spec in specs]
     while todo := [i for i, run in enumerate(runs) if not all(run.finished(epoch) for epoch in ends)]:
         todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)  # neighbours share their batches
-        if data is None:
-            data = specs[0].data.load("train", data_dir)
+        data = specs[0].data.load("train", data_dir) if data is None else _checked(data, specs[0])
         if validation is None and specs[0].data.held_out:
             validation = specs[0].data.load("validation", data_dir)
-        session = _Session([specs[i] for i in todo], [runs[i] for i in todo], ends, data, root, device)
+        made = [Run.make(specs[i], root) for i in todo]
+        session = _Session([specs[i] for i in todo], made, ends, data, root, device)
         with deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
         if rank() != 0:
@@ -116,6 +116,14 @@ def train_together(
     else:
         _remove_checkpoints(root, specs)
     return runs
+
+
+def _checked(data: Dataset, spec: Spec) -> Dataset:
+    """Training data that were handed over, if they are those of the spec."""
+    wanted = spec.data
+    if (data.digest, data.split, data.held_out) != (wanted.digest, "train", wanted.held_out):
+        raise PolyboundError(f"these are not the training data of {spec.label}: they have the digest {data.digest}")
+    return data.subset(wanted.samples)
 
 
 def common_recipe(specs: Sequence[Spec]) -> Recipe:

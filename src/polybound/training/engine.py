@@ -23,9 +23,15 @@ def engine_for(model: PolynomialNetwork, method: Method | None = None) -> Engine
     by_cross_entropy = type(method).loss is Method.loss
     if by_cross_entropy and has_closed_form(model):
         return ClosedEngine(model, method)
-    if isinstance(model, CCP) and type(method).closed_loss is not Method.closed_loss:
+    if isinstance(model, CCP) and _has_closed_loss(type(method)):
         return RowsEngine(model, method)
     return AutogradEngine(model, method)
+
+
+def _has_closed_loss(method: type[Method]) -> bool:
+    """Whether the closed form is that of the method's loss, and not that of a loss which the method replaced."""
+    first = next(kind for kind in method.__mro__ if "closed_loss" in vars(kind) or "loss" in vars(kind))
+    return first is not Method and "closed_loss" in vars(first)
 
 
 class Engine(ABC):

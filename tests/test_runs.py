@@ -1,0 +1,416 @@
+"""Run folders: what was changed or swapped is refused by name, what is damaged is made again, nothing is mixed up."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import polybound as pb
+from polybound.atomic import write_atomically
+from polybound.errors import FileFormatError, PolyboundError
+from polybound.experiments import read_runs
+from polybound.runs import (
+    DataSpec,
+    Run,
+    Spec,
+    checkpoints,
+    clean_runs,
+    evaluate_run,
+    evaluate_runs,
+    find_runs,
+    interrupted,
+    is_run,
+    list_runs,
+    train_together,
+)
+from polybound.runs.cache import cached, remember
+from polybound.runs.checkpoints import Checkpoint, path_for
+
+RECIPE = pb.Recipe.of(epochs=2, learning_rate=0.02, batch_size=256)
+SPECS = [Spec(DataSpec.of("digits"), recipe=RECIPE, seed=seed) for seed in (0, 1)]
+LIMIT = {"limit": 20}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    runs = train_together(SPECS, root, epochs=(1,))
+    evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
+    return root
+
+
+@pytest.fixture
+def runs(originals, tmp_path):
+    """Two trained runs with scores, to be spoilt."""
+    shutil.copytree(originals, tmp_path / "runs")
+    return [Run.of(spec, tmp_path / "runs") for spec in SPECS]
+
+
+def swap(file, text_or_bytes):
+    """Another content under the same name, as an editor would write it."""
+    content = text_or_bytes.encode() if isinstance(text_or_bytes, str) else text_or_bytes
+    write_atomically(file, content)
+
+
+def refused_everywhere(run, match):
+    """Whoever asks for the run is told by name."""
+    with pytest.raises(FileFormatError, match=match):
+        run.model()
+    with pytest.raises(PolyboundError, match=match):
+        evaluate_run(run.path, "fgsm-0.1", **LIMIT)
+    table, skipped = read_runs(run.path)
+    assert len(table) == 0 and list(skipped) == [str(run.path)]
+    state = next(one for one in list_runs(run.path.parent) if one.path == run.path)
+    assert state.state == "damaged" and state.why
+    with pytest.raises(FileFormatError, match=match):
+        train_together([SPECS[0]], run.path.parent)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [("schedule", "epochs", 3), ("data", "digest", "0" * 16), ("optimiser", "learning_rate", 0.5), (None, "seed", 7)],
+)
+def test_an_edited_spec_is_refused_by_name(runs, part, name, value):
+    file = runs[0].path / "spec.json"
+    content = json.loads(file.read_text())
+    (content["spec"] if part is None else content["spec"][part])[name] = value
+    swap(file, json.dumps(content))
+    refused_everywhere(runs[0], r"spec\.json: was changed after the run was made")
+
+
+def test_an_edited_spec_is_refused_before_it_is_trained(runs):
+    file = runs[0].path / "spec.json"
+    runs[0].model_file().unlink()
+    content = json.loads(file.read_text())
+    content["spec"]["seed"] = 9
+    swap(file, json.dumps(content))
+    with pytest.raises(FileFormatError, match=r"spec\.json: was changed"):
+        train_together(SPECS, runs[0].path.parent)
+    assert not runs[0].model_file().exists()
+
+
+def test_an_address_that_is_edited_along_or_a_spec_of_another_run_is_refused(runs):
+    swap(runs[0].path / "spec.json", (runs[1].path / "spec.json").read_text())
+    refused_everywhere(runs[0], r"spec\.json: another run's spec")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"address": "0"}', '{"address": "0", "spec": {}}', "\x00"])
+def test_a_spec_that_is_none(runs, text):
+    swap(runs[0].path / "spec.json", text)
+    refused_everywhere(runs[0], r"spec\.json: not a run's spec")
+
+
+def test_the_model_of_another_run_is_refused_by_name(runs):
+    swap(runs[0].model_file(), runs[1].model_file().read_bytes())
+    refused_everywhere(runs[0], r"model\.safetensors: not the model that this run trained")
+
+
+def test_a_model_of_another_epoch_is_refused_by_name(runs):
+    swap(runs[0].model_file(1), runs[0].model_file().read_bytes())
+    with pytest.raises(FileFormatError, match=r"epoch-1\.safetensors: not the model that this run trained"):
+        runs[0].model(1)
+    with pytest.raises(PolyboundError, match=r"epoch-1\.safetensors"):
+        evaluate_run(runs[0].path, "fgsm-0.1", epoch=1)
+    assert runs[0].finished()
+
+
+@pytest.mark.parametrize("epoch", [None, 1])
+@pytest.mark.parametrize("kept", [0, 10, 1000])
+def test_a_truncated_model_is_trained_again_to_the_same_bits(runs, kept, epoch):
+    file = runs[0].model_file(epoch)
+    whole, history = file.read_bytes(), runs[0].history()
+    swap(file, whole[:kept])
+    assert not runs[0].finished(epoch) and runs[1].finished(epoch)
+    with pytest.raises(FileFormatError, match=file.name):
+        runs[0].model(epoch)
+    again = train_together(SPECS[:1], runs[0].path.parent, epochs=(1,))
+    assert again == runs[:1] and file.read_bytes() == whole and again[0].finished(epoch)
+    facts = [{key: value for key, value in line.items() if key != "seconds"} for line in history]
+    found = [{key: value for key, value in line.items() if key != "seconds"} for line in runs[0].history()]
+    assert sorted(map(str, found)) == sorted(map(str, facts))
+    assert len(runs[0].table()) == 3  # what was measured on the same weights still holds
+
+
+def test_scores_of_other_weights_are_not_shown(runs):
+    """Neither those of a network that was there before, nor those that were copied from another run."""
+    text = (runs[0].path / "scores.csv").read_text()
+    digest = runs[0].digest()[:16]
+    swap(runs[0].path / "scores.csv", text.replace(digest, "0123456789abcdef"))
+    assert len(runs[0].table()) == len(runs[0].scores()) == 0
+    swap(runs[0].path / "scores.csv", (runs[1].path / "scores.csv").read_text())
+    assert len(runs[0].table()) == 0
+    result = evaluate_run(runs[0].path, "fgsm-0.1", **LIMIT)
+    assert result.scores.values("weights") == [digest] and len(runs[0].table()) == 3
+    assert Run(runs[0].path).table().rows == runs[0].table().rows
+
+
+def test_scores_are_shown_with_the_spec_of_their_run(runs):
+    """What scores.csv says of the run is for people and other programs; the run's own spec says what it is."""
+    text = (runs[0].path / "scores.csv").read_text()
+    rows = runs[0].table().rows
+    swap(runs[0].path / "scores.csv", text.replace("0.02", "0.5"))
+    assert runs[0].table().rows == rows
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace(",20,", ",many,"),
+        lambda text: text.replace("attack", "attaque"),
+        lambda text: "",
+        lambda text: text.encode() + b"\xff\xfe",
+        lambda text: text + '"' + "x" * 200_000,
+    ],
+)
+def test_damaged_scores_are_one_clear_error_that_names_the_file(runs, spoil):
+    file = runs[0].path / "scores.csv"
+    swap(file, spoil(file.read_text()))
+    with pytest.raises(FileFormatError, match=r"scores\.csv: .*; delete it to measure again") as caught:
+        runs[0].table()
+    assert "\n" not in str(caught.value)
+    table, skipped = read_runs(runs[0].path.parent)
+    assert table.values("run") == [SPECS[1].address] and "scores.csv" in skipped[str(runs[0].path)]
+    result = evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
+    assert result.scores.values("run") == [SPECS[1].address] and "scores.csv" in result.skipped[str(runs[0].path)]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(min_size=1, max_size=6), st.text(st.characters(), max_size=6))
+def test_scores_of_data_with_any_name_are_found_again(tmp_path, name, defence):
+    spec = Spec(DataSpec(f"folder:{name}", "1234567890123456"), recipe=RECIPE)
+    run = Run.make(spec, Path(mkdtemp(dir=tmp_path)))
+    run.write_model(pb.CCP(4, 3, 2, 2, seed=0), [{"epoch": 2}])
+    score = pb.Score(
+        run.digest()[:16], f"folder:{name}", "1234567890123456", "test", 0.0, "clean", "-", 0, defence, "-", 3, 3, 1
+    )
+    run.add_scores([score])
+    shutil.copy(run.path / "scores.csv", run.path / "copy")
+    swap(run.path / "scores.csv", (run.path / "copy").read_bytes())  # so that it has to be read
+    assert Run(run.path).scores() == [score] and run.spec() == spec
+
+
+def test_lists_of_runs(runs):
+    root = runs[0].path.parent
+    first, second = sorted(list_runs(root), key=lambda one: one.label)
+    assert (first.state, first.why, first.scores, first.label) == ("finished", "", 3, SPECS[0].label)
+    assert first.size == sum(file.stat().st_size for file in first.path.iterdir()) and second.path == runs[1].path
+    assert (
+        {run.path for run in find_runs(root)} == {run.path for run in runs}
+        and is_run(runs[0].path)
+        and not is_run(root)
+    )
+    runs[0].model_file().unlink()
+    failed = Run.make(Spec(DataSpec.of("digits"), recipe=RECIPE, seed=5), root)
+    failed.write_history([{"epoch": 1, "failure": "the loss became nan"}])
+    swap(runs[1].path / "scores.csv", "nonsense")
+    found = {one.path: (one.state, one.why) for one in list_runs(root)}
+    assert found[runs[0].path] == ("unfinished", "not trained to the end")
+    assert found[failed.path] == ("failed", "the loss became nan")
+    assert found[runs[1].path][0] == "damaged" and "scores.csv" in found[runs[1].path][1]
+    with pytest.raises(PolyboundError, match="no such folder"):
+        list_runs(root / "nowhere")
+
+
+def state_of(specs, epoch=1):
+    tensors = {"C": torch.zeros(1)}
+    return Checkpoint(list(specs), epoch, 0, list(range(len(specs))), True, [[] for _ in specs], tensors, None, {})
+
+
+def test_what_can_go(runs):
+    root = runs[0].path.parent
+    half = [
+        runs[0].path / ".scores.csv.abc123",
+        runs[1].path / ".model.safetensors.x_1",
+        root / ".checkpoints" / ".a.safetensors.q",
+    ]
+    (root / ".checkpoints").mkdir(exist_ok=True)
+    for file in half:
+        file.write_bytes(b"half")
+    mine = [root / ".gitignore", root / "notes.json", runs[0].path / ".hidden"]
+    for file in mine:
+        file.write_text("mine")
+    old = path_for(root, SPECS)
+    state_of(SPECS).write(old)
+    young = Spec(DataSpec.of("digits"), recipe=RECIPE, seed=5)
+    Run.make(young, root)
+    unfinished = path_for(root, [SPECS[0], young])
+    state_of([SPECS[0], young]).write(unfinished)
+    damaged = root / ".checkpoints" / "0.safetensors"
+    damaged.write_bytes(b"nonsense")
+    before = sorted(root.rglob("*"))
+    said = clean_runs(root, dry_run=True)
+    assert said == {**dict.fromkeys(half, "half-written"), old: "its runs are finished", damaged: "damaged"}
+    assert sorted(root.rglob("*")) == before
+    assert clean_runs(root) == said
+    assert not any(file.exists() for file in [*half, old, damaged]) and all(
+        file.exists() for file in [*mine, unfinished]
+    )
+    assert clean_runs(root) == {} and all(run.finished() for run in runs)
+    with pytest.raises(PolyboundError, match="only failed, unfinished or damaged runs are removed, not finished"):
+        clean_runs(root, ["finished"])
+
+
+def test_runs_that_can_go(runs):
+    root = runs[0].path.parent
+    young = Run.make(Spec(DataSpec.of("digits"), recipe=RECIPE, seed=5), root)
+    failed = Run.make(Spec(DataSpec.of("digits"), recipe=RECIPE, seed=6), root)
+    failed.write_history([{"epoch": 1, "failure": "nan"}])
+    swap(runs[1].path / "spec.json", "{}")
+    everything = {young.path: "unfinished", failed.path: "failed", runs[1].path: "damaged"}
+    assert clean_runs(root) == {} and clean_runs(root, ["unfinished", "failed", "damaged"], dry_run=True) == everything
+    for path, state in everything.items():
+        assert clean_runs(root, [state]) == {path: state} and not path.exists()
+    assert runs[0].finished() and len(list_runs(root)) == 1
+
+
+def test_what_was_interrupted(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(at):
+        if at.epoch == 1:
+            raise Stop
+
+    assert interrupted(tmp_path) == []
+    with pytest.raises(Stop):
+        train_together(SPECS, tmp_path, on_progress=stop)
+    assert interrupted(tmp_path) == [SPECS] and not Run.of(SPECS[0], tmp_path).finished()
+    seen = []
+    train_together(SPECS, tmp_path, on_progress=seen.append)
+    assert {at.epoch for at in seen} == {2} and interrupted(tmp_path) == [] and not checkpoints(tmp_path)
+
+
+def test_failures(tmp_path):
+    spec = Spec(DataSpec.of("digits"), recipe=RECIPE.changed({"learning_rate": 1e9}))
+    (run,) = train_together([spec], tmp_path)
+    assert run.failure.startswith("the loss of run 0 became nan in epoch 1") and "smaller learning rate" in run.failure
+    assert run.finished() and not run.model_file().exists() and run.digest() is None and run.digests() == {}
+    assert run.history() == [{"epoch": 1, "failure": run.failure}]
+    with pytest.raises(PolyboundError, match="no model; it ended with: the loss"):
+        run.model()
+    train_together([spec], tmp_path, on_progress=lambda _: pytest.fail("it is not tried again"))
+    assert [one.state for one in list_runs(tmp_path)] == ["failed"] and not checkpoints(tmp_path)
+    assert "the loss of run 0 became nan" in read_runs(tmp_path)[1][str(run.path)]
+
+
+def test_what_is_no_run_and_what_is_not_trained(tmp_path):
+    with pytest.raises(PolyboundError, match="no run folder"):
+        Run(tmp_path).model()
+    run = Run.of(SPECS[0], tmp_path)
+    assert not run.finished() and run.history() == [] and len(run.table()) == 0
+    run = Run.make(SPECS[0], tmp_path)
+    assert Run.make(SPECS[0], tmp_path) == run and not run.finished() and run.spec() == SPECS[0]
+    with pytest.raises(PolyboundError, match="not trained yet"):
+        run.model()
+    swap(run.path / "history.jsonl", "{\n")
+    with pytest.raises(FileFormatError, match=r"history\.jsonl: not JSON lines"):
+        run.history()
+
+
+def test_a_model_may_be_trained_on(runs):
+    """What is handed out is the caller's own; it does not change what the next one gets."""
+    model = runs[0].model()
+    with torch.no_grad():
+        model.C.zero_()
+    assert not torch.equal(runs[0].model().C, model.C)
+    runs[0].history().clear()
+    assert runs[0].finished() and runs[0].history()
+
+
+def test_files_are_read_once_until_they_change(tmp_path):
+    file, reads = tmp_path / "a", []
+
+    def read(path):
+        reads.append(path)
+        return path.read_text()
+
+    write_atomically(file, b"one")
+    assert [cached(file, read) for _ in range(3)] == ["one"] * 3 and len(reads) == 1
+    write_atomically(file, b"two")  # of the same length
+    assert [cached(file, read) for _ in range(3)] == ["two"] * 3 and len(reads) == 2
+    write_atomically(file, b"three")
+    remember(file, "three")
+    assert cached(file, read) == "three" and len(reads) == 2
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        cached(file, read)
+
+
+OTHER = """
+import sys
+import polybound as pb
+from pathlib import Path
+pb.evaluate_run(Path(sys.argv[1]), "fgsm-0.1", limit=5)
+print(len(pb.Run(Path(sys.argv[1])).scores()), flush=True)
+"""
+
+
+def test_what_another_process_writes_is_noticed(runs):
+    """Both know the scores of before; each adds its own, and none is lost."""
+    assert len(runs[0].scores()) == 3
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER, str(runs[0].path)], capture_output=True, text=True, env=os.environ
+    )
+    assert done.stdout == "6\n", done.stderr
+    assert len(runs[0].scores()) == 6
+    evaluate_run(runs[0].path, "fgsm-0.1", limit=7)
+    assert sorted({score.total for score in runs[0].scores()}) == [5, 7, 20]
+
+
+def write_data(file, seed):
+    random = np.random.default_rng(seed)
+    y = np.arange(60) % 3
+    x = (random.integers(0, 60, (60, 1, 4, 4)) + 60 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(file, X=x, y=y)
+
+
+def test_other_data_are_another_run(tmp_path):
+    file = tmp_path / "mine.npz"
+    write_data(file, 0)
+    name, root = f"folder:{file}", tmp_path / "runs"
+    old = Spec(DataSpec.of(name), recipe=RECIPE)
+    (before,) = train_together([old], root)
+    first = evaluate_run(before.path, "fgsm-0.1")
+    weights = before.model_file().read_bytes()
+    write_data(file, 1)
+    new = Spec(DataSpec.of(name), recipe=RECIPE)
+    assert set(old.difference(new)) == {"data.digest"} and old.address != new.address
+    for ask in (
+        lambda: evaluate_run(before.path, "fgsm-0.1"),
+        lambda: train_together([Spec(old.data, recipe=RECIPE, seed=3)], root),
+    ):
+        with pytest.raises(PolyboundError, match="is not the data that was trained on: its digest is"):
+            ask()
+    (after,) = train_together([new], root)
+    second = evaluate_run(after.path, "fgsm-0.1")
+    assert after != before and after.model_file().read_bytes() != weights
+    assert first.scores.values("digest") == [old.data.digest] != second.scores.values("digest")
+    both = evaluate_runs([before.path, after.path], "fgsm-0.1")
+    assert both.scores.values("run") == [new.address] and "not the data" in both.skipped[str(before.path)]
+    table, skipped = read_runs(root)
+    assert not skipped and len(table.configurations()) == 6  # clean, robust and attacked, of either
+    write_data(file, 0)
+    assert evaluate_run(before.path, "fgsm-0.1").scores.rows == first.scores.rows
+
+
+def test_data_that_are_handed_over_must_be_those_of_the_spec(tmp_path):
+    spec = Spec(DataSpec.of("digits", samples=100), recipe=RECIPE)
+    train = pb.data.load_digits("train")
+    for other in (pb.data.load_digits("test"), pb.data.load("digits", "train", validation=0.1)):
+        with pytest.raises(PolyboundError, match="not the training data of digits pn-4 none, seed 0"):
+            train_together([spec], tmp_path, data=other)
+    assert not list(tmp_path.iterdir())
+    (given_all,) = train_together([spec], tmp_path / "all", data=train)
+    (given_some,) = train_together([spec], tmp_path / "some", data=train.subset(100))
+    (given_none,) = train_together([spec], tmp_path / "none")
+    assert given_all.digest() == given_some.digest() == given_none.digest()
