@@ -14,6 +14,7 @@ from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
+from polybound.plugins import load_plugins
 
 __all__ = ["app", "main"]
 
@@ -32,19 +33,24 @@ app.add_typer(runs_app)
 add_commands(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Network = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")
-]
+Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
 
 
 def main() -> None:
     """Run the command line: bad input ends in one line on standard error and exit code 2."""
     try:
+        if _does_something(sys.argv[1:]):
+            load_plugins()
         app()
     except PolyboundError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+
+
+def _does_something(arguments: list[str]) -> bool:
+    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
+    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
 
 
 def _fail(message: str) -> None:
