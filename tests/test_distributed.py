@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,20 +10,23 @@ import torch
 import polybound as pb
 from polybound.data import load_digits
 
+OPTIONS = {"bound": [0.8, 2.0], "epochs": 2, "start": 1, "learning_rate": 0.02, "seed": 5}
 CHILD = """
 import sys
+sys.path.insert(0, sys.argv[2])
 import torch
 torch.set_num_threads(1)
 import polybound as pb
-from polybound.training.distributed import rank, start_workers, workers
+from polybound.training import rank, start_workers, stop_workers, workers
+from test_distributed import OPTIONS
 assert start_workers() and workers() == 2
 data = pb.data.load_digits("train")
 for name in ("pn-4", "ncp-4", "pn-conv"):
     model = pb.paper_model(name, shape=data.shape, runs=2, seed=0, rank=4)
-    pb.fit(model, data, method="projection+at", bound=[0.8, 2.0], epochs=2, start=1, learning_rate=0.02, seed=5)
+    pb.fit(model, data, method="projection", adversary="fgsm-0.1", **OPTIONS)
     if rank() == 0:
         model.save(f"{sys.argv[1]}/{name}.safetensors")
-torch.distributed.destroy_process_group()
+stop_workers()
 """
 
 
@@ -39,13 +43,14 @@ def test_two_workers_give_the_weights_of_one(tmp_path):
         "2",
         str(script),
         str(tmp_path),
+        str(Path(__file__).parent),
     ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-2000:]
     data = load_digits("train")
     for name in ("pn-4", "ncp-4", "pn-conv"):
         model = pb.paper_model(name, shape=data.shape, runs=2, seed=0, rank=4)
-        pb.fit(model, data, method="projection+at", bound=[0.8, 2.0], epochs=2, start=1, learning_rate=0.02, seed=5)
+        pb.fit(model, data, method="projection", adversary="fgsm-0.1", **OPTIONS)
         together = pb.load(tmp_path / f"{name}.safetensors")
         for key, tensor in model.state_dict().items():
             torch.testing.assert_close(together.state_dict()[key], tensor, rtol=1e-3, atol=1e-4)

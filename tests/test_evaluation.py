@@ -1,9 +1,9 @@
 """Evaluation: counts, intervals, protocols, stacks, batches, run folders that remember."""
 
 import json
+import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,8 +15,8 @@ import polybound as pb
 from polybound.attacks import FGSM, PGD
 from polybound.data import Dataset
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.evaluation import evaluate, evaluate_run, evaluate_runs, read_scores, wilson
-from polybound.experiments import Plan, train_together
+from polybound.evaluation import certified_name, evaluate, measure, score_of, wilson
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
 
 
 @given(st.integers(1, 10**5).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
@@ -48,23 +48,27 @@ def trained():
 def test_scores_are_counts_of_images_right_before_and_after(trained):
     stack, test = trained
     model = stack.run(0)
-    result = evaluate(model, test, ["fgsm-0.1", PGD(0.2, 5)], protocol="both", seed=3, per_class=True)
+    result = evaluate(model, test, ["fgsm-0.1", PGD(0.2, 5)], protocol="both", seed=3)
     clean = model(test.x).argmax(-1) == test.y
     assert result.find("clean").correct == int(clean.sum())
-    assert [row.protocol for row in result.rows] == ["-", "sound", "published", "sound", "published"]
+    assert [row["protocol"] for row in result.counted("robust")] == ["-", "sound", "published", "sound", "published"]
+    assert len(result.scores) == 9 and len(result.counted("attacked")) == 5
     for attack in (FGSM(0.1), PGD(0.2, 5)):
         for protocol in ("sound", "published"):
             found = attack(model, test.x, test.y, domain=test.domain, protocol=protocol, seed=3)
             both = clean & (model(found).argmax(-1) == test.y)
             score = result.find(attack.name, protocol)
             assert abs(score.correct - int(both.sum())) <= 1  # summation order may decide an image at the border
-            plain = result.attacked_only().find(attack.name, protocol)
+            plain = result.find(attack.name, protocol, counted="attacked")
             assert abs(plain.correct - int((model(found).argmax(-1) == test.y).sum())) <= 1
-            assert plain.correct >= score.correct and plain.low <= plain.accuracy <= plain.high
-            assert score.total == len(test) and score.seed == 3
-            assert score.accuracy == score.correct / score.total and score.low < score.accuracy < score.high
-            assert sum(a for a, _ in score.per_class) == score.correct
-            assert [b for _, b in score.per_class] == torch.bincount(test.y).tolist()
+            assert plain.correct >= score.correct and plain.interval[0] <= plain.accuracy <= plain.interval[1]
+            assert score.total == score.available == len(test) and score.attack_seed == 3
+            assert score.accuracy == score.correct / score.total
+            assert score.interval[0] < score.accuracy < score.interval[1]
+            assert sum(a for a, _ in score.classes) == score.correct
+            assert [b for _, b in score.classes] == torch.bincount(test.y).tolist()
+            assert (score.dataset, score.digest, score.split, score.held_out) == ("digits", test.digest, "test", 0.0)
+            assert score.weights == result.find("clean").weights and score.defence == ""
     assert any("clipped to [0, 1]" in note for note in result.notes)
     assert not evaluate(model, test, ["fgsm-0.1"]).notes
 
@@ -72,11 +76,15 @@ def test_scores_are_counts_of_images_right_before_and_after(trained):
 def test_a_stack_scores_as_its_members_do_in_batches_of_any_size(trained):
     stack, test = trained
     together = evaluate(stack, test, "fgsm-0.1,pgd-0.1-5-0.03,apgdt-2", protocol="both", batch_size=64)
-    assert [row.run for row in together.rows[:: len(together.rows) // 3]] == ["run 0", "run 1", "run 2"]
+    assert together.scores.values("run") == ["run 0", "run 1", "run 2"]
     for e in range(3):
         alone = evaluate(stack.run(e), test, "fgsm-0.1,pgd-0.1-5-0.03,apgdt-2", protocol="both")
-        for row in alone.rows:
-            assert abs(together.find(row.attack, row.protocol, f"run {e}").correct - row.correct) <= 1
+        for score in map(score_of, alone.scores):
+            found = together.find(
+                score.attack, score.protocol, f"run {e}", "robust" if score.counted == "-" else score.counted
+            )
+            assert abs(found.correct - score.correct) <= 1
+            assert replace(found, correct=0, per_class="") == replace(score, correct=0, per_class="")
 
 
 def test_limit_keep_progress_and_names(trained):
@@ -92,7 +100,8 @@ def test_limit_keep_progress_and_names(trained):
         names=["a", "b", "c"],
         progress=lambda *step: steps.append(step),
     )
-    assert {row.total for row in result.rows} == {100} and [row.run for row in result.rows] == list("aabbcc")
+    assert result.scores.values("total") == [100] and result.scores.values("available") == [len(test)]
+    assert [row["run"] for row in result.counted("robust")] == list("aabbcc")
     kept = result.examples
     assert torch.equal(kept.x, test.x[:70]) and torch.equal(kept.y, test.y[:70])
     images = kept.adversarial["fgsm-0.1", "sound"]
@@ -104,23 +113,47 @@ def test_limit_keep_progress_and_names(trained):
 
 def test_tables_and_json(trained):
     stack, test = trained
-    one = evaluate(stack.run(0), test, ["fgsm-0.1"], protocol="published", limit=50, per_class=True)
-    assert "| fgsm-0.1 | published |" in one.table() and "95 % interval" in one.table() and "note: " in one.table()
-    assert "| 9 " in one.table()
-    many = evaluate(stack, test, ["fgsm-0.1"], limit=50)
-    assert many.table().splitlines()[0].split("|")[1:-1] == ["run  ".center(7), " clean ", " fgsm-0.1 sound "]
-    means = many.means({"run 0": "a", "run 1": "a", "run 2": "b"}).splitlines()
-    values = [100 * many.find("clean", run=f"run {e}").accuracy for e in (0, 1)]
-    assert [part.strip() for part in means[2].split("|")[1:4]] == [
-        "a",
-        "2",
-        f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}",
+    one = evaluate(stack.run(0), test, ["fgsm-0.1"], protocol="published", limit=50)
+    head, rule, clean, attacked, *notes = str(one).splitlines()
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == [
+        "attack",
+        "protocol",
+        "accuracy",
+        "95 % interval",
+        "correct",
     ]
-    assert means[3].split("|")[2].strip() == "1" and "±" not in means[3]
+    assert set(rule) == set("|-: ") and clean.startswith("| clean ") and "note: " in notes[0]
+    score = one.find("fgsm-0.1", "published")
+    assert [cell.strip() for cell in attacked.split("|")[1:-1]] == [
+        "fgsm-0.1",
+        "published",
+        f"{2 * score.correct:.2f} %",
+        f"{100 * score.interval[0]:.2f} to {100 * score.interval[1]:.2f}",
+        f"{score.correct}/50",
+    ]
+    many = evaluate(stack, test, ["fgsm-0.1"], limit=50)
+    assert [line.split("|")[1].strip() for line in str(many).splitlines()] == [
+        *("run", "-----"),
+        *(f"run {e}" for e in (0, 0, 1, 1, 2, 2)),
+    ]
     content = json.loads(one.to_json())
-    assert content["dataset"] == "digits" and content["scores"][1]["protocol"] == "published"
+    assert [entry["protocol"] for entry in content["scores"]] == ["-", "published", "published"]
+    entry = content["scores"][1]
+    assert entry["dataset"] == "digits" and entry["accuracy"] == entry["correct"] / entry["total"]
+    assert entry["low"] <= entry["accuracy"] <= entry["high"] and content["notes"] == one.notes
+    assert content["skipped"] == [] and "defence" in entry and entry["total"] == 50
     with pytest.raises(KeyError):
         one.find("fgsm-0.2")
+    with pytest.raises(PolyboundError, match="count must be"):
+        one.counted("clean")
+
+
+def test_the_defence_is_named(trained):
+    stack, test = trained
+    result = evaluate(stack.run(0), test, ["fgsm-0.1"], limit=20, defence="gaussian")
+    assert all(row["defence"].startswith("gaussian") for row in result.scores)
+    assert all(entry["defence"].startswith("gaussian") for entry in json.loads(result.to_json())["scores"])
+    assert result.find("clean").identity != evaluate(stack.run(0), test, [], limit=20).find("clean").identity
 
 
 class Masked(nn.Module):
@@ -168,62 +201,85 @@ def test_what_does_not_fit(trained):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    recipe = pb.Recipe(epochs=2, learning_rate=0.02)
-    plans = [Plan("digits", "pn-4", recipe, seed=seed, validation=0.2) for seed in (0, 1)]
-    plans.append(Plan("digits", "pn-4", recipe, seed=0, rank=8))
+    recipe = pb.Recipe.of(epochs=2, learning_rate=0.02)
+    specs = [Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe, seed=seed) for seed in (0, 1)]
+    other = Spec(DataSpec.of("digits"), ModelSpec("pn-4", 8), recipe)
     root = tmp_path_factory.mktemp("runs")
-    data = pb.data.load("digits", "train", validation=0.2)
-    folders = [run.path for run in train_together(plans[:2], data, root)]
-    return folders + [run.path for run in train_together(plans[2:], pb.data.load_digits("train"), root)]
+    return [run.path for run in [*train_together(specs, root), *train_together([other], root)]]
+
+
+def copy_of(run, folder, scores=False):
+    shutil.copytree(run, folder)
+    if not scores:
+        (folder / "scores.csv").unlink(missing_ok=True)
+    return folder
+
+
+def address(path):
+    return Run(path).spec().address
 
 
 def test_run_folders_remember_their_scores(runs, monkeypatch):
     first = evaluate_runs(runs, "fgsm-0.1", protocol="both")
-    assert [row.run for row in first.rows] == [path.name for path in runs for _ in range(3)]
+    assert [row["run"] for row in first.counted("robust")] == [address(path) for path in runs for _ in range(3)]
     for path in runs:
-        scores = read_scores(path)
-        assert {(s.attack, s.protocol) for s in scores} == {
-            ("clean", "-"),
-            ("fgsm-0.1", "sound"),
-            ("fgsm-0.1", "published"),
+        scores = Run(path).scores()
+        assert {(s.attack, s.protocol, s.counted) for s in scores} == {
+            ("clean", "-", "-"),
+            *(("fgsm-0.1", protocol, way) for protocol in ("sound", "published") for way in ("robust", "attacked")),
         }
         alone = evaluate(pb.load(path / "model.safetensors"), pb.data.load_digits("test"), "fgsm-0.1")
-        assert abs(alone.find("fgsm-0.1").correct - first.find("fgsm-0.1", "sound", path.name).correct) <= 1
-    before = [(path / "evaluation.json").read_bytes() for path in runs]
+        assert abs(alone.find("fgsm-0.1").correct - first.find("fgsm-0.1", "sound", address(path)).correct) <= 1
+        spec = Run(path).spec()
+        for row in Run(path).table():
+            assert spec.columns().items() <= row.items() and (row["run"], row["epoch"]) == (spec.address, 2)
+    before = [(path / "scores.csv").read_bytes() for path in runs]
     # Nothing is measured twice ...
     with monkeypatch.context() as patch:
-        patch.setattr("polybound.evaluation.stored.evaluate", None)
+        patch.setitem(measure.__globals__, "Measuring", None)
         again = evaluate_runs(runs, "fgsm-0.1", protocol="both")
-        assert again.rows == first.rows and again.notes == first.notes
-        assert evaluate_run(runs[0], "fgsm-0.1").rows == first.rows[:2]
-    assert before == [(path / "evaluation.json").read_bytes() for path in runs]
+        assert again.scores.rows == first.scores.rows and again.notes == first.notes
+        assert evaluate_run(runs[0], "fgsm-0.1").scores.rows == first.scores.rows[:3]
+        with pytest.raises(TypeError):
+            evaluate_run(runs[0], "fgsm-0.1", limit=100)
+    assert before == [(path / "scores.csv").read_bytes() for path in runs]
     # ... but another seed, limit, split or defence is another question.
-    other = evaluate_runs(runs[:2], "fgsm-0.1", split="validation", limit=70, seed=1, defence="median", per_class=True)
-    assert {row.total for row in other.rows} == {70} and other.rows[0].per_class is not None
-    assert len(read_scores(runs[0])) == 5 and len(read_scores(runs[2])) == 3
+    other = evaluate_runs(runs[:2], "fgsm-0.1", split="validation", limit=70, seed=1, defence="median")
+    assert other.scores.values("total") == [70] and score_of(other.scores.rows[0]).classes
+    assert len(Run(runs[0]).scores()) == 8 and len(Run(runs[2]).scores()) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"limit": 7}, {"limit": 15}, {"seed": 1}, {"split": "validation"}, {"split": "train"}, {"defence": "median"}],
+    ids=str,
+)
+def test_every_question_is_a_row_of_its_own(runs, tmp_path, change):
+    """Whatever is asked first, what was measured for one question is not taken for another."""
+    here = copy_of(runs[0], tmp_path / "here")
+    base = {"limit": 30}
+    first = evaluate_run(here, "fgsm-0.1", **base)
+    second = evaluate_run(here, "fgsm-0.1", **base | change)
+    there = copy_of(runs[0], tmp_path / "there")
+    again = evaluate_run(there, "fgsm-0.1", **base | change), evaluate_run(there, "fgsm-0.1", **base)
+    assert (second.scores.rows, first.scores.rows) == (again[0].scores.rows, again[1].scores.rows)
+    # A clean accuracy does not depend on the seed of an attack; everything else is there twice.
+    assert len(Run(here).scores()) == (5 if "seed" in change else 6)
 
 
 def test_runs_with_the_same_weights_are_measured_once(runs, tmp_path, monkeypatch):
-    import polybound.evaluation.stored as stored
-
-    folders = []
-    for name, source in (("a", runs[0]), ("b", runs[1]), ("c", runs[0])):
-        (tmp_path / name).mkdir()
-        for file in ("config.json", "model.safetensors"):
-            (tmp_path / name / file).write_bytes((source / file).read_bytes())
-        folders.append(tmp_path / name)
-    measured = []
-
-    def watched(model, *args, **options):
-        measured.append(options["names"])
-        return evaluate(model, *args, **options)
-
-    monkeypatch.setattr(stored, "evaluate", watched)
+    folders = [copy_of(runs[i], tmp_path / name) for name, i in (("a", 0), ("b", 1), ("c", 0))]
+    stacks, certified = [], []
+    attack, certify = PGD.__call__, measure.__globals__["certify"]
+    monkeypatch.setattr(
+        PGD, "__call__", lambda self, model, *a, **o: stacks.append(model.runs) or attack(self, model, *a, **o)
+    )
+    monkeypatch.setitem(measure.__globals__, "certify", lambda *a, **o: certified.append(1) or certify(*a, **o))
     result = evaluate_runs(folders, "pgd-0.1-5-0.03", certify=[0.01], limit=50)
-    assert measured == [["a", "b"]] * 2  # clean, and under attack
-    scores = {path.name: {(s.attack, s.protocol): s.correct for s in read_scores(path)} for path in folders}
-    assert scores["a"] == scores["c"] != scores["b"] and len(scores["a"]) == 3
-    assert [row.run for row in result.rows] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+    assert stacks == [2] and len(certified) == 2
+    scores = {p.name: {(s.attack, s.protocol, s.counted): s.correct for s in Run(p).scores()} for p in folders}
+    assert scores["a"] == scores["c"] != scores["b"] and len(scores["a"]) == 4
+    assert [row["run"] for row in result.counted("robust")] == [address(path) for path in folders for _ in range(3)]
 
 
 def test_guided_denoising_is_trained_once_for_each_run(runs, monkeypatch):
@@ -232,85 +288,75 @@ def test_guided_denoising_is_trained_once_for_each_run(runs, monkeypatch):
     fitted = []
     monkeypatch.setattr(GuidedDenoiser, "fit", lambda self, model, x, y, domain: fitted.append(len(x)) or self.eval())
     result = evaluate_runs(runs[:2], "fgsm-0.1", protocol="both", limit=64, defence="guided")
-    assert len(result.rows) == 6 and fitted == [len(pb.data.load("digits", "train", validation=0.2))] * 2
+    assert len(result.counted("robust")) == 6 and result.scores.values("defence") == ["guided"]
+    assert fitted == [len(pb.data.load("digits", "train", validation=0.2))] * 2
 
 
 def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
     with pytest.raises(PolyboundError, match="no run to evaluate"):
         evaluate_runs([], "fgsm-0.1")
-    with pytest.raises(PolyboundError, match="no model to evaluate"):
+    with pytest.raises(PolyboundError, match="no run folder"):
         evaluate_run(tmp_path, "fgsm-0.1")
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (damaged / name).write_bytes((runs[0] / name).read_bytes())
-    for content in ("{}", "[", '[{"attack": "clean", "split": "test", "seed": 0, "limit": null, "defence": null}]'):
-        (damaged / "evaluation.json").write_text(content)
-        with pytest.raises(FileFormatError, match=r"evaluation\.json: not an evaluation"):
+    with pytest.raises(PolyboundError, match="no run folder"):
+        evaluate_run(tmp_path / "nowhere", "fgsm-0.1")
+    with pytest.raises(PolyboundError, match="split"):
+        evaluate_run(runs[2], "fgsm-0.1", split="validation")
+    damaged = copy_of(runs[0], tmp_path / "damaged")
+    for content in ("{}", "[", "", '[{"attack": "clean"}]', "\x00", "a,b\n1,2\n"):
+        (damaged / "scores.csv").write_text(content)
+        with pytest.raises(PolyboundError, match=r"scores\.csv: .* delete it to measure again") as caught:
             evaluate_run(damaged, "fgsm-0.1")
-    (damaged / "evaluation.json").unlink()
-    (damaged / "config.json").write_text("{}")
-    with pytest.raises(FileFormatError, match="no 'dataset'"):
+        assert str(caught.value).count("\n") == 0
+    (damaged / "scores.csv").unlink()
+    (damaged / "spec.json").write_text("{}")
+    with pytest.raises(PolyboundError, match=r"spec\.json: not a run's spec \('address'\)"):
         evaluate_run(damaged, "fgsm-0.1")
+    with pytest.raises(FileFormatError, match=r"spec\.json: not a run's spec"):
+        Run(damaged).spec()
 
 
-def copied(run, folder):
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((run / name).read_bytes())
-    return folder
+def test_one_bad_run_among_many_is_skipped_and_named(runs, tmp_path):
+    good = copy_of(runs[0], tmp_path / "good")
+    bad = copy_of(runs[1], tmp_path / "bad")
+    (bad / "model.safetensors").write_bytes(b"half a mod")
+    failed = copy_of(runs[1], tmp_path / "failed")
+    Run(failed).write_history([{"epoch": 1, "failure": "the loss became nan"}])
+    young = copy_of(runs[1], tmp_path / "young")
+    (young / "model.safetensors").unlink()
+    result = evaluate_runs([bad, good, failed, young, tmp_path / "mistyped"], "fgsm-0.1", limit=20)
+    assert result.scores.values("run") == [address(good)] and len(result.scores) == 3
+    assert set(result.skipped) == {str(tmp_path / name) for name in ("bad", "failed", "young", "mistyped")}
+    assert "not a whole safetensors file" in result.skipped[str(bad)] and "nan" in result.skipped[str(failed)]
+    assert (
+        "not trained yet" in result.skipped[str(young)]
+        and "no run folder" in result.skipped[str(tmp_path / "mistyped")]
+    )
+    assert {entry["run"] for entry in json.loads(result.to_json())["skipped"]} == set(result.skipped)
 
 
-def test_command_line(runs, tmp_path):
-    from test_cli import polybound
-
-    folder = copied(runs[0], tmp_path / runs[0].name)
-    attack = ("evaluate", folder, "--attacks", "fgsm-0.1,pgd-0.2-3-0.1", "--protocol", "both", "--limit", 80)
-    result = polybound(*attack, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz", "--check", 20)
-    assert result.returncode == 0, result.stderr
-    assert "fgsm-0.1" in result.stdout and "published" in result.stdout and "gradient masking" in result.stdout
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    saved = np.load(tmp_path / "e.npz")
-    assert saved["x"].shape == (80, 1, 8, 8) and saved["fgsm-0.1 sound"].shape == (1, 80, 1, 8, 8)
-    assert set(saved) == {"x", "y", "runs"} | {
-        f"{name} {protocol}" for name in ("fgsm-0.1", "pgd-0.2-3-0.1") for protocol in ("sound", "published")
-    }
+def test_model_files_and_runs_of_several_data_sets(runs, tmp_path):
+    """Each is measured on its own data, and called by its own name."""
+    file = tmp_path / "m.safetensors"
+    pb.load(runs[0] / "model.safetensors").save(file)
+    with pytest.raises(PolyboundError, match="whose images"):
+        evaluate_runs([file], "fgsm-0.1")
+    folder = copy_of(runs[2], tmp_path / "run")
+    result = evaluate_runs([file, folder], "fgsm-0.1", dataset="digits", limit=30)
+    assert result.scores.values("run") == [str(file), address(folder)]
+    direct = evaluate(pb.load(file), pb.data.load_digits("test"), "fgsm-0.1", limit=30)
+    assert [score_of(row) for row in result.scores.where(run=str(file))] == [score_of(row) for row in direct.scores]
 
 
-def command(monkeypatch, capsys, *words):
-    """The command line in this process; its output, its errors, its exit code."""
-    from polybound.cli import main
+def test_scores_that_cannot_be_kept_are_shown(runs, tmp_path, monkeypatch):
+    folder = copy_of(runs[0], tmp_path / "run")
 
-    monkeypatch.setattr("sys.argv", ["polybound", "evaluate", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return *capsys.readouterr(), stop.value.code or 0
+    def refuse(path, content):
+        raise PermissionError(13, "Permission denied", str(path))
 
-
-def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
-    folder = copied(runs[0], tmp_path / runs[0].name)
-    words = (folder, "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
-    output, _, code = command(monkeypatch, capsys, *words, "--json")
-    assert code == 0 and len(json.loads(output)["scores"]) == 3 and (folder / "evaluation.json").exists()
-    label = folder.name.rsplit("-s", 1)[0]
-    assert f"| {label} " in command(monkeypatch, capsys, *words, "--means")[0]
-    assert "attacked images alone" in command(monkeypatch, capsys, *words, "--count", "attacked")[0]
-    output, _, code = command(monkeypatch, capsys, *words, "--defence", "gaussian", "--per-class")
-    assert code == 0 and "class" in output
-    for options, message in [
-        (("--attacks", "nonsense"), "unknown attack 'nonsense'"),
-        (("--attacks", "fgsm--1"), "not of the form fgsm-EPS"),
-        (("--count", "all"), "count must be"),
-        (("--protocol", "honest"), "protocol must be"),
-        (("--defence", "prayer"), "unknown defence"),
-        (("--picture", tmp_path / "nowhere" / "p.png"), "no such folder"),
-        (("--split", "train set"), "split"),
-    ]:
-        output, errors, code = command(monkeypatch, capsys, folder, *options)
-        assert code == 2 and output == "" and errors.count("\n") == 1 and message in errors
-    assert "no model to evaluate" in command(monkeypatch, capsys, tmp_path)[1]
-    monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
-    assert "needs matplotlib" in command(monkeypatch, capsys, folder, "--picture", tmp_path / "p.png")[1]
+    monkeypatch.setattr("polybound.runs.folder.write_atomically", refuse)
+    result = evaluate_run(folder, "fgsm-0.1", limit=20)
+    assert len(result.scores) == 3 and [n for n in result.notes if "could not be kept there (Permission denied)" in n]
+    assert len(result.notes) == len(set(result.notes)) and not (folder / "scores.csv").exists()
 
 
 def test_certified_accuracy_is_next_to_the_attacked_one():
@@ -330,15 +376,33 @@ def test_certified_accuracy_is_next_to_the_attacked_one():
 
 
 def test_certified_scores_of_a_run_are_kept(tmp_path):
-    from polybound.experiments import Plan, train_together
-
-    recipe = pb.Recipe(epochs=3, learning_rate=0.02)
-    (run,) = train_together([Plan("digits", "pn-4", recipe)], pb.data.load_digits("train"), tmp_path)
+    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
+    (run,) = train_together([spec], tmp_path)
     options = {"limit": 20, "certify": [0.05]}
     first = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
-    before = (run.path / "evaluation.json").stat().st_mtime_ns
+    before = (run.path / "scores.csv").stat().st_mtime_ns
     again = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
-    assert again.rows == first.rows and (run.path / "evaluation.json").stat().st_mtime_ns == before
-    assert [row.attack for row in first.rows] == ["clean", "fgsm-0.1", "certified-0.05"]
+    assert again.scores.rows == first.scores.rows and (run.path / "scores.csv").stat().st_mtime_ns == before
+    assert [row["attack"] for row in first.counted("robust")] == ["clean", "fgsm-0.1", "certified-0.05"]
     with pytest.raises(PolyboundError, match="denoiser"):
         pb.evaluate_run(run.path, ["fgsm-0.1"], defence="median", **options)
+
+
+@given(st.floats(0, 10), st.floats(0, 10))
+def test_radii_have_one_name_each(one, other):
+    assert (certified_name(one) == certified_name(other)) == (one == other)
+
+
+def test_close_radii_are_different_questions():
+    assert certified_name(0.1) == "certified-0.1" and certified_name(0.1000000001) != "certified-0.1"
+
+
+def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
+    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
+    (run,) = train_together([spec], tmp_path, epochs=(1,))
+    last, early = pb.evaluate_run(run.path, "fgsm-0.1"), pb.evaluate_run(run.path, "fgsm-0.1", epoch=1)
+    assert last.scores.values("epoch") == [3] and early.scores.values("epoch") == [1]
+    assert early.find("clean").correct == round(360 * pb.accuracy(run.model(1), pb.data.load_digits("test")).item())
+    assert run.table().values("epoch") == [3, 1] and len(run.table()) == 6
+    with pytest.raises(PolyboundError, match="not trained yet"):
+        pb.evaluate_run(run.path, "fgsm-0.1", epoch=2)

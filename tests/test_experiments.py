@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
+from polybound.report.shapes import Figure, Table
 
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
@@ -17,7 +18,6 @@ from polybound.experiments.results import Row, average, collect, collect_folder,
 from polybound.experiments.search import search_job
 from polybound.experiments.sweep import estimate, jobs_of, sweep
 from polybound.report.build import build_report
-from polybound.report.shapes import Figure, Table
 from test_data_helpers import (
     nsynth_members,
     put_mnist,

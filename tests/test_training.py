@@ -1,11 +1,16 @@
-"""Algorithm 1, and the built-in data it is shown on."""
+"""Algorithms 1 and 2, the baselines, and the built-in data they are shown on."""
 
 import pytest
 import torch
 
 import polybound as pb
+from polybound.attacks import Classifier, adversarial_batch
 from polybound.data import Dataset, load_digits
 from polybound.errors import PolyboundError
+from polybound.training import Adversary, Callback, Certified, JacobianPenalty, Plain, Projected, WeightDecay
+from polybound.training.engine import AutogradEngine, engine_for
+from polybound.training.methods import jacobian_penalty, lower_margins
+from polybound.training.random import StepRandom
 
 
 def test_digits_are_scaled_split_and_always_the_same():
@@ -41,7 +46,19 @@ MODELS = {
     "ncp": lambda **kw: pb.NCP(64, 5, 10, 3, shape=(1, 8, 8), **kw),
     "conv": lambda **kw: pb.ConvCCP((1, 8, 8), 3, 10, 2, 3, pre=3, pool=(1,), **kw),
 }
-METHODS = ["none", "projection", "l2", "jacobian", "none+at", "projection+at", "jacobian+at", "certified"]
+FGSM, PGD = {"adversary": "fgsm-0.1"}, {"adversary": "pgd-0.1-3-0.05"}
+METHODS = {
+    "none": {},
+    "projection": {"bound": [0.5, 1.0, 1.5, 2.0], "every": 2, "start": 1},
+    "l2": {"weight": 0.01},
+    "jacobian": {"weight": 0.01},
+    "jacobian exact": {"weight": 0.01, "how": "exact"},
+    "certified": {"start": 1},
+    "none fgsm": {**FGSM, "start": 1},
+    "none pgd": {**PGD, "start": 1},
+    "projection fgsm": {**FGSM, "bound": [0.5, 1.0, 1.5, 2.0], "every": 2, "start": 1},
+    "jacobian fgsm": {**FGSM, "weight": 0.01, "start": 1},
+}
 
 
 def small(n=200):
@@ -53,13 +70,14 @@ def small(n=200):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_in_a_stack_trains_as_if_alone(kind, method):
     data = small()
-    plan = {"method": method, "epochs": 2, "start": 1, "learning_rate": 0.02, "every": 2, "penalty": 0.01}
+    options = {"method": method.split()[0], **METHODS[method], "epochs": 2, "learning_rate": 0.02}
     seeds = [3, 3, 4, 4]
     stack = MODELS[kind](runs=4, seed=[5, 6, 7, 8], dtype=torch.float64)
-    pb.fit(stack, data, seed=seeds, bound=[0.5, 1.0, 1.5, 2.0], **plan)
+    pb.fit(stack, data, seed=seeds, **options)
     for e in (1, 2):
         alone = MODELS[kind](seed=5 + e, dtype=torch.float64)
-        pb.fit(alone, data, seed=seeds[e], bound=[0.5, 1.0, 1.5, 2.0][e], **plan)
+        mine = {"bound": options["bound"][e]} if "bound" in options else {}
+        pb.fit(alone, data, seed=seeds[e], **options | mine)
         for name, tensor in alone.state_dict().items():
             torch.testing.assert_close(stack.run(e).state_dict()[name], tensor, rtol=1e-7, atol=1e-9)
 
@@ -74,12 +92,12 @@ def test_a_step_is_plain_sgd_followed_by_the_projection(kind, decay):
     with torch.no_grad():
         for parameter in expected.parameters():
             parameter -= 0.5 * (parameter.grad + decay * parameter)
-    plan = {"epochs": 1, "start": 0, "learning_rate": 0.5, "batch_size": 8, "every": 1}
+    plan = {"epochs": 1, "learning_rate": 0.5, "batch_size": 8}
     if decay:
-        pb.fit(model, data, method="l2", penalty=decay, **plan)
+        pb.fit(model, data, method="l2", weight=decay, **plan)
     else:
         pb.Projection(expected, 0.4).apply_()
-        pb.fit(model, data, method="projection", bound=0.4, **plan)
+        pb.fit(model, data, method="projection", bound=0.4, every=1, start=0, **plan)
     for parameter, wanted in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(parameter, wanted)
 
@@ -89,23 +107,66 @@ def test_the_schedule():
     assert [recipe.rate(epoch) for epoch in (0, 24, 25, 74, 75, 99)] == pytest.approx(
         [1e-3, 1e-3, 2e-4, 2e-4, 4e-5, 4e-5]
     )
-    assert recipe.shared_until() == 100 and pb.Recipe(method="projection+at").shared_until() == 50
-    assert pb.Recipe(method="none+at").shared_until() == 100 and pb.Recipe(method="l2").shared_until() == 0
-    assert recipe.phases() == pb.Recipe(method="jacobian").phases() == [0]
-    assert pb.Recipe(method="none+at").phases() == pb.Recipe(method="certified").phases() == [0, 50]
-    assert pb.Recipe(method="projection+at", adversary_start=20).phases() == [0, 20, 50]
-    with pytest.raises(PolyboundError, match="adversary_start and milestones are epochs"):
-        pb.Recipe(adversary_start=-1)
+    methods = {Plain(): 100, Projected(): 50, Projected(start=200): 100, Certified(): 50, WeightDecay(): 0}
+    assert {method: method.plain_until(100) for method in methods} == methods
+    adversary = Adversary("fgsm-0.1")
+    assert recipe.phases() == pb.Recipe(JacobianPenalty()).phases() == [0]
+    assert pb.Recipe(adversary=adversary).phases() == pb.Recipe(Certified()).phases() == [0, 50]
+    assert pb.Recipe(Projected(), Adversary("fgsm-0.1", start=20)).phases() == [0, 20, 50]
+    assert pb.Recipe(Projected(start=100), adversary).phases() == [0, 50]
+    with pytest.raises(PolyboundError, match="start is an epoch, counted from 0"):
+        Adversary("fgsm-0.1", start=-1)
+    with pytest.raises(PolyboundError, match="a milestone is an epoch, counted from 0"):
+        pb.Recipe.of(milestones=[3, -1])
+
+
+def test_a_shorter_recipe_has_everything_at_its_place():
+    recipe = pb.Recipe.of(method="projection", adversary="fgsm-0.1", start=40, adversary_start=20)
+    shorter = recipe.scaled(0.1)
+    assert (shorter.epochs, shorter.method.start, shorter.adversary.start) == (10, 4, 2)
+    assert shorter.schedule.milestones == (2, 8) and recipe.scaled(1.0) is recipe
+    shortest = recipe.scaled(0.001)
+    assert (shortest.epochs, shortest.method.start, shortest.adversary.start) == (2, 1, 1)
+
+
+def test_options_find_their_part():
+    recipe = pb.Recipe.of(method="projection", adversary="fgsm-0.1", protocol="published", bound=2, start=3, epochs=7)
+    assert recipe.method == Projected(2.0, start=3) and recipe.adversary == Adversary("fgsm-0.1", "published", 3)
+    assert recipe.changed({"adversary_start": 5}).adversary == Adversary("fgsm-0.1", "published", 5)
+    assert recipe.changed({"adversary": None}) == pb.Recipe.of(method="projection", bound=2.0, start=3, epochs=7)
+    assert recipe.changed({"method": "none"}).adversary == recipe.adversary
+    given = {"attack": "pgd-0.1-20-0.01", "start": 9}
+    assert pb.Recipe.of(adversary=given, start=3, method="projection").adversary.start == 9
 
 
 def test_the_adversary_comes_when_it_is_told_to():
     data = load_digits("train")
     models = [pb.paper_model("pn-4", shape=data.shape, seed=0) for _ in range(3)]
-    plan = {"epochs": 3, "start": 2, "learning_rate": 0.02}
+    plan = {"epochs": 3, "start": 2, "learning_rate": 0.02, "adversary": "fgsm-0.1"}
     for model, changes in zip(models, [{}, {"adversary_start": 1}, {"start": 1}], strict=True):
-        pb.fit(model, data, method="none+at", **plan | changes)
+        pb.fit(model, data, **plan | changes)
     late, early, same = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
     assert torch.equal(early, same) and not torch.allclose(early, late)
+
+
+def test_callbacks_see_every_step_and_can_end_it():
+    class Watch(Callback):
+        def __init__(self):
+            self.steps, self.epochs = [], []
+
+        def after_step(self, trainer):
+            self.steps.append((trainer.epoch, trainer.step))
+
+        def after_epoch(self, trainer, losses):
+            self.epochs.append((trainer.epoch, losses.shape))
+            if trainer.epoch == 2:
+                trainer.stop()
+
+    watch, model = Watch(), MODELS["ccp"](seed=0, dtype=torch.float64)
+    history = pb.fit(model, small(), epochs=5, batch_size=64, callbacks=[watch])
+    assert watch.steps == [(epoch, step) for epoch in (0, 1) for step in (1, 2, 3, 4)]
+    assert watch.epochs == [(1, (1,)), (2, (1,))] and history["epoch"] == [1, 2]
+    assert len(history) == 2 and all(isinstance(loss, float) for loss in history["loss"])
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
@@ -132,8 +193,20 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
         {"batch_size": 0},
         {"method": "dropout"},
         {"method": "at"},
-        {"protocol": "other"},
-        {"start": -1},
+        {"method": 3},
+        {"method": "none+at"},
+        {"method": {"name": "l2", "bound": 1.0}},
+        {"method": "certified", "adversary": "fgsm-0.1"},
+        {"protocol": "sound"},
+        {"adversary": "fgsm-0.1", "protocol": "other"},
+        {"adversary": "fgsm-0.1", "start": -1},
+        {"adversary": {"start": 3}},
+        {"adversary": {"attack": "fgsm-0.1", "eps": 3}},
+        {"adversary": "nonsense"},
+        {"start": 1},
+        {"method": "projection", "start": -1},
+        {"method": "l2", "weight": "much"},
+        {"method": "jacobian", "how": "roughly"},
         {"colour": "red"},
         {"seed": [1, 2]},
         {"method": "projection", "bound": -1},
@@ -145,8 +218,6 @@ def test_bad_input(kwargs):
 
 
 def test_jacobian_penalty_is_exact_in_expectation():
-    from polybound.training.penalty import jacobian_penalty
-
     model = pb.CCP(6, 4, 3, 3, dtype=torch.float64, seed=0)
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     J = torch.stack(
@@ -161,21 +232,15 @@ def test_jacobian_penalty_is_exact_in_expectation():
 
 
 @pytest.mark.parametrize("protocol", ["sound", "published"])
-@pytest.mark.parametrize("adversary", ["fgsm", "pgd"])
-@pytest.mark.parametrize("random_start", [False, True])
-def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol, adversary, random_start):
-    from polybound.training.adversary import perturb
-    from polybound.training.engine import engine_for
-
+@pytest.mark.parametrize("name", ["fgsm-0.1", "pgd-0.1-20-0.02:random_start=false", "pgd-0.1-20-0.02"])
+def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol, name):
     data = small(64)
     model = MODELS["ccp"](runs=4, seed=0, dtype=torch.float64)
     pb.fit(model, data, epochs=20, learning_rate=0.05)
-    engine = engine_for(model)
-    recipe = pb.Recipe(
-        method="none+at", adversary=adversary, protocol=protocol, random_start=random_start, adversary_step_size=0.02
-    )
     x, y = data.x.flatten(1).expand(2, -1, -1), data.y.expand(2, -1)
-    adversarial = perturb(engine, x, y, recipe, data.domain, [torch.Generator().manual_seed(0)])
+    adversary, random = Adversary(name, protocol), StepRandom(4, [0, 1], epoch=0, step=0)
+    options = {"domain": data.domain, "protocol": adversary.protocol, "generators": random}
+    adversarial = adversarial_batch(adversary.attack, Classifier(model, data.shape), x, y, **options)
     assert adversarial.shape == (4, 64, 64)
     if protocol == "sound":
         assert (adversarial - data.x.flatten(1)).abs().max() <= 0.1 + 1e-12
@@ -190,8 +255,6 @@ def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol
 @pytest.mark.parametrize("runs", [None, 2])
 def test_lower_margins_are_those_of_the_linear_part(runs):
     """For a network of degree 1 the bound is exact: the least margin over the corners of the box."""
-    from polybound.training.penalty import lower_margins
-
     model = pb.CCP(4, 3, 3, 1, runs=runs, seed=0 if runs is None else [0, 1], dtype=torch.float64)
     x = torch.rand(*(() if runs is None else (runs,)), 5, 4, dtype=torch.float64).requires_grad_()
     y = torch.randint(3, x.shape[:-1])
@@ -205,21 +268,19 @@ def test_lower_margins_are_those_of_the_linear_part(runs):
 
 @pytest.mark.parametrize("runs", [None, 4])
 @pytest.mark.parametrize("form", ["residual", "product"])
-@pytest.mark.parametrize("options", [("random", None), ("exact", None), (None, 0.07)])
-def test_losses_of_the_jacobian_are_descended_as_by_autograd(runs, form, options):
-    from polybound.training.engine import AutogradEngine, engine_for
-
-    jacobian, certified = options
+@pytest.mark.parametrize(
+    "method", [JacobianPenalty(0.3), JacobianPenalty(0.3, "exact"), Certified(0.07)], ids=lambda method: method.label
+)
+def test_losses_of_the_jacobian_are_descended_as_by_autograd(runs, form, method):
     seed = 3 if runs is None else [3, 4, 5, 6]
-    penalty = torch.tensor(0.3) if runs is None else torch.tensor([0.1, 0.2, 0.3, 0.4])
     models = [pb.CCP(6, 4, 3, 3, form, runs=runs, seed=seed, dtype=torch.float64) for _ in range(2)]
-    closed = engine_for(models[0], jacobian, penalty, certified)
-    autograd = AutogradEngine(models[1], jacobian, penalty, certified)
+    closed, autograd = engine_for(models[0], method), AutogradEngine(models[1], method)
     assert not isinstance(closed, AutogradEngine)
-    x = torch.rand(1 if runs is None else 2, 8, 6, dtype=torch.float64)
+    groups = 1 if runs is None else 2
+    x = torch.rand(groups, 8, 6, dtype=torch.float64)
     y = torch.randint(3, x.shape[:2])
     losses = [
-        engine.step_(x, y, 0.1, 0.01, [torch.Generator().manual_seed(0)]).reshape(-1) for engine in (closed, autograd)
+        engine.step_(x, y, 0.1, StepRandom(runs or 1, range(groups), 0, 0)).reshape(-1) for engine in (closed, autograd)
     ]
     torch.testing.assert_close(*losses)
     for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -229,17 +290,16 @@ def test_losses_of_the_jacobian_are_descended_as_by_autograd(runs, form, options
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_what_cannot_move_a_weight_is_left_out_of_a_step_but_not_of_an_attack(by_hand):
     """Products with such gradients would be subnormal, and those are slow; an adversary needs their signs."""
-    from polybound.training.engine import AutogradEngine, engine_for
-
     model = pb.CCP(6, 4, 3, 3, seed=0)
     with torch.no_grad():
         model.C[:, -1] = torch.tensor([60.0, 0.0, 0.0])  # the bias
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    engine = engine_for(model) if by_hand else AutogradEngine(model, None, None, None)
+    engine = engine_for(model) if by_hand else AutogradEngine(model, Plain())
     x, y = torch.rand(1, 8, 6), torch.zeros(1, 8, dtype=torch.long)
-    engine.step_(x, y, 1e25, 0.0, [])
+    engine.step_(x, y, 1e25, StepRandom(1, [0], 0, 0))
     assert all(map(torch.equal, before, model.parameters()))
-    assert (engine.input_gradient(x, y) != 0).all()
+    attacked = adversarial_batch(pb.FGSM(0.1), Classifier(model, (6,)), x, y, domain=(-2.0, 2.0))
+    assert ((attacked - x).abs() > 0.05).all()
 
 
 def test_certified_training_certifies_more():
@@ -247,9 +307,10 @@ def test_certified_training_certifies_more():
     shares = {}
     for method in ("none", "certified"):
         model = pb.paper_model("pn-4", shape=train.shape, seed=0)
-        pb.fit(model, train, method=method, eps=0.1, epochs=16, start=6, learning_rate=0.02, milestones=())
+        options = {"eps": 0.1, "start": 6} if method == "certified" else {}
+        pb.fit(model, train, method=method, epochs=16, learning_rate=0.02, milestones=(), **options)
         shares[method] = pb.certified_accuracy(model, test, 0.1, images=100, budget=0.1)
         assert pb.accuracy(model, test) > 0.8
     assert shares["certified"] > shares["none"] + 0.1
-    with pytest.raises(PolyboundError, match="no \\+at"):
-        pb.Recipe(method="certified+at")
+    with pytest.raises(PolyboundError, match="certified takes no adversary"):
+        pb.Recipe.of(method="certified", adversary="fgsm-0.1")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from polybound.errors import PolyboundError
 
-__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_number", "check_whole"]
+__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_flag", "check_number", "check_whole", "shown"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,14 @@ class Part:
     """What files and the command line call it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The name and all options, as JSON can hold them.
+        """The name and all options, as JSON can hold them; the same for equal parts.
 
-        Tuples become lists, so that what was written and what is read back are equal.
+        Tuples become lists, so that what was written and what is read back are equal, and 1 becomes 1.0 where any
+        number may stand.
         """
-        return {"name": self.name, **{key: _plain(value) for key, value in asdict(self).items()}}
+        given = asdict(self)
+        numbers = {field.name for field in fields(self) if field.type in (float, "float")}
+        return {"name": self.name, **{key: _plain(value, key in numbers) for key, value in given.items()}}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -35,7 +38,7 @@ class Part:
     def label(self) -> str:
         """What people call it: the name, and the options that are not the default ones."""
         changed = [
-            f"{field.name.replace('_', ' ')} {_shown(value)}"
+            f"{field.name.replace('_', ' ')} {shown(value)}"
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default or field.default is MISSING
         ]
@@ -86,7 +89,7 @@ class Registry(Generic[P]):
 
     def build(self, given: str | Mapping[str, Any]) -> P:
         """A part from its name, or from a mapping with its name and some of its options."""
-        options = {"name": given} if isinstance(given, str) else dict(given)
+        options = dict(given) if isinstance(given, Mapping) else {"name": given}
         part = self.find(options.pop("name", None))
         if unknown := [option for option in options if option not in part.options()]:
             known = ", ".join(part.options()) or "none"
@@ -94,17 +97,24 @@ class Registry(Generic[P]):
         return part(**options)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, number: bool) -> Any:
+    if number and isinstance(value, int | float):
+        return float(value) + 0.0  # which also makes 0 of -0
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
+        return {key: _plain(entry, False) for key, entry in value.items()}
+    return [_plain(entry, False) for entry in value] if isinstance(value, tuple | list) else value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """An option's value for people.
+
+    >>> shown({"C": 0.5, "V": (1.0, 2.0)})
+    'C 0.5 V 1 2'
+    """
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {_shown(entry)}" for key, entry in value.items())
+        return " ".join(f"{key} {shown(entry)}" for key, entry in value.items())
     if isinstance(value, tuple | list):
-        return " ".join(map(_shown, value)) or "none"
+        return " ".join(map(shown, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -130,3 +140,9 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuse anything but one of a few words."""
     if value not in choices:
         raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise PolyboundError(f"{name} must be True or False, got {value!r}")

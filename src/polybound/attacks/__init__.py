@@ -8,7 +8,6 @@ from polybound.attacks.apgd import APGD, APGDT
 from polybound.attacks.ball import Ball, ball_around
 from polybound.attacks.base import Attack, climb, first_success
 from polybound.attacks.blackbox import RandomSearch, Square
-from polybound.attacks.checks import check_choice, check_flag, check_positive, check_whole
 from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.fgsm import FGSM
 from polybound.attacks.losses import DLR, KL, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
@@ -47,12 +46,8 @@ __all__ = [
     "adversarial_batch",
     "attack_names",
     "ball_around",
-    "check_choice",
-    "check_flag",
-    "check_positive",
-    "check_whole",
-    "climb",
     "check_protocol",
+    "climb",
     "clip_range",
     "cross_entropy",
     "divergence",

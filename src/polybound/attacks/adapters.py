@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
-from polybound.attacks.checks import check_choice, check_positive, check_whole
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.random_numbers import RandomNumbers
 from polybound.errors import PolyboundError
+from polybound.registry import check_choice, check_number, check_whole
 
 __all__ = ["AutoAttack", "Foolbox"]
 
@@ -120,7 +120,7 @@ class Foolbox(OtherLibrary):
         super().__post_init__()
         check_choice("attack", self.attack, ("pgd", "fgsm", "basic", "deepfool"))
         check_whole("steps", self.steps)
-        check_positive("step_size", self.step_size)
+        check_number("step_size", self.step_size)
 
     def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
         del seed  # it draws from torch's global generator, which the caller has seeded

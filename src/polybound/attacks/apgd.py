@@ -12,10 +12,10 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, first_success
-from polybound.attacks.checks import check_choice, check_positive, check_whole
 from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import DLR, Loss, TargetedDLR, cross_entropy
 from polybound.attacks.random_numbers import RandomNumbers
+from polybound.registry import check_choice, check_number, check_whole
 
 __all__ = ["APGD", "APGDT"]
 
@@ -46,7 +46,7 @@ class APGD(Attack):
         super().__post_init__()
         check_whole("steps", self.steps)
         check_whole("restarts", self.restarts)
-        check_positive("rho", self.rho)
+        check_number("rho", self.rho)
         check_choice("loss", self.loss, ("ce", "dlr"))
 
     def caveats(self, classes: int) -> list[str]:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball, ball_around, round_down, round_up
-from polybound.attacks.checks import check_choice, check_positive
 from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import Loss
 from polybound.attacks.protocol import check_domain, check_protocol, clip_range
 from polybound.attacks.random_numbers import GROUP, ImageRandom, RandomNumbers
 from polybound.attacks.settings import setting_text
 from polybound.errors import PolyboundError
+from polybound.registry import check_choice, check_number
 
 __all__ = ["Attack", "climb", "first_success"]
 
@@ -78,7 +78,7 @@ class Attack(ABC):
     norm: str = field(default="inf", kw_only=True)
 
     def __post_init__(self) -> None:
-        check_positive("eps", self.eps)
+        check_number("eps", self.eps)
         check_choice("norm", self.norm, ("inf", "2"))
 
     @abstractmethod

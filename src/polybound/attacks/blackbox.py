@@ -10,11 +10,11 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball, InfBall, spread
 from polybound.attacks.base import Attack, first_success
-from polybound.attacks.checks import check_positive, check_whole
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.random_numbers import RandomNumbers
 from polybound.errors import PolyboundError
+from polybound.registry import check_number, check_whole
 
 __all__ = ["RandomSearch", "Square"]
 
@@ -71,7 +71,7 @@ class Square(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("queries", self.queries)
-        check_positive("share", self.share)
+        check_number("share", self.share)
         if self.norm != "inf":
             raise PolyboundError("the square attack knows the norm inf only; random-EPS-TRIES:norm=2 knows both")
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb, first_success
-from polybound.attacks.checks import check_flag, check_positive, check_whole
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import CrossEntropy, cross_entropy
 from polybound.attacks.random_numbers import RandomNumbers
 from polybound.attacks.settings import setting_text
+from polybound.registry import check_flag, check_number, check_whole
 
 __all__ = ["PGD"]
 
@@ -58,7 +58,7 @@ class PGD(Attack):
         check_whole("restarts", self.restarts)
         if self.step_size is None:
             object.__setattr__(self, "step_size", 2.5 * self.eps / self.steps)
-        check_positive("step_size", self.step_size)
+        check_number("step_size", self.step_size)
         check_flag("random_start", self.random_start)
         check_flag("early_stop", self.early_stop)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb
-from polybound.attacks.checks import check_positive, check_whole
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.losses import divergence
 from polybound.attacks.random_numbers import RandomNumbers
+from polybound.registry import check_number, check_whole
 
 __all__ = ["TPGD"]
 
@@ -39,7 +39,7 @@ class TPGD(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("steps", self.steps)
-        check_positive("step_size", self.step_size)
+        check_number("step_size", self.step_size)
 
     @property
     def label(self) -> str:

@@ -8,11 +8,11 @@ from polybound.certificates.result import Certificates
 
 __all__ = [
     "Certificates",
+    "Network",
     "Radius",
     "certified_accuracy",
     "certified_radius",
     "certify",
-    "Network",
     "check_file",
     "save_certificates",
 ]

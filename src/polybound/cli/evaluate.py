@@ -54,7 +54,10 @@ def run_evaluation(
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=None)
         result = evaluate_runs(
-            paths, chosen, progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what), **options
+            paths,
+            chosen,
+            progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
+            **options,
         )
     _show(result, count, shown, means, per_class)
     if examples is not None or picture is not None:

@@ -305,7 +305,7 @@ def _show_sections(made: Report) -> None:
         for line in section["notes"]:
             print_wrapped(line)
         for table in section["tables"]:
-            ends = [first for first, _ in table["groups"]][1:] + [len(table["rows"])]
+            ends = [*(first for first, _ in table["groups"][1:]), len(table["rows"])]
             print()
             print_wrapped(table["title"])
             for (first, heading), end in zip(table["groups"] or [(0, "")], ends, strict=True):

@@ -61,7 +61,14 @@ def show(
         return
     show_facts(facts | {"finished": one.finished()})
     rows = [
-        [row["attack"], row["protocol"], row["counted"], row["split"], f"{100 * row['accuracy']:.2f} %", str(row["total"])]
+        [
+            row["attack"],
+            row["protocol"],
+            row["counted"],
+            row["split"],
+            f"{100 * row['accuracy']:.2f} %",
+            str(row["total"]),
+        ]
         for row in scores
     ]
     if rows:
@@ -74,7 +81,9 @@ def show(
 def clean(
     folder: Root = Path("runs"),
     failed: Annotated[bool, typer.Option("--failed", help="Also runs that diverged.")] = False,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Also runs that were not trained to the end.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also runs that were not trained to the end.")
+    ] = False,
     damaged: Annotated[bool, typer.Option("--damaged", help="Also runs whose files do not fit each other.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

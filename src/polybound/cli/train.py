@@ -113,7 +113,7 @@ def _progress(update: Callable[..., None], logs: list[EventLog]) -> Callable[[Tr
 
 def _show(specs: list[Spec], runs: list[Run], data_dir: Path | None, as_json: bool) -> None:
     alive = [run.path for run in runs if run.failure is None]
-    found = evaluate_runs(alive, [], data_dir=data_dir).scores if alive else []
+    found = evaluate_runs(alive, [], data_dir=data_dir).scores.rows if alive else []
     accuracies = {row["run"]: row["correct"] / row["total"] for row in found}
     names = labels([spec.columns() for spec in specs], ())
     rows: list[dict[str, Any]] = []

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.attacks import check_positive, check_whole
 from polybound.defences.base import Defence
 from polybound.errors import PolyboundError
+from polybound.registry import check_number, check_whole
 
 __all__ = ["GaussianDenoiser", "MedianDenoiser"]
 
@@ -32,7 +32,7 @@ class GaussianDenoiser(Defence):
 
     def __init__(self, size: int = 3, sigma: float = 1.0) -> None:
         super().__init__()
-        check_positive("sigma", sigma)
+        check_number("sigma", sigma)
         self.size, self.sigma = _odd(size), sigma
         offsets = torch.arange(size, dtype=torch.float64) - size // 2
         weights = torch.exp(-(offsets**2) / (2 * max(sigma, 1e-6) ** 2))

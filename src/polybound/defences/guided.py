@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polybound.attacks import GROUP, PGD, PROTOCOLS, check_choice, check_positive, check_whole
+from polybound.attacks import GROUP, PGD, PROTOCOLS
 from polybound.defences.base import Defence, check_image_shape
+from polybound.registry import check_choice, check_number, check_whole
 
 __all__ = ["GuidedDenoiser"]
 
@@ -63,7 +64,7 @@ class GuidedDenoiser(Defence):
         for name, count in (("width", width), ("epochs", epochs), ("batch_size", batch_size)):
             check_whole(name, count)
         for name, size in (("learning_rate", learning_rate), ("least_eps", least_eps), ("most_eps", most_eps)):
-            check_positive(name, size)
+            check_number(name, size)
         check_whole("seed", seed, 0)
         check_choice("protocol", protocol, PROTOCOLS)
         self.width, self.seed, self.epochs, self.batch_size = width, seed, epochs, batch_size

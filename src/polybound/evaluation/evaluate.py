@@ -161,7 +161,9 @@ def evaluate(
     defended = model if guard is None else Defended(model, guard)
     if check:
         notes += masking_notes(defended, data, chosen, wanted, labels, count_images(data, check), seed)
-    examples = keep_examples(defended, data, chosen, wanted, min(keep, count_images(data, limit)), seed) if keep else None
+    examples = (
+        keep_examples(defended, data, chosen, wanted, min(keep, count_images(data, limit)), seed) if keep else None
+    )
     return Evaluation(Table(rows), notes, data.class_names, examples)
 
 
@@ -195,7 +197,9 @@ class _RunOf(nn.Module):
 
 def questions_for(attacks: Sequence[Attack], wanted: Sequence[str], certify: Sequence[float] = ()) -> list[Question]:
     """What an evaluation asks: clean, every attack under every protocol that it knows, and certificates."""
-    asked = [Question(attack, name) for attack in attacks for name in wanted if name == "sound" or not attack.only_sound]
+    asked = [
+        Question(attack, name) for attack in attacks for name in wanted if name == "sound" or not attack.only_sound
+    ]
     return [Question(), *asked, *(Question(protocol="sound", certify=eps) for eps in certify)]
 
 

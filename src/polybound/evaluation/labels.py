@@ -63,8 +63,7 @@ def labels(rows: Sequence[Row], free: Sequence[str] = OF_THE_SEED) -> list[str]:
     found = []
     for row in rows:
         parts = [str(row.get("method", ""))] if row.get("method") else []
-        for name in mixed:
-            if name in row or not name.startswith("method."):
-                parts.append(f"{column_label(name)} {value_label(row.get(name))}")
+        shown = (name for name in mixed if name in row or not name.startswith("method."))
+        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in shown]
         found.append(", ".join(parts))
     return found

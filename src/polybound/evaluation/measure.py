@@ -141,9 +141,7 @@ class Measuring:
     def _predictions(self, x: Tensor) -> Tensor:
         logits = self.classifier.logits(x)
         if logits.shape[1] != self.data.classes:
-            raise PolyboundError(
-                f"the model has {logits.shape[1]} classes, {self.data.name} has {self.data.classes}"
-            )
+            raise PolyboundError(f"the model has {logits.shape[1]} classes, {self.data.name} has {self.data.classes}")
         found = logits.argmax(1)
         return torch.where(right(logits, found), found, -1).cpu()
 
@@ -184,9 +182,7 @@ def measure(
         missing = tuple(question for question in questions if not plan.known(subject, question))
         if missing:
             lacking.setdefault(missing, []).append(subject)
-    parts = [
-        (group, missing) for missing, members in lacking.items() for group in _stacks(_distinct(members), defence)
-    ]
+    parts = [(group, missing) for missing, members in lacking.items() for group in _stacks(_distinct(members), defence)]
     counter = _Counter(progress, sum(total * sum(q.attack is not None for q in missing) for _, missing in parts))
     for group, missing in parts:
         for found in plan.answers(group, missing, defence, counter):

@@ -95,12 +95,13 @@ def per_class_text(counts: Sequence[int], totals: Sequence[int]) -> str:
 
 
 def certified_name(eps: float) -> str:
-    """What stands in the place of the attack for certified accuracy.
+    """What stands in the place of the attack for certified accuracy; different radii have different names.
 
-    >>> certified_name(0.05)
-    'certified-0.05'
+    >>> certified_name(0.05), certified_name(1)
+    ('certified-0.05', 'certified-1')
     """
-    return f"certified-{eps:g}"
+    short = f"{eps:g}"
+    return f"certified-{short if float(short) == eps else repr(float(eps))}"
 
 
 def paper_counts(attack: str, protocol: str) -> str:

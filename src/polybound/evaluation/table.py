@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from statistics import fmean, stdev
 from typing import Any
 
@@ -116,10 +117,10 @@ class Table:
     def configurations(self, *free: str) -> list[Table]:
         """The rows parted so that each part differs in the seed only, and in the columns `free`."""
         open_ = {*OF_THE_SEED, *free}
-        found: dict[str, list[Row]] = {}
+        found: dict[frozenset[tuple[str, str]], list[Row]] = {}
         for row in self.rows:
-            fixed = {name: value for name, value in row.items() if name not in open_}
-            found.setdefault(_key(fixed), []).append(row)
+            fixed = frozenset((name, _key(value)) for name, value in row.items() if name not in open_)
+            found.setdefault(fixed, []).append(row)
         return list(map(Table, found.values()))
 
     def cell(self) -> Cell | None:
@@ -155,8 +156,8 @@ class Table:
         for part in self.configurations("epoch"):
             epochs = sorted(part.values("epoch"))
             said = epochs[0] if len(epochs) == 1 else f"best of {', '.join(map(str, epochs))}"
-            for mine in part.groups("seed").values():
-                rows.append({**max(mine, key=lambda row: row["correct"]), "epoch": said})
+            best = (max(mine, key=lambda row: row["correct"]) for mine in part.groups("seed").values())
+            rows += [{**row, "epoch": said} for row in best]
         return Table(rows)
 
     def best(self, column: str) -> Cell | None:
@@ -176,10 +177,8 @@ class Table:
 
     def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
         """A cell for each value of a column, in numerical order where they are numbers."""
-        found = []
-        for part in self.groups(column).values():
-            if (cell := part.cell()) is not None:
-                found.append((part.rows[0].get(column), cell))
+        parts = self.groups(column).values()
+        found = [(part.rows[0].get(column), cell) for part in parts if (cell := part.cell()) is not None]
         return sorted(found, key=lambda pair: _order(pair[0]))
 
     def to_csv(self) -> str:
@@ -244,6 +243,7 @@ def _written(value: Any) -> Any:
     return value if _read_value(value) == value else json.dumps(value)
 
 
+@lru_cache(maxsize=4096)
 def _read_value(text: str) -> Any:
     try:
         return json.loads(text)
@@ -260,6 +260,8 @@ def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[A
 
 def _key(value: Any) -> str:
     """A text that is the same for equal values only."""
+    if isinstance(value, str | int | float) or value is None:
+        return repr(value)
     return json.dumps(value, sort_keys=True, default=str)
 
 

@@ -150,7 +150,9 @@ def compare(table: Table, protocol: str = "published", only: str | None = None) 
 def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
     """A published value against each variant of ours."""
     variants = table.configurations(BOUND, "epoch")
-    names = labels([part.rows[0] for part in variants], (BOUND, "epoch", "seed", "run", "weights", "correct", "per_class"))
+    names = labels(
+        [part.rows[0] for part in variants], (BOUND, "epoch", "seed", "run", "weights", "correct", "per_class")
+    )
     found = []
     for name, part in zip(names, variants, strict=True):
         ours = part.best_epoch().best(BOUND)
@@ -191,7 +193,7 @@ def paper_method(row: Row) -> str:
 
 def _paper_names(row: Row) -> tuple[str, str, str, str]:
     """The paper's names for what a row is."""
-    dataset, model, attack = row["dataset"], row["model"], row["attack"]
+    dataset, model, attack = str(row["dataset"]), str(row["model"]), str(row["attack"])
     names = DATASETS.get(dataset, dataset), MODELS.get(model, model)
     return *names, paper_method(row), ATTACKS.get(attack, attack)
 

@@ -51,6 +51,7 @@ class Experiment:
         ranks: hidden ranks, one for each run; each model's own by default.
         layerwise: a bound for each matrix by name, as a search found them.
         search: options of the search.
+        found: the bounds that the search found when it was last carried out, for reports without its folder.
         defences: denoisers to put in front of the plain models.
         splits: what to evaluate on.
         eps: radii to certify, if any.
@@ -84,6 +85,7 @@ class Experiment:
     ranks: tuple[int, ...] = ()
     layerwise: Mapping[str, float] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
+    found: Mapping[str, float] = field(default_factory=dict)
     defences: tuple[str, ...] = ()
     splits: tuple[str, ...] = ("test",)
     eps: tuple[float, ...] = ()

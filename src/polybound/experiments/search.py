@@ -30,11 +30,13 @@ def search_job(experiment: Experiment) -> StudyJob:
     return StudyJob.of("search", search, **options, recipe=recipe, samples=experiment.samples, limit=experiment.limit)
 
 
-def resolve(experiment: Experiment, root: Path) -> Experiment:
-    """The experiment with what its search has found, if that is done."""
-    if experiment.kind != "search" or not (job := search_job(experiment)).done(root):
+def resolve(experiment: Experiment, root: Path, *, report: bool = False) -> Experiment:
+    """The experiment with what its search has found; for a report without that search, with what it is known to find."""
+    if experiment.kind != "search":
         return experiment
-    return replace(experiment, layerwise=job.result(root)["bounds"])
+    if (job := search_job(experiment)).done(root):
+        return replace(experiment, layerwise=job.result(root)["bounds"])
+    return replace(experiment, layerwise=experiment.found) if report and experiment.found else experiment
 
 
 def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dict[str, Any]:

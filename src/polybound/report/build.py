@@ -90,7 +90,9 @@ def build_report(
     sections = [section(e, table, root, data_dir) for e, table in zip(experiments, found, strict=True)]
     if not any(_has_content(made) for made in sections) and not any(table.rows for table in found):
         names = ", ".join(experiment.name for experiment in experiments)
-        raise PolyboundError(f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it")
+        raise PolyboundError(
+            f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it"
+        )
     folder = _folder_for(output)
     _write_parts(sections, folder)
     for experiment, table in zip(experiments, found, strict=True):

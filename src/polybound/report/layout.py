@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -34,11 +34,10 @@ BOUND = "method.bound"
 
 def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | None = None) -> Section:
     """Tables and figures of an experiment, from its scores and what else its folder holds."""
-    experiment = resolve(experiment, root)
+    experiment = resolve(experiment, root, report=True)
     parts: list[Shown | Figure] = []
     if experiment.kind in ("accuracy", "search"):
-        draw = {"table": _table, "chosen": _chosen, "tradeoff": tradeoff, "curves": curves}[experiment.layout]
-        parts.append(draw(experiment, table))
+        parts.append(_LAYOUTS[experiment.layout](experiment, table))
     if experiment.kind == "search":
         parts += _search(experiment, root)
     elif experiment.kind == "growth":
@@ -84,7 +83,10 @@ def _epochs(table: Table) -> str:
 
 def _seeds(table: Table) -> str:
     """How many seeds the runs of these rows have: as many, or so many to so many."""
-    counts = sorted({len(part.values("seed")) for part in table.groups("data", "model", "method").values()})
+    seeds: dict[tuple[str, ...], set[int]] = {}
+    for row in table:
+        seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
+    counts = sorted({len(mine) for mine in seeds.values()})
     if not counts:
         return ""
     least = f"{counts[0]} to " if len(counts) > 1 else ""
@@ -278,3 +280,11 @@ def _search(experiment: Experiment, root: Path) -> list[Shown | Figure]:
     )
     header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
     return [Shown("The search", header, cells, notes=[note])]
+
+
+_LAYOUTS: dict[str, Callable[[Experiment, Table], Shown | Figure]] = {
+    "table": _table,
+    "chosen": _chosen,
+    "tradeoff": tradeoff,
+    "curves": curves,
+}

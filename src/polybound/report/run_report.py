@@ -69,7 +69,11 @@ def _with_seeds(cell: Cell | None, seeds: int) -> str:
 
 def _column_label(attack: str, protocol: str, counted: str, seed: int, *, several: bool) -> str:
     del counted  # it follows from the protocol
-    parts = [attack_label(attack), *([] if protocol == "-" else [protocol]), *([f"attack seed {seed}"] if several else [])]
+    parts = [
+        attack_label(attack),
+        *([] if protocol == "-" else [protocol]),
+        *([f"attack seed {seed}"] if several else []),
+    ]
     return ", ".join(parts)
 
 
@@ -88,8 +92,10 @@ def _order(table: Table) -> tuple[str, bool, float, str]:
 
 
 def _counting(protocol: str) -> str:
-    counted = "also images that are misclassified as they are, as in the paper" if protocol == "published" else (
-        "images that are right as they are and attacked"
+    counted = (
+        "also images that are misclassified as they are, as in the paper"
+        if protocol == "published"
+        else ("images that are right as they are and attacked")
     )
     return f"{protocol}: {PROTOCOLS[protocol]}, counting {counted}."
 

@@ -79,8 +79,17 @@ class Checkpoint:
             specs = [Spec.from_dict(content) for content in state["specs"]]
             sums = tensors.pop("sums").cpu() if "sums" in tensors else None
             peaks = {i: tensors.pop(f"peak {i}") for i in range(len(specs)) if f"peak {i}" in tensors}
-            names = ("epoch", "step", "leader", "parted", "histories")
-            return cls(specs, *(state[name] for name in names), tensors=tensors, sums=sums, peaks=peaks)
+            return cls(
+                specs=specs,
+                epoch=state["epoch"],
+                step=state["step"],
+                leader=state["leader"],
+                parted=state["parted"],
+                histories=state["histories"],
+                tensors=tensors,
+                sums=sums,
+                peaks=peaks,
+            )
         except _REFUSED as error:
             raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
 

@@ -80,7 +80,7 @@ class Run:
             spec = Spec.from_dict(stored)
         except (ValueError, KeyError, TypeError) as error:
             raise FileFormatError(f"{file}: not a run's spec ({error})") from error
-        if address != address_of(stored):
+        if not address == address_of(stored) == spec.address:
             raise FileFormatError(f"{file}: was changed after the run was made; its address is no longer {address}")
         return spec
 
@@ -108,10 +108,16 @@ class Run:
         return next((line["weights"][name] for line in self.history() if name in line.get("weights", {})), None)
 
     def write_model(self, model: PolynomialNetwork, lines: Sequence[dict[str, Any]], epoch: int | None = None) -> None:
-        """Write a model, and with it the history that knows its digest; the model comes last."""
+        """Write a model, and with it the history that knows its digest; the model comes last.
+
+        A history that goes further than `lines` stays: the model is then one that was missing from earlier on.
+        """
         file = self.model_file(epoch)
         others = [line for line in self.history() if "weights" in line and file.name not in line["weights"]]
-        self.write_history([*lines, *others, {"weights": {file.name: weights_digest(model)}}])
+        seen = [line for line in self.history() if "weights" not in line]
+        longer = seen if _last_epoch(seen) > _last_epoch(lines) else lines
+        about = {"weights": {file.name: weights_digest(model)}, "run": self.spec().address}
+        self.write_history([*longer, *others, about])
         model.save(file)
 
     def model(self, epoch: int | None = None) -> PolynomialNetwork:
@@ -127,12 +133,18 @@ class Run:
         file = self.model_file(epoch)
         if not is_run(self.path):
             raise PolyboundError(f"{self.path}: no run folder")
-        self.spec()
+        self._check_spec()
         if self.failure is not None:
             raise PolyboundError(f"{self.path}: no model; it ended with: {self.failure}")
         if not file.exists():
             raise PolyboundError(f"{self.path}: not trained yet")
         return cached(file, self._read_model)
+
+    def _check_spec(self) -> None:
+        """Refuse a spec that is whole, but another run's: training wrote down whose weights these are."""
+        address = self.spec().address
+        if other := next((line["run"] for line in self.history() if line.get("run", address) != address), None):
+            raise FileFormatError(f"{self.path / SPEC}: another run's spec; what is trained here is {other}")
 
     def _read_model(self, file: Path) -> PolynomialNetwork:
         model = load_model(file)
@@ -196,6 +208,10 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
+
+
+def _last_epoch(lines: Iterable[dict[str, Any]]) -> int:
+    return max((int(line["epoch"]) for line in lines if "epoch" in line), default=0)
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:

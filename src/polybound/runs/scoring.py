@@ -89,7 +89,9 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
     model, spec = run.model(epoch), run.spec()
     digest = short_digest(run.digest(epoch) or "")
     at = spec.recipe.epochs if epoch is None else epoch
-    loaded = Loaded(path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run)
+    loaded = Loaded(
+        path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run
+    )
     loaded.subject.keep = loaded.keep
     return loaded
 
@@ -162,15 +164,22 @@ def evaluate_runs(
     notes: list[str] = []
     rows: dict[Path, list[dict[str, Any]]] = {}
     names: tuple[str, ...] = ()
-    for group, data in _with_data(_grouped(loaded, dataset), split, data_dir, skipped):
-        guard = _guard(defence, data, data_dir)
+    for group, about, data in _with_data(_grouped(loaded, dataset), split, data_dir, skipped):
+        guard = _guard(defence, about, data, data_dir)
         options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
-        found = measure([one.subject for one in group], data, questions_for(chosen, wanted, certify), defence=guard, **options)
-        rows |= {one.path: [{**one.about, **score.as_dict()} for score in mine] for one, mine in zip(group, found, strict=True)}
+        found = measure(
+            [one.subject for one in group], data, questions_for(chosen, wanted, certify), defence=guard, **options
+        )
+        rows |= {
+            one.path: [{**one.about, **score.as_dict()} for score in mine]
+            for one, mine in zip(group, found, strict=True)
+        }
         notes += [note for note in reader_notes(chosen, wanted, data) if note not in notes]
         if check:
             model = stack([one.model for one in group])
-            notes += masking_notes(model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed)
+            notes += masking_notes(
+                model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed
+            )
         names = names or data.class_names
     if not rows:
         raise PolyboundError(_nothing(skipped))
@@ -205,7 +214,7 @@ def _with_data(
     data_dir: Folder | None,
     skipped: dict[str, str],
 ) -> Any:
-    """Each group with its data; a group whose data cannot be had is skipped."""
+    """Each group with what says which data that is, and its data; a group whose data cannot be had is skipped."""
     for group, about in groups:
         try:
             if about is None:
@@ -215,7 +224,7 @@ def _with_data(
         except PolyboundError as error:
             skipped |= {str(one.path): str(error) for one in group}
             continue
-        yield group, data
+        yield group, about, data
 
 
 def _check_fit(model: PolynomialNetwork, data: Dataset) -> None:
@@ -224,16 +233,15 @@ def _check_fit(model: PolynomialNetwork, data: Dataset) -> None:
 
 
 def _guard(
-    defence: str | None, data: Dataset, data_dir: Folder | None
+    defence: str | None, about: Spec | str, data: Dataset, data_dir: Folder | None
 ) -> Callable[[Subject], Defence] | Defence | None:
     """The denoiser in front of all networks of a data set, or what trains one for each."""
     if defence is None:
         return None
     if defence != "guided":
         return find_defence(defence, data.shape)
-    train = load(data.name, "train", data_dir=data_dir, validation=data.held_out)
-    if train.digest != data.digest:
-        raise PolyboundError(f"{data.name}: its splits are of different data")
+    # What the network was trained on, and nothing that was held out from it.
+    train = load(about, "train", data_dir=data_dir) if isinstance(about, str) else about.data.load("train", data_dir)
 
     def guided(subject: Subject) -> Defence:
         if not isinstance(subject.model, PolynomialNetwork):

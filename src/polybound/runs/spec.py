@@ -38,7 +38,7 @@ class DataSpec:
         check_whole("samples", self.samples, 0)
         if isinstance(self.held_out, bool) or not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
             raise PolyboundError(f"the share held out must be from 0 on and below 1, got {self.held_out!r}")
-        object.__setattr__(self, "held_out", float(self.held_out))
+        object.__setattr__(self, "held_out", float(self.held_out) + 0.0)  # one form: 0 and -0 are 0.0
 
     @classmethod
     def of(
@@ -164,4 +164,3 @@ def address_of(content: Any) -> str:
     except ValueError:
         raise PolyboundError("what determines a run must be finite numbers: no bound is method none") from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-

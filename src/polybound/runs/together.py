@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -112,6 +113,8 @@ def train_together(
             session.train(validation, on_progress, save_every, stopping)
         if rank() != 0:
             break
+    else:
+        _remove_checkpoints(root, specs)
     return runs
 
 
@@ -148,6 +151,17 @@ def _begun(root: Path, specs: Sequence[Spec], todo: list[int]) -> list[int] | No
         if -1 not in found and set(found) & set(todo):
             return found
     return None
+
+
+def _remove_checkpoints(root: Path, finished: Sequence[Spec]) -> None:
+    """Remove the state of finished runs, whose process was killed before it could."""
+    if rank() != 0:
+        return
+    ours = {spec.address for spec in finished}
+    for file in checkpoints(root):
+        with suppress(PolyboundError, FileNotFoundError):  # of no concern here, or gone by now
+            if {spec.address for spec in Checkpoint.specs_in(file)} <= ours:
+                file.unlink(missing_ok=True)
 
 
 class _Session:
@@ -262,7 +276,11 @@ class _Session:
             place = self.place(i)
             if lines and "failure" in lines[-1]:
                 continue
-            line = {"epoch": trainer.epoch, "loss": losses[place].item(), "rate": trainer.recipe.rate(trainer.epoch - 1)}
+            line = {
+                "epoch": trainer.epoch,
+                "loss": losses[place].item(),
+                "rate": trainer.recipe.rate(trainer.epoch - 1),
+            }
             if measured is not None:
                 line["validation accuracy"] = measured[place].item()
             line["seconds"] = round(trainer.seconds / len(self.members), 4)
@@ -303,7 +321,7 @@ class _Session:
             if run.finished(end):
                 continue
             if lead != i and self.parted:
-                if not self.peaks[lead] < 1.0 - _ROUNDING:
+                if lead in self.peaks and not self.peaks[lead] < 1.0 - _ROUNDING:
                     continue  # the leader was constrained: this run has to be trained on its own
                 lines.append({"epoch": epoch, "note": f"never constrained, so one with {self.specs[lead].label}"})
             if "failure" in lines[-1]:

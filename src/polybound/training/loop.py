@@ -124,8 +124,15 @@ class Trainer:
     def _descend(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
         adversary = self.recipe.adversary
         if adversary is not None and self.classifier is not None and self.epoch >= adversary.start:
-            options = {"domain": self.domain, "protocol": adversary.protocol, "generators": random}
-            x = adversarial_batch(adversary.attack, self.classifier, x, y, **options)
+            x = adversarial_batch(
+                adversary.attack,
+                self.classifier,
+                x,
+                y,
+                domain=self.domain,
+                protocol=adversary.protocol,
+                generators=random,
+            )
             y = y.repeat_interleave(len(x) // len(y), 0)
         engine = self.engine if self.epoch >= self.recipe.method.begins else self.plain
         return engine.step_(x, y, rate, random)

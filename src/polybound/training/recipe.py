@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polybound.errors import PolyboundError
+from polybound.registry import Part
 from polybound.training.adversary import Adversary
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optimisers import OPTIMISERS, SGD, Optimiser
@@ -54,7 +55,7 @@ class Recipe:
         taken: set[str] = {"start"} if parts["adversary"] is not None else set()
         for kind, registry in (("method", METHODS), ("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
             given: Any = left.pop(kind, getattr(self, kind))
-            part = given if not isinstance(given, str | Mapping) else registry.build(given)
+            part = given if isinstance(given, Part) else registry.build(given)
             mine = {name: left[name] for name in part.options() if name in left}
             taken |= set(mine)
             parts[kind] = replace(part, **mine)

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from polybound.training.engine import RowsEngine
     from polybound.training.random import StepRandom
 
-__all__ = ["METHODS", "AfterStep", "Method", "Plain", "cross_entropies", "drop_subnormal", "join_methods", "register_method"]
+__all__ = [
+    "METHODS",
+    "AfterStep",
+    "Method",
+    "Plain",
+    "cross_entropies",
+    "drop_subnormal",
+    "join_methods",
+    "register_method",
+]
 
 
 class AfterStep(Protocol):
@@ -79,6 +88,7 @@ class Method(Part):
 
     def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> Any:
         """The same for CCP by hand: gradients by logits and by rows of the Jacobian, and the reported losses."""
+        del engine, x, y, random
         raise PolyboundError(f"method {self.name} has no closed form")
 
     def prepare(self, model: PolynomialNetwork) -> AfterStep | None:

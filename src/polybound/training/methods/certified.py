@@ -48,7 +48,9 @@ class Certified(Method):
         losses = cross_entropies(lower_margins(logits, inputs, labels, self.eps).neg(), labels)
         return losses, losses
 
-    def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> tuple[Tensor, Tensor, Tensor]:
+    def closed_loss(
+        self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom
+    ) -> tuple[Tensor, Tensor, Tensor]:
         del random
         logits = engine.logits(x)
         classes = logits.shape[1]

@@ -47,7 +47,9 @@ class JacobianPenalty(Method):
         directions = random.unit_vectors(logits).view_as(logits) if self.how == "random" else None
         return losses, losses + self.weight * jacobian_penalty(logits, inputs, directions)
 
-    def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> tuple[Tensor, Tensor, Tensor]:
+    def closed_loss(
+        self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom
+    ) -> tuple[Tensor, Tensor, Tensor]:
         slopes, losses = engine.slopes(x, y)
         classes, batch = slopes.shape[1:]
         if self.how == "exact":

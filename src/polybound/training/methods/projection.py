@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from polybound.constraints import Projection
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.registry import check_choice, check_epoch, check_whole
+from polybound.registry import check_choice, check_epoch, check_whole, shown
 from polybound.training.methods.base import Method, Plain, register_method
 
 __all__ = ["ProjectAfterStep", "Projected", "projection_kind"]
@@ -54,9 +55,10 @@ class Projected(Method):
     def label(self) -> str:
         kind = {"weights": "", "operator": "operator "}.get(self.on, "") + ("spectral " if self.norm == "2" else "")
         kind = "product " if self.on == "product" else kind
-        if isinstance(self.bound, Mapping):
-            return f"{kind}projection {' '.join(f'{name} {value:g}' for name, value in self.bound.items())}"
-        return f"{kind}projection {self.bound:g}" if isinstance(self.bound, float) else f"{kind}projection"
+        return f"{kind}projection {shown(self.bound)}"
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.as_dict(), sort_keys=True))  # bounds by name are a dictionary
 
     @property
     def kind(self) -> str:
@@ -120,7 +122,7 @@ def _numbers(bound: Any) -> list[Any]:
 def _floats(bound: Any) -> Any:
     if isinstance(bound, Mapping):
         return {name: _floats(entry) for name, entry in bound.items()}
-    return tuple(map(float, bound)) if isinstance(bound, Sequence) else float(bound)
+    return tuple(map(_floats, bound)) if isinstance(bound, Sequence) else float(bound) + 0.0  # which makes 0 of -0
 
 
 def _side_by_side(bounds: list[Any]) -> BoundLike:
