@@ -1,5 +1,6 @@
 """The examples of CONTRIBUTING.md run as they stand, from outside the package, and are then known everywhere."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -106,6 +107,10 @@ def test_an_experiment(tmp_path):
     assert found.title in shell("experiments")
     assert "5 jobs with 10 runs" in shell("sweep", "digits-bounds", "--dry-run", "--runs", tmp_path / "runs")
     assert find_experiment(str(tmp_path / "digits-bounds.toml")).datasets == ("digits",)
+    options = ("--runs", tmp_path / "runs", "--seeds", 1, "--limit", 20, "--workers", 1, "--json")
+    made = json.loads(shell("reproduce", "digits-bounds", "-o", tmp_path / "made.html", *options))
+    header = made["sections"][0]["tables"][0]["header"]
+    assert header[2:] == ["no projection", "projection", "L2, weight 0.001", "L2, weight 0.01"]
 
 
 def test_a_defence(trained):

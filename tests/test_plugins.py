@@ -7,7 +7,9 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
+import polybound as pb
 from polybound import plugins
 from polybound.attacks import registry as attack_registry
 from polybound.cli import app as cli
@@ -15,6 +17,8 @@ from polybound.data import catalogue, load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
 from polybound.plugins import load_plugins
+from polybound.runs import Checkpoint, cache, clean_runs, list_runs
+from polybound.runs.checkpoints import path_for
 from polybound.training import METHODS
 
 METHOD = """
@@ -108,7 +112,7 @@ def test_modules_of_entry_points(module, entries, monkeypatch):
     [
         (None, "ModuleNotFoundError: No module named 'plugin_with_a_fault'"),
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("from polybound.training import METHODS, SGD, Plain, Method\nclass P(Method):\n    name = 'l2'\nMETHODS.register(P)",
+        ("from polybound.training import METHODS, Method\nclass P(Method):\n    name = 'l2'\nMETHODS.register(P)",
          "PolyboundError: there is a method called 'l2' already"),
     ],
 )  # fmt: skip
@@ -164,6 +168,15 @@ def test_the_command_line_knows_them(module, monkeypatch, capsys, tmp_path):
     assert made["data"] == "upside_down" and made["method"] == "flat" and made["method.weight"] == 0.2
     scores = json.loads(shell("evaluate", made["run"], "--attacks", "lighter-0.1", "--limit", 20, "--json"))["scores"]
     assert [row["attack"] for row in scores] == ["clean", "lighter-0.1"]
+    spec = pb.Spec(pb.DataSpec.of("upside_down"), recipe=pb.Recipe.of(method="flat"))
+    checkpoint = path_for(tmp_path / "runs", [spec])
+    Checkpoint([spec], 1, 0, [0], True, [[]], {"w": torch.zeros(1)}, None, {}).write(checkpoint)
+    # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.
+    monkeypatch.setattr(METHODS, "_parts", {name: part for name, part in METHODS._parts.items() if name != "flat"})
+    cache._known.clear()
+    (summary,) = list_runs(tmp_path / "runs")
+    assert summary.state == "unknown" and "method must be one of" in summary.why and "'flat'" in summary.why
+    assert not clean_runs(tmp_path / "runs", ["damaged", "failed", "unfinished"]) and checkpoint.exists()
 
 
 @pytest.mark.usefixtures("entries")
