@@ -36,8 +36,8 @@ class Checker:
     Args:
         model: the model.
         domain: the inputs' domain, or None.
-        stretch: see `Enclosures`.
-        norms: see there.
+        stretch: as `Enclosures` takes it.
+        norms: as `Enclosures` takes them.
     """
 
     def __init__(

@@ -102,7 +102,9 @@ def demo(
 def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
-    method: Annotated[str | None, typer.Option(help="none, projection, jacobian, l2 or certified.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
+    ] = None,
     bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,

@@ -31,7 +31,7 @@ def search_job(experiment: Experiment) -> StudyJob:
 
 
 def resolve(experiment: Experiment, root: Path, *, report: bool = False) -> Experiment:
-    """The experiment with what its search has found; for a report without that search, with what it is known to find."""
+    """The experiment with the bounds that its search found; for a report without one, with those it is known for."""
     if experiment.kind != "search":
         return experiment
     if (job := search_job(experiment)).done(root):
@@ -108,7 +108,7 @@ def _point(key: tuple[float, ...]) -> dict[str, float]:
 
 
 def _accuracy(run: Run, options: Mapping[str, Any]) -> float:
-    """What a search goes by; a run that failed has no score, and none could be worse."""
+    """The accuracy that a search compares; 0 for a run that failed, which has no score."""
     attack, protocol = options["attack"], options["protocol"]
     wanted = {"split": "validation", "attack": attack, "protocol": protocol, "defence": "", "attack_seed": 0}
     found = run.table().where(wanted, counted="robust").only(lambda row: covers(row, options["limit"]))
@@ -116,7 +116,7 @@ def _accuracy(run: Run, options: Mapping[str, Any]) -> float:
 
 
 def _shortened(recipe: Recipe) -> Recipe:
-    """A schedule with fewer epochs after the first projection; the trunk before it is the same."""
+    """A schedule with fewer epochs after the first projection; the epochs before it are the same."""
     begins = recipe.method.begins
     left = max(1, round(SHORT * (recipe.epochs - begins)))
     return recipe.changed({"epochs": begins + left})
