@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import polybound as pb
 from certify_mnist import SHAPE, unit
-from polybound.training.penalty import lower_margins
+from polybound.training.methods import lower_margins
 
 
 def train(data: pb.data.Dataset, eps: float, epochs: int, rank: int) -> pb.CCP:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 
 import polybound as pb
 from polybound.data import Dataset
-from polybound.experiments import Plan, train_together
-from polybound.training import Trainer
+from polybound.runs import DataSpec, Spec, train_together
+from polybound.training import Certified, JacobianPenalty, Recipe, Trainer
 from polybound.training.engine import AutogradEngine, Engine, engine_for
+from polybound.training.random import StepRandom
 from projection_l1 import sorting_projection
 
 BOUNDS = [1e5, 1e3, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2]
@@ -123,17 +123,23 @@ class PerSample(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return image.sub(0.5).div(0.5).flatten(), self.labels[index]
 
 
+def one_epoch(trainer: Trainer) -> None:
+    """The first epoch, once more."""
+    trainer.epoch = 0
+    trainer.run(1)
+
+
 def stacked_rows(degree: int, data: Dataset) -> list[dict[str, Any]]:
     model = pb.paper_model(f"pn-{degree}", runs=len(BOUNDS), seed=[0] * len(BOUNDS))
-    recipe = pb.Recipe(method="projection", bound=BOUNDS, start=0)
+    recipe = Recipe.of(method="projection", bound=BOUNDS, start=0)
     trainer = Trainer(model, data, recipe, [0] * len(BOUNDS))
-    unconstrained = Trainer(model, data, pb.Recipe(), [0] * len(BOUNDS))
+    unconstrained = Trainer(model, data, Recipe(), [0] * len(BOUNDS))
     bare, plain = Bare(degree, data), Plain(degree)
-    one_by_one, epochs = indexed(data), iter(cycle([0]))
+    one_by_one = indexed(data)
 
     ours, free, products, autograd = interleaved(
-        lambda: trainer.epoch(next(epochs)),
-        lambda: unconstrained.epoch(next(epochs)),
+        partial(one_epoch, trainer),
+        partial(one_epoch, unconstrained),
         bare.epoch,
         lambda: plain_epoch(plain, one_by_one, 1.0),
     )
@@ -155,10 +161,10 @@ def curve_row(data: Dataset) -> dict[str, Any]:
     plain, loader = Plain(4), torch.utils.data.DataLoader(PerSample(data), batch_size=BATCH, shuffle=True)
 
     def curve(epochs: int) -> None:
-        recipe = pb.Recipe(method="projection", epochs=epochs, start=epochs // 2)
+        recipes = [Recipe.of(method="projection", epochs=epochs, start=epochs // 2, bound=bound) for bound in BOUNDS]
         with TemporaryDirectory() as folder:
-            plans = [Plan("noise", "pn-4", replace(recipe, bound=bound)) for bound in BOUNDS]
-            train_together(plans, data, Path(folder))
+            specs = [Spec(DataSpec("noise", "noise"), recipe=recipe) for recipe in recipes]
+            train_together(specs, Path(folder), data=data)
 
     short, long, one_epoch = interleaved(
         lambda: curve(2), lambda: curve(4), lambda: plain_epoch(plain, lambda: loader, 1.0), repetitions=3
@@ -185,13 +191,12 @@ def derivative_rows(data: Dataset) -> list[dict[str, Any]]:
     """Steps on losses of the Jacobian, by the closed form and by autograd."""
     x, y = data.x[:BATCH].flatten(1).unsqueeze(0), data.y[:BATCH].unsqueeze(0)
     found = []
-    for name, how, eps, goal in (("the Jacobian penalty", "random", None, 1.5), ("certificates", None, 0.1, 2.0)):
-        penalty = torch.tensor(0.01)
-        engines = [engine(pb.paper_model("pn-4", seed=0), how, penalty, eps) for engine in (engine_for, AutogradEngine)]
+    for name, method, goal in (("the Jacobian penalty", JacobianPenalty(), 1.5), ("certificates", Certified(), 2.0)):
+        engines = [engine(pb.paper_model("pn-4", seed=0), method) for engine in (engine_for, AutogradEngine)]
 
         def steps(engine: Engine) -> None:
             for _ in range(10):
-                engine.step_(x, y, 1e-3, 0.0, [torch.Generator().manual_seed(0)])
+                engine.step_(x, y, 1e-3, StepRandom(1, [0], 0, 0))
 
         times = interleaved(*(partial(steps, engine) for engine in engines), repetitions=15)
         found.append(row(f"PN-4, a step with {name}, against autograd", times[0] / 10, times[1] / 10, goal))
@@ -207,7 +212,7 @@ def fitted_row(data: Dataset) -> dict[str, Any]:
 
     def steps(engine: Engine) -> None:
         for _ in range(20):
-            engine.step_(x, y, 1e-9, 0.0, [])
+            engine.step_(x, y, 1e-9, StepRandom(1, [0], 0, 0))
 
     fitted, fresh = interleaved(*(partial(steps, engine) for engine in engines), repetitions=15)
     return row("PN-10: a step on fitted / on new data (lower is better)", fitted / 20, fresh / 20, 1.1, True)

@@ -82,6 +82,24 @@ def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, dire
 
 def test_what_has_none():
     with pytest.raises(pb.PolyboundError, match="ConvCCP"):
-        closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
+        closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
     with pytest.raises(pb.PolyboundError, match="lifted"):
         closed_form(pb.CCP(4, 2, 2, 2, "product")).logits(torch.zeros(1, 3, 4))
+
+
+def test_a_step_of_an_ncp_leaves_no_subnormal_weights_but_an_attack_has_all_gradients():
+    """As small bounds leave it: matrices in between that are all but zero."""
+    model = pb.NCP(6, 4, 3, 4, seed=0)
+    with torch.no_grad():
+        model.S[..., :-1] *= 1e-13
+        model.V[0] = 0.0
+    form = closed_form(model)
+    x, d = torch.rand(1, 8, 6), torch.rand(1, 3, 8)
+    form.logits(x)
+    form.update_(d, x, 1.0)
+    assert (model.V[0] == 0).all(), "gradients of 1e-39 move nothing"
+    assert (model.V[1:] != 0).all()
+    with torch.no_grad():
+        model.S[..., :-1] *= 1e6
+    form.logits(x)
+    assert (form.input_gradient(d) != 0).all()

@@ -1,27 +1,42 @@
 """Every table and figure of the paper end to end, on tiny data sets in the official formats."""
 
-# ruff: noqa: F811 (a fixture is named again as an argument)
-
 import json
 import re
 from dataclasses import replace
 from importlib import import_module
 
 import pytest
-from polybound.report.shapes import Figure, Table
 
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
-from polybound.experiments.compare import DATASETS, compare, published, significance
-from polybound.experiments.experiment import BOUNDS, Experiment, experiment_names, find_experiment
-from polybound.experiments.results import Row, average, collect, collect_folder, read_csv, write_csv
-from polybound.experiments.search import search_job
-from polybound.experiments.sweep import estimate, jobs_of, sweep
-from polybound.report.build import build_report
+from polybound.evaluation import MixedError, Score, Table, paper_counts
+from polybound.experiments import (
+    BOUNDS,
+    DATASETS,
+    Experiment,
+    compare,
+    estimate,
+    experiment_names,
+    experiment_scores,
+    find_experiment,
+    published,
+    read_runs,
+    read_scores,
+    row_kind,
+    search_job,
+    significance,
+    sweep,
+)
+from polybound.experiments.results import digests
+from polybound.experiments.sweep import jobs_of
+from polybound.report import build_report
+from polybound.report.elements import Figure
+from polybound.report.elements import Table as Shown
+from polybound.runs import DataSpec, ModelSpec, Spec
+from polybound.training import Plain, Recipe
 from test_data_helpers import (
     nsynth_members,
     put_mnist,
-    root,  # noqa: F401
     tarred,
     tiny_cifar,
     tiny_emnist,
@@ -37,25 +52,31 @@ NAMES = [
 ]
 
 
-@pytest.fixture
-def tiny_data(root, monkeypatch):
+@pytest.fixture(scope="module")
+def tiny_data(tmp_path_factory):
     """All data sets of the paper, a few images each."""
-    source, contents, _ = tiny_mnist(monkeypatch, size=(8, 8))
-    put_mnist(root, contents)
-    for name in ("fashion-mnist", "kmnist", "mnist"):
-        monkeypatch.setitem(SOURCES, name, replace(source, name=name))
-    members = {}
-    for part in ("letters", "byclass"):
-        content, _, _ = tiny_emnist(monkeypatch, part, digest=False)
-        members[part] = content
-        write(root / f"emnist-{part}" / "gzip.zip", content)
-    binary, _, _ = tiny_cifar(monkeypatch)
-    for name, content in binary.items():
-        write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
-    archives = {"test": tarred(nsynth_members("test"))}
-    tiny_nsynth(monkeypatch, archives)
-    write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", archives["test"])
-    return root
+    root = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        source, contents, _ = tiny_mnist(patch, size=(8, 8))
+        put_mnist(root, contents)
+        for name in ("fashion-mnist", "kmnist", "mnist"):
+            patch.setitem(SOURCES, name, replace(source, name=name))
+        for part in ("letters", "byclass"):
+            content, _, _ = tiny_emnist(patch, part, digest=False)
+            write(root / f"emnist-{part}" / "gzip.zip", content)
+        binary, _, _ = tiny_cifar(patch)
+        for name, content in binary.items():
+            write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
+        archives = {"test": tarred(nsynth_members("test"))}
+        tiny_nsynth(patch, archives)
+        write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", archives["test"])
+        yield root
+
+
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory):
+    """A folder for the runs of all experiments: what several need is trained once."""
+    return tmp_path_factory.mktemp("runs")
 
 
 def tiny(name):
@@ -71,14 +92,15 @@ def test_all_are_there():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, tmp_path, name):
-    experiment, folder = tiny(name), tmp_path / "runs"
+def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs, tmp_path, name):
+    experiment, folder = tiny(name), shared_runs
     sweep([experiment], folder, data_dir=tiny_data, workers=1)
-    assert all(job.done(folder) for job in jobs_of(experiment, folder))
-    (made,) = build_report([experiment], folder, tmp_path / "report.html")
-    parts = {kind: [part for part in made.parts if isinstance(part, kind)] for kind in (Table, Figure)}
+    jobs = jobs_of(experiment, folder, digests(tiny_data), tiny_data)
+    assert jobs and all(job.done(folder) for job in jobs)
+    (made,) = build_report([experiment], folder, tmp_path / "report.html", data_dir=tiny_data).sections
+    parts = {kind: [part for part in made.parts if isinstance(part, kind)] for kind in (Shown, Figure)}
     if experiment.layout in ("table", "chosen"):
-        check_table(experiment, parts[Table][0])
+        check_table(experiment, parts[Shown][0])
         assert {file.suffix for file in (tmp_path / "report").iterdir()} == {".md", ".tex", ".csv"}
     else:
         check_figure(experiment, parts[Figure][0])
@@ -86,11 +108,10 @@ def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, tmp_path, na
     if experiment.kind in ("accuracy", "search"):
         assert any("2 of 100 epochs" in note for note in made.notes)
     if experiment.kind == "search":
-        assert "searched" in {
-            row.projection for row in read_csv((tmp_path / "report" / f"{name}-scores.csv").read_text())
-        }
+        scores = read_scores(tmp_path / "report" / f"{name}-scores.csv")
+        assert {row_kind(row) for row in scores} == {"", "single", "layer-wise"}
     page = (tmp_path / "report.html").read_text()
-    assert "@@" not in page and made.title in page.replace("&#x27;", "'")
+    assert made.title in page.replace("&#39;", "'")
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)  # nothing to be fetched
 
 
@@ -158,21 +179,22 @@ def small():
 
 def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
     guess = estimate([small], tmp_path / "alone")
-    assert (guess.jobs, guess.runs, guess.done) == (3, 8, 0) and guess.seconds > 0
+    assert (guess.jobs, guess.runs, guess.done, guess.missing) == (3, 8, 0, ()) and guess.seconds > 0
     sweep([small], tmp_path / "alone", workers=1)
     seen = []
     sweep([small], tmp_path / "two", workers=2, on_progress=lambda *state: seen.append(state))
     assert seen[-1][:2] == (3, 3)
-    assert collect(small, tmp_path / "two") == collect(small, tmp_path / "alone")
-    assert len(collect(small, tmp_path / "alone")) == 8 * 3
+    rows = experiment_scores(small, tmp_path / "alone").rows
+    assert experiment_scores(small, tmp_path / "two").rows == rows
+    assert len(rows) == 8 * 3
     assert estimate([small], tmp_path / "two").seconds == 0
 
 
 def test_an_estimate_counts_a_run_once(small, tmp_path, monkeypatch):
     trained = []
 
-    def cost(plans, _data_dir):
-        trained.append(plans)
+    def cost(specs, _data_dir):
+        trained.append(specs)
         return 1.0
 
     monkeypatch.setattr(import_module("polybound.experiments.sweep"), "_cost", cost)
@@ -180,11 +202,11 @@ def test_an_estimate_counts_a_run_once(small, tmp_path, monkeypatch):
     guess = estimate([small, other], tmp_path)
     assert (guess.jobs, guess.runs) == (6, 8)
     assert guess.seconds == 3.0  # the two seeds without a bound as one stack, and the bounds of each seed
-    assert sorted(len(plans) for plans in trained) == [2, 3]  # and stacks of one kind are measured once
+    assert sorted(len(specs) for specs in trained) == [2, 3]  # and stacks of one kind are measured once
     wider = replace(other, bounds=(100.0, 1.0, 0.5, 0.25))
     trained.clear()
     assert estimate([small, wider], tmp_path).runs == 10
-    assert [len(plans) for plans in trained] == [2, 3, 1]  # of the wider one, the bound that the first has not
+    assert [len(specs) for specs in trained] == [2, 3, 1]  # of the wider one, the bound that the first has not
 
 
 def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_path):
@@ -193,11 +215,13 @@ def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_pa
         small, name="steps", layout="curves", methods=("projection",), attacks=attacks, x="steps", lines="model"
     )
     sweep([small, steps], tmp_path, workers=1)
-    assert {row.attack for row in collect(small, tmp_path)} == {"clean", "fgsm-0.1"}
-    assert {row.attack for row in collect(steps, tmp_path)} == {"clean", *attacks}
-    (made,) = build_report([steps], tmp_path, tmp_path / "report.html")
+    assert set(experiment_scores(small, tmp_path).values("attack")) == {"clean", "fgsm-0.1"}
+    assert set(experiment_scores(steps, tmp_path).values("attack")) == {"clean", *attacks}
+    (made,) = build_report([steps], tmp_path, tmp_path / "report.html").sections
     (figure,) = made.parts
-    assert [line.x for panel in figure.panels for line in panel.lines] == [[1.0, 2.0]] * 2
+    # A line for each bound: over the steps of an attack it is a configuration of its own.
+    assert [line.x for panel in figure.panels for line in panel.lines] == [[1.0, 2.0]] * 6
+    assert [len({line.label for line in panel.lines}) for panel in figure.panels] == [3, 3]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -205,105 +229,134 @@ def test_a_missing_data_set_does_not_keep_the_others_back(small, tmp_path, worke
     both = replace(small, datasets=(f"folder:{tmp_path / 'nowhere'}", "digits"), seeds=1, methods=("none",))
     with pytest.raises(PolyboundError, match="nowhere"):
         sweep([both], tmp_path / "runs", workers=workers)
-    assert {row.dataset for row in collect(both, tmp_path / "runs")} == {"digits"}
+    assert experiment_scores(both, tmp_path / "runs").values("dataset") == ["digits"]
 
 
 def test_scores_survive_a_csv_file(small, tmp_path):
     sweep([small], tmp_path, workers=1)
-    rows = collect(small, tmp_path)
-    again = read_csv(write_csv(rows))
-    assert [replace(row, accuracy=0) for row in again] == [replace(row, accuracy=0) for row in rows]
-    assert [row.accuracy for row in again] == pytest.approx([row.accuracy for row in rows], abs=1e-4)
-    assert sorted(collect_folder(tmp_path), key=str) == sorted(rows, key=str)
-    (clean,) = average(rows, method="none", attack="clean").values()
-    by_hand = [row.accuracy for row in rows if row.method == "none" and row.attack == "clean"]
-    assert clean.seeds == 2 and clean.mean == pytest.approx(sum(by_hand) / 2)
+    table = experiment_scores(small, tmp_path)
+    (tmp_path / "scores.csv").write_text(table.to_csv())
+    assert read_scores(tmp_path / "scores.csv").rows == table.rows
+    everything, skipped = read_runs(tmp_path)
+    shown = everything.only(lambda row: row["counted"] == paper_counts(row["attack"], row["protocol"]))
+    assert not skipped and sorted(shown, key=str) == sorted(table, key=str)
+    mine = table.where(method="none", attack="clean")
+    clean = mine.cell()
+    by_hand = [100 * row["correct"] / row["total"] for row in mine]
+    assert clean.seeds == (0, 1) and clean.mean == pytest.approx(sum(by_hand) / 2)
+
+
+def row_like(spec, attack, protocol, percent):
+    """A row of a table: so many percent of 10,000 test images."""
+    counts = {"total": 10000, "available": 10000, "correct": round(100 * percent)}
+    counted = paper_counts(attack, protocol)
+    what = {"weights": spec.address, "dataset": spec.data.name, "digest": spec.data.digest, "split": "test"}
+    how = {"held_out": 0.0, "attack": attack, "protocol": protocol, "attack_seed": 0, "defence": "", "counted": counted}
+    score = Score(**what, **how, **counts)
+    return {**spec.columns(), "run": spec.address, "epoch": spec.recipe.epochs, **score.as_dict()}
+
+
+def spec_like(seed=0, model="pn-4", rank=0, data="fashion-mnist", **recipe):
+    return Spec(DataSpec(data, "00ff"), ModelSpec(model, rank), Recipe.of(recipe), seed)
 
 
 def rows_like_the_paper(shift=0.0, epochs=100, spread=1.0):
     """Scores as if a reproduction had been off by so many points, and its seeds by so many apart."""
+    plain, wide, tight = ({"method": "none"}, *({"method": "projection", "bound": bound} for bound in (2.0, 1.0)))
     return [
-        Row(
-            dataset="fashion-mnist", model="pn-4", rank=16, method=method, projection="single" if bound else "",
-            bound=bound, variant="", seed=seed, epochs=epochs, epoch=epochs, samples=0, validation=0.0, split="test", attack=attack,
-            protocol=protocol, defence="", correct=1, total=10000, limit=0, accuracy=value + shift + spread * seed, run="r",
-        )
-        for method, bound, attack, protocol, value in (
-            ("none", None, "clean", "-", 87.28),
-            ("none", None, "fgsm-0.1", "published", 12.92),
-            ("projection", 2.0, "fgsm-0.1", "published", 20.0),
-            ("projection", 1.0, "fgsm-0.1", "published", 46.43),
-            ("projection", 1.0, "fgsm-0.1", "sound", 60.0),
+        row_like(spec_like(seed, epochs=epochs, **method), attack, protocol, value + shift + spread * seed)
+        for method, attack, protocol, value in (
+            (plain, "clean", "-", 87.28),
+            (plain, "fgsm-0.1", "published", 12.92),
+            (wide, "fgsm-0.1", "published", 20.0),
+            (tight, "fgsm-0.1", "published", 46.43),
+            (tight, "fgsm-0.1", "sound", 60.0),
         )
         for seed in (-1, 0, 1)
-    ]  # fmt: skip
+    ]
+
+
+TABLE_1 = "tab:regularization_compare_fashionmnist_emnist"
+
+
+def compared(rows, protocol="published"):
+    """Our values by the paper's names of method and attack."""
+    return {(c.paper.method, c.paper.attack): c for c in compare(Table(rows), protocol, only=TABLE_1)}
 
 
 def test_comparison_with_the_paper():
-    table = "tab:regularization_compare_fashionmnist_emnist"
-    found = {(c.paper.method, c.paper.attack): c for c in compare(rows_like_the_paper(), table=table)}
+    found = compared(rows_like_the_paper())
     assert set(found) == {("none", "clean"), ("none", "fgsm-0.1"), ("projection", "fgsm-0.1")}
     best = found["projection", "fgsm-0.1"]
-    assert (
-        best.verdict == "within" and best.bounds == 2 and best.ours.bound == 1.0 and best.difference == pytest.approx(0)
-    )
-    assert best.ours.std == pytest.approx(1.0) and best.ours.seeds == 3
-    shifted = {(c.paper.method, c.paper.attack): c for c in compare(rows_like_the_paper(4.0), table=table)}
+    assert best.verdict == "within" and best.difference == pytest.approx(0)
+    assert best.bounds == 2 and best.ours.chosen == ("method.bound", 1.0, 2)
+    assert best.ours.std == pytest.approx(1.0) and best.ours.seeds == (-1, 0, 1)
+    shifted = compared(rows_like_the_paper(4.0))
     assert shifted["none", "clean"].verdict == "off"
     assert shifted["none", "clean"].deviations == pytest.approx(4.0 / (0.18**2 + 1.0) ** 0.5)  # ours have 1 point
     assert shifted["none", "fgsm-0.1"].verdict == "within"  # 2 published standard deviations are 5.48 points
-    assert {c.verdict for c in compare(rows_like_the_paper(epochs=10), table=table)} == {"reduced"}
-    (sound,) = [c for c in compare(rows_like_the_paper(), "sound", table) if c.paper.attack != "clean"]
+    assert {c.verdict for c in compared(rows_like_the_paper(epochs=10)).values()} == {"reduced"}
+    (sound,) = [c for c in compared(rows_like_the_paper(), "sound").values() if c.paper.attack != "clean"]
     assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
 
 
 def test_a_bound_that_fewer_seeds_have_is_not_the_best():
-    rows = rows_like_the_paper()
-    lucky = replace(next(row for row in rows if row.bound == 2.0), bound=0.5, accuracy=99.0)
-    found = {c.paper.attack: c for c in compare([*rows, lucky]) if c.paper.method == "projection"}
-    assert found["fgsm-0.1"].ours.bound == 1.0 and found["fgsm-0.1"].bounds == 2
+    lucky = row_like(spec_like(method="projection", bound=0.5), "fgsm-0.1", "published", 99.0)
+    found = compared([*rows_like_the_paper(), lucky])["projection", "fgsm-0.1"]
+    assert found.ours.chosen == ("method.bound", 1.0, 2) and found.bounds == 2
 
 
 def test_variants_of_a_method_are_compared_one_by_one_and_other_ranks_left_out():
-    table = "tab:regularization_compare_fashionmnist_emnist"
-    plain = [row for row in rows_like_the_paper() if row.attack == "clean"]
+    seeds = (-1, 0, 1)
+    plain = [row for row in rows_like_the_paper() if row["attack"] == "clean"]
     penalised = [
-        replace(row, method="l2", variant=f"penalty {w}", accuracy=a) for row in plain for w, a in ((1, 80), (2, 87))
+        row_like(spec_like(seed, method="l2", weight=w), "clean", "-", a)
+        for seed in seeds
+        for w, a in ((1, 80), (2, 87))
     ]
-    wide = [replace(row, rank=64, accuracy=50.0) for row in plain]
-    deep = [replace(row, model="pn-10", rank=rank, accuracy=50.0 + rank / 4) for row in plain for rank in (16, 64, 128)]
-    found = {(c.paper.method, c.variant): c for c in compare([*plain, *penalised, *wide], table=table)}
-    (tenth,) = compare(deep, table=table)
+    wide = [row_like(spec_like(seed, rank=64), "clean", "-", 50.0) for seed in seeds]
+    deep = [
+        row_like(spec_like(seed, "pn-10", rank), "clean", "-", 50.0 + rank / 4)
+        for seed in seeds
+        for rank in (16, 64, 128)
+    ]
+    found = {(c.paper.method, c.variant): c for c in compare(Table([*plain, *penalised, *wide]), only=TABLE_1)}
+    (tenth,) = compare(Table(deep), only=TABLE_1)
     assert tenth.ours.mean == pytest.approx(66.0)  # the rank that the experiments have
     assert {key: c.verdict for key, c in found.items()} == {
         ("none", ""): "within",
-        ("l2", "penalty 1"): "off",
-        ("l2", "penalty 2"): "within",
+        ("l2", "weight 1"): "off",
+        ("l2", "weight 2"): "within",
     }
     assert found["none", ""].ours.mean == pytest.approx(87.28)
 
 
 def test_each_table_has_its_own_rank():
+    table = find_experiment("table-3")
     rows = [
-        replace(row, model="pn-10", rank=rank, method="none+at", accuracy=60.0 + rank / 16)
-        for row in rows_like_the_paper() for rank in (16, 64) if row.method == "none"
-    ]  # fmt: skip
-    (found,) = compare(rows)
-    assert found.paper.table == find_experiment("table-3").published
-    assert find_experiment("table-3").ranks == (16,) and found.ours.mean == pytest.approx(61.0)
+        row_like(spec_like(seed, "pn-10", rank, adversary=table.adversary), "fgsm-0.1", "published", 60.0 + rank / 16)
+        for seed in (-1, 0, 1)
+        for rank in (16, 64)
+    ]
+    (found,) = compare(Table(rows))
+    assert found.paper.table == table.published and found.paper.method == "at"
+    assert table.ranks == (16,) and found.ours.mean == pytest.approx(61.0)
 
 
 def test_significance_is_paired_by_seed():
-    rows = rows_like_the_paper()
-    ours = [row for row in rows if row.bound == 1.0 and row.protocol == "published"]
-    theirs = [row for row in rows if row.method == "none" and row.attack == "fgsm-0.1"]
+    rows = Table(rows_like_the_paper())
+    ours = rows.where({"method.bound": 1.0, "protocol": "published"})
+    theirs = rows.where(method="none", attack="fgsm-0.1")
     assert significance(ours, theirs).difference == pytest.approx(33.51)
-    spread = [replace(row, accuracy=row.accuracy + 0.1 * row.seed) for row in theirs]
+    spread = Table({**row, "correct": row["correct"] + 10 * row["seed"]} for row in theirs)
     result = significance(ours, spread)
     assert result.seeds == 3 and result.p < 1e-4
     from scipy.stats import ttest_rel
 
-    assert result.p == pytest.approx(ttest_rel([r.accuracy for r in ours], [r.accuracy for r in spread]).pvalue)
+    counts = [[row["correct"] / 100 for row in table] for table in (ours, spread)]
+    assert result.p == pytest.approx(ttest_rel(*counts).pvalue)
+    with pytest.raises(MixedError, match="method"):
+        significance(rows.where(attack="fgsm-0.1", protocol="published"), theirs)
 
 
 def test_bad_experiments_are_refused(tmp_path):
@@ -313,6 +366,8 @@ def test_bad_experiments_are_refused(tmp_path):
         find_experiment("table-1").changed(budget=0.0)
     with pytest.raises(PolyboundError, match="no projection called 'nuclear'"):
         find_experiment("tradeoff").changed(projections=("spectral", "nuclear"))
+    with pytest.raises(PolyboundError, match="method must be one of"):
+        find_experiment("tradeoff").changed(methods=("none+at",))
     file = tmp_path / "mine.toml"
     file.write_text("colours = 3\n")
     with pytest.raises(PolyboundError, match="colours"):
@@ -324,10 +379,12 @@ def test_bad_experiments_are_refused(tmp_path):
 
 
 def test_the_budget_scales_the_schedule():
-    recipe = find_experiment("table-1").changed(budget=0.1).recipe_for("projection")
-    assert (recipe.epochs, recipe.start, recipe.milestones) == (10, 5, (2, 8))
-    adversarial = find_experiment("table-3").changed(budget=0.1, recipe={"adversary_start": 20})
-    assert adversarial.recipe_for("none+at").adversary_start == 2
+    experiment = find_experiment("table-1").changed(budget=0.1)
+    recipe = experiment.recipe_for(experiment.projected())
+    assert (recipe.epochs, recipe.method.start, recipe.schedule.milestones) == (10, 5, (2, 8))
+    adversarial = find_experiment("table-3")
+    adversarial = adversarial.changed(budget=0.1, adversary={**adversarial.adversary, "start": 20})
+    assert adversarial.recipe_for(Plain()).adversary.start == 2
     assert json.dumps(recipe.as_dict())
 
 
@@ -350,47 +407,52 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
     named = find_experiment("table-1").changed(
         datasets=("digits",), models=("pn-4",), methods=("none", "projection"), bounds=(100.0, 1.0), seeds=1
     )
-    shorter = {"epochs": 8, "start": 4, "milestones": [2, 6], "learning_rate": 0.02}
-    several = replace(named, recipe=shorter, limit=40, measure_every=2, attacks=("fgsm-0.1",))
+    shorter = {"epochs": 8, "milestones": [2, 6], "learning_rate": 0.02}
+    early = {"projection": {"start": 4}}
+    several = replace(named, recipe=shorter, options=early, limit=40, measure_every=2, attacks=("fgsm-0.1",))
     sweep([several], tmp_path, workers=1)
-    rows = collect(several, tmp_path)
-    found = {(row.method, row.bound, row.attack, row.protocol, row.epoch): row.accuracy for row in rows}
-    for method, bound in (("none", None), ("projection", 100.0), ("projection", 1.0)):
+    table = experiment_scores(several, tmp_path)
+    for part in table.groups("method", "method.bound").values():
         epochs = {
-            protocol: {key[-1] for key in found if key[:2] == (method, bound) and key[3] == protocol}
-            for protocol in ("-", "published", "sound")
+            protocol: set(part.where(protocol=protocol).values("epoch")) for protocol in ("-", "published", "sound")
         }
         assert epochs == {"-": {6, 8}, "published": {6, 8}, "sound": {8}}
-    assert {row.epochs for row in rows} == {8}
-    top = average(rows, method="projection", attack="fgsm-0.1", protocol="published")[1.0]
-    assert top.mean == max(found["projection", 1.0, "fgsm-0.1", "published", epoch] for epoch in (6, 8))
-    assert top.seeds == 1
-    plan = several.entries()[0].plan
-    assert len(several.earlier(plan)) == 1
-    assert not replace(several, layout="chosen").earlier(plan)  # its epoch would be chosen on the test split
-    last = collect(replace(several, measure_every=0), tmp_path)
-    assert {row.epoch for row in last} == {8} and len(last) < len(rows)
-    page = build_report([several], tmp_path, tmp_path / "report.html")[0]
-    assert any("after the best epoch measured (of 6, 8)" in note for note in page.notes)
-    assert collect(several, tmp_path / "elsewhere", scores=rows) == rows
-    assert collect(replace(several, measure_every=0), tmp_path / "elsewhere", scores=rows) == last
+    assert set(table.groups("method", "method.bound")) == {("none", None), ("projection", 100.0), ("projection", 1.0)}
+    assert table.values("schedule.epochs") == [8]
+    mine = table.where({"method.bound": 1.0, "attack": "fgsm-0.1", "protocol": "published"})
+    with pytest.raises(MixedError, match="epoch"):
+        mine.cell()
+    top = mine.best_epoch().cell()
+    assert top.mean == max(100 * row["correct"] / row["total"] for row in mine) and len(mine) == 2
+    assert top.seeds == (0,) and top.epoch == "best of 6, 8"
+    assert several.earlier_epochs() == (6,)
+    assert not replace(several, layout="chosen").earlier_epochs()  # its epoch would be chosen on the test split
+    last = experiment_scores(replace(several, measure_every=0), tmp_path).rows
+    assert {row["epoch"] for row in last} == {8} and len(last) < len(table)
+    (made,) = build_report([several], tmp_path, tmp_path / "report.html").sections
+    assert any("after the best epoch measured (of 6, 8)" in note for note in made.notes)
+    assert experiment_scores(several, tmp_path / "elsewhere", scores=table).rows == table.rows
+    assert experiment_scores(replace(several, measure_every=0), tmp_path / "elsewhere", scores=table).rows == last
 
 
 def test_scores_stand_in_for_run_folders_that_are_not_there(small, tmp_path):
     whole = replace(small, attacks=("fgsm-0.1", "fgsm-0.01"), limit=0)
     sweep([small, whole], tmp_path / "runs", workers=1)
-    kept = collect_folder(tmp_path / "runs")
-    assert {row.limit for row in kept} == {0, 50}
+    kept, _ = read_runs(tmp_path / "runs")
+    assert set(kept.values("total")) == {50, 360}
     for experiment in (small, whole):
-        rows = collect(experiment, tmp_path / "runs")
-        assert {row.limit for row in rows} == {experiment.limit}
-        assert collect(experiment, tmp_path / "elsewhere", scores=kept) == rows
-        folders = build_report([experiment], tmp_path / "runs", tmp_path / "folders.html")[0].parts
-        scores = build_report([experiment], tmp_path / "elsewhere", tmp_path / "scores.html", scores=kept)[0].parts
+        rows = experiment_scores(experiment, tmp_path / "runs").rows
+        assert {row["total"] for row in rows} == {experiment.limit or 360}
+        assert experiment_scores(experiment, tmp_path / "elsewhere", scores=kept).rows == rows
+        (made,) = build_report([experiment], tmp_path / "runs", tmp_path / "folders.html").sections
+        (other,) = build_report([experiment], tmp_path / "elsewhere", tmp_path / "scores.html", scores=kept).sections
+        folders, scores = made.parts, other.parts
         assert [part.title for part in folders if part not in scores] == ["Bounds of the runs with seed 0"]
-        assert [part for part in folders if part in scores] == scores
+        assert [part for part in folders if part in scores] == scores and made.notes == other.notes
         (against,) = [part for part in scores if part.title == "Projection against none, sound protocol"]
         assert [row[2] for row in against.rows] == [attack.upper() for attack in experiment.attacks]
         assert all(row[5] == "2" and 0.0 <= float(row[6]) <= 1.0 for row in against.rows)
-    wrong = [replace(row, accuracy=-1.0) for row in kept]
-    assert collect(small, tmp_path / "runs", scores=wrong) == collect(small, tmp_path / "runs")  # folders come first
+    wrong = Table({**row, "correct": 0} for row in kept)
+    rows = experiment_scores(small, tmp_path / "runs").rows
+    assert any(row["correct"] for row in rows)
+    assert experiment_scores(small, tmp_path / "runs", scores=wrong).rows == rows  # folders come first

@@ -19,15 +19,19 @@ class Part:
     name: ClassVar[str]
     """What files and the command line call it."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The name and all options, as JSON can hold them; the same for equal parts.
+    def __post_init__(self) -> None:
+        """Give equal numbers one form: where any number may stand, 1 becomes 1.0, and -0 becomes 0."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in (float, "float") and isinstance(value, int | float):
+                object.__setattr__(self, field.name, float(value) + 0.0)
 
-        Tuples become lists, so that what was written and what is read back are equal, and 1 becomes 1.0 where any
-        number may stand.
+    def as_dict(self) -> dict[str, Any]:
+        """The name and all options, as JSON can hold them.
+
+        Tuples become lists, so that what was written and what is read back are equal.
         """
-        given = asdict(self)
-        numbers = {field.name for field in fields(self) if field.type in (float, "float")}
-        return {"name": self.name, **{key: _plain(value, key in numbers) for key, value in given.items()}}
+        return {"name": self.name, **{key: _plain(value) for key, value in asdict(self).items()}}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -97,12 +101,10 @@ class Registry(Generic[P]):
         return part(**options)
 
 
-def _plain(value: Any, number: bool) -> Any:
-    if number and isinstance(value, int | float):
-        return float(value) + 0.0  # which also makes 0 of -0
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(entry, False) for key, entry in value.items()}
-    return [_plain(entry, False) for entry in value] if isinstance(value, tuple | list) else value
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
 def shown(value: Any) -> str:

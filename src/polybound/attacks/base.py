@@ -154,7 +154,10 @@ class Attack(ABC):
             images, labels = images.to(classifier.device), y.detach().long().to(classifier.device)
             runs = classifier.runs
             _check_classes(classifier, images, labels)
-            rows = max(1, _CACHE // (runs * images.shape[-1] * images.element_size()) // GROUP) * GROUP
+            rows = _CACHE // (runs * images.shape[-1] * images.element_size())
+            if classifier.form is not None and classifier.form.batch is not None:
+                rows = min(rows, classifier.form.batch)
+            rows = max(1, rows // GROUP) * GROUP
             parts = []
             for first in range(0, len(labels), rows):
                 batch = images[:, first : first + rows]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polybound.attacks.ball import spread
 from polybound.errors import PolyboundError
-from polybound.models import CCP, NCP, PolynomialNetwork, closed_form
+from polybound.models import CCP, PolynomialNetwork, closed_form, has_closed_form
 
 __all__ = ["Classifier", "right"]
 
@@ -21,9 +21,10 @@ class Classifier:
 
     G is 1, the number of runs E, or a divisor of it.
 
-    Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP and
-    NCP go through those; everything else goes through autograd. By `with`, the model is in evaluation mode, and
-    afterwards as it was. The weights are those that the model has at the time of a call.
+    Logits come as (E, classes, n), units before samples, as the closed forms of polynomial networks make them. CCP,
+    NCP and PN-Conv go through those; everything else goes through autograd. By `with`, the model is in evaluation
+    mode, its weights are taken not to change, and afterwards it is as it was. Elsewhere the weights are those that the
+    model has at the time of a call.
 
     Args:
         model: a module that maps (n, *shape) to (n, classes); with an attribute `runs` of E also to (E, n, classes).
@@ -40,17 +41,23 @@ class Classifier:
         self.device = torch.device("cpu") if like is None else like.device
         if isinstance(model, PolynomialNetwork) and math.prod(shape) != model.features:
             raise PolyboundError(f"inputs must have shape {model.shape}, got {shape}")
-        self.form = closed_form(model) if isinstance(model, CCP | NCP) else None
+        self.form = None
+        if isinstance(model, PolynomialNetwork) and has_closed_form(model):
+            self.form = closed_form(model)
         self.lifted = isinstance(model, CCP) and model.form == "product"
 
     def __enter__(self) -> Classifier:
         self._was_training = [module for module in self.model.modules() if module.training]
         self.model.eval()
+        if self.form is not None:
+            self.form.frozen = True
         return self
 
     def __exit__(self, *_: object) -> None:
         for module in self._was_training:
             module.training = True
+        if self.form is not None:
+            self.form.frozen = False
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ class Cells:
     """N boxes, each with one margin `f_y - f_rival`; a row each in every tensor.
 
     Attributes:
-        lower: the lower ends of the boxes, (N, features).
-        upper: their upper ends, (N, features).
+        lower: the boxes' lower corners, (N, features).
+        upper: their upper corners.
         w: the margin as weights of the last product, `C_y - C_rival`: (N, units).
         constant: `beta_y - beta_rival`, (N,).
         slack: how far float64 can be off over the box, (N,).

@@ -36,8 +36,8 @@ class Checker:
     Args:
         model: the model.
         domain: the inputs' domain, or None.
-        stretch: as `Enclosures` takes it.
-        norms: as `Enclosures` takes them.
+        stretch: of the squares, as `Enclosures` takes it.
+        norms: of the mixing matrices, as `Enclosures` takes them.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ class Ladder:
         net: the network.
         x: inputs (images, features), float64.
         y: labels.
-        lower: the lower ends of the boxes, (images, features).
-        upper: their upper ends, (images, features).
+        lower: the boxes' lower corners, (images, features).
+        upper: their upper corners.
         inner: the same boxes rounded inwards, where counterexamples must lie.
         top: the last rung to take: "first", "second" or "branch".
         budget: seconds of branch and bound for each image.

@@ -62,7 +62,8 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     data = DataSpec.of(
         options["dataset"], data_dir, samples=options.get("samples", 0), held_out=options.get("validation", 0.0)
     )
-    return [Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes)]
+    specs = [Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes)]
+    return list({spec.address: spec for spec in specs}.values())
 
 
 def run_training(

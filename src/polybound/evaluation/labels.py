@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polybound.evaluation.table import OF_THE_SEED, Row, differing
+from polybound.evaluation.table import Row, differing, of_the_seed
 
 __all__ = ["column_label", "labels", "value_label"]
 
@@ -40,7 +40,7 @@ def value_label(value: Any) -> str:
     >>> value_label({"U1": 1.5, "C": 0.8}), value_label(None), value_label(0.0001)
     ('C 0.8 U1 1.5', 'none', '0.0001')
     """
-    if value is None:
+    if value is None or value == "":
         return "none"
     if isinstance(value, Mapping):
         return " ".join(f"{name} {value_label(entry)}" for name, entry in sorted(value.items()))
@@ -51,19 +51,36 @@ def value_label(value: Any) -> str:
     return str(value)
 
 
-def labels(rows: Sequence[Row], free: Sequence[str] = OF_THE_SEED) -> list[str]:
+def labels(rows: Sequence[Row], free: Sequence[str] | None = None) -> list[str]:
     """A label for each row: its method, and everything else in which some of the rows differ.
 
-    Two rows have the same label only if they differ in nothing but the columns `free`.
+    Two rows have the same label only if they differ in nothing but the columns `free`, by default those of the seed.
 
     >>> labels([{"method": "l2", "method.weight": w, "seed": 0} for w in (0.1, 1.0)])
     ['l2, weight 0.1', 'l2, weight 1']
     """
-    mixed = [name for name in differing(rows, free) if name != "method"]
+    free = of_the_seed(rows) if free is None else free
+    shown = [_told_apart_by(row, rows, free) for row in rows]
     found = []
-    for row in rows:
-        parts = [str(row.get("method", ""))] if row.get("method") else []
-        shown = (name for name in mixed if name in row or not name.startswith("method."))
-        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in shown]
+    for row, names in zip(rows, shown, strict=True):
+        parts = [str(row["method"])] if row.get("method") else []
+        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in names]
         found.append(", ".join(parts))
     return found
+
+
+_FIRST = ("method.bound", "method.weight", "method.eps")
+"""What is said of a method even if no other row has it."""
+
+
+def _told_apart_by(row: Row, rows: Sequence[Row], free: Sequence[str]) -> list[str]:
+    """The columns that a row's label names.
+
+    The options of a part, such as "method.bound" of "method", need only be compared among rows with the same part.
+    """
+    names = [name for name in differing(rows, free) if "." not in name and name != "method"]
+    for part in dict.fromkeys(name.partition(".")[0] for name in row if "." in name):
+        alike = [other for other in rows if other.get(part) == row.get(part)]
+        names += [name for name in differing(alike, free) if name.startswith(f"{part}.")]
+    first = [name for name in _FIRST if name in row and name not in names and name not in free]
+    return [*first, *names] if len(rows) > 1 else first

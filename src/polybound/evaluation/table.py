@@ -15,8 +15,9 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
@@ -116,10 +117,12 @@ class Table:
 
     def configurations(self, *free: str) -> list[Table]:
         """The rows parted so that each part differs in the seed only, and in the columns `free`."""
-        open_ = {*OF_THE_SEED, *free}
         found: dict[frozenset[tuple[str, str]], list[Row]] = {}
         for row in self.rows:
-            fixed = frozenset((name, _key(value)) for name, value in row.items() if name not in open_)
+            open_ = {*of_the_seed([row]), *free}
+            fixed = frozenset(
+                (name, _key(value)) for name, value in row.items() if name not in open_ and value is not None
+            )
             found.setdefault(fixed, []).append(row)
         return list(map(Table, found.values()))
 
@@ -131,33 +134,43 @@ class Table:
         """
         if not self.rows:
             return None
-        if mixed := differing(self.rows, OF_THE_SEED):
+        if mixed := differing(self.rows, of_the_seed(self.rows)):
             name, values = next(iter(mixed.items()))
             shown = ", ".join("none" if value is None else str(value) for value in values)
             raise MixedError(f"one number cannot stand for several values of {name} ({shown})")
-        by_seed: dict[int, Row] = {}
-        for row in self.rows:
-            before = by_seed.setdefault(row["seed"], row)
-            if before["correct"] != row["correct"]:
-                counts = f"{before['correct']} and {row['correct']} of {row['total']}"
-                raise MixedError(f"seed {row['seed']} was measured twice, with {counts} images right")
-        shares = [100.0 * row["correct"] / row["total"] for row in by_seed.values()]
+        members = [part._measured_once() for part in self.groups("seed").values()]
+        shares = [100.0 * row["correct"] / row["total"] for row in members]
         first = self.rows[0]
         spread = stdev(shares) if len(shares) > 1 else 0.0
-        seeds = tuple(sorted(by_seed))
+        seeds = tuple(sorted(row["seed"] for row in members if row.get("seed") is not None))
         return Cell(fmean(shares), spread, seeds, first["total"], first["available"], first.get("epoch"))
+
+    def _measured_once(self) -> Row:
+        """The one row of rows that ask the same; one that is there again must say the same."""
+        first = self.rows[0]
+        if other := next((row for row in self.rows if row["correct"] != first["correct"]), None):
+            counts = f"{first['correct']} and {other['correct']} of {first['total']}"
+            raise MixedError(f"seed {first.get('seed')} was measured twice, with {counts} images right")
+        return first
 
     def best_epoch(self) -> Table:
         """For each seed the row of the epoch with the most images right, as the paper takes it.
 
-        Where there were several epochs to choose from, "epoch" says so: "best of 75, 100".
+        Where there were several epochs to choose from, "epoch" says so: "best of 75, 100". Seeds that had different
+        epochs to choose from do not make one cell.
+
+        Raises:
+            MixedError: there are two different counts for one epoch of a seed.
         """
         rows: list[Row] = []
         for part in self.configurations("epoch"):
-            epochs = sorted(part.values("epoch"))
-            said = epochs[0] if len(epochs) == 1 else f"best of {', '.join(map(str, epochs))}"
-            best = (max(mine, key=lambda row: row["correct"]) for mine in part.groups("seed").values())
-            rows += [{**row, "epoch": said} for row in best]
+            for mine in part.groups("seed").values():
+                after = [same._measured_once() for same in mine.groups("epoch").values()]
+                best = max(after, key=lambda row: row["correct"])
+                if len(after) > 1:
+                    epochs = sorted((row.get("epoch") for row in after), key=_order)
+                    best = {**best, "epoch": f"best of {', '.join(map(str, epochs))}"}
+                rows.append(best)
         return Table(rows)
 
     def best(self, column: str) -> Cell | None:
@@ -171,9 +184,7 @@ class Table:
         if not competing:
             return None
         value, top = max(competing, key=lambda pair: pair[1].mean)
-        if len(competing) == 1:
-            return top
-        return Cell(top.mean, top.std, top.seeds, top.total, top.available, top.epoch, (column, value, len(competing)))
+        return top if len(found) == 1 else replace(top, chosen=(column, value, len(competing)))
 
     def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
         """A cell for each value of a column, in numerical order where they are numbers."""
@@ -210,10 +221,13 @@ def read_table(text: str) -> Table:
         PolyboundError: a column is missing, or a number is none; the message names the line and the column.
     """
     reader = csv.DictReader(io.StringIO(text))
-    names = list(reader.fieldnames or ())
-    if missing := [name for name in _SCORE if name not in names]:
-        raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
-    return Table(_read_row(line, names, number) for number, line in enumerate(reader, 2))
+    try:
+        names = list(reader.fieldnames or ())
+        if missing := [name for name in _SCORE if name not in names]:
+            raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
+        return Table(_read_row(line, names, number) for number, line in enumerate(reader, 2))
+    except csv.Error as error:
+        raise PolyboundError(f"not a file of scores: {error}") from None
 
 
 def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row:
@@ -224,7 +238,7 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
             raise PolyboundError(f"line {number} has not as many columns as the header")
         if name in _SCORE:
             try:
-                row[name] = {"int": int, "float": float, "str": str}[_SCORE[name]](value)
+                row[name] = _READERS[_SCORE[name]](value)
             except ValueError:
                 raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
         elif value:
@@ -240,15 +254,30 @@ def _written(value: Any) -> Any:
         return ""
     if not isinstance(value, str):
         return json.dumps(value, sort_keys=True)
-    return value if _read_value(value) == value else json.dumps(value)
+    return value if value.isprintable() and _read_value(value) == value else json.dumps(value)
 
 
 @lru_cache(maxsize=4096)
 def _read_value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
+
+
+def _read_text(text: str) -> str:
+    """The text that `_written` wrote; a digest of digits alone is in quotes."""
+    found = _read_value(text)
+    return found if isinstance(found, str) else text
+
+
+def _finite(text: str) -> float:
+    if not isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": _finite, "str": _read_text}
 
 
 def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[Any]]:
@@ -258,11 +287,25 @@ def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[A
     return {name: list(values.values()) for name, values in found.items() if len(values) > 1}
 
 
+def of_the_seed(rows: Sequence[Row]) -> tuple[str, ...]:
+    """In which columns rows may differ and still be one cell: without a seed, runs are different things."""
+    seeded = all(row.get("seed") is not None for row in rows)
+    return OF_THE_SEED if seeded else ("correct", "per_class")
+
+
 def _key(value: Any) -> str:
-    """A text that is the same for equal values only."""
-    if isinstance(value, str | int | float) or value is None:
-        return repr(value)
-    return json.dumps(value, sort_keys=True, default=str)
+    """A text that is the same for equal values only, and for all equal numbers."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return json.dumps(_canonical(value), sort_keys=True, default=str)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {name: _canonical(entry) for name, entry in value.items()}
+    return [_canonical(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _frozen(value: Any) -> Any:

@@ -5,43 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polybound.data import digest_of, load, missing
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, Row, Table, certified_name, paper_counts, read_table
+from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import covers
 from polybound.experiments.search import resolve
 from polybound.runs import Run, Spec, find_runs
 
-__all__ = ["digests", "experiment_scores", "read_runs", "read_scores", "runs_of"]
-
-
-class digests:  # noqa: N801 - used as a function
-    """The digests of data sets by name, each looked up once; "" for a data set that is not on this machine.
-
-    Args:
-        data_dir: where the data lies.
-        fetch: whether to download what is missing.
-
-    Attributes:
-        problems: for each data set that could not be had, why.
-    """
-
-    def __init__(self, data_dir: Path | None = None, *, fetch: bool = False) -> None:
-        self.data_dir, self.fetch = data_dir, fetch
-        self.found: dict[str, str] = {}
-        self.problems: dict[str, str] = {}
-
-    def __call__(self, name: str) -> str:
-        if name not in self.found:
-            self.found[name] = ""
-            try:
-                if self.fetch and missing(name, self.data_dir):
-                    load(name, "test", data_dir=self.data_dir)
-                self.found[name] = digest_of(name, self.data_dir)
-            except (PolyboundError, OSError) as error:
-                self.problems[name] = str(error)
-        return self.found[name]
+__all__ = ["experiment_scores", "read_runs", "read_scores", "runs_of"]
 
 
 def runs_of(experiment: Experiment, root: Path, data_dir: Path | None = None) -> list[tuple[Spec, Run]]:

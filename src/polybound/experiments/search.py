@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from polybound.errors import PolyboundError
+from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Measurement, StackJob, StudyJob, covers
 from polybound.runs import DataSpec, ModelSpec, Run, Spec
@@ -27,11 +28,12 @@ def search_job(experiment: Experiment) -> StudyJob:
     """The search of an experiment."""
     options = dict(experiment.search)
     recipe = experiment.recipe_for(experiment.projected()).as_dict()
-    return StudyJob.of("search", search, **options, recipe=recipe, samples=experiment.samples, limit=experiment.limit)
+    options |= {"recipe": recipe, "samples": experiment.samples, "limit": experiment.limit}
+    return StudyJob.of("search", search, **options, digest=digests()(options["dataset"]))
 
 
 def resolve(experiment: Experiment, root: Path, *, report: bool = False) -> Experiment:
-    """The experiment with the bounds that its search found; for a report without one, with those it is known for."""
+    """The experiment with what its search has found; for a report without that search, with what it once found."""
     if experiment.kind != "search":
         return experiment
     if (job := search_job(experiment)).done(root):
@@ -46,61 +48,74 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
     All are trained on a shorter schedule first; the best quarter goes on to the whole one, the others are pruned. As
     seeds may differ by more than points do, the `finalists` are trained with all `seeds`, and the best mean wins.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise PolyboundError("the search needs Optuna: pip install 'polybound[experiments]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=BATCH)
-    )
-    recipe = Recipe.of(options["recipe"])
-    values = [float(value) for value in options["values"]]
-    generator = Random(0)  # noqa: S311 (not for secrets)
-    trials: dict[tuple[float, ...], dict[str, Any]] = {}
-    data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=options["validation"])
-
-    def measure(points: list[dict[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
-        recipes = [replace(schedule, method=replace(schedule.method, **{"bound": point})) for point in points]
-        specs = tuple(Spec(data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
-        wanted = Measurement((options["attack"],), ("validation",), options["protocol"], options["limit"] or None)
-        StackJob(specs, (wanted,)).carry_out(root, data_dir)
-        return [_accuracy(Run.of(spec, root), options) for spec in specs]
-
-    def ask(count: int) -> dict[tuple[float, ...], Any]:
-        """New points with their trials; instead of a point that was proposed before there is a random one."""
-        asked: dict[tuple[float, ...], Any] = {}
-        while len(asked) < count:
-            trial = study.ask()
-            key = tuple(trial.suggest_categorical(name, values) for name in NAMES)
-            if key in asked or key in trials:
-                study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                study.enqueue_trial({name: generator.choice(values) for name in NAMES})
-            else:
-                asked[key] = trial
-        return asked
-
-    short = _shortened(recipe)
-    total = min(options["points"], len(values) ** len(NAMES))
-    while len(trials) < total:
-        asked = ask(min(BATCH, total - len(trials)))
-        first = dict(zip(asked, measure([_point(key) for key in asked], short), strict=True))
-        best = sorted(asked, key=lambda key: -first[key])[: max(1, round(KEPT * len(asked)))]
-        final = dict(zip(best, measure([_point(key) for key in best], recipe), strict=True))
-        for key, trial in asked.items():
-            trial.report(first[key], 0)
-            if key in final:
-                study.tell(trial, final[key])
-            else:
-                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            trials[key] = {"bounds": _point(key), "short": first[key], "full": final.get(key), "mean": None}
-    whole = [trial for trial in trials.values() if trial["full"] is not None]
+    work = _Search(options, root, data_dir)
+    total = min(options["points"], len(work.values) ** len(NAMES))
+    while len(work.trials) < total:
+        work.try_points(min(BATCH, total - len(work.trials)))
+    whole = [trial for trial in work.trials.values() if trial["full"] is not None]
     finalists = sorted(whole, key=lambda trial: -trial["full"])[: options["finalists"]]
-    again = [measure([trial["bounds"] for trial in finalists], recipe, seed) for seed in range(1, options["seeds"])]
+    bounds = [trial["bounds"] for trial in finalists]
+    again = [work.measure(bounds, work.recipe, seed) for seed in range(1, options["seeds"])]
     for trial, *others in zip(finalists, *again, strict=True):
         trial["mean"] = fmean([trial["full"], *others])
     winner = max(finalists, key=lambda trial: trial["mean"])
-    return {"bounds": winner["bounds"], "accuracy": winner["mean"], "trials": list(trials.values())}
+    return {"bounds": winner["bounds"], "accuracy": winner["mean"], "trials": list(work.trials.values())}
+
+
+class _Search:
+    """The state of a search: what Optuna was told, and all points that were tried."""
+
+    def __init__(self, options: Mapping[str, Any], root: Path, data_dir: Path | None) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise PolyboundError("the search needs Optuna: pip install 'polybound[experiments]'") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=BATCH)
+        self.study, self.states = optuna.create_study(direction="maximize", sampler=sampler), optuna.trial.TrialState
+        self.options, self.root, self.data_dir = options, root, data_dir
+        self.recipe = Recipe.of(options["recipe"])
+        self.values = [float(value) for value in options["values"]]
+        self.random = Random(0)  # noqa: S311 (not for secrets)
+        self.trials: dict[tuple[float, ...], dict[str, Any]] = {}
+        share = options["validation"]
+        self.data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=share)
+
+    def measure(self, points: Sequence[Mapping[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
+        """Train points as one stack; their accuracies."""
+        recipes = [replace(schedule, method=replace(schedule.method, **{"bound": dict(point)})) for point in points]
+        specs = tuple(Spec(self.data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
+        limit, attack = self.options["limit"] or None, self.options["attack"]
+        wanted = Measurement((attack,), ("validation",), self.options["protocol"], limit)
+        StackJob(specs, (wanted,)).carry_out(self.root, self.data_dir)
+        return [_accuracy(Run.of(spec, self.root), self.options) for spec in specs]
+
+    def try_points(self, count: int) -> None:
+        """Try so many new points, and tell Optuna what came out."""
+        asked = self._ask(count)
+        first = dict(zip(asked, self.measure([_point(key) for key in asked], _shortened(self.recipe)), strict=True))
+        best = sorted(asked, key=lambda key: -first[key])[: max(1, round(KEPT * count))]
+        final = dict(zip(best, self.measure([_point(key) for key in best], self.recipe), strict=True))
+        for key, trial in asked.items():
+            trial.report(first[key], 0)
+            if key in final:
+                self.study.tell(trial, final[key])
+            else:
+                self.study.tell(trial, state=self.states.PRUNED)
+            self.trials[key] = {"bounds": _point(key), "short": first[key], "full": final.get(key), "mean": None}
+
+    def _ask(self, count: int) -> dict[tuple[float, ...], Any]:
+        """New points with their trials; instead of a point that was proposed before there is a random one."""
+        asked: dict[tuple[float, ...], Any] = {}
+        while len(asked) < count:
+            trial = self.study.ask()
+            key = tuple(trial.suggest_categorical(name, self.values) for name in NAMES)
+            if key in asked or key in self.trials:
+                self.study.tell(trial, state=self.states.FAIL)
+                self.study.enqueue_trial({name: self.random.choice(self.values) for name in NAMES})
+            else:
+                asked[key] = trial
+        return asked
 
 
 def _point(key: tuple[float, ...]) -> dict[str, float]:
@@ -108,11 +123,11 @@ def _point(key: tuple[float, ...]) -> dict[str, float]:
 
 
 def _accuracy(run: Run, options: Mapping[str, Any]) -> float:
-    """The accuracy that a search compares; 0 for a run that failed, which has no score."""
+    """What a search goes by; a run that failed has no score, and none could be worse."""
     attack, protocol = options["attack"], options["protocol"]
     wanted = {"split": "validation", "attack": attack, "protocol": protocol, "defence": "", "attack_seed": 0}
-    found = run.table().where(wanted, counted="robust").only(lambda row: covers(row, options["limit"]))
-    return max((row["correct"] / row["total"] for row in found), default=0.0)
+    cell = run.table().where(wanted, counted="robust").only(lambda row: covers(row, options["limit"])).cell()
+    return 0.0 if cell is None else cell.mean / 100
 
 
 def _shortened(recipe: Recipe) -> Recipe:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from polybound.data import load
+from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import StudyJob
-from polybound.experiments.results import digests, runs_of
+from polybound.experiments.results import runs_of
 from polybound.models import CCP
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.theory import gamma, theta
@@ -36,7 +37,8 @@ def studies(experiment: Experiment, data_dir: Path | None = None) -> list[StudyJ
     if experiment.kind == "initial":
         return [StudyJob.of("initial", initial, seeds=max(10, experiment.seeds))]
     if experiment.kind == "samples":
-        return [StudyJob.of("samples", samples, dataset=name) for name in experiment.datasets]
+        known = digests(data_dir)
+        return [StudyJob.of("samples", samples, dataset=name, digest=known(name)) for name in experiment.datasets]
     return []
 
 

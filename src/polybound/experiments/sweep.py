@@ -20,9 +20,9 @@ import torch
 
 from polybound.data import missing
 from polybound.errors import PolyboundError
+from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
-from polybound.experiments.results import digests
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
 from polybound.plugins import load_plugins, plugin_names

@@ -4,7 +4,7 @@ from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, stack
 from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
-from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form
+from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form, has_closed_form
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors, lift
@@ -32,6 +32,7 @@ __all__ = [
     "Pool",
     "closed_form",
     "example",
+    "has_closed_form",
     "lift",
     "load",
     "model_names",

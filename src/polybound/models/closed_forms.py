@@ -10,35 +10,45 @@ matrix product.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
+from polybound.models.closed_base import ClosedForm
+from polybound.models.closed_conv import ClosedConvCCP
+from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 
-__all__ = ["ClosedCCP", "ClosedForm", "closed_form"]
+__all__ = ["ClosedCCP", "ClosedForm", "closed_form", "has_closed_form"]
+
+_NOTHING = 1e-20
+"""A gradient that cannot move a weight."""
+
+
+def has_closed_form(model: object) -> bool:
+    """Whether `closed_form` knows the model: a CCP, an NCP, or a ConvCCP of images."""
+    return isinstance(model, CCP | NCP) or (isinstance(model, ConvCCP) and model.dims == 2)
 
 
 def closed_form(model: PolynomialNetwork) -> ClosedForm:
-    """The closed-form passes of a CCP or NCP, on the model's own parameters."""
+    """The closed-form passes of a CCP, an NCP or a ConvCCP of images, on the model's own parameters."""
     if isinstance(model, CCP):
         return ClosedCCP(model)
     if isinstance(model, NCP):
         return _ClosedNCP(model)
+    if isinstance(model, ConvCCP) and has_closed_form(model):
+        return ClosedConvCCP(model)
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
-class ClosedForm(ABC):
-    """The passes of E runs (E = 1 for a single model), for inputs of shape (groups, batch, features).
-
-    Call `logits`, then any of the others: they use what `logits` left behind. Tensors have units before samples,
-    (E, classes, batch), as the matrix products make them.
-    """
+class _ClosedDense(ClosedForm):
+    """What CCP and NCP share: affine maps of the whole input, all in one matrix product."""
 
     def __init__(self, weight: Tensor, C: Tensor) -> None:
         # Detached views: the parameters are changed in place, behind autograd's back.
@@ -46,10 +56,6 @@ class ClosedForm(ABC):
         self.weight = self.weight if weight.ndim == 4 else self.weight.unsqueeze(0)
         self.C = C.detach() if C.ndim == 3 else C.detach().unsqueeze(0)
         self.runs, self.degree, self.rank, self.columns = self.weight.shape
-
-    @abstractmethod
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits (E, classes, batch) of inputs (groups, batch, features)."""
 
     @abstractmethod
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
@@ -69,7 +75,6 @@ class ClosedForm(ABC):
         return torch.bmm(rows, x.transpose(1, 2)).view(self.runs, self.degree, self.rank, batch)
 
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
-        """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
         self._update_(*self.backward(d), x, rate, decay)
 
     def _update_(
@@ -81,7 +86,6 @@ class ClosedForm(ABC):
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
     def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of every parameter and its gradient."""
         return self._gradients(*self.backward(d), x)
 
     def _gradients(
@@ -91,7 +95,6 @@ class ClosedForm(ABC):
         return [(self.weight, gradient), *others]
 
     def input_gradient(self, d: Tensor) -> Tensor:
-        """The gradient of each run by its inputs: (E, batch, features)."""
         factors = self._factor_gradient(torch.bmm(self.C[..., : self.rank].transpose(1, 2), d))
         rows = self.weight.view(self.runs, -1, self.columns)
         return torch.bmm(factors.view(self.runs, -1, d.shape[-1]).transpose(1, 2), rows)
@@ -104,14 +107,13 @@ class ClosedForm(ABC):
 
     def _output_gradient(self, d: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of C and of y."""
-        gradient = torch.empty_like(self.C)
-        torch.bmm(d, y.transpose(1, 2), out=gradient[..., : self.rank])
+        gradient = torch.bmm(d, y.transpose(1, 2))
         if self.C.shape[-1] > self.rank:
-            torch.sum(d, -1, out=gradient[..., -1])
+            gradient = torch.cat([gradient, d.sum(-1, keepdim=True)], -1)
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
-class ClosedCCP(ClosedForm):
+class ClosedCCP(_ClosedDense):
     """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
 
     What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients in `rows` and
@@ -202,8 +204,13 @@ class ClosedCCP(ClosedForm):
         return factors, [(self.C, of_C)]
 
 
-class _ClosedNCP(ClosedForm):
-    """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`."""
+class _ClosedNCP(_ClosedDense):
+    """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`.
+
+    Small bounds leave next to nothing of the U_n, and then the gradients by the first factors are products of numbers
+    that are all but zero: subnormal ones, with which many CPUs take a hundred times as long. Those that cannot move
+    a weight are set to zero, as gradients by logits are in training; the gradients by the inputs keep them.
+    """
 
     def __init__(self, model: NCP) -> None:
         super().__init__(model.V, model.C)
@@ -213,29 +220,40 @@ class _ClosedNCP(ClosedForm):
     def logits(self, x: Tensor) -> Tensor:
         self.h = self._factors(x)
         self.inner = [self.b.unsqueeze(-1).expand_as(self.h[:, 0])]
-        self.products = [self.h[:, 0] * self.inner[0]]
+        # What the matrices in between see, y_1 to y_(k-1), side by side: one product then has all their gradients.
+        self.before = torch.empty_like(self.h[:, 1:])
+        y = self.h[:, 0] * self.inner[0]
         for n in range(1, self.degree):
+            self.before[:, n - 1] = y
             S = self.S[:, n - 1]
-            self.inner.append(torch.baddbmm(S[..., -1:], S[..., :-1], self.products[-1]))
-            self.products.append(self.h[:, n] * self.inner[-1])
-        return self._output(self.products[-1])
+            self.inner.append(torch.baddbmm(S[..., -1:], S[..., :-1], y))
+            y = self.h[:, n] * self.inner[-1]
+        self.y = y
+        return self._output(y)
 
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        gradient, dy = self._output_gradient(d, self.products[-1])
-        dS = torch.empty_like(self.S)
-        factors = self._factor_gradient(dy, dS)
-        db = (self.dy * self.h[:, 0]).sum(-1)
+        gradient, dy = self._output_gradient(d, self.y)
+        ds = torch.empty_like(self.before)
+        factors, dy = self._recur(dy, ds)
+        of_U = torch.bmm(ds.flatten(0, 1), self.before.flatten(0, 1).transpose(1, 2)).view(
+            *self.S.shape[:-1], self.rank
+        )
+        dS = torch.cat([of_U, ds.sum(-1, keepdim=True)], -1)
+        db = (dy * self.h[:, 0]).sum(-1)
         return factors, [(self.C, gradient), (self.S, dS), (self.b, db)]
 
-    def _factor_gradient(self, dy: Tensor, dS: Tensor | None = None) -> Tensor:
+    def _factor_gradient(self, dy: Tensor) -> Tensor:
+        return self._recur(dy, None)[0]
+
+    def _recur(self, dy: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gradients of all factors, and of y_1; those of all s_n go into `slopes`, if that is given."""
         factors = torch.empty_like(self.h)
         for n in range(self.degree - 1, 0, -1):
             torch.mul(dy, self.inner[n], out=factors[:, n])
             ds = dy * self.h[:, n]
-            if dS is not None:
-                torch.bmm(ds, self.products[n - 1].transpose(1, 2), out=dS[:, n - 1, :, :-1])
-                torch.sum(ds, -1, out=dS[:, n - 1, :, -1])
             dy = torch.bmm(self.S[:, n - 1, :, :-1].transpose(1, 2), ds)
+            if slopes is not None:
+                slopes[:, n - 1] = ds
+                dy = F.hardshrink(dy, _NOTHING)
         torch.mul(dy, self.inner[0], out=factors[:, 0])
-        self.dy = dy
-        return factors
+        return factors, dy

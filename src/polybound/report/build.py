@@ -21,7 +21,7 @@ from polybound.report.page import page
 from polybound.report.run_report import runs_section
 from polybound.report.static import draw
 from polybound.report.text import to_csv, to_latex, to_markdown
-from polybound.runs import Run, find_runs, is_run
+from polybound.runs import find_runs, is_run, subjects_of
 
 __all__ = ["Report", "build_report", "facts", "report_runs"]
 
@@ -110,10 +110,11 @@ def _has_content(made: Section) -> bool:
 
 def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> Report:
     """As `build_report`, of any run folders; those that cannot be read are skipped and named."""
-    made, skipped = runs_section(folders)
+    loaded, skipped = subjects_of(folders)
+    made = runs_section(loaded, skipped)
     folder = _folder_for(output)
     _write_parts([made], folder)
-    configurations = [Run(path).spec().as_dict() for path in folders if str(path) not in skipped]
+    configurations = [one.run.spec().as_dict() for one in loaded if one.run is not None]
     write_atomically(output, page(title, [made], facts(command), configurations).encode())
     return Report(output, folder, [made], skipped)
 

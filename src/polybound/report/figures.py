@@ -154,10 +154,10 @@ def initial(experiment: Experiment, root: Path) -> Figure:
     return Figure(experiment.title, panels, notes=["Standard normal matrices, 784 features; mean over seeds."])
 
 
-def samples(experiment: Experiment, root: Path) -> Figure:
+def samples(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
     """A row of samples for each data set."""
     rows = []
-    for dataset, job in zip(experiment.datasets, studies(experiment), strict=True):
+    for dataset, job in zip(experiment.datasets, studies(experiment, data_dir), strict=True):
         if job.done(root):
             pictures = [(f"{s['name']} ({s['label']})", s["pixels"]) for s in job.result(root)["samples"]]
             rows.append(Images(dataset_label(dataset), pictures))

@@ -45,7 +45,7 @@ def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | N
     elif experiment.kind == "initial":
         parts.append(initial(experiment, root))
     elif experiment.kind == "samples":
-        parts.append(samples(experiment, root))
+        parts.append(samples(experiment, root, data_dir))
     if experiment.layout == "table":
         parts += [*_significances(experiment, table), *_bounds(experiment, root, data_dir)]
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title

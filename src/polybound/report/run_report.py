@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
@@ -11,7 +10,7 @@ from polybound.models import ConvCCP
 from polybound.report.elements import Section
 from polybound.report.elements import Table as Shown
 from polybound.report.labels import PROTOCOLS, attack_label, cell_text, dataset_label, images_text, model_label
-from polybound.runs import Loaded, subjects_of
+from polybound.runs import Loaded
 from polybound.theory import gamma, lipschitz, theta
 
 __all__ = ["bounds_table", "runs_section", "scores_table"]
@@ -21,13 +20,12 @@ _OF_THE_RUN = ("seed", "run", "weights", "correct", "per_class")
 _HEADING = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples")
 
 
-def runs_section(folders: Sequence[Path]) -> tuple[Section, dict[str, str]]:
-    """Accuracies of runs, averaged over seeds and nothing else, and the bounds of every model; what was skipped, why.
+def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> Section:
+    """Accuracies of runs, averaged over seeds and nothing else, the bounds of every model, and what was skipped, why.
 
     Raises:
         PolyboundError: there is nothing to show.
     """
-    loaded, skipped = subjects_of(folders)
     table = Table(row for one in loaded if one.run is not None for row in one.run.table())
     table = table.only(lambda row: row["counted"] == paper_counts(row["attack"], row["protocol"]))
     if not table.rows:
@@ -37,7 +35,7 @@ def runs_section(folders: Sequence[Path]) -> tuple[Section, dict[str, str]]:
     parts = [scores_table(table), *([bounds] if bounds.rows else [])]
     notes = [f"{path} was skipped: {why}" for path, why in skipped.items()]
     title = f"{len(loaded)} run{'s' if len(loaded) > 1 else ''}"
-    return Section("runs", title, parts, notes), skipped
+    return Section("runs", title, parts, notes)
 
 
 def scores_table(table: Table) -> Shown:

@@ -28,7 +28,7 @@ from polybound.evaluation import (
 )
 from polybound.models import PolynomialNetwork, stack, weights_digest
 from polybound.models import load as load_model
-from polybound.runs.folder import Run
+from polybound.runs.folder import Run, find_runs, is_run
 from polybound.runs.spec import Spec
 
 __all__ = ["Loaded", "evaluate_run", "evaluate_runs", "load_subject", "subjects_of"]
@@ -97,14 +97,20 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
 
 
 def subjects_of(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[Loaded], dict[str, str]]:
-    """The networks of run folders and model files, and what could not be loaded, with the reason."""
+    """The networks of run folders, folders of these and model files; what could not be loaded, with the reason."""
     found, skipped = [], {}
-    for path in dict.fromkeys(Path(path) for path in paths):
+    for path in dict.fromkeys(run for named in paths for run in _runs_at(Path(named))):
         try:
             found.append(load_subject(path, epoch))
         except (PolyboundError, OSError) as error:
             skipped[str(path)] = _reason(error, path)
     return found, skipped
+
+
+def _runs_at(path: Path) -> list[Path]:
+    """The runs in a folder of runs; otherwise the path itself, whatever it is."""
+    inside = [run.path for run in find_runs(path)] if path.is_dir() and not is_run(path) else []
+    return inside or [path]
 
 
 def _reason(error: Exception, path: Path) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models import CCP, NCP, ClosedCCP, PolynomialNetwork, closed_form
+from polybound.models import CCP, ClosedCCP, PolynomialNetwork, closed_form, has_closed_form
 from polybound.training.distributed import sum_over_workers, workers
 from polybound.training.methods import Method, Plain
 from polybound.training.methods.base import drop_subnormal
@@ -21,7 +21,7 @@ def engine_for(model: PolynomialNetwork, method: Method | None = None) -> Engine
     """The fastest engine that can train `model` by a method; by plain cross-entropy without one."""
     method = Plain() if method is None else method
     by_cross_entropy = type(method).loss is Method.loss
-    if by_cross_entropy and isinstance(model, CCP | NCP):
+    if by_cross_entropy and has_closed_form(model):
         return ClosedEngine(model, method)
     if isinstance(model, CCP) and type(method).closed_loss is not Method.closed_loss:
         return RowsEngine(model, method)
@@ -64,8 +64,11 @@ class ClosedEngine(Engine):
 
     def slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The logits' gradient of the cross-entropy summed over the batch, (E, classes, batch), and the losses."""
-        logits = self.logits(x)
-        labels = self.labels_of_runs(y).unsqueeze(1)
+        return self._slopes_of(self.logits(x), self.labels_of_runs(y))
+
+    @staticmethod
+    def _slopes_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        labels = labels.unsqueeze(1)
         normaliser = torch.logsumexp(logits, 1, keepdim=True)
         losses = (normaliser - logits.gather(1, labels)).sum((1, 2))
         slopes = logits.sub_(normaliser).exp_()
@@ -75,13 +78,19 @@ class ClosedEngine(Engine):
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
         del random  # nothing here is random
-        slopes, losses = self.slopes(x, y)
-        slopes = drop_subnormal(slopes)
-        samples = y.shape[1]
-        if workers() == 1:
-            self.form.update_(slopes.mul_(1 / samples), self._lift(x), rate, self.method.decay)
+        x, labels, samples = self._lift(x), self.labels_of_runs(y), y.shape[1]
+        alone = workers() == 1
+        losses = x.new_zeros(self.runs)
+
+        def slopes(logits: Tensor, runs: slice, part: slice) -> Tensor:
+            found, loss = self._slopes_of(logits, labels[runs, part])
+            losses[runs] += loss
+            return drop_subnormal(found).mul_(1 / samples) if alone else drop_subnormal(found)
+
+        if alone:
+            self.form.descend_(x, slopes, rate, self.method.decay)
             return losses / samples
-        return self._descend(self.form.gradients(slopes, self._lift(x)), losses, samples, rate)
+        return self._descend(self.form.gradients_of(x, slopes), losses, samples, rate)
 
     def _descend(self, pairs: list[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float) -> Tensor:
         """A step along the gradients of all workers."""

@@ -18,6 +18,7 @@ class Optimiser(Part):
 
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate)
+        super().__post_init__()
 
 
 OPTIMISERS: Registry[Optimiser] = Registry("optimiser")

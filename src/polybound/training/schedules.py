@@ -25,6 +25,7 @@ class Schedule(Part):
     def __post_init__(self) -> None:
         check_whole("epochs", self.epochs)
         check_whole("batch_size", self.batch_size)
+        super().__post_init__()
 
     def factor_at(self, epoch: int) -> float:
         """What the learning rate is multiplied by in an epoch, counted from 0."""
@@ -57,11 +58,11 @@ class Steps(Schedule):
     factor: float = 0.2
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "milestones", tuple(self.milestones))
         check_number("factor", self.factor)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
         for milestone in self.milestones:
             check_epoch("a milestone", milestone)
+        super().__post_init__()
 
     def factor_at(self, epoch: int) -> float:
         return float(self.factor ** sum(epoch >= milestone for milestone in self.milestones))

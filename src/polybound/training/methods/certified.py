@@ -38,6 +38,7 @@ class Certified(Method):
     def __post_init__(self) -> None:
         check_number("eps", self.eps)
         check_epoch("start", self.start)
+        super().__post_init__()
 
     @property
     def label(self) -> str:

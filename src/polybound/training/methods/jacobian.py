@@ -37,6 +37,7 @@ class JacobianPenalty(Method):
     def __post_init__(self) -> None:
         check_number("weight", self.weight)
         check_choice("how", self.how, ("random", "exact"))
+        super().__post_init__()
 
     @property
     def label(self) -> str:

@@ -48,7 +48,7 @@ class Projected(Method):
         for bound in _numbers(self.bound):
             if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
                 raise PolyboundError(f"a bound must be a number of at least 0, got {bound!r}")
-        # 1 and 1.0 are one bound, and have one address.
+        # 1 and 1.0 are one bound, in whatever order bounds are named, and have one address.
         object.__setattr__(self, "bound", _floats(self.bound))
 
     @property
@@ -121,7 +121,7 @@ def _numbers(bound: Any) -> list[Any]:
 
 def _floats(bound: Any) -> Any:
     if isinstance(bound, Mapping):
-        return {name: _floats(entry) for name, entry in bound.items()}
+        return {name: _floats(bound[name]) for name in sorted(bound)}
     return tuple(map(_floats, bound)) if isinstance(bound, Sequence) else float(bound) + 0.0  # which makes 0 of -0
 
 

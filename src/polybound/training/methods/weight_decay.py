@@ -26,6 +26,7 @@ class WeightDecay(Method):
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight)
+        super().__post_init__()
 
     @property
     def label(self) -> str:

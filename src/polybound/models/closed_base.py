@@ -1,0 +1,52 @@
+"""What all closed forms can do: the passes of E runs, forward and backward, without a graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor
+
+__all__ = ["ClosedForm", "Slopes"]
+
+Slopes = Callable[[Tensor, slice, slice], Tensor]
+"""A loss by its derivative: from logits (runs, classes, samples), and which runs and samples these are."""
+
+
+class ClosedForm(ABC):
+    """The passes of E runs (E = 1 for a single model), for inputs of shape (groups, batch, features).
+
+    The runs of a stack lie in `groups` of equal size, one after another; the runs of a group share their inputs. Call
+    `logits`, then any of the others: they use what `logits` left behind. `descend_` and `gradients_of` need no call
+    before them. Tensors have units before samples, (E, classes, batch), as the matrix products make them.
+    """
+
+    runs: int
+    batch: int | None = None
+    """How many samples are best taken at a time, where it matters."""
+    frozen: bool = False
+    """A promise that the parameters stay as they are, so that what follows from them is computed once."""
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (E, classes, batch) of inputs (groups, batch, features)."""
+
+    @abstractmethod
+    def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of every parameter and its gradient, from the logits' gradient d, (E, classes, batch)."""
+
+    @abstractmethod
+    def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+        """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
+
+    @abstractmethod
+    def input_gradient(self, d: Tensor) -> Tensor:
+        """The gradient of each run by its inputs: (E, batch, features)."""
+
+    def gradients_of(self, x: Tensor, slopes: Slopes) -> list[tuple[Tensor, Tensor]]:
+        """As `logits` and `gradients`, for a loss that may be asked for in parts, so that each stays in the cache."""
+        return self.gradients(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x)
+
+    def descend_(self, x: Tensor, slopes: Slopes, rate: float, decay: float = 0.0) -> None:
+        """As `logits` and `update_`, for a loss that may be asked for in parts."""
+        self.update_(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x, rate, decay)
