@@ -5,7 +5,6 @@
 import json
 import re
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -151,21 +150,6 @@ def test_the_command_line_knows_it():
     assert rows["noise"]["found"] == __file__ and rows["spirals"]["found"] is None
     for name in ("noise", "spirals"):
         assert shell("verify", name).count("ok  ") == 2 and "already in" in shell("get", name)
-
-
-def test_installed_packages_are_imported_when_names_are_looked_up(monkeypatch):
-    entry = EntryPoint("mine", "test_data_register_missing:anything", "polybound.data")
-    found = [entry]
-    monkeypatch.setattr(catalogue, "entry_points", lambda group: found if group == "polybound.data" else [])
-    catalogue._import_packages.cache_clear()
-    try:
-        assert load("digits").name == "digits"  # a broken package is not in the way of others
-        with pytest.raises(PolyboundError, match="test_data_register_missing"):
-            names()
-        monkeypatch.setattr(EntryPoint, "load", lambda self: register(noise))
-        assert load("noise").name == "noise" and names()[-1] == "noise"
-    finally:
-        catalogue._import_packages.cache_clear()
 
 
 def test_the_room_is_entered_by_its_door():

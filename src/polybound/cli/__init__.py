@@ -1,4 +1,4 @@
-"""The shell's door: `polybound COMMAND`. Thin; everything it does can be done from Python."""
+"""The command line: `polybound COMMAND`. Everything that it does can be done from Python."""
 
 from polybound.cli.app import main
 

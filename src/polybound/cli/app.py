@@ -14,6 +14,7 @@ from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
+from polybound.plugins import load_plugins
 
 __all__ = ["app", "main"]
 
@@ -38,11 +39,18 @@ Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that mod
 def main() -> None:
     """Run the command line: bad input ends in one line on standard error and exit code 2."""
     try:
+        if _does_something(sys.argv[1:]):
+            load_plugins()
         app()
     except PolyboundError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+
+
+def _does_something(arguments: list[str]) -> bool:
+    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
+    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
 
 
 def _fail(message: str) -> None:
@@ -94,7 +102,9 @@ def demo(
 def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
-    method: Annotated[str | None, typer.Option(help="none, projection, jacobian, l2 or certified.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
+    ] = None,
     bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,

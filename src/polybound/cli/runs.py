@@ -1,4 +1,4 @@
-"""`polybound runs`: for people who have hundreds of them."""
+"""`polybound runs`: list, show and clean run folders."""
 
 from __future__ import annotations
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, TypeVar
@@ -31,7 +29,6 @@ from polybound.errors import PolyboundError
 __all__ = ["SOURCES", "find_source", "names", "register"]
 
 _OWN = "folder:"
-_GROUP = "polybound.data"  # of the entry points by which installed packages name modules that register data sets
 
 Registered = TypeVar("Registered", bound=Source | Callable[[str], Dataset])
 
@@ -239,8 +236,7 @@ SOURCES: dict[str, Source] = {source.name: source for source in _BUILT_IN}
 def register(source: Registered, *, name: str = "") -> Registered:
     """Make a data set known to `load`, `names` and the command line; gives back what it was given.
 
-    A package that is installed can have its registering module imported when a name is looked up, in the shell, too: by
-    an entry point of the group "polybound.data" that names the module.
+    The command line knows it if the module that registers it is a plugin: `polybound.plugins` says how.
 
     Args:
         source: a `Source`; or a function that takes "train", "test" or perhaps "validation" and gives the `Dataset`,
@@ -275,16 +271,6 @@ def _function_source(function: Callable[[str], Dataset], name: str) -> FunctionS
     return FunctionSource(name=name or getattr(function, "__name__", ""), title="registered", function=function)
 
 
-@cache
-def _import_packages() -> None:
-    """Import what installed packages register."""
-    for entry in entry_points(group=_GROUP):
-        try:
-            entry.load()
-        except (ImportError, AttributeError) as error:
-            raise PolyboundError(f"the data sets of {entry.value} cannot be imported ({error})") from error
-
-
 def names() -> tuple[str, ...]:
     """The names of all data sets that `load` knows; "folder:PATH" comes on top.
 
@@ -292,7 +278,6 @@ def names() -> tuple[str, ...]:
         >>> names()[:3]
         ('digits', 'fashion-mnist', 'mnist')
     """
-    _import_packages()
     return tuple(SOURCES)
 
 
@@ -300,6 +285,6 @@ def find_source(name: str) -> Source:
     """The data set of this name, or of the folder or npz file in "folder:PATH"."""
     if name.startswith(_OWN) and name != _OWN:
         return FolderSource.at(Path(name.removeprefix(_OWN)))
-    if name not in SOURCES and name not in names():
+    if name not in SOURCES:
         raise PolyboundError(f"no data set is called {name!r}; there are {', '.join(SOURCES)}, and {_OWN}PATH")
     return SOURCES[name]

@@ -127,7 +127,7 @@ def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, f
 
         |correct / total - p| <= z sqrt(p (1 - p) / total)
 
-    Unlike the usual one it stays within [0, 1] and keeps its confidence near the ends, where robust accuracies live.
+    Unlike the usual one it stays within [0, 1] and keeps its confidence near the ends, as of robust accuracies.
 
     >>> [round(end, 4) for end in wilson(5, 10)]
     [0.2366, 0.7634]

@@ -100,7 +100,7 @@ class Comparison:
         protocol: of our value; "-" for clean accuracies.
         difference: ours less the paper's, in points.
         deviations: the same in standard deviations of both, `difference / sqrt(theirs^2 + ours^2)`, to tell what the
-            seeds may explain from what they cannot; None where neither has any. The verdict does not hang on it.
+            seeds may explain from what they cannot; None where neither has any. The verdict does not depend on it.
         allowed: max(3 points, 2 published standard deviations).
         verdict: "within" or "off"; "reduced" if our schedule, our data or our images were cut short.
         variant: what tells ours from others that stand for the same value: the penalty's weight, the adversary.
@@ -170,7 +170,7 @@ def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
 
 
 def _reduced(row: Row) -> bool:
-    return bool(row["schedule.epochs"] < EPOCHS or row["data.samples"])
+    return bool(row["schedule.epochs"] < EPOCHS or row["data.samples"] or row["total"] < row["available"])
 
 
 def row_kind(row: Row) -> str:
@@ -201,7 +201,7 @@ def _paper_names(row: Row) -> tuple[str, str, str, str]:
 def _of_one_kind(rows: Sequence[Row], rank: int) -> list[Row]:
     """Rows of the longest schedule, the most data and images, and one rank: others are no reproduction.
 
-    That rank is the given one if there is one, as figure 6 has others.
+    Of several ranks, which figure 6 has, the given one is taken if there is one.
     """
 
     def kind(row: Row) -> tuple[int, float, int, bool, int]:

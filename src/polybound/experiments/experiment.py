@@ -127,7 +127,7 @@ class Experiment:
     def earlier_epochs(self) -> tuple[int, ...]:
         """The epochs before the last after which to measure too.
 
-        None where one network is to have all the values: the epoch that is best for each is chosen on the test split.
+        There are none where one network has all values: the best epoch of each value is chosen on the test split.
         """
         if not self.measure_every or self.layout in ("chosen", "tradeoff"):
             return ()

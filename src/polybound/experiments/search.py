@@ -131,7 +131,7 @@ def _accuracy(run: Run, options: Mapping[str, Any]) -> float:
 
 
 def _shortened(recipe: Recipe) -> Recipe:
-    """A schedule with fewer epochs after the first projection; the trunk before it is the same."""
+    """A schedule with fewer epochs after the first projection; the epochs before it are the same."""
     begins = recipe.method.begins
     left = max(1, round(SHORT * (recipe.epochs - begins)))
     return recipe.changed({"epochs": begins + left})

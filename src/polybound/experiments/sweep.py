@@ -25,6 +25,7 @@ from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
+from polybound.plugins import load_plugins, plugin_names
 from polybound.runs import Run, Spec, address_of, common_recipe
 from polybound.training import Callback, Trainer
 
@@ -145,11 +146,19 @@ def _carry_out_all(
 def _delayed(job: Job, root: Path, data_dir: Path | None) -> Any:
     from joblib import delayed
 
-    return delayed(_in_worker)(job, root, data_dir)
+    return delayed(_in_worker)(job, root, data_dir, plugin_names())
 
 
-def _in_worker(job: Job, root: Path, data_dir: Path | None) -> str | None:
+def _in_worker(job: Job, root: Path, data_dir: Path | None, plugins: str) -> str | None:
+    """Do a job in another process, which knows no registered methods, attacks or data sets but those of the plugins.
+
+    A worker may be older than this sweep, or on another machine: its environment variable may say something else.
+    """
     torch.set_num_threads(1)  # jobs are the parallelism
+    try:
+        load_plugins(plugins)
+    except PolyboundError as error:
+        return str(error)
     return _attempt(job, root, data_dir)
 
 

@@ -1,4 +1,4 @@
-"""What people look at: plots, tables and reports. What needs an extra says which one."""
+"""Reports: their tables, figures and pages. What needs an extra says which one."""
 
 from __future__ import annotations
 

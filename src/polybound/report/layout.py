@@ -111,7 +111,8 @@ def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table
             variants.setdefault(str(sorted(fixed.items())), []).append(row)
         shown = labels([rows[0] for rows in variants.values()], _unlike_methods(mine)) if len(variants) > 1 else [""]
         for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
-            found.append((name, label.partition(", ")[2] or METHODS.get(name, name), Table(rows)))
+            heading = ", ".join(filter(None, (METHODS.get(name, name), label.partition(", ")[2])))
+            found.append((name, heading, Table(rows)))
     return found
 
 

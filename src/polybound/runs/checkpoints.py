@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from polybound.atomic import write_atomically
-from polybound.errors import PolyboundError
+from polybound.errors import FileFormatError
 from polybound.runs.spec import Spec, address_of
 
 __all__ = ["Checkpoint", "checkpoints", "path_for"]
@@ -91,15 +91,21 @@ class Checkpoint:
                 peaks=peaks,
             )
         except _REFUSED as error:
-            raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
+            raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
 
     @classmethod
     def specs_in(cls, file: Path) -> list[Spec]:
-        """Whose state a file holds."""
+        """The specs of the runs whose state a file holds.
+
+        Raises:
+            FileFormatError: the file is not a checkpoint.
+            PolyboundError: a spec names a method, a model or an attack that is not registered.
+        """
         try:
             with safe_open(file, framework="pt") as opened:
-                return [Spec.from_dict(content) for content in json.loads(opened.metadata()["state"])["specs"]]
+                found = list(json.loads(opened.metadata()["state"])["specs"])
         except FileNotFoundError:
             raise
         except _REFUSED as error:
-            raise PolyboundError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
+            raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
+        return [Spec.from_dict(content) for content in found]

@@ -77,6 +77,7 @@ class Run:
 
         Raises:
             FileFormatError: the file is no spec, or is not the one that the run was made with.
+            PolyboundError: it names a method, a model or an attack that is not registered.
         """
         return cached(self.path / SPEC, self._read_spec)
 
@@ -84,10 +85,15 @@ class Run:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             address, stored = content["address"], content["spec"]
-            spec = Spec.from_dict(stored)
+            intact = address == address_of(stored)
         except (ValueError, KeyError, TypeError) as error:
             raise FileFormatError(f"{file}: not a run's spec ({error})") from error
-        if not address == address_of(stored) == spec.address:
+        try:
+            spec = Spec.from_dict(stored)
+        except PolyboundError as error:
+            # A whole file that speaks of something unknown: a plugin that is not loaded, not a damage.
+            raise (PolyboundError if intact else FileFormatError)(f"{file}: {error}") from error
+        if not intact or address != spec.address:
             raise FileFormatError(f"{file}: was changed after the run was made; its address is no longer {address}")
         return spec
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from polybound.errors import PolyboundError
+from polybound.errors import FileFormatError, PolyboundError
 from polybound.runs.checkpoints import Checkpoint, checkpoints
 from polybound.runs.folder import Run, find_runs
 
@@ -21,7 +21,8 @@ class RunSummary:
     Attributes:
         path: its folder.
         label: what it is.
-        state: "finished", "failed", "unfinished" or "damaged".
+        state: "finished", "failed", "unfinished", "damaged", or "unknown" for a run of a method, a model or an attack
+            that is not registered; its plugin may not be loaded, and nothing removes it.
         why: what is wrong with it, if anything.
         scores: how many accuracies were measured.
         size: bytes on disk.
@@ -55,8 +56,10 @@ def _summary(run: Run) -> RunSummary:
         elif not run.finished():
             state, why = "unfinished", "not trained to the end"
         scores = len(run.table())
-    except PolyboundError as error:
+    except FileFormatError as error:
         state, why = "damaged", str(error)
+    except PolyboundError as error:
+        state, why = "unknown", str(error)
     return RunSummary(run.path, label, state, why, scores, _size(run.path.iterdir()))
 
 
@@ -82,8 +85,10 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
         try:
             if all(Run.of(spec, root).path in finished for spec in Checkpoint.specs_in(file)):
                 found[file] = "its runs are finished"
-        except PolyboundError:
+        except FileFormatError:
             found[file] = "damaged"
+        except PolyboundError:  # of a method or a model that is not registered: its plugin may not be loaded
+            continue
     for path in () if dry_run else found:
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Signals that wait until they can do no harm."""
+"""SIGINT and SIGTERM that wait until the state of the present step is saved."""
 
 from __future__ import annotations
 

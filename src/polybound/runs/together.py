@@ -1,4 +1,4 @@
-"""Runs that train together: one stack, one trunk for each seed, one checkpoint, never a lost step that was saved."""
+"""Runs that train together, as one stack: what the runs of a seed have in common is trained once, and saved often."""
 
 from __future__ import annotations
 
@@ -220,10 +220,10 @@ class _Session:
         self.leader, self.parted = leader, True
 
     def runs_with_inactive_bounds(self) -> list[int]:
-        """Leaders for after the branch: all bounds that leave the weights of a seed alone follow the smallest of them.
+        """For each run, the run that it is trained as: of all bounds that change nothing, that of the smallest.
 
         As long as a projection changes nothing, larger bounds change nothing either, and the runs remain one. `_watch`
-        sees to it that this is not just hoped for.
+        checks that no projection changes anything.
         """
         leader = list(range(len(self.specs)))
         method, adversary = self.recipe.method, self.recipe.adversary
@@ -253,7 +253,7 @@ class _Session:
         return trainer
 
     def _watch(self, projection: Projection) -> None:
-        """Remember how close the weights of runs with followers ever came to their bounds."""
+        """Remember how close the weights of runs that others are trained as ever came to their bounds."""
         for run in {lead for i, lead in enumerate(self.leader) if i != lead}:
             ratio = projection.ratio(self.place(run))
             self.peaks[run] = torch.maximum(self.peaks[run], ratio) if run in self.peaks else ratio
@@ -265,7 +265,7 @@ class _Session:
         save_every: float,
         stopping: Callable[[], bool],
     ) -> None:
-        """Train the trunk, branch, and train the branches."""
+        """Train what the runs of a seed have in common, once; then each run on its own."""
         keeper = _Keeper(self, validation, on_progress, save_every, stopping)
         while self.epoch < self.epochs:
             trainer = self._trainer([keeper])
@@ -355,7 +355,7 @@ def _bound(spec: Spec) -> float:
 
 
 class _Keeper(Callback):
-    """Keeps the session's files and whoever watches up to date."""
+    """Writes the session's files, and reports its progress."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ __all__ = ["AutogradEngine", "ClosedEngine", "Engine", "RowsEngine", "engine_for
 
 
 def engine_for(model: PolynomialNetwork, method: Method | None = None) -> Engine:
-    """The fastest engine that can train `model` by a method; plainly by default."""
+    """The fastest engine that can train `model` by a method; by plain cross-entropy without one."""
     method = Plain() if method is None else method
     by_cross_entropy = type(method).loss is Method.loss
     if by_cross_entropy and has_closed_form(model):
@@ -35,7 +35,7 @@ def _has_closed_loss(method: type[Method]) -> bool:
 
 
 class Engine(ABC):
-    """Steps of E runs, for flat inputs (groups, batch, features); the models' `ClosedForm` says what groups are.
+    """Steps of E runs, for flat inputs (groups, batch, features); a group is what shares a batch, as in `ClosedForm`.
 
     All labels are (groups, batch). Losses are means over the batch of all workers, one for each run.
     """

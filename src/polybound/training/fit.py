@@ -63,7 +63,7 @@ class _Keeper(Callback):
         self.history, self.on_epoch = History(), on_epoch
 
     def after_epoch(self, trainer: Trainer, losses: Tensor) -> None:
-        # One look an epoch, so that nothing in the loop waits for the device; a NaN cannot heal in between.
+        # One look an epoch, so that nothing in the loop waits for the device; a NaN stays one.
         if not torch.isfinite(losses).all():
             bad = int((~torch.isfinite(losses)).nonzero()[0])
             raise NonFiniteError(trainer.diagnosis(bad, losses))

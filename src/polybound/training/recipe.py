@@ -66,7 +66,7 @@ class Recipe:
     def _adversary(self, left: dict[str, Any]) -> Adversary | None:
         """The adversary that some options lead to; those that are its alone are taken out."""
         given = left.pop("adversary", self.adversary)
-        mine = {key: left.pop(name) for name, key in _ADVERSARYS.items() if name in left}
+        mine = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
         if given is None or given == "none":
             if mine:
                 raise PolyboundError(f"{next(iter(mine))} is an adversary's, and there is none")
@@ -123,7 +123,7 @@ class Recipe:
         return self.method.label + ("" if self.adversary is None else f" + {self.adversary.label}")
 
 
-_ADVERSARYS = {"adversary_start": "start", "adversary_protocol": "protocol", "protocol": "protocol"}
+_OF_THE_ADVERSARY = {"adversary_start": "start", "adversary_protocol": "protocol", "protocol": "protocol"}
 
 
 def _known(parts: Mapping[str, Any]) -> str:

@@ -1,0 +1,214 @@
+"""Modules of others: imported by the command line and by workers, once, with a clear error if they cannot be."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+
+import polybound as pb
+from polybound import plugins
+from polybound.attacks import registry as attack_registry
+from polybound.cli import app as cli
+from polybound.data import catalogue, load, names
+from polybound.errors import PolyboundError
+from polybound.experiments import Experiment, read_runs, sweep
+from polybound.plugins import load_plugins
+from polybound.runs import Checkpoint, cache, clean_runs, list_runs
+from polybound.runs.checkpoints import path_for
+from polybound.training import METHODS
+
+METHOD = """
+from dataclasses import dataclass
+import polybound as pb
+
+@pb.training.register_method
+@dataclass(frozen=True)
+class Flat(pb.training.Method):
+    name = "flat"
+    weight: float = 0.1
+
+    def loss(self, logits, inputs, labels, random):
+        losses = pb.training.cross_entropies(logits, labels)
+        return losses, losses + self.weight * logits.square().sum((-2, -1))
+"""
+
+OTHERS = """
+from dataclasses import dataclass
+import polybound as pb
+
+@pb.attacks.register_attack
+@dataclass(frozen=True)
+class Lighter(pb.attacks.Attack):
+    kind = "lighter"
+    uses_gradients = False
+
+    def perturb(self, model, ball, labels, random):
+        return ball.project_(ball.x + self.eps)
+
+@pb.data.register
+def upside_down(split):
+    data = pb.data.load_digits(split)
+    return pb.data.Dataset("upside_down", split, data.x.flip(-2), data.y, data.class_names)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes modules that can be imported; what they register is forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setattr(METHODS, "_parts", dict(METHODS._parts))
+    monkeypatch.setattr(attack_registry, "KINDS", dict(attack_registry.KINDS))
+    monkeypatch.setattr(catalogue, "SOURCES", dict(catalogue.SOURCES))
+    made = []
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        made.append(name)
+        return name
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """The entry points of installed packages: none but those that a test adds."""
+    found = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found if group == "polybound" else [])
+    return found
+
+
+@pytest.mark.usefixtures("entries")
+def test_modules_of_the_environment_variable(module, monkeypatch):
+    first = module("plugin_of_a_test", METHOD + OTHERS)
+    second = module("plugin_that_counts", "import builtins\nbuiltins.counted = getattr(builtins, 'counted', 0) + 1\n")
+    monkeypatch.setenv("POLYBOUND_PLUGINS", f" {first}, {second},")
+    load_plugins()
+    assert "flat" in METHODS.names() and names()[-1] == "upside_down" and load("upside_down", "test").shape == (1, 8, 8)
+    sys.modules.pop(second)
+    load_plugins()
+    import builtins
+
+    assert builtins.counted == 1
+    del builtins.counted
+
+
+def test_modules_of_entry_points(module, entries, monkeypatch):
+    monkeypatch.delenv("POLYBOUND_PLUGINS", raising=False)
+    entries += [EntryPoint("mine", module("plugin_by_entry_point", METHOD) + ":Flat", "polybound")]
+    load_plugins()
+    assert "flat" in METHODS.names()
+
+
+@pytest.mark.usefixtures("entries")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "ModuleNotFoundError: No module named 'plugin_with_a_fault'"),
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("from polybound.training import METHODS, Method\nclass P(Method):\n    name = 'l2'\nMETHODS.register(P)",
+         "PolyboundError: there is a method called 'l2' already"),
+    ],
+)  # fmt: skip
+def test_one_that_cannot_be_imported_is_named(module, monkeypatch, capsys, text, reason):
+    if text is not None:
+        module("plugin_with_a_fault", text)
+    monkeypatch.setenv("POLYBOUND_PLUGINS", "plugin_with_a_fault")
+    message = f"the plugin plugin_with_a_fault cannot be imported ({reason})"
+    for _ in range(2):
+        with pytest.raises(PolyboundError) as caught:
+            load_plugins()
+        assert str(caught.value) == message
+    monkeypatch.setattr(sys, "argv", ["polybound", "data", "list"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2 and capsys.readouterr().err == f"polybound: error: {message}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["train", "-h"], ["--version"]])
+def test_help_needs_no_plugins(monkeypatch, capsys, arguments):
+    monkeypatch.setenv("POLYBOUND_PLUGINS", "no_such_module")
+    monkeypatch.setattr(sys, "argv", ["polybound", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code in (0, 2) and "plugin" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("entries")
+def test_the_command_line_knows_them(module, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("POLYBOUND_PLUGINS", module("plugin_for_the_shell", METHOD + OTHERS))
+
+    def shell(*arguments):
+        monkeypatch.setattr(sys, "argv", ["polybound", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        output = capsys.readouterr()
+        assert stopped.value.code in (0, None), output.err
+        return output.out
+
+    options = (
+        "--dataset",
+        "upside_down",
+        "--method",
+        "flat",
+        "--weight",
+        0.2,
+        "--epochs",
+        1,
+        "--runs",
+        tmp_path / "runs",
+    )
+    (made,) = json.loads(shell("train", *options, "--json"))["runs"]
+    assert made["data"] == "upside_down" and made["method"] == "flat" and made["method.weight"] == 0.2
+    scores = json.loads(shell("evaluate", made["run"], "--attacks", "lighter-0.1", "--limit", 20, "--json"))["scores"]
+    assert [row["attack"] for row in scores] == ["clean", "lighter-0.1"]
+    spec = pb.Spec(pb.DataSpec.of("upside_down"), recipe=pb.Recipe.of(method="flat"))
+    checkpoint = path_for(tmp_path / "runs", [spec])
+    Checkpoint([spec], 1, 0, [0], True, [[]], {"w": torch.zeros(1)}, None, {}).write(checkpoint)
+    # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.
+    monkeypatch.setattr(METHODS, "_parts", {name: part for name, part in METHODS._parts.items() if name != "flat"})
+    cache._known.clear()
+    (summary,) = list_runs(tmp_path / "runs")
+    assert summary.state == "unknown" and "method must be one of" in summary.why and "'flat'" in summary.why
+    assert not clean_runs(tmp_path / "runs", ["damaged", "failed", "unfinished"]) and checkpoint.exists()
+
+
+@pytest.mark.usefixtures("entries")
+def test_workers_know_them(module, monkeypatch, tmp_path):
+    # A worker that is sent an object of a class imports its module; the others are names to it, and need the plugin.
+    found = module("plugin_with_a_method", METHOD), module("plugin_with_others", OTHERS)
+    monkeypatch.setenv("POLYBOUND_PLUGINS", ",".join(found))
+    load_plugins()
+    experiment = Experiment(
+        "mine",
+        "mine",
+        datasets=("digits", "upside_down"),
+        methods=("flat",),
+        attacks=("lighter-0.1",),
+        recipe={"epochs": 1},
+        seeds=1,
+        limit=20,
+    )
+    sweep([experiment], tmp_path / "runs", workers=2)
+    table, skipped = read_runs(tmp_path / "runs")
+    assert not skipped and table.values("data") == ["digits", "upside_down"]
+    assert table.values("method") == ["flat"] and table.values("attack") == ["clean", "lighter-0.1"]
+
+
+def test_a_worker_says_what_it_cannot_import():
+    from polybound.experiments.sweep import _in_worker
+
+    assert "the plugin no_such_module cannot be imported" in _in_worker(None, None, None, "no_such_module")
+
+
+def test_help_does_not_look_for_entry_points():
+    code = "import sys; from polybound.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print('importlib.metadata' in sys.modules, 'torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "False False"
