@@ -83,3 +83,16 @@ def run_command(*words, cwd=".", env=None, columns=None):
 def cli():
     """`polybound` in this process: `cli("evaluate", run, "--json").json`."""
     return run_command
+
+
+@pytest.fixture(scope="session")
+def refused(cli):
+    """The message with which `polybound` refuses something: exit code 2, nothing printed, no traceback."""
+
+    def run(*words):
+        result = cli(*words)
+        assert result.code == 2, result
+        assert result.out == "" and "Traceback" not in result.err
+        return result.err
+
+    return run

@@ -1,36 +1,39 @@
-"""`polybound evaluate`: what it prints, keeps and refuses. Moved as it was out of test_evaluation.py."""
+"""`polybound evaluate`: what it prints, keeps and refuses."""
 
+import csv
+import io
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import polybound as pb
-from polybound.runs import DataSpec, Spec, train_together
+from polybound.runs import DataSpec, Run, Spec, train_together
+
+ATTACK = ("--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def trained(tmp_path_factory):
     recipe = pb.Recipe.of(epochs=2, learning_rate=0.02)
     spec = Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe)
-    return [run.path for run in train_together([spec], tmp_path_factory.mktemp("runs"))]
+    (run,) = train_together([spec], tmp_path_factory.mktemp("runs"))
+    return run.path
 
 
-def copied(run, folder):
-    folder.mkdir()
-    for name in ("spec.json", "history.jsonl", "model.safetensors"):
-        (folder / name).write_bytes((run / name).read_bytes())
-    return folder
+@pytest.fixture
+def folder(trained, tmp_path):
+    """A run on which nothing was measured yet."""
+    return Path(shutil.copytree(trained, tmp_path / trained.name))
 
 
-def test_command_line(runs, tmp_path):
-    from test_cli import polybound
-
-    folder = copied(runs[0], tmp_path / runs[0].name)
-    attack = ("evaluate", folder, "--attacks", "fgsm-0.1,pgd-0.2-3-0.1", "--protocol", "both", "--limit", 80)
-    result = polybound(*attack, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz", "--check", 20)
-    assert result.returncode == 0, result.stderr
-    assert "fgsm-0.1" in result.stdout and "published" in result.stdout and "gradient masking" in result.stdout
+def test_pictures_examples_and_checks(cli, folder, tmp_path):
+    words = ("evaluate", folder, "--attacks", "fgsm-0.1,pgd-0.2-3-0.1", "--protocol", "both", "--limit", 80)
+    result = cli(*words, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz", "--check", 20)
+    assert result.code == 0, result.err
+    assert "fgsm-0.1" in result.out and "published" in result.out and "gradient masking" in result.out
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     saved = np.load(tmp_path / "e.npz")
     assert saved["x"].shape == (80, 1, 8, 8) and saved["fgsm-0.1 sound"].shape == (1, 80, 1, 8, 8)
@@ -39,26 +42,39 @@ def test_command_line(runs, tmp_path):
     }
 
 
-def command(monkeypatch, capsys, *words):
-    """The command line in this process; its output, its errors, its exit code."""
-    from polybound.cli import main
+def test_what_the_command_prints(cli, folder):
+    words = ("evaluate", folder, *ATTACK)
+    found = cli(*words, "--json")
+    assert found.code == 0 and len(found.json["scores"]) == 3 and (folder / "scores.csv").exists()
+    spec = Run(folder).spec()
+    for score in found.json["scores"]:
+        assert score["run"] == str(folder) and score["address"] == spec.address
+        assert score["accuracy"] == score["correct"] / score["total"] and score["low"] < score["high"]
+        assert {name: score[name] for name in spec.columns()} == spec.columns()
+    for mean, score in zip(cli(*words, "--means", "--json").json["means"], found.json["scores"], strict=True):
+        assert (mean["attack"], mean["protocol"]) == (score["attack"], score["protocol"])
+        assert mean["mean"] == pytest.approx(100 * score["accuracy"]) and (mean["seeds"], mean["std"]) == (1, 0.0)
+        assert f"{mean['mean']:.2f}" in cli(*words, "--means").out
+    assert "attacked images alone" in cli(*words, "--count", "attacked").out
+    defended = cli(*words, "--defence", "gaussian", "--per-class")
+    assert defended.code == 0 and "by class" in defended.out and "gaussian denoising" in defended.out
 
-    monkeypatch.setattr("sys.argv", ["polybound", "evaluate", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return *capsys.readouterr(), stop.value.code or 0
+
+def test_csv_is_what_the_folder_keeps(cli, folder):
+    shown = list(csv.DictReader(io.StringIO(cli("evaluate", folder, *ATTACK, "--csv").out)))
+    kept = list(csv.DictReader(io.StringIO((folder / "scores.csv").read_text())))
+    robust = [row for row in kept if row["counted"] != "attacked"]
+    assert len(shown) == 3 and sorted(map(str, shown)) == sorted(map(str, robust))
 
 
-def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
-    folder = copied(runs[0], tmp_path / runs[0].name)
-    words = (folder, "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
-    output, _, code = command(monkeypatch, capsys, *words, "--json")
-    assert code == 0 and len(json.loads(output)["scores"]) == 3 and (folder / "scores.csv").exists()
-    label = folder.name.rsplit("-s", 1)[0]
-    assert f"| {label} " in command(monkeypatch, capsys, *words, "--means")[0]
-    assert "attacked images alone" in command(monkeypatch, capsys, *words, "--count", "attacked")[0]
-    output, _, code = command(monkeypatch, capsys, *words, "--defence", "gaussian", "--per-class")
-    assert code == 0 and "class" in output
+def test_each_class_for_itself(cli, folder):
+    scores = cli("evaluate", folder, *ATTACK, "--per-class", "--json").json["scores"]
+    for score in scores:
+        assert [sum(pair) for pair in zip(*score["per_class"], strict=True)] == [score["correct"], score["total"]]
+    assert "per_class" not in cli("evaluate", folder, *ATTACK, "--json").json["scores"][0]
+
+
+def test_what_is_refused(refused, folder, tmp_path, monkeypatch):
     for options, message in [
         (("--attacks", "nonsense"), "unknown attack 'nonsense'"),
         (("--attacks", "fgsm--1"), "not of the form fgsm-EPS"),
@@ -67,9 +83,13 @@ def test_what_the_command_prints(runs, tmp_path, monkeypatch, capsys):
         (("--defence", "prayer"), "unknown defence"),
         (("--picture", tmp_path / "nowhere" / "p.png"), "no such folder"),
         (("--split", "train set"), "split"),
+        (("--certify", "0.1", "--defence", "median"), "denoiser"),
     ]:
-        output, errors, code = command(monkeypatch, capsys, folder, *options)
-        assert code == 2 and output == "" and errors.count("\n") == 1 and message in errors
-    assert "no model to evaluate" in command(monkeypatch, capsys, tmp_path)[1]
+        error = refused("evaluate", folder, *options)
+        assert error.count("\n") == 1 and message in error
+    (tmp_path / "other").mkdir()
+    assert "no run folder" in refused("evaluate", tmp_path / "other")
+    assert "whose images?" in refused("evaluate", folder / "model.safetensors", "--attacks", "fgsm-0.1")
+    assert json.loads((folder / "spec.json").read_text())  # untouched
     monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
-    assert "needs matplotlib" in command(monkeypatch, capsys, folder, "--picture", tmp_path / "p.png")[1]
+    assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")

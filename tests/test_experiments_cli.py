@@ -1,11 +1,12 @@
 """`polybound experiments`, `sweep`, `reproduce`, `report` and `compare` as people call them."""
 
+import csv
+import io
 import json
 
 import pytest
 
-from polybound.experiments.results import write_csv
-from test_cli import polybound, refused
+from polybound.evaluation import Table
 from test_experiments import rows_like_the_paper
 
 RECIPE = """
@@ -26,49 +27,82 @@ def recipe(tmp_path):
     return file
 
 
-def test_experiments_are_listed():
-    names = [entry["name"] for entry in json.loads(polybound("experiments", "--json").stdout)]
+def test_experiments_are_listed(cli):
+    names = [entry["name"] for entry in cli("experiments", "--json").json]
     assert names[0] == "table-1" and "honest-table" in names
-    assert "The hidden rank" in polybound("experiments").stdout
+    assert "The hidden rank" in cli("experiments").out
 
 
-def test_reproduce_and_report(recipe, tmp_path):
-    options = ("--runs", tmp_path / "runs", "--budget", "0.02", "-o", tmp_path / "out.html")
-    plan = json.loads(polybound("sweep", recipe, *options[:4], "--dry-run", "--json").stdout)
+def test_reproduce_and_report(cli, refused, recipe, tmp_path):
+    known = (recipe, "--runs", tmp_path / "runs", "--budget", "0.02")
+    output = ("-o", tmp_path / "out.html")
+    plan = cli("sweep", *known, "--dry-run", "--json").json
     assert plan["runs"] == 3 and plan["done"] == 0 and plan["seconds"] > 0
-    shown = polybound("reproduce", recipe, *options, "--workers", 1).stdout
-    assert "2 of 100 epochs" in shown and "FGSM-0.1 | sound protocol" in shown
+    shown = " ".join(cli("reproduce", *known, *output, "--workers", 1).out.split())
+    assert "2 of 100 epochs" in shown and "FGSM-0.1 │ sound protocol" in shown
     assert (tmp_path / "out.html").stat().st_size > 5000
     assert (tmp_path / "out" / "mine.tex").exists() and (tmp_path / "out" / "mine-scores.csv").exists()
     before = (tmp_path / "out" / "mine.md").read_text()
-    polybound("report", recipe, *options)
+    assert "| FGSM-0.1 | sound protocol |" in before
+    cli("report", *known, *output)
     assert (tmp_path / "out" / "mine.md").read_text() == before
-    elsewhere = ("--runs", tmp_path / "elsewhere", "--budget", "0.02", "-o", tmp_path / "again.html")
-    polybound("report", recipe, *elsewhere, "--scores", tmp_path / "out" / "mine-scores.csv")
+    elsewhere = (recipe, "--runs", tmp_path / "elsewhere", "--budget", "0.02", "-o", tmp_path / "again.html")
+    cli("report", *elsewhere, "--scores", tmp_path / "out" / "mine-scores.csv")
     assert (tmp_path / "again" / "mine.md").read_text() == before
-    assert "no such file" in refused("report", recipe, *elsewhere, "--scores", tmp_path / "no.csv")
-    assert "not a file of scores" in refused("report", recipe, *elsewhere, "--scores", tmp_path / "out" / "mine.csv")
+    assert "no such file" in refused("report", *elsewhere, "--scores", tmp_path / "no.csv")
+    assert "not a file of scores" in refused("report", *elsewhere, "--scores", tmp_path / "out" / "mine.csv")
+    assert cli("sweep", *known, "--dry-run", "--json").json["done"] == plan["jobs"]
+    check_report_of_runs(cli, refused, tmp_path)
+
+
+def check_report_of_runs(cli, refused, tmp_path):
     folders = sorted((tmp_path / "runs").glob("digits-*"))
-    shown = polybound("report", *folders, "-o", tmp_path / "runs.html").stdout
-    assert "DIGITS" in shown.upper() and "Lipschitz, row-wise" in shown and "projection | 0.5 | 1 |" in shown
-    assert "not trained yet" in refused("report", tmp_path, "-o", tmp_path / "runs.html")
-    assert json.loads(polybound("sweep", recipe, *options[:4], "--dry-run", "--json").stdout)["done"] == plan["jobs"]
+    assert len(folders) == 3
+    output = ("-o", tmp_path / "runs.html")
+    shown = cli("report", *folders, *output).out
+    assert "DIGITS" in shown.upper() and "Lipschitz, row-wise" in shown
+    (scores,) = [
+        table
+        for section in cli("report", *folders, *output, "--json").json["sections"]
+        for table in section["tables"]
+        if table["title"] == "Accuracy in %"
+    ]
+    measured = [row for row in scores["rows"] if row[2].startswith("50")]
+    assert [row[1] for row in measured] == ["1"] * 3 and len({row[0] for row in measured}) == 3
+    for row, name in zip(measured, ("none", "projection, bound 0.5", "projection, bound 1"), strict=True):
+        assert f"{row[0]},".startswith(f"{name},")
+    assert "no run folder" in refused("report", tmp_path, *output)
+    assert "experiments or of runs" in refused("report", "table-1", folders[0], *output)
 
 
-def test_compare_has_an_exit_code(tmp_path):
+def test_a_sweep_as_json_is_its_rows(cli, recipe, tmp_path):
+    words = ("sweep", recipe, "--runs", tmp_path, "--budget", "0.02", "--method", "none", "--limit", 20, "--workers", 1)
+    rows = cli(*words, "--json").json
+    assert {(row["attack"], row["protocol"]) for row in rows} == {
+        ("clean", "-"),
+        ("fgsm-0.1", "published"),
+        ("fgsm-0.1", "sound"),
+    }
+    assert {row["total"] for row in rows} == {20} and {row["method"] for row in rows} == {"none"}
+
+
+def test_compare_has_an_exit_code(cli, tmp_path):
     good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
-    good.write_text(write_csv(rows_like_the_paper()))
-    bad.write_text(write_csv(rows_like_the_paper(4.0)))
-    assert "within" in (compared := polybound("compare", good)).stdout and compared.returncode == 0
-    result = polybound("compare", bad, "--json")
-    assert result.returncode == 1
-    assert "off" in {entry["verdict"] for entry in json.loads(result.stdout)}
-    bad.write_text(write_csv(rows_like_the_paper(3.1, spread=4.0)))
-    shown = polybound("compare", bad).stdout
+    good.write_text(Table(rows_like_the_paper()).to_csv())
+    bad.write_text(Table(rows_like_the_paper(4.0)).to_csv())
+    compared = cli("compare", good)
+    assert "within" in compared.out and compared.code == 0
+    result = cli("compare", bad, "--json")
+    assert result.code == 1
+    assert "off" in {entry["verdict"] for entry in result.json}
+    lines = list(csv.DictReader(io.StringIO(cli("compare", bad, "--csv").out)))
+    assert [line["verdict"] for line in lines] == [entry["verdict"] for entry in result.json]
+    bad.write_text(Table(rows_like_the_paper(3.1, spread=4.0)).to_csv())
+    shown = cli("compare", bad).out
     assert "others within 2 standard deviations of both" in shown and "in std" in shown
 
 
-def test_bad_input_is_refused_in_one_line(recipe, tmp_path):
+def test_bad_input_is_refused_in_one_line(refused, recipe, tmp_path):
     runs = ("--runs", tmp_path / "runs")
     assert "no experiment is called 'table-99'" in refused("sweep", "table-99", *runs)
     assert "budget" in refused("sweep", recipe, "--budget", "2", *runs)
@@ -80,6 +114,8 @@ def test_bad_input_is_refused_in_one_line(recipe, tmp_path):
     assert "no column" in refused("compare", tmp_path / "other.csv")
     (tmp_path / "empty").mkdir()
     assert "no run that the paper has a value for" in refused("compare", tmp_path / "empty")
+    assert "protocol must be" in refused("compare", tmp_path / "empty", "--protocol", "both")
     broken = tmp_path / "broken.toml"
     broken.write_text("title = ")
     assert "not an experiment" in refused("sweep", broken, *runs)
+    assert json.dumps(str(broken))[1:-1] in refused("report", broken, "-o", tmp_path / "out.html")

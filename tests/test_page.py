@@ -5,8 +5,8 @@ import shutil
 import subprocess
 
 import pytest
-from polybound.report.shapes import Figure, Images, Line, Panel, Section, Table
 
+from polybound.report.elements import Figure, Images, Line, Panel, Section, Table
 from polybound.report.page import page
 from polybound.report.static import draw
 from polybound.report.text import to_csv, to_latex, to_markdown

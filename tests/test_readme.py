@@ -12,19 +12,24 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
 
 
+def run(code, names):
+    exec(compile(code, "README.md", "exec"), names)
+
+
 def test_first_example(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    exec(compile(blocks("python")[0], "README.md", "exec"), {})
+    run(blocks("python")[0], {})
     printed = capsys.readouterr().out
     assert "inside its bounds: True" in printed and "Row-wise bound" in printed
     accuracy = float(re.search(r"test accuracy ([\d.]+)", printed).group(1))
     assert accuracy > 0.85
 
 
-def test_other_examples(capsys):
+def test_other_examples(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     names = {"pb": pb, "model": pb.paper_model("pn-4", seed=0)}
     for block in blocks("python")[1:]:
-        exec(compile(block, "README.md", "exec"), names)
+        run(block, names)
     assert "Theorem 2" in capsys.readouterr().out
 
 

@@ -69,7 +69,8 @@ def print_wrapped(text: str, indent: str = "") -> None:
 def _score_label(row: Row) -> str:
     """What a column of scores is of."""
     parts = [row["attack"], *([] if row["protocol"] == "-" else [row["protocol"]])]
-    return " ".join([*parts, *(["attacked"] if row["counted"] == "attacked" else [])])
+    parts += ["attacked"] if row["counted"] == "attacked" else []
+    return " ".join([*parts, *([f"attack seed {row['attack_seed']}"] if row["attack_seed"] else [])])
 
 
 def _names(scores: Scores) -> dict[int, str]:
@@ -122,13 +123,14 @@ def _show_networks(
 ) -> None:
     """A line for each network, a column for each attack, in percent."""
     attacks = list(dict.fromkeys(map(_score_label, rows)))
-    lines: dict[str, dict[str, str]] = {}
+    lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        cells = lines.setdefault(_network(row), {"images": _images(row).removesuffix(" images")})
+        images = _images(row).removesuffix(" images")
+        cells = lines.setdefault((_network(row), images), {"images": images})
         cells |= {"seeds": str(row["seeds"])} if seeds else {}
         cells[_score_label(row)] = show(row)
     header = ["network", *(["seeds"] if seeds else []), "images", *attacks]
-    show_table(header, [[name, *(cells.get(head, "") for head in header[1:])] for name, cells in lines.items()])
+    show_table(header, [[name, *(cells.get(head, "") for head in header[1:])] for (name, _), cells in lines.items()])
 
 
 def mean_rows(scores: Scores) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from polybound.report.labels import PROTOCOLS, attack_label, dataset_label, mode
 __all__ = ["curves", "growth", "initial", "samples", "tradeoff"]
 
 _X = {"bound": "method.bound", "rank": "model.rank", "steps": "steps"}
+_OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
 _X_LABELS = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}
 
 
@@ -58,8 +59,7 @@ def _lines(experiment: Experiment, table: Table, name: str) -> list[Line]:
     known = Table({**row, **({"steps": _steps(row)} if experiment.x == "steps" else {})} for row in table)
     known = known.only(lambda row: isinstance(row.get(column), int | float))
     parts = known.configurations(*free)
-    seeds = ("seed", "run", "weights", "correct", "per_class")
-    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *seeds))
+    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *_OF_THE_SEED))
     lines = []
     for more, part in zip(names, parts, strict=True):
         points = part.best_epoch().cells_by(column)
@@ -93,12 +93,25 @@ def tradeoff(experiment: Experiment, table: Table) -> Figure:
         if "certified" in experiment.methods:
             kinds["certified training"] = part.where(method="certified")
         for kind, mine in kinds.items():
-            if points := _pairs(mine, attack):
-                xs, cells = zip(*points, strict=True)
-                lines.append(Line(kind, list(xs), [cell.mean for cell in cells], [cell.std for cell in cells]))
+            lines += _tradeoff_lines(kind, mine, attack)
         title = f"{dataset_label(dataset)}, {attack_label(attack)}, sound protocol"
         panels.append(Panel(title, "clean accuracy in %", label, lines))
     return Figure(experiment.title, _drawn(panels))
+
+
+def _tradeoff_lines(kind: str, table: Table, attack: str) -> list[Line]:
+    """A line over the bounds, or radii, for each configuration, named by what differs if there are several."""
+    free = ("method.bound", "method.eps", "attack", "protocol", "counted")
+    shown = table.only(lambda row: row["attack"] == "clean" or (row["attack"] == attack and row["protocol"] == "sound"))
+    parts = shown.configurations(*free)
+    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *_OF_THE_SEED))
+    lines = []
+    for more, part in zip(names, parts, strict=True):
+        if points := _pairs(part, attack):
+            xs, cells = zip(*points, strict=True)
+            name = f"{kind}, {more}" if more else kind
+            lines.append(Line(name, list(xs), [cell.mean for cell in cells], [cell.std for cell in cells]))
+    return lines
 
 
 def _pairs(table: Table, attack: str) -> list[tuple[float, Cell]]:

@@ -47,7 +47,8 @@ def scores_table(table: Table) -> Shown:
     cells: list[list[str]] = []
     groups: list[tuple[int, str]] = []
     for part in table.groups(*_HEADING).values():
-        groups.append((len(cells), _heading(part.rows[0])))
+        others = table.where(data=part.rows[0]["data"]).values("data.digest")
+        groups.append((len(cells), _heading(part.rows[0], several=len(others) > 1)))
         configurations = sorted(part.configurations(*_COLUMN), key=_order)
         names = labels([one.rows[0] for one in configurations], (*_OF_THE_RUN, *_COLUMN, "total", "available"))
         for name, one in zip(names, configurations, strict=True):
@@ -75,10 +76,12 @@ def _column_label(attack: str, protocol: str, counted: str, seed: int, *, severa
     return ", ".join(parts)
 
 
-def _heading(row: Row) -> str:
+def _heading(row: Row, *, several: bool) -> str:
+    """What the rows of a group have in common; of several data sets of one name also the digest."""
+    digest = f" ({row['data.digest']})" if several else ""
     samples = f", {row['data.samples']:,} training samples" if row["data.samples"] else ""
     rank, epochs = row["model.rank"], row["schedule.epochs"]
-    return f"{dataset_label(row['data'])}, {model_label(row['model'])}, rank {rank}, {epochs} epochs{samples}"
+    return f"{dataset_label(row['data'])}{digest}, {model_label(row['model'])}, rank {rank}, {epochs} epochs{samples}"
 
 
 def _order(table: Table) -> tuple[str, bool, float, str]:
