@@ -45,6 +45,7 @@ class ClosedConvCCP(ClosedForm):
     def __init__(self, model: ConvCCP, cache: int = CACHE) -> None:
         self.runs, self.classes, self.shape = model.runs or 1, model.classes, model.shape
         self.degree, self.channels, self.pool = model.degree, model.channels, model.pool
+        self.swapped = model.degree > 1 and 1 not in model.pool
         # Detached views: the parameters are changed in place, behind autograd's back.
         names = ("K", "C") if model.pre is None else ("K", "C", "P", "c")
         found = {name: getattr(model, name).detach() for name in names}
@@ -82,15 +83,15 @@ class ClosedConvCCP(ClosedForm):
             folded = self._folded.get(tape.n)
             if folded is None:
                 folded = self._folded[tape.n] = Folded(self.levels, self.shape, tape.n, self._x)
-            adjoint = self._tape(tape.n, 1, -1)
-            tile.backward(tape, adjoint, d[tile.runs, :, samples])
-            result[tile.runs, samples] = tile.fold(adjoint, folded)
+            tile.backward(tape, d[tile.runs, :, samples])
+            result[tile.runs, samples] = tile.fold(tape, folded)
         return result
 
     def _taped(self) -> Iterator[tuple[_Tile, slice, _Tape]]:
         """What `logits` left behind, or had to leave to be computed again."""
         if self._kept is not None:
-            yield from self._kept
+            kept, self._kept = self._kept, None  # gradients take the place of factors, so these are good once
+            yield from kept
             return
         for tile, samples, images in self._parts(self._x, self._tiles(len(self._x), 1)):
             tape = self._tape(images.n, 1, 0)
@@ -120,8 +121,8 @@ class ClosedConvCCP(ClosedForm):
         for tile in tiles:
             tile.clear()
         for tile, samples, images in self._parts(x, tiles):
-            tape, adjoint = (self._tape(images.n, tile.size, number) for number in (0, -1))
-            tile.collect(images, tape, adjoint, slopes(tile.forward(images, tape), tile.runs, samples))
+            tape = self._tape(images.n, tile.size, 0)
+            tile.collect(images, tape, slopes(tile.forward(images, tape), tile.runs, samples))
         for tile in tiles:
             tile.write_gradients(found)
 
@@ -204,7 +205,8 @@ class _Tape:
         self.buffers: dict[tuple[str, int], Tensor] = {}
         _, height, width = (size >> len(form.pool) for size in form.shape)
         self.y = like.new_empty(size, form.channels * height * width, n)
-        self.last = self.y.view(size, form.channels, height, width, n).permute(2, 0, 1, 3, 4)
+        self.by_units = size, form.channels, height, width, n
+        self.last = self.y.view(self.by_units).permute(2, 0, 1, 3, 4)
 
     def buffer(self, name: str, number: int, shape: tuple[int, ...]) -> Tensor:
         """Memory for something of that name."""
@@ -226,6 +228,7 @@ class _Tile:
         self.rows = self._by_window(self.kernels.rows)
         self.across = [[kernel.t() for kernel in kernels] for kernels in self.rows]
         self.composed = False  # while the parameters are frozen
+        self.turned: tuple[list[list[Tensor]], list[Tensor]] | None = None
 
     def _by_window(self, kernels: list[Tensor]) -> list[list[Tensor]]:
         return [
@@ -236,6 +239,7 @@ class _Tile:
     def compose(self) -> None:
         """Take the parameters as they are now."""
         self.kernels.compose()
+        self.turned = None
         self.Q.copy_(self.mine["C"][..., :-1])
 
     @cached_property
@@ -286,66 +290,79 @@ class _Tile:
                 y = torch.mul(factor, y, out=tape.buffer("product", n, (rows, units, length)))
         return y
 
-    def backward(self, tape: _Tape, adjoint: _Tape, d: Tensor) -> None:
-        """From the logits' gradient d, (e, classes, n), that of all factors, into the other tape."""
+    def backward(self, tape: _Tape, d: Tensor) -> None:
+        """From the logits' gradient d, (e, classes, n), that of all factors, in their place.
+
+        The gradient by the second factor comes in the place of the first and the other way round, where there is no
+        pooling in between: each is multiplied with the same, and nothing is moved.
+        """
         form, pool = self.form, self.form.pool
-        torch.bmm(self.Q.mT, d, out=adjoint.y)
+        g = torch.bmm(self.Q.mT, d).view(tape.by_units)
         if form.degree in pool:
-            adjoint.y.mul_(0.25)
-        g = adjoint.buffer("slope", form.degree + 1, tuple(adjoint.last.shape)).copy_(adjoint.last)
+            g.mul_(0.25)
+        g = tape.buffer("slope", form.degree + 1, tuple(tape.last.shape)).copy_(g.permute(2, 0, 1, 3, 4))
         g = g.view(len(g), self.size * form.channels, -1)
         for number in range(form.degree, 0, -1):
             pooled = number in pool
-            factor, into = _spread(tape.each[number - 1], pooled), _spread(adjoint.each[number - 1], pooled)
             slope = g[:, None, :, None] if pooled else g
-            before = tape.before[number - 1]
-            if before is None:
-                if g is not adjoint.each[0]:
-                    into.copy_(slope)
+            if number == 2 and form.swapped:
+                for factor in tape.each[:2]:
+                    _spread(factor, pooled).mul_(slope)
                 break
-            torch.mul(slope, _spread(before, pooled), out=into)
-            direct = number == 2 and 1 not in pool
-            g = adjoint.each[0] if direct else adjoint.buffer("slope", number, tuple(before.shape))
+            factor, before = _spread(tape.each[number - 1], pooled), tape.before[number - 1]
+            if before is None:
+                factor.copy_(slope)
+                break
+            g = tape.buffer("slope", number, tuple(before.shape))
             torch.mul(slope, factor, out=_spread(g, pooled))
-        for pairs in adjoint.corrected:
+            torch.mul(slope, _spread(before, pooled), out=factor)
+        for pairs in tape.corrected:
             for column, strip in pairs:
                 strip.copy_(column)
 
-    def collect(self, images: Unfolded, tape: _Tape, adjoint: _Tape, d: Tensor) -> None:
+    def collect(self, images: Unfolded, tape: _Tape, d: Tensor) -> None:
         """Add the gradients by the kernels and by C, for the logits' gradient d of some images."""
-        self.backward(tape, adjoint, d)
         _, of_lines, of_rows, of_Q, of_beta = self.collected
         of_Q.baddbmm_(d, tape.y.mT)
         of_beta += d.sum(-1, keepdim=True)
+        self.backward(tape, d)
         for number, level in enumerate(self.form.levels):
             for kernel, window, (_, row) in zip(
-                of_rows[number], images.windows[number], adjoint.rows[number], strict=True
+                of_rows[number], images.windows[number], tape.rows[number], strict=True
             ):
                 kernel.addmm_(window, row)
             if level.wide:
-                of_lines[number].baddbmm_(images.lines[number], adjoint.strips[number].mT)
+                of_lines[number].baddbmm_(images.lines[number], tape.strips[number].mT)
 
     def write_gradients(self, into: dict[str, Tensor]) -> None:
         """Put the gradients by the parameters of these runs into those of all."""
         rows, lines, _, of_Q, of_beta = self.collected
-        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs])
+        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], self.form.swapped)
         into["C"][self.runs, :, :-1] = of_Q
         into["C"][self.runs, :, -1:] = of_beta
         if "P" in into:
             into["P"][self.runs] = of_P[..., :-1].reshape(into["P"][self.runs].shape)
             into["c"][self.runs] = of_P[..., -1]
 
-    def fold(self, adjoint: _Tape, folded: Folded) -> Tensor:
+    def fold(self, tape: _Tape, folded: Folded) -> Tensor:
         """After `backward`, the gradient by the images of a single run, (n, features)."""
+        rows, lines = self._swapped()
         folded.clear()
         for number, level in enumerate(self.form.levels):
-            for kernel, window, (row, _) in zip(
-                self.rows[number], folded.windows[number], adjoint.rows[number], strict=True
-            ):
+            for kernel, window, (row, _) in zip(rows[number], folded.windows[number], tape.rows[number], strict=True):
                 window.addmm_(kernel, row)
             if level.wide:
-                torch.bmm(self.kernels.lines[number], adjoint.strips[number], out=folded.lines[number])
+                torch.bmm(lines[number], tape.strips[number], out=folded.lines[number])
         return folded.image_gradient()
+
+    def _swapped(self) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """The kernels, by window, and lines, in the order in which `backward` leaves the gradients by the factors."""
+        if not self.form.swapped:
+            return self.rows, self.kernels.lines
+        if self.turned is None:
+            rows, lines = self.kernels.swapped()
+            self.turned = [self._by_window(rows)[0], *self.rows[1:]], lines
+        return self.turned
 
 
 def _spread(t: Tensor, pooled: bool) -> Tensor:
