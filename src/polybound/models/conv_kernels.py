@@ -105,8 +105,7 @@ class Kernels:
             table.zero_().index_add_(0, level.order, by_rows)
             self._decompose(level, table, by_lines, taps[level.factors], constants[level.factors])
         if swapped:
-            order = [1, 0, *range(2, self.degree)]
-            taps, constants = taps[order], constants[order]
+            taps, constants = (torch.cat([t[1:2], t[:1], t[2:]]) for t in (taps, constants))
         by_taps, by_constants = self._parts(self.M)
         torch.mul(taps.view(by_taps.shape), self.scale.view(-1, *(1,) * 7), out=by_taps)
         torch.mul(constants.view(by_constants.shape), self.scale.view(-1, *(1,) * 4), out=by_constants)
