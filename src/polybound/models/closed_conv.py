@@ -29,9 +29,9 @@ from polybound.models.conv_unfold import Folded, Unfolded
 
 __all__ = ["ClosedConvCCP"]
 
-CACHE = 2_000_000
-"""Bytes of the factors of one run that are computed at a time; all runs that share a product may have 3 times that."""
-BLOCK = 700_000
+CACHE = 4_000_000
+"""Bytes of the factors of one run that are computed at a time; all runs that share a product may have 10 times that."""
+BLOCK = 2_000_000
 """Bytes of the factors of all runs that share a product that are used as soon as they are computed."""
 KEPT = 128_000_000
 """Bytes of factors that `logits` keeps for `input_gradient`; where there are more, they are computed again."""
@@ -120,7 +120,9 @@ class ClosedConvCCP(ClosedForm):
     def _gradients(self, x: Tensor, slopes: Slopes, found: dict[str, Tensor]) -> None:
         self._kept = None  # the tapes are used for something else now
         self._x = x
-        tiles = self._tiles(len(x), max(1, 3 * self.cache // (self.bytes * self._images_of(x.shape[1]))))
+        each = self.runs // len(x)
+        parts = max(1, -(-each * self.bytes * self._images_of(x.shape[1]) // (10 * self.cache)))
+        tiles = self._tiles(len(x), max(1, -(-each // parts)))
         for tile in tiles:
             tile.clear()
         for tile, samples, images in self._parts(x, tiles):
