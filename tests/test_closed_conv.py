@@ -1,5 +1,6 @@
 """The closed form of ConvCCP against its layers under autograd, in float64 to 1e-10."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, randomise, seeds
+from polybound.attacks.victim import Victim
+from polybound.data import load_digits
 from polybound.models.closed import closed_form, has_closed_form
 from polybound.models.closed_conv import ClosedConvCCP
+from polybound.training import Trainer
 from polybound.training.engine import AutogradEngine, ClosedEngine, engine_for
 
 PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "pool": (2, 3)}
@@ -146,3 +150,41 @@ def test_which_have_one():
     assert has_closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
     assert not has_closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
     assert not has_closed_form(torch.nn.Linear(2, 2))
+
+
+def test_training_goes_on_to_the_same_bits_in_another_process_and_in_a_stack_to_rounding():
+    """What stays in memory from step to step must not be part of the state."""
+    data = load_digits("train")
+    recipe = pb.Recipe(method="projection", bound=[0.8, 1.5, 3.0], start=0, every=3, learning_rate=0.05)
+
+    def fresh():
+        return pb.paper_model("pn-conv", data.shape, rank=4, runs=3, seed=[7] * 3)
+
+    whole, halves = fresh(), fresh()
+    Trainer(whole, data, recipe, [7] * 3).epoch(0)
+    Trainer(halves, data, recipe, [7] * 3).epoch(0, after_step=lambda step, _: step == 5)
+    resumed = fresh()
+    resumed.load_state_dict(halves.state_dict())
+    Trainer(resumed, data, recipe, [7] * 3).epoch(0, first_step=5)
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
+
+    alone = pb.paper_model("pn-conv", data.shape, rank=4, seed=7)
+    Trainer(alone, data, replace(recipe, bound=1.5), [7]).epoch(0)
+    for mine, stacked in zip(alone.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, stacked[1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_attack_sees_weights_that_changed_before_it():
+    """Kernels are collapsed once an attack, not once for all."""
+    model = pb.ConvCCP((1, 12, 12), seed=0, **PN_CONV)
+    x, y = 2 * torch.rand(5, 1, 12, 12) - 1, torch.randint(4, (5,))
+    with Victim(model, model.shape) as victim:
+        before = victim.logits(x.flatten(1).unsqueeze(0))
+    with torch.no_grad():
+        model.K.mul_(2.0)
+    with victim:
+        torch.testing.assert_close(victim.logits(x.flatten(1).unsqueeze(0))[0].mT, model(x).detach())
+    assert not torch.equal(before[0].mT, model(x))
+    ours = pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1))
+    with mock.patch("polybound.attacks.victim.has_closed_form", return_value=False), layers():
+        torch.testing.assert_close(pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1)), ours)

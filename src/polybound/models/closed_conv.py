@@ -70,6 +70,11 @@ class ClosedConvCCP(ClosedForm):
         self._kept: list[tuple[_Tile, slice, _Tape]] | None = None
         self._all_tiles: dict[tuple[int, int], _Tile] = {}
 
+    def freeze(self, frozen: bool) -> None:
+        super().freeze(frozen)
+        for tile in self._all_tiles.values():
+            tile.composed = False
+
     def logits(self, x: Tensor) -> Tensor:
         result = x.new_empty(self.runs, self.classes, x.shape[1])
         keep = self.runs * x.shape[1] * self.bytes <= KEPT
