@@ -27,7 +27,7 @@ class ClosedForm(ABC):
     frozen: bool = False
 
     def freeze(self, frozen: bool) -> None:
-        """Promise that the parameters stay as they are, so that what follows from them is computed once, or end that."""
+        """Promise that the parameters stay as they are, so that what follows from them is computed once; or end it."""
         self.frozen = frozen
 
     @abstractmethod
