@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ import polybound as pb
 from polybound.data import Dataset
 from polybound.runs import DataSpec, Spec, train_together
 from polybound.training import Certified, JacobianPenalty, Recipe, Trainer
+from polybound.training import Plain as PlainMethod
 from polybound.training.engine import AutogradEngine, Engine, engine_for
 from polybound.training.random import StepRandom
 from projection_l1 import sorting_projection
@@ -27,6 +29,8 @@ from projection_l1 import sorting_projection
 BOUNDS = [1e5, 1e3, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2]
 SAMPLES = 6400
 BATCH = 64
+NOTHING = StepRandom(1, [0], 0, 0)
+"""For steps in which nothing is random."""
 
 
 def interleaved(*sides: Callable[[], object], repetitions: int = 7) -> list[float]:
@@ -173,18 +177,77 @@ def curve_row(data: Dataset) -> dict[str, Any]:
     return row(name, short + 98 / 2 * (long - short), len(BOUNDS) * 100 * one_epoch, 30.0)
 
 
-def convolution_row() -> dict[str, Any]:
-    model = pb.paper_model("pn-conv", seed=0)
-    x, y = 2 * torch.rand(BATCH, 1, 28, 28) - 1, torch.randint(10, (BATCH,))
+class BareConvolutions:
+    """The two matrix products of each factor of PN-Conv that no step can do without: kernels by unfolded images.
 
-    def step() -> None:
-        torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+    Eight images at a time, which is when they are fastest: images, factors and gradients then stay in the cache.
+    """
+
+    def __init__(self, runs: int, shape: tuple[int, int, int], images: int = 8) -> None:
+        inputs, height, width = shape
+        self.parts = BATCH // images
+        self.products = []
+        for stride, size in ((1, 9), (1, 9), (2, 10), (4, 12)):
+            unfolded = torch.randn(inputs * size**2, height * width // stride**2 * images)
+            factor = torch.randn(16 * runs, unfolded.shape[1])
+            self.products.append((unfolded, factor, *torch.zeros(2, len(unfolded), 16 * runs)))
+
+    def step(self) -> None:
+        for _ in range(self.parts):
+            for unfolded, factor, kernel, gradient in self.products:
+                torch.mm(kernel.t(), unfolded, out=factor)
+                gradient.addmm_(unfolded, factor.t())
+
+
+def convolution_rows(name: str, shape: tuple[int, int, int], runs: int) -> list[dict[str, Any]]:
+    """Steps of a stack of PN-Conv and of one: against its bare products, and against its layers under autograd."""
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.rand(1, BATCH, prod(shape), generator=generator) - 1
+    y = torch.randint(10, (1, BATCH), generator=generator)
+    stack = engine_for(pb.paper_model("pn-conv", shape, runs=runs, seed=[0] * runs))
+    alone = engine_for(pb.paper_model("pn-conv", shape, seed=0))
+    layers = AutogradEngine(pb.paper_model("pn-conv", shape, seed=0), PlainMethod())
+    bare = BareConvolutions(runs, shape)
 
     def layered() -> None:
         with mock.patch("polybound.models.conv.can_collapse", return_value=False):
-            step()
+            layers.step_(x, y, 1e-3, NOTHING)
 
-    return row("PN-Conv: a step, against layer by layer", *interleaved(step, layered), 2.0)
+    stacked, one, products, autograd = interleaved(
+        lambda: stack.step_(x, y, 1e-3, NOTHING), lambda: alone.step_(x, y, 1e-3, NOTHING), bare.step, layered
+    )
+    each = stacked / runs
+    found = [
+        row(
+            f"{name}, per run: stack of {runs} / bare matrix products (lower is better)",
+            each,
+            products / runs,
+            1.4,
+            True,
+        )
+    ]
+    if shape[0] == 1:
+        found += [
+            row(f"{name}, per run: stack of {runs}, against layer by layer", each, autograd, 10.0),
+            row(f"{name}: one model, against layer by layer", one, autograd, 7.0),
+        ]
+    return found
+
+
+def nested_row(data: Dataset) -> dict[str, Any]:
+    """A step of a stack of NCP-4 that has the matrices of small bounds, all but zero, in half of its runs."""
+    engine = engine_for(pb.paper_model("ncp-4", runs=len(BOUNDS), seed=[0] * len(BOUNDS)))
+    with torch.no_grad():
+        engine.model.S[::2, ..., :-1] *= 1e-20
+    bare, labels = Bare(4, data), data.y.unsqueeze(0)
+    x = bare.x.unsqueeze(0)
+
+    def epoch() -> None:
+        for part, y in zip(x.split(BATCH, 1), labels.split(BATCH, 1), strict=True):
+            engine.step_(part, y, 1e-9, NOTHING)
+
+    times = [seconds / (SAMPLES / BATCH * len(BOUNDS)) for seconds in interleaved(epoch, bare.epoch)]
+    return row("NCP-4, per run and step: stack of 14 / bare matrix products (lower is better)", *times, 1.5, True)
 
 
 def derivative_rows(data: Dataset) -> list[dict[str, Any]]:
@@ -212,7 +275,7 @@ def fitted_row(data: Dataset) -> dict[str, Any]:
 
     def steps(engine: Engine) -> None:
         for _ in range(20):
-            engine.step_(x, y, 1e-9, StepRandom(1, [0], 0, 0))
+            engine.step_(x, y, 1e-9, NOTHING)
 
     fitted, fresh = interleaved(*(partial(steps, engine) for engine in engines), repetitions=15)
     return row("PN-10: a step on fitted / on new data (lower is better)", fitted / 20, fresh / 20, 1.1, True)
@@ -227,5 +290,7 @@ def rows() -> list[dict[str, Any]]:
         *stacked_rows(10, data),
         fitted_row(data),
         *derivative_rows(data),
-        convolution_row(),
+        nested_row(data),
+        *convolution_rows("PN-Conv, a step", (1, 28, 28), 9),
+        *convolution_rows("PN-Conv for CIFAR-10, a step", (3, 32, 32), 4),
     ]

@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, randomise, seeds
+from polybound.attacks import Classifier
+from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
 from polybound.models.closed_conv import ClosedConvCCP
+from polybound.training import Callback, Trainer, WeightDecay
 from polybound.training.engine import AutogradEngine, ClosedEngine, engine_for
+from polybound.training.random import StepRandom
 
 PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "pool": (2, 3)}
 
@@ -130,13 +134,13 @@ def test_a_run_in_a_stack_is_the_run_alone():
 def test_a_step_is_that_of_autograd(runs, groups):
     seed = 0 if runs is None else range(4)
     models = [pb.ConvCCP((1, 12, 12), runs=runs, seed=seed, dtype=F64, **PN_CONV) for _ in range(2)]
-    engines = engine_for(models[0]), AutogradEngine(models[1], None, None, None)
+    decay = WeightDecay(0.01)
+    engines = engine_for(models[0], decay), AutogradEngine(models[1], decay)
     assert isinstance(engines[0], ClosedEngine)
     x = inputs(models[0], groups, 6, 0)
     y = torch.randint(4, (groups, 6), generator=torch.Generator().manual_seed(0))
     with layers():
-        close(engines[0].input_gradient(x, y), engines[1].input_gradient(x, y))
-        losses = [engine.step_(x, y, 0.5, 0.01, []).reshape(-1) for engine in engines]
+        losses = [engine.step_(x, y, 0.5, StepRandom(runs or 1, [0], 0, 0)).reshape(-1) for engine in engines]
     close(*losses)
     for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
         close(mine.detach(), wanted.detach())
@@ -146,3 +150,55 @@ def test_which_have_one():
     assert has_closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
     assert not has_closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
     assert not has_closed_form(torch.nn.Linear(2, 2))
+
+
+class StopAfter(Callback):
+    """Stops after so many steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def after_step(self, trainer):
+        if trainer.step == self.steps:
+            trainer.stop()
+
+
+def test_training_goes_on_to_the_same_bits_in_another_process_and_in_a_stack_to_rounding():
+    """What stays in memory from step to step must not be part of the state."""
+    data = load_digits("train")
+    recipe = pb.Recipe.of(method="projection", bound=[0.8, 1.5, 3.0], start=0, every=3, learning_rate=0.05)
+
+    def fresh():
+        return pb.paper_model("pn-conv", data.shape, rank=4, runs=3, seed=[7] * 3)
+
+    whole, halves = fresh(), fresh()
+    Trainer(whole, data, recipe, [7] * 3).run(1)
+    first = Trainer(halves, data, recipe, [7] * 3, [StopAfter(5)])
+    first.run(1)
+    resumed = fresh()
+    resumed.load_state_dict(halves.state_dict())
+    second = Trainer(resumed, data, recipe, [7] * 3)
+    second.step, second.sums = first.step, first.sums
+    second.run(1)
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
+
+    alone = pb.paper_model("pn-conv", data.shape, rank=4, seed=7)
+    Trainer(alone, data, recipe.changed({"bound": 1.5}), [7]).run(1)
+    for mine, stacked in zip(alone.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, stacked[1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_attack_sees_weights_that_changed_before_it():
+    """Kernels are collapsed once an attack, not once for all."""
+    model = pb.ConvCCP((1, 12, 12), seed=0, **PN_CONV)
+    x, y = 2 * torch.rand(5, 1, 12, 12) - 1, torch.randint(4, (5,))
+    with Classifier(model, model.shape) as victim:
+        before = victim.logits(x.flatten(1).unsqueeze(0))
+    with torch.no_grad():
+        model.K.mul_(2.0)
+    with victim:
+        torch.testing.assert_close(victim.logits(x.flatten(1).unsqueeze(0))[0].mT, model(x).detach())
+    assert not torch.equal(before[0].mT, model(x))
+    ours = pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1))
+    with mock.patch("polybound.attacks.victim.has_closed_form", return_value=False), layers():
+        torch.testing.assert_close(pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1)), ours)

@@ -50,14 +50,14 @@ class Classifier:
         self._was_training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         if self.form is not None:
-            self.form.frozen = True
+            self.form.freeze(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         for module in self._was_training:
             module.training = True
         if self.form is not None:
-            self.form.frozen = False
+            self.form.freeze(False)
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:

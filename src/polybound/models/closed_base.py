@@ -25,7 +25,10 @@ class ClosedForm(ABC):
     batch: int | None = None
     """How many samples are best taken at a time, where it matters."""
     frozen: bool = False
-    """A promise that the parameters stay as they are, so that what follows from them is computed once."""
+
+    def freeze(self, frozen: bool) -> None:
+        """Promise that the parameters stay as they are, so that what follows from them is computed once; or end it."""
+        self.frozen = frozen
 
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ factor's kernel has the 1/4. `tests/test_closed_conv.py` holds all of it to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -22,14 +23,16 @@ from torch import Tensor
 
 from polybound.models.closed_base import ClosedForm, Slopes
 from polybound.models.conv import ConvCCP
-from polybound.models.conv_geometry import levels
+from polybound.models.conv_geometry import Level, levels
 from polybound.models.conv_kernels import Kernels
 from polybound.models.conv_unfold import Folded, Unfolded
 
 __all__ = ["ClosedConvCCP"]
 
-CACHE = 2_000_000
-"""Bytes of the factors of one run that are computed at a time; all runs that share a product may have 3 times that."""
+CACHE = 4_000_000
+"""Bytes of the factors of one run that are computed at a time; all runs that share a product may have 10 times that."""
+BLOCK = 2_000_000
+"""Bytes of the factors of all runs that share a product that are used as soon as they are computed."""
 KEPT = 128_000_000
 """Bytes of factors that `logits` keeps for `input_gradient`; where there are more, they are computed again."""
 
@@ -45,6 +48,7 @@ class ClosedConvCCP(ClosedForm):
     def __init__(self, model: ConvCCP, cache: int = CACHE) -> None:
         self.runs, self.classes, self.shape = model.runs or 1, model.classes, model.shape
         self.degree, self.channels, self.pool = model.degree, model.channels, model.pool
+        self.swapped = model.degree > 1 and 1 not in model.pool
         # Detached views: the parameters are changed in place, behind autograd's back.
         names = ("K", "C") if model.pre is None else ("K", "C", "P", "c")
         found = {name: getattr(model, name).detach() for name in names}
@@ -57,6 +61,7 @@ class ClosedConvCCP(ClosedForm):
         units: int = sum(level.count * level.rows.positions * level.columns.positions for level in self.levels)
         self.bytes = units * self.channels * like.element_size()
         self.cache = cache if like.device.type == "cpu" else 100 * cache
+        self.block = BLOCK if like.device.type == "cpu" else 100 * cache
         self.batch = max(1, self.cache // self.bytes)
         self._descent = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         self._unfolded: dict[int, Unfolded] = {}
@@ -64,6 +69,11 @@ class ClosedConvCCP(ClosedForm):
         self._tapes: dict[tuple[int, int, int], _Tape] = {}
         self._kept: list[tuple[_Tile, slice, _Tape]] | None = None
         self._all_tiles: dict[tuple[int, int], _Tile] = {}
+
+    def freeze(self, frozen: bool) -> None:
+        super().freeze(frozen)
+        for tile in self._all_tiles.values():
+            tile.composed = False
 
     def logits(self, x: Tensor) -> Tensor:
         result = x.new_empty(self.runs, self.classes, x.shape[1])
@@ -82,15 +92,14 @@ class ClosedConvCCP(ClosedForm):
             folded = self._folded.get(tape.n)
             if folded is None:
                 folded = self._folded[tape.n] = Folded(self.levels, self.shape, tape.n, self._x)
-            adjoint = self._tape(tape.n, 1, -1)
-            tile.backward(tape, adjoint, d[tile.runs, :, samples])
-            result[tile.runs, samples] = tile.fold(adjoint, folded)
+            result[tile.runs, samples] = tile.fold(tape, folded, d[tile.runs, :, samples])
         return result
 
     def _taped(self) -> Iterator[tuple[_Tile, slice, _Tape]]:
         """What `logits` left behind, or had to leave to be computed again."""
         if self._kept is not None:
-            yield from self._kept
+            kept, self._kept = self._kept, None  # gradients take the place of factors, so these are good once
+            yield from kept
             return
         for tile, samples, images in self._parts(self._x, self._tiles(len(self._x), 1)):
             tape = self._tape(images.n, 1, 0)
@@ -116,12 +125,14 @@ class ClosedConvCCP(ClosedForm):
     def _gradients(self, x: Tensor, slopes: Slopes, found: dict[str, Tensor]) -> None:
         self._kept = None  # the tapes are used for something else now
         self._x = x
-        tiles = self._tiles(len(x), max(1, 3 * self.cache // (self.bytes * self._images_of(x.shape[1]))))
+        each = self.runs // len(x)
+        parts = max(1, -(-each * self.bytes * self._images_of(x.shape[1]) // (10 * self.cache)))
+        tiles = self._tiles(len(x), max(1, -(-each // parts)))
         for tile in tiles:
             tile.clear()
         for tile, samples, images in self._parts(x, tiles):
-            tape, adjoint = (self._tape(images.n, tile.size, number) for number in (0, -1))
-            tile.collect(images, tape, adjoint, slopes(tile.forward(images, tape), tile.runs, samples))
+            tape = self._tape(images.n, tile.size, 0)
+            tile.collect(images, tape, slopes(tile.forward(images, tape), tile.runs, samples))
         for tile in tiles:
             tile.write_gradients(found)
 
@@ -173,45 +184,111 @@ class ClosedConvCCP(ClosedForm):
         return self._tapes[key]
 
 
+Operation = tuple[Callable[..., Tensor], tuple[Tensor, ...], Tensor]
+"""A function of tensors with an argument `out`, its inputs, and where to put the result."""
+
+
+@dataclass
+class _Block:
+    """Some rows of a level: few enough that their factors stay in the nearest cache until they are used."""
+
+    rows: list[tuple[Tensor, Tensor]]  # of the factors, (F e channels, columns n), and the same transposed
+    first: int
+    last: int
+    forward: list[Operation]
+    backward: list[Operation]
+    copies: list[tuple[Tensor, Tensor]]  # after that, of corrected columns into their strips
+
+
 class _Tape:
-    """What a forward pass of some images by some runs leaves behind; memory that is used again.
+    """Factors of some images by some runs, and all that is done with them, row by row: memory that is used again.
 
     Attributes:
-        h: the factors of each level, (rows, F, e channels, columns n).
-        rows: each row of those, (F e channels, columns n).
-        each: the k factors by themselves, (rows, e channels, columns n).
-        before: what each was multiplied with; None for the first.
-        strips: corrections of columns, (2, columns F e channels, rows n).
-        corrected: pairs of a column of h and its correction, both (rows, F e channels, n).
+        blocks: for each level.
+        strips: for each level, corrections of columns, (2, columns F e channels, rows n).
         y: the last product, (e, units, n).
         last: the same as it comes, (rows, e, channels, columns, n).
+        slope: the gradient by that.
     """
 
     def __init__(self, form: ClosedConvCCP, n: int, size: int) -> None:
-        self.n, like, units = n, form.parameters["K"], size * form.channels
-        self.rows, self.strips, self.corrected, self.each = [], [], [], list[Tensor]()
-        for level in form.levels:
-            rows, columns = level.rows.positions, level.columns.positions
-            h = like.new_empty(rows, level.count, units, columns * n)
-            self.rows.append([(row, row.t()) for row in h.flatten(1, 2)])
-            self.each += h.unbind(1)
-            strips = like.new_zeros(2, level.wide, level.count * units, rows, n)
-            self.strips.append(strips.view(2, level.wide * level.count * units, rows * n))
-            spread = h.view(rows, -1, columns, n)
-            pairs = [(spread[:, :, column], strips[side, j].transpose(0, 1)) for side, j, column in level.corrected]
-            self.corrected.append(pairs)
-        self.before: list[Tensor | None] = [None] * form.degree
-        self.buffers: dict[tuple[str, int], Tensor] = {}
+        self.n, self.form, self.units, self.like = n, form, size * form.channels, form.parameters["K"]
+        self.products: dict[int, Tensor] = {}  # after so many factors, pooled if that is where
+        self.slopes: dict[int, Tensor] = {}
+        self.strips: list[Tensor] = []
+        self.blocks = [self._level(level) for level in form.levels]
         _, height, width = (size >> len(form.pool) for size in form.shape)
-        self.y = like.new_empty(size, form.channels * height * width, n)
-        self.last = self.y.view(size, form.channels, height, width, n).permute(2, 0, 1, 3, 4)
+        self.y = self.like.new_empty(size, form.channels * height * width, n)
+        self.by_units = size, form.channels, height, width, n
+        self.last = self.y.view(self.by_units).permute(2, 0, 1, 3, 4)
+        self.slope = self.slopes[form.degree].view(self.last.shape)
 
-    def buffer(self, name: str, number: int, shape: tuple[int, ...]) -> Tensor:
-        """Memory for something of that name."""
-        key = name, number
-        if key not in self.buffers:
-            self.buffers[key] = self.y.new_empty(shape)
-        return self.buffers[key]
+    def _level(self, level: Level) -> list[_Block]:
+        rows, columns, form = level.rows.positions, level.columns.positions, self.form
+        h = self.like.new_empty(rows, level.count, self.units, columns * self.n)
+        each = dict(enumerate(h.unbind(1), level.factors.start + 1))
+        half = self.like.new_empty(rows // 2, self.units, columns * self.n)
+        for n in each:
+            pooled = n in form.pool
+            shape = (rows // 2, self.units, columns // 2 * self.n) if pooled else tuple(each[n].shape)
+            self.products[n] = each[n] if n == 1 and not pooled else self.like.new_empty(shape)
+            self.slopes[n] = self.like.new_empty(shape)
+        strips = self.like.new_zeros(2, level.wide, level.count * self.units, rows, self.n)
+        self.strips.append(strips.view(2, level.wide * level.count * self.units, rows * self.n))
+        spread = h.view(rows, -1, columns, self.n)
+        pairs = [(spread[:, :, column], strips[side, j].transpose(0, 1)) for side, j, column in level.corrected]
+        step = max(2, form.block // (h[0].numel() * h.element_size()) // 2 * 2)
+        views = [(row, row.t()) for row in h.flatten(1, 2)]
+        blocks = []
+        for first in range(0, rows, step):
+            part = slice(first, min(first + step, rows))
+            columns_here = [(column[part], strip[part]) for column, strip in pairs]
+            forward: list[Operation] = [(torch.add, pair, pair[0]) for pair in columns_here]
+            block = _Block(views[part], part.start, part.stop, forward, [], [])
+            self._forward(block, each, half, part)
+            self._backward(block, each, part)
+            block.copies += [(strip, column) for column, strip in columns_here]
+            blocks.append(block)
+        return blocks
+
+    def _forward(self, block: _Block, each: dict[int, Tensor], half: Tensor, part: slice) -> None:
+        """`y_n = h_n y_(n-1)`; where a pooling follows, sums of two rows of the product, and then of two columns."""
+        for n, factor in each.items():
+            even, odd = slice(part.start, part.stop, 2), slice(part.start + 1, part.stop, 2)
+            halved, y = half[part.start // 2 : part.stop // 2], self.products[n]
+            before = self.products.get(n - 1)
+            if n in self.form.pool:
+                if before is None:
+                    block.forward.append((torch.add, (factor[even], factor[odd]), halved))
+                else:
+                    block.forward.append((torch.mul, (factor[even], before[even]), halved))
+                    block.forward.append((torch.addcmul, (halved, factor[odd], before[odd]), halved))
+                left, right = halved.view(*halved.shape[:2], 2, -1).unbind(2)
+                block.forward.append((torch.add, (left, right), y[part.start // 2 : part.stop // 2]))
+            elif before is not None:
+                block.forward.append((torch.mul, (factor[part], before[part]), y[part]))
+
+    def _backward(self, block: _Block, each: dict[int, Tensor], part: slice) -> None:
+        """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter in the place of h_n.
+
+        The gradient by the second factor comes in the place of the first and the other way round, where there is no
+        pooling in between: each is multiplied with the same, and nothing is moved.
+        """
+        for n in sorted(each, reverse=True):
+            pooled = n in self.form.pool
+            slope = self.slopes[n]
+            slope = slope[part.start // 2 : part.stop // 2, None, :, None] if pooled else slope[part]
+            factor = _spread(each[n][part], pooled)
+            if n == 2 and self.form.swapped:
+                first = _spread(each[1][part], pooled)
+                block.backward += [(torch.mul, (first, slope), first), (torch.mul, (factor, slope), factor)]
+                return
+            if n == 1:
+                block.copies.append((factor, slope))
+                return
+            before = _spread(self.products[n - 1][part], pooled)
+            into = _spread(self.slopes[n - 1][part], pooled)
+            block.backward += [(torch.mul, (slope, factor), into), (torch.mul, (slope, before), factor)]
 
 
 class _Tile:
@@ -226,6 +303,7 @@ class _Tile:
         self.rows = self._by_window(self.kernels.rows)
         self.across = [[kernel.t() for kernel in kernels] for kernels in self.rows]
         self.composed = False  # while the parameters are frozen
+        self.turned: tuple[list[list[Tensor]], list[Tensor]] | None = None
 
     def _by_window(self, kernels: list[Tensor]) -> list[list[Tensor]]:
         return [
@@ -236,6 +314,7 @@ class _Tile:
     def compose(self) -> None:
         """Take the parameters as they are now."""
         self.kernels.compose()
+        self.turned = None
         self.Q.copy_(self.mine["C"][..., :-1])
 
     @cached_property
@@ -253,99 +332,75 @@ class _Tile:
     def forward(self, images: Unfolded, tape: _Tape) -> Tensor:
         """Logits (e, classes, n)."""
         for number, level in enumerate(self.form.levels):
-            for kernel, window, (row, _) in zip(
-                self.across[number], images.windows[number], tape.rows[number], strict=True
-            ):
-                torch.mm(kernel, window, out=row)
             if level.wide:
                 torch.bmm(self.kernels.lines[number].mT, images.lines[number], out=tape.strips[number])
-                for column, strip in tape.corrected[number]:
-                    column.add_(strip)
-        tape.last.copy_(self._products(tape).view(tape.last.shape))
+            kernels, windows = self.across[number], images.windows[number]
+            for block in tape.blocks[number]:
+                for r, (row, _) in enumerate(block.rows, block.first):
+                    torch.mm(kernels[r], windows[r], out=row)
+                for operation, inputs, out in block.forward:
+                    operation(*inputs, out=out)
+        tape.last.copy_(tape.products[self.form.degree].view(tape.last.shape))
         if self.form.degree in self.form.pool:
             tape.y.mul_(0.25)
         return torch.baddbmm(self.beta, self.Q, tape.y)
 
-    def _products(self, tape: _Tape) -> Tensor:
-        y = tape.each[0]
-        for n in range(1, self.form.degree + 1):
-            factor = tape.each[n - 1]
-            if n > 1:
-                tape.before[n - 1] = y
-            rows, units, length = factor.shape
-            if n in self.form.pool:
-                half = tape.buffer("half", n, (rows // 2, units, length))
-                if n > 1:  # the sum of two rows of the product, which is not wanted itself
-                    torch.mul(factor[0::2], y[0::2], out=half).addcmul_(factor[1::2], y[1::2])
-                else:
-                    torch.add(y[0::2], y[1::2], out=half)
-                y = tape.buffer("pooled", n, (rows // 2, units, length // 2))
-                left, right = half.view(rows // 2, units, 2, -1).unbind(2)
-                torch.add(left, right, out=y)
-            elif n > 1:
-                y = torch.mul(factor, y, out=tape.buffer("product", n, (rows, units, length)))
-        return y
+    def backward(self, tape: _Tape, d: Tensor) -> Iterator[tuple[int, _Block]]:
+        """From the logits' gradient d, (e, classes, n), that of all factors, in their place, block by block."""
+        slope = torch.bmm(self.Q.mT, d).view(tape.by_units).permute(2, 0, 1, 3, 4)
+        torch.mul(slope, 0.25 if self.form.degree in self.form.pool else 1.0, out=tape.slope)
+        for number in range(len(self.form.levels) - 1, -1, -1):
+            for block in tape.blocks[number]:
+                for operation, inputs, out in block.backward:
+                    operation(*inputs, out=out)
+                for into, source in block.copies:
+                    into.copy_(source)
+                yield number, block
 
-    def backward(self, tape: _Tape, adjoint: _Tape, d: Tensor) -> None:
-        """From the logits' gradient d, (e, classes, n), that of all factors, into the other tape."""
-        form, pool = self.form, self.form.pool
-        torch.bmm(self.Q.mT, d, out=adjoint.y)
-        if form.degree in pool:
-            adjoint.y.mul_(0.25)
-        g = adjoint.buffer("slope", form.degree + 1, tuple(adjoint.last.shape)).copy_(adjoint.last)
-        g = g.view(len(g), self.size * form.channels, -1)
-        for number in range(form.degree, 0, -1):
-            pooled = number in pool
-            factor, into = _spread(tape.each[number - 1], pooled), _spread(adjoint.each[number - 1], pooled)
-            slope = g[:, None, :, None] if pooled else g
-            before = tape.before[number - 1]
-            if before is None:
-                if g is not adjoint.each[0]:
-                    into.copy_(slope)
-                break
-            torch.mul(slope, _spread(before, pooled), out=into)
-            direct = number == 2 and 1 not in pool
-            g = adjoint.each[0] if direct else adjoint.buffer("slope", number, tuple(before.shape))
-            torch.mul(slope, factor, out=_spread(g, pooled))
-        for pairs in adjoint.corrected:
-            for column, strip in pairs:
-                strip.copy_(column)
-
-    def collect(self, images: Unfolded, tape: _Tape, adjoint: _Tape, d: Tensor) -> None:
+    def collect(self, images: Unfolded, tape: _Tape, d: Tensor) -> None:
         """Add the gradients by the kernels and by C, for the logits' gradient d of some images."""
-        self.backward(tape, adjoint, d)
         _, of_lines, of_rows, of_Q, of_beta = self.collected
         of_Q.baddbmm_(d, tape.y.mT)
         of_beta += d.sum(-1, keepdim=True)
+        for number, block in self.backward(tape, d):
+            kernels, windows = of_rows[number], images.windows[number]
+            for r, (_, row) in enumerate(block.rows, block.first):
+                kernels[r].addmm_(windows[r], row)
         for number, level in enumerate(self.form.levels):
-            for kernel, window, (_, row) in zip(
-                of_rows[number], images.windows[number], adjoint.rows[number], strict=True
-            ):
-                kernel.addmm_(window, row)
             if level.wide:
-                of_lines[number].baddbmm_(images.lines[number], adjoint.strips[number].mT)
+                of_lines[number].baddbmm_(images.lines[number], tape.strips[number].mT)
 
     def write_gradients(self, into: dict[str, Tensor]) -> None:
         """Put the gradients by the parameters of these runs into those of all."""
         rows, lines, _, of_Q, of_beta = self.collected
-        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs])
+        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], self.form.swapped)
         into["C"][self.runs, :, :-1] = of_Q
         into["C"][self.runs, :, -1:] = of_beta
         if "P" in into:
             into["P"][self.runs] = of_P[..., :-1].reshape(into["P"][self.runs].shape)
             into["c"][self.runs] = of_P[..., -1]
 
-    def fold(self, adjoint: _Tape, folded: Folded) -> Tensor:
-        """After `backward`, the gradient by the images of a single run, (n, features)."""
+    def fold(self, tape: _Tape, folded: Folded, d: Tensor) -> Tensor:
+        """The gradient by the images of a single run, (n, features), for the logits' gradient d."""
+        rows, lines = self._swapped()
         folded.clear()
+        for number, block in self.backward(tape, d):
+            kernels, windows = rows[number], folded.windows[number]
+            for r, (row, _) in enumerate(block.rows, block.first):
+                windows[r].addmm_(kernels[r], row)
         for number, level in enumerate(self.form.levels):
-            for kernel, window, (row, _) in zip(
-                self.rows[number], folded.windows[number], adjoint.rows[number], strict=True
-            ):
-                window.addmm_(kernel, row)
             if level.wide:
-                torch.bmm(self.kernels.lines[number], adjoint.strips[number], out=folded.lines[number])
+                torch.bmm(lines[number], tape.strips[number], out=folded.lines[number])
         return folded.image_gradient()
+
+    def _swapped(self) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """The kernels, by window, and lines, in the order in which `backward` leaves the gradients by the factors."""
+        if not self.form.swapped:
+            return self.rows, self.kernels.lines
+        if self.turned is None:
+            rows, lines = self.kernels.swapped()
+            self.turned = [self._by_window(rows)[0], *self.rows[1:]], lines
+        return self.turned
 
 
 def _spread(t: Tensor, pooled: bool) -> Tensor:

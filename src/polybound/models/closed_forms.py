@@ -222,14 +222,12 @@ class _ClosedNCP(_ClosedDense):
         self.inner = [self.b.unsqueeze(-1).expand_as(self.h[:, 0])]
         # What the matrices in between see, y_1 to y_(k-1), side by side: one product then has all their gradients.
         self.before = torch.empty_like(self.h[:, 1:])
-        y = self.h[:, 0] * self.inner[0]
         for n in range(1, self.degree):
-            self.before[:, n - 1] = y
+            y = torch.mul(self.h[:, n - 1], self.inner[-1], out=self.before[:, n - 1])
             S = self.S[:, n - 1]
             self.inner.append(torch.baddbmm(S[..., -1:], S[..., :-1], y))
-            y = self.h[:, n] * self.inner[-1]
-        self.y = y
-        return self._output(y)
+        self.y = self.h[:, -1] * self.inner[-1]
+        return self._output(self.y)
 
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         gradient, dy = self._output_gradient(d, self.y)
@@ -250,10 +248,9 @@ class _ClosedNCP(_ClosedDense):
         factors = torch.empty_like(self.h)
         for n in range(self.degree - 1, 0, -1):
             torch.mul(dy, self.inner[n], out=factors[:, n])
-            ds = dy * self.h[:, n]
+            ds = torch.mul(dy, self.h[:, n], out=None if slopes is None else slopes[:, n - 1])
             dy = torch.bmm(self.S[:, n - 1, :, :-1].transpose(1, 2), ds)
             if slopes is not None:
-                slopes[:, n - 1] = ds
                 dy = F.hardshrink(dy, _NOTHING)
         torch.mul(dy, self.inner[0], out=factors[:, 0])
         return factors, dy

@@ -86,12 +86,26 @@ class Kernels:
             into[:, :depth] = torch.matmul(level.A_lines, lines).view(2, depth, into.shape[-1])
             into[:, depth:] = torch.matmul(level.a_lines, edges)
 
-    def gradients(self, rows: list[Tensor], lines: list[Tensor], of_K: Tensor) -> Tensor:
-        """From the gradients by `rows` and `lines`, that by [P, c], (e, m, i S S + 1); that by K goes into `of_K`."""
+    def swapped(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Rows and lines of all levels, those of the first two factors in each other's place."""
+        order = [1, 0, *range(2, self.levels[0].count)]
+        first = [
+            t.view(*t.shape[:-1], -1, len(order), self.runs * self.outputs)[..., order, :].view(t.shape)
+            for t in (self.rows[0], self.lines[0])
+        ]
+        return [first[0], *self.rows[1:]], [first[1], *self.lines[1:]]
+
+    def gradients(self, rows: list[Tensor], lines: list[Tensor], of_K: Tensor, swapped: bool) -> Tensor:
+        """From the gradients by `rows` and `lines`, that by [P, c], (e, m, i S S + 1); that by K goes into `of_K`.
+
+        With `swapped`, those of the first two factors are in each other's place.
+        """
         taps, constants = torch.empty_like(self.taps), torch.empty_like(self.constants)
         for level, table, by_rows, by_lines in zip(self.levels, self.tables, rows, lines, strict=True):
             table.zero_().index_add_(0, level.order, by_rows)
             self._decompose(level, table, by_lines, taps[level.factors], constants[level.factors])
+        if swapped:
+            taps, constants = (torch.cat([t[1:2], t[:1], t[2:]]) for t in (taps, constants))
         by_taps, by_constants = self._parts(self.M)
         torch.mul(taps.view(by_taps.shape), self.scale.view(-1, *(1,) * 7), out=by_taps)
         torch.mul(constants.view(by_constants.shape), self.scale.view(-1, *(1,) * 4), out=by_constants)

@@ -41,7 +41,7 @@ class Unfolded:
 
     def fill(self, x: Tensor) -> None:
         """Take the images x, (n, inputs * height * width)."""
-        self.inside.copy_(x.view(self.n, self.inputs, self.height, self.width).permute(2, 1, 3, 0))
+        self.inside.copy_(x.reshape(self.n, self.inputs, self.height, self.width).permute(2, 1, 3, 0))
         for into, source in self.copies:
             into.copy_(source)
 
