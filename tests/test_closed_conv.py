@@ -200,5 +200,5 @@ def test_an_attack_sees_weights_that_changed_before_it():
         torch.testing.assert_close(victim.logits(x.flatten(1).unsqueeze(0))[0].mT, model(x).detach())
     assert not torch.equal(before[0].mT, model(x))
     ours = pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1))
-    with mock.patch("polybound.attacks.victim.has_closed_form", return_value=False), layers():
+    with mock.patch("polybound.attacks.classifier.has_closed_form", return_value=False), layers():
         torch.testing.assert_close(pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1)), ours)
