@@ -14,8 +14,7 @@ factor's kernel has the 1/4. `tests/test_closed_conv.py` holds all of it to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from polybound.models.closed_base import ClosedForm, Slopes
 from polybound.models.conv import ConvCCP
-from polybound.models.conv_geometry import Level, levels
+from polybound.models.conv_geometry import levels
 from polybound.models.conv_kernels import Kernels
+from polybound.models.conv_tape import Block, Layout, Tape
 from polybound.models.conv_unfold import Folded, Unfolded
 
 __all__ = ["ClosedConvCCP"]
@@ -48,7 +48,6 @@ class ClosedConvCCP(ClosedForm):
     def __init__(self, model: ConvCCP, cache: int = CACHE) -> None:
         self.runs, self.classes, self.shape = model.runs or 1, model.classes, model.shape
         self.degree, self.channels, self.pool = model.degree, model.channels, model.pool
-        self.swapped = model.degree > 1 and 1 not in model.pool
         # Detached views: the parameters are changed in place, behind autograd's back.
         names = ("K", "C") if model.pre is None else ("K", "C", "P", "c")
         found = {name: getattr(model, name).detach() for name in names}
@@ -61,13 +60,16 @@ class ClosedConvCCP(ClosedForm):
         units: int = sum(level.count * level.rows.positions * level.columns.positions for level in self.levels)
         self.bytes = units * self.channels * like.element_size()
         self.cache = cache if like.device.type == "cpu" else 100 * cache
-        self.block = BLOCK if like.device.type == "cpu" else 100 * cache
+        block = BLOCK if like.device.type == "cpu" else 100 * cache
+        self.layout = Layout(
+            self.levels, model.shape, model.channels, model.degree, model.pool, block, self.parameters["K"]
+        )
         self.batch = max(1, self.cache // self.bytes)
         self._descent = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         self._unfolded: dict[int, Unfolded] = {}
         self._folded: dict[int, Folded] = {}
-        self._tapes: dict[tuple[int, int, int], _Tape] = {}
-        self._kept: list[tuple[_Tile, slice, _Tape]] | None = None
+        self._tapes: dict[tuple[int, int, int], Tape] = {}
+        self._kept: list[tuple[_Tile, slice, Tape]] | None = None
         self._all_tiles: dict[tuple[int, int], _Tile] = {}
 
     def freeze(self, frozen: bool) -> None:
@@ -95,7 +97,7 @@ class ClosedConvCCP(ClosedForm):
             result[tile.runs, samples] = tile.fold(tape, folded, d[tile.runs, :, samples])
         return result
 
-    def _taped(self) -> Iterator[tuple[_Tile, slice, _Tape]]:
+    def _taped(self) -> Iterator[tuple[_Tile, slice, Tape]]:
         """What `logits` left behind, or had to leave to be computed again."""
         if self._kept is not None:
             kept, self._kept = self._kept, None  # gradients take the place of factors, so these are good once
@@ -177,118 +179,11 @@ class ClosedConvCCP(ClosedForm):
             self._unfolded[n] = Unfolded(self.levels, self.shape, n, self.parameters["K"])
         return self._unfolded[n]
 
-    def _tape(self, n: int, size: int, number: int) -> _Tape:
+    def _tape(self, n: int, size: int, number: int) -> Tape:
         key = n, size, number
         if key not in self._tapes:
-            self._tapes[key] = _Tape(self, n, size)
+            self._tapes[key] = Tape(self.layout, n, size)
         return self._tapes[key]
-
-
-Operation = tuple[Callable[..., Tensor], tuple[Tensor, ...], Tensor]
-"""A function of tensors with an argument `out`, its inputs, and where to put the result."""
-
-
-@dataclass
-class _Block:
-    """Some rows of a level: few enough that their factors stay in the nearest cache until they are used."""
-
-    rows: list[tuple[Tensor, Tensor]]  # of the factors, (F e channels, columns n), and the same transposed
-    first: int
-    last: int
-    forward: list[Operation]
-    backward: list[Operation]
-    copies: list[tuple[Tensor, Tensor]]  # after that, of corrected columns into their strips
-
-
-class _Tape:
-    """Factors of some images by some runs, and all that is done with them, row by row: memory that is used again.
-
-    Attributes:
-        blocks: for each level.
-        strips: for each level, corrections of columns, (2, columns F e channels, rows n).
-        y: the last product, (e, units, n).
-        last: the same as it comes, (rows, e, channels, columns, n).
-        slope: the gradient by that.
-    """
-
-    def __init__(self, form: ClosedConvCCP, n: int, size: int) -> None:
-        self.n, self.form, self.units, self.like = n, form, size * form.channels, form.parameters["K"]
-        self.products: dict[int, Tensor] = {}  # after so many factors, pooled if that is where
-        self.slopes: dict[int, Tensor] = {}
-        self.strips: list[Tensor] = []
-        self.blocks = [self._level(level) for level in form.levels]
-        _, height, width = (size >> len(form.pool) for size in form.shape)
-        self.y = self.like.new_empty(size, form.channels * height * width, n)
-        self.by_units = size, form.channels, height, width, n
-        self.last = self.y.view(self.by_units).permute(2, 0, 1, 3, 4)
-        self.slope = self.slopes[form.degree].view(self.last.shape)
-
-    def _level(self, level: Level) -> list[_Block]:
-        rows, columns, form = level.rows.positions, level.columns.positions, self.form
-        h = self.like.new_empty(rows, level.count, self.units, columns * self.n)
-        each = dict(enumerate(h.unbind(1), level.factors.start + 1))
-        half = self.like.new_empty(rows // 2, self.units, columns * self.n)
-        for n in each:
-            pooled = n in form.pool
-            shape = (rows // 2, self.units, columns // 2 * self.n) if pooled else tuple(each[n].shape)
-            self.products[n] = each[n] if n == 1 and not pooled else self.like.new_empty(shape)
-            self.slopes[n] = self.like.new_empty(shape)
-        strips = self.like.new_zeros(2, level.wide, level.count * self.units, rows, self.n)
-        self.strips.append(strips.view(2, level.wide * level.count * self.units, rows * self.n))
-        spread = h.view(rows, -1, columns, self.n)
-        pairs = [(spread[:, :, column], strips[side, j].transpose(0, 1)) for side, j, column in level.corrected]
-        step = max(2, form.block // (h[0].numel() * h.element_size()) // 2 * 2)
-        views = [(row, row.t()) for row in h.flatten(1, 2)]
-        blocks = []
-        for first in range(0, rows, step):
-            part = slice(first, min(first + step, rows))
-            columns_here = [(column[part], strip[part]) for column, strip in pairs]
-            forward: list[Operation] = [(torch.add, pair, pair[0]) for pair in columns_here]
-            block = _Block(views[part], part.start, part.stop, forward, [], [])
-            self._forward(block, each, half, part)
-            self._backward(block, each, part)
-            block.copies += [(strip, column) for column, strip in columns_here]
-            blocks.append(block)
-        return blocks
-
-    def _forward(self, block: _Block, each: dict[int, Tensor], half: Tensor, part: slice) -> None:
-        """`y_n = h_n y_(n-1)`; where a pooling follows, sums of two rows of the product, and then of two columns."""
-        for n, factor in each.items():
-            even, odd = slice(part.start, part.stop, 2), slice(part.start + 1, part.stop, 2)
-            halved, y = half[part.start // 2 : part.stop // 2], self.products[n]
-            before = self.products.get(n - 1)
-            if n in self.form.pool:
-                if before is None:
-                    block.forward.append((torch.add, (factor[even], factor[odd]), halved))
-                else:
-                    block.forward.append((torch.mul, (factor[even], before[even]), halved))
-                    block.forward.append((torch.addcmul, (halved, factor[odd], before[odd]), halved))
-                left, right = halved.view(*halved.shape[:2], 2, -1).unbind(2)
-                block.forward.append((torch.add, (left, right), y[part.start // 2 : part.stop // 2]))
-            elif before is not None:
-                block.forward.append((torch.mul, (factor[part], before[part]), y[part]))
-
-    def _backward(self, block: _Block, each: dict[int, Tensor], part: slice) -> None:
-        """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter in the place of h_n.
-
-        The gradient by the second factor comes in the place of the first and the other way round, where there is no
-        pooling in between: each is multiplied with the same, and nothing is moved.
-        """
-        for n in sorted(each, reverse=True):
-            pooled = n in self.form.pool
-            slope = self.slopes[n]
-            slope = slope[part.start // 2 : part.stop // 2, None, :, None] if pooled else slope[part]
-            factor = _spread(each[n][part], pooled)
-            if n == 2 and self.form.swapped:
-                first = _spread(each[1][part], pooled)
-                block.backward += [(torch.mul, (first, slope), first), (torch.mul, (factor, slope), factor)]
-                return
-            if n == 1:
-                block.copies.append((factor, slope))
-                return
-            before = _spread(self.products[n - 1][part], pooled)
-            into = _spread(self.slopes[n - 1][part], pooled)
-            block.backward += [(torch.mul, (slope, factor), into), (torch.mul, (slope, before), factor)]
 
 
 class _Tile:
@@ -329,7 +224,7 @@ class _Tile:
         for tensor in (*rows, *lines, of_Q, of_beta):
             tensor.zero_()
 
-    def forward(self, images: Unfolded, tape: _Tape) -> Tensor:
+    def forward(self, images: Unfolded, tape: Tape) -> Tensor:
         """Logits (e, classes, n)."""
         for number, level in enumerate(self.form.levels):
             if level.wide:
@@ -345,7 +240,7 @@ class _Tile:
             tape.y.mul_(0.25)
         return torch.baddbmm(self.beta, self.Q, tape.y)
 
-    def backward(self, tape: _Tape, d: Tensor) -> Iterator[tuple[int, _Block]]:
+    def backward(self, tape: Tape, d: Tensor) -> Iterator[tuple[int, Block]]:
         """From the logits' gradient d, (e, classes, n), that of all factors, in their place, block by block."""
         slope = torch.bmm(self.Q.mT, d).view(tape.by_units).permute(2, 0, 1, 3, 4)
         torch.mul(slope, 0.25 if self.form.degree in self.form.pool else 1.0, out=tape.slope)
@@ -357,7 +252,7 @@ class _Tile:
                     into.copy_(source)
                 yield number, block
 
-    def collect(self, images: Unfolded, tape: _Tape, d: Tensor) -> None:
+    def collect(self, images: Unfolded, tape: Tape, d: Tensor) -> None:
         """Add the gradients by the kernels and by C, for the logits' gradient d of some images."""
         _, of_lines, of_rows, of_Q, of_beta = self.collected
         of_Q.baddbmm_(d, tape.y.mT)
@@ -373,14 +268,14 @@ class _Tile:
     def write_gradients(self, into: dict[str, Tensor]) -> None:
         """Put the gradients by the parameters of these runs into those of all."""
         rows, lines, _, of_Q, of_beta = self.collected
-        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], self.form.swapped)
+        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], self.form.layout.swapped)
         into["C"][self.runs, :, :-1] = of_Q
         into["C"][self.runs, :, -1:] = of_beta
         if "P" in into:
             into["P"][self.runs] = of_P[..., :-1].reshape(into["P"][self.runs].shape)
             into["c"][self.runs] = of_P[..., -1]
 
-    def fold(self, tape: _Tape, folded: Folded, d: Tensor) -> Tensor:
+    def fold(self, tape: Tape, folded: Folded, d: Tensor) -> Tensor:
         """The gradient by the images of a single run, (n, features), for the logits' gradient d."""
         rows, lines = self._swapped()
         folded.clear()
@@ -395,17 +290,9 @@ class _Tile:
 
     def _swapped(self) -> tuple[list[list[Tensor]], list[Tensor]]:
         """The kernels, by window, and lines, in the order in which `backward` leaves the gradients by the factors."""
-        if not self.form.swapped:
+        if not self.form.layout.swapped:
             return self.rows, self.kernels.lines
         if self.turned is None:
             rows, lines = self.kernels.swapped()
             self.turned = [self._by_window(rows)[0], *self.rows[1:]], lines
         return self.turned
-
-
-def _spread(t: Tensor, pooled: bool) -> Tensor:
-    """(rows, units, length) with a dimension for the two rows, and one for the two columns, that a pooling adds."""
-    if not pooled:
-        return t
-    rows, units, length = t.shape
-    return t.view(rows // 2, 2, units, 2, length // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from polybound.runs.checkpoints import Checkpoint, checkpoints
 from polybound.runs.folder import Run, find_runs
 
 __all__ = ["RunSummary", "clean_runs", "list_runs"]
+
+_TEMPORARY = re.compile(r"\..+\.(json|jsonl|csv|safetensors)\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
 
 
 def _is_temporary(file: Path) -> bool:
-    """Whether `write_atomically` began a file and did not end it: ".NAME.RANDOM" with the name of one of ours."""
-    return any(f"{suffix}." in file.name for suffix in (".json", ".jsonl", ".csv", ".safetensors"))
+    """Whether `write_atomically` began one of our files and did not end it: ".NAME" and eight random characters."""
+    return _TEMPORARY.fullmatch(file.name) is not None
 
 
 def _size(files: Iterable[Path]) -> int:

@@ -1,0 +1,163 @@
+"""`polybound runs`: list, show and clean, for people who have hundreds."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import polybound as pb
+from polybound.runs import Checkpoint, DataSpec, Run, Spec, evaluate_run, train_together
+from polybound.runs.checkpoints import path_for
+
+
+def leave_checkpoint(root, spec):
+    """What a killed process leaves of a run in training."""
+    file = path_for(root, [spec])
+    options = {"leader": [0], "parted": False, "histories": [[]], "sums": None, "peaks": {}}
+    Checkpoint(specs=[spec], epoch=1, step=0, tensors={"w": torch.zeros(1)}, **options).write(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A folder with a run in each state, checkpoints, and what killed processes leave behind."""
+    root = tmp_path_factory.mktemp("original") / "runs"
+    spec = Spec(DataSpec.of("digits", samples=200), recipe=pb.Recipe.of(epochs=2, learning_rate=0.02))
+    (finished,) = train_together([spec], root)
+    evaluate_run(finished.path, "fgsm-0.1", limit=50)
+    train_together([replace(spec, recipe=pb.Recipe.of(epochs=2, learning_rate=1e9))], root)
+    (damaged,) = train_together([replace(spec, seed=1)], root)
+    content = json.loads((damaged.path / "spec.json").read_text())
+    content["spec"]["seed"] = 7
+    (damaged.path / "spec.json").write_text(json.dumps(content))
+    unfinished = replace(spec, seed=2)
+    Run.make(unfinished, root)
+    leave_checkpoint(root, unfinished)
+    leave_checkpoint(root, spec)
+    (finished.path / ".scores.csv.ab12cd_9").write_text("run,see")
+    (finished.path / ".notes").write_text("mine")
+    (root / "notes.txt").write_text("mine")
+    return root
+
+
+@pytest.fixture
+def root(original, tmp_path):
+    return Path(shutil.copytree(original, tmp_path / "runs"))
+
+
+def by_state(cli, root):
+    return {one["state"]: one for one in cli("runs", "list", root, "--json").json}
+
+
+def files(root):
+    return sorted(path.relative_to(root) for path in root.rglob("*"))
+
+
+def test_list(cli, root):
+    found = by_state(cli, root)
+    assert set(found) == {"finished", "failed", "unfinished", "damaged"}
+    assert all(Path(one["path"]).parent == root and one["size"] > 0 for one in found.values())
+    spec = Run(Path(found["finished"]["path"])).spec()
+    assert found["finished"]["label"] == spec.label and found["finished"]["why"] == ""
+    assert (found["finished"]["scores"], found["unfinished"]["scores"]) == (3, 0)  # clean, robust and attacked
+    assert "not finite" in found["failed"]["why"] or "nan" in found["failed"]["why"]
+    assert "spec.json" in found["damaged"]["why"] and "not trained to the end" in found["unfinished"]["why"]
+    shown = cli("runs", "list", root)
+    assert shown.code == 0 and all(Path(one["path"]).name in shown.out for one in found.values())
+    assert all(f"1 {state}" in shown.out for state in found)
+    assert cli("runs", "list", cwd=root.parent).out == shown.out  # "runs" is where they are by default
+
+
+def test_list_of_nothing(cli, refused, tmp_path):
+    assert cli("runs", "list", tmp_path).out.splitlines()[-1] == "no runs"
+    assert cli("runs", "list", tmp_path, "--json").json == []
+    for command in ("list", "clean"):
+        assert f"{tmp_path / 'none'}: no such folder" in refused("runs", command, tmp_path / "none")
+
+
+def test_show(cli, refused, root, tmp_path):
+    found = by_state(cli, root)
+    finished = Run(Path(found["finished"]["path"]))
+    facts = cli("runs", "show", finished.path, "--json").json
+    spec = finished.spec()
+    assert {name: facts[name] for name in spec.columns()} == spec.columns()
+    assert (facts["address"], facts["finished"], facts["epochs done"]) == (spec.address, True, 2)
+    assert facts["last loss"] == [line["loss"] for line in finished.history() if "loss" in line][-1]
+    counts = [(s["attack"], s["counted"], s["correct"], s["total"]) for s in facts["scores"]]
+    assert counts == [(s.attack, s.counted, s.correct, s.total) for s in finished.scores()] and len(counts) == 3
+    shown = cli("runs", "show", finished.path).out
+    assert spec.address in shown and "schedule.epochs" in shown
+    for score in finished.scores():
+        assert f"{100 * score.accuracy:.2f} %" in shown
+    failed = cli("runs", "show", found["failed"]["path"], "--json").json
+    assert failed["failure"] == found["failed"]["why"] and failed["scores"] == []
+    begun = cli("runs", "show", found["unfinished"]["path"], "--json").json
+    assert not begun["finished"] and begun["epochs done"] == 0 and "last loss" not in begun
+    assert "changed after the run was made" in refused("runs", "show", found["damaged"]["path"])
+    assert "no run folder" in refused("runs", "show", tmp_path)
+
+
+def test_a_dry_run_removes_nothing(cli, root):
+    before = files(root)
+    shown = cli("runs", "clean", root, "--failed", "--unfinished", "--damaged", "--dry-run")
+    assert shown.code == 0 and files(root) == before
+    lines = [line.rpartition(": ") for line in shown.out.splitlines()]
+    assert sorted(why for _, _, why in lines) == [
+        "damaged",
+        "failed",
+        "half-written",
+        "its runs are finished",
+        "unfinished",
+    ]
+    assert all(Path(path).exists() for path, _, _ in lines)
+
+
+def test_clean_takes_leftovers_alone_unless_asked(cli, root):
+    before, states = files(root), by_state(cli, root)
+    shown = cli("runs", "clean", root, "--yes")
+    gone = [path for path in before if path not in files(root)]
+    assert shown.code == 0 and "removed 2" in shown.out
+    assert sorted(path.suffix for path in gone) == [".ab12cd_9", ".safetensors"]
+    assert by_state(cli, root) == {
+        state: {**one, "size": by_state(cli, root)[state]["size"]} for state, one in states.items()
+    }
+    assert (root / "notes.txt").exists() and (Path(states["finished"]["path"]) / ".notes").exists()
+    assert len(list((root / ".checkpoints").iterdir())) == 1  # that of the run that can go on
+    again = cli("runs", "clean", root, "--yes")
+    assert again.code == 0 and again.out == "nothing to remove\n"
+
+
+def test_clean_takes_the_runs_that_are_asked_for(cli, root):
+    shown = cli("runs", "clean", root, "--failed", "--damaged", "-y")
+    assert shown.code == 0 and "removed 4" in shown.out
+    assert set(by_state(cli, root)) == {"finished", "unfinished"}
+    cli("runs", "clean", root, "--unfinished", "-y")
+    assert set(by_state(cli, root)) == {"finished"}
+
+
+@pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
+def test_clean_asks(cli, root, monkeypatch, answer, removed):
+    before = files(root)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    shown = cli("runs", "clean", root, "--failed")
+    assert "remove these 3?" in shown.out + shown.err
+    assert (files(root) != before) == removed and ("removed 3" in shown.out) == removed
+    assert shown.code == (0 if answer else 1)  # nobody answered
+
+
+def test_what_is_not_a_state_is_refused(root):
+    with pytest.raises(pb.PolyboundError, match="not finished"):
+        pb.runs.clean_runs(root, ["finished"])
+
+
+def test_files_that_only_look_half_written_stay(cli, root):
+    finished = Path(by_state(cli, root)["finished"]["path"])
+    mine = [finished / ".backup.json.txt", root / ".table.csv.old", finished / ".scores.csv"]
+    for file in mine:
+        file.write_text("mine")
+    cli("runs", "clean", root, "--yes")
+    assert all(file.exists() for file in mine)
