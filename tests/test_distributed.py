@@ -17,14 +17,14 @@ sys.path.insert(0, sys.argv[2])
 import torch
 torch.set_num_threads(1)
 import polybound as pb
-from polybound.training import rank, start_workers, stop_workers, workers
+from polybound.training import worker_number, start_workers, stop_workers, workers
 from test_distributed import OPTIONS
 assert start_workers() and workers() == 2
 data = pb.data.load_digits("train")
 for name in ("pn-4", "ncp-4", "pn-conv"):
     model = pb.paper_model(name, shape=data.shape, runs=2, seed=0, rank=4)
     pb.fit(model, data, method="projection", adversary="fgsm-0.1", **OPTIONS)
-    if rank() == 0:
+    if worker_number() == 0:
         model.save(f"{sys.argv[1]}/{name}.safetensors")
 stop_workers()
 """

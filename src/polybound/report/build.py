@@ -121,6 +121,8 @@ def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polyboun
 
 def _folder_for(output: Path) -> Path:
     """The folder beside a page: of the same name, unless that is one with runs in it."""
+    if find_runs(output.parent):
+        raise PolyboundError(f"{output.parent}: a folder of runs; a report goes somewhere else")
     folder = output.with_suffix("")
     while folder.is_dir() and (is_run(folder) or find_runs(folder) or (folder / ".checkpoints").exists()):
         folder = folder.with_name(f"{folder.name}-report")

@@ -30,7 +30,7 @@ from polybound.training import (
     Trainer,
     accuracy,
     join_methods,
-    rank,
+    worker_number,
     workers,
 )
 
@@ -111,7 +111,7 @@ def train_together(
         session = _Session([specs[i] for i in todo], made, ends, data, root, device)
         with deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
-        if rank() != 0:
+        if worker_number() != 0:
             break
     else:
         _remove_checkpoints(root, specs)
@@ -163,7 +163,7 @@ def _begun(root: Path, specs: Sequence[Spec], todo: list[int]) -> list[int] | No
 
 def _remove_checkpoints(root: Path, finished: Sequence[Spec]) -> None:
     """Remove the state of finished runs, whose process was killed before it could."""
-    if rank() != 0:
+    if worker_number() != 0:
         return
     ours = {spec.address for spec in finished}
     for file in checkpoints(root):
@@ -274,7 +274,7 @@ class _Session:
                 raise KeyboardInterrupt
             if not self.parted and self.epoch < self.epochs:
                 self._branch(self.runs_with_inactive_bounds())
-        if rank() == 0:
+        if worker_number() == 0:
             self.file.unlink(missing_ok=True)
 
     def record(self, trainer: Trainer, losses: Tensor, validation: Dataset | None) -> None:
@@ -304,7 +304,7 @@ class _Session:
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint."""
         self.epoch, self.step, self.sums = trainer.epoch, trainer.step, trainer.sums.cpu() if trainer.step else None
-        if rank() == 0:
+        if worker_number() == 0:
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
             state = (self.specs, self.epoch, self.step, self.leader, self.parted, self.histories)
             Checkpoint(*state, tensors, self.sums, self.peaks).write(self.file)
@@ -321,7 +321,7 @@ class _Session:
 
     def write_finished(self, epoch: int) -> None:
         """Write the history and then the model of each run that is kept after this epoch, unless they are there."""
-        if epoch not in self.ends or rank() != 0:
+        if epoch not in self.ends or worker_number() != 0:
             return
         end = self.ends[epoch]
         for i, run in enumerate(self.runs):

@@ -1,7 +1,7 @@
 """Training: the paper's Algorithms 1 and 2 and its baselines, for one model or for a stack of runs."""
 
 from polybound.training.adversary import Adversary
-from polybound.training.distributed import rank, start_workers, stop_workers, workers
+from polybound.training.distributed import start_workers, stop_workers, worker_number, workers
 from polybound.training.fit import accuracy, fit
 from polybound.training.history import History
 from polybound.training.loop import Callback, Trainer
@@ -50,9 +50,9 @@ __all__ = [
     "fit",
     "join_methods",
     "projection_kind",
-    "rank",
     "register_method",
     "start_workers",
     "stop_workers",
+    "worker_number",
     "workers",
 ]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["my_share", "rank", "start_workers", "stop_workers", "sum_over_workers", "workers"]
+__all__ = ["my_share", "start_workers", "stop_workers", "sum_over_workers", "worker_number", "workers"]
 
 
 def start_workers() -> bool:
@@ -33,14 +33,14 @@ def workers() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def rank() -> int:
+def worker_number() -> int:
     """Which worker this is, from 0."""
     return dist.get_rank() if workers() > 1 else 0
 
 
 def my_share(batch: Tensor) -> Tensor:
     """This worker's part of a batch (groups, samples): every worker gets its own, together they have all."""
-    return batch if workers() == 1 else batch[:, rank() :: workers()]
+    return batch if workers() == 1 else batch[:, worker_number() :: workers()]
 
 
 def sum_over_workers(tensors: Sequence[Tensor], samples: int) -> list[Tensor]:
