@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from math import ulp
 from statistics import fmean, stdev
 
 import pytest
@@ -316,3 +317,10 @@ def test_every_cell_is_a_recomputation_from_the_counts(base, drawn_counts):
             None,
         )
     assert table.best("epoch") == table.cell() and len(table.configurations()) == 1
+
+
+@given(st.floats(allow_nan=False), st.sampled_from([1, 2, 10**6]))
+def test_neighbouring_numbers_have_labels_of_their_own(number, steps):
+    other = number + steps * ulp(number)
+    first, second = labels([row(**{"method.weight": weight}) for weight in (number, other)])
+    assert (first == second) == (number == other)
