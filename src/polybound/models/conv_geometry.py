@@ -18,6 +18,7 @@ K.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import torch
@@ -30,12 +31,26 @@ def levels(
     shape: Sequence[int], degree: int, kernel: int, pre: int | None, pool: Sequence[int], like: Tensor
 ) -> list[Level]:
     """One level for each resolution of the factors of a ConvCCP, the finest first; tensors like `like`."""
+    return list(_levels(tuple(shape), degree, kernel, pre, tuple(pool), like.dtype, like.device))
+
+
+@lru_cache(maxsize=16)
+def _levels(
+    shape: tuple[int, ...],
+    degree: int,
+    kernel: int,
+    pre: int | None,
+    pool: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Level, ...]:
+    """The same, made once: nothing changes a level."""
     pooled = [sum(after < n for after in pool) for n in range(1, degree + 1)]
     found = []
     for times in sorted(set(pooled)):
         factors = slice(pooled.index(times), pooled.index(times) + pooled.count(times))
-        found.append(Level(shape, factors, kernel, pre, times, len(pool)).to(like))
-    return found
+        found.append(Level(shape, factors, kernel, pre, times, len(pool)).to(dtype, device))
+    return tuple(found)
 
 
 class Axis:
@@ -118,11 +133,11 @@ class Level:
         self._arrange_lines(pre is not None)
         self._arrange_exceptions()
 
-    def to(self, like: Tensor) -> Level:
-        """Itself, with its tensors on the device and, but for indices, of the type of `like`."""
+    def to(self, dtype: torch.dtype, device: torch.device) -> Level:
+        """Itself, with its tensors on the device and, but for indices, of the type."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                setattr(self, name, value.to(like) if value.is_floating_point() else value.to(like.device))
+                setattr(self, name, value.to(device, dtype if value.is_floating_point() else None))
         return self
 
     def _arrange_windows(self) -> None:
@@ -214,6 +229,7 @@ class Level:
         self.a_lines = torch.stack([rows.whole, *(-count for _, count in lacking.values())])
         self.lines_depth = len(self.A_lines) * self.inputs * self.lines + len(self.a_lines)
 
+    @cached_property
     def folding(self) -> tuple[Tensor, Tensor]:
         """Zeros and ones that add up what belongs to one pixel: (width, U columns) and, of lines, (height, ...)."""
         axis = self.columns

@@ -99,7 +99,7 @@ class Folded:
             [V[first:last] for first, last, *_ in level.windows] for level, V in zip(levels, self.V, strict=True)
         ]
         self.lines = [like.new_empty(2, level.lines_depth, level.rows.positions * n) for level in levels]
-        self.folding = [level.folding() for level in levels]
+        self.folding = [level.folding for level in levels]
         self.image = like.new_zeros(self.height, self.inputs, self.width, n)
 
     def clear(self) -> None:
