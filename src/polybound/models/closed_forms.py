@@ -208,7 +208,7 @@ class _ClosedNCP(_ClosedDense):
     """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`.
 
     Small bounds leave next to nothing of the U_n, and then the gradients by the first factors are products of numbers
-    that are all but zero: subnormal ones, with which many CPUs take a hundred times as long. Those that cannot move
+    that are all but zero: subnormal ones, with which some CPUs are several times as slow. Those that cannot move
     a weight are set to zero, as gradients by logits are in training; the gradients by the inputs keep them.
     """
 
