@@ -184,8 +184,8 @@ class Run:
         if not file.exists():
             return Table()
         table = cached(file, _read_scores)
-        mine = set(self.digests().values())
-        return table.only(lambda row: row["run"] == self.spec().address and row["weights"] in mine)
+        address, mine = self.spec().address, set(self.digests().values())
+        return table.only(lambda row: row["run"] == address and row["weights"] in mine)
 
     def digests(self) -> dict[int, str]:
         """The digests of all weights that there are, in short as scores have them, by the epoch that they are of."""
