@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+import polybound.report.build as build
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
 from polybound.evaluation import MixedError, Score, Table, paper_counts
@@ -32,6 +33,7 @@ from polybound.experiments.sweep import jobs_of
 from polybound.report import build_report
 from polybound.report.elements import Figure
 from polybound.report.elements import Table as Shown
+from polybound.report.static import draw
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import Plain, Recipe
 from test_data_helpers import (
@@ -91,6 +93,13 @@ def test_all_are_there():
     assert sorted(experiment_names()) == sorted(NAMES)
 
 
+@pytest.fixture
+def first_panels(monkeypatch):
+    """Of every figure only the first panel is drawn: the others are alike, and matplotlib is slow."""
+    monkeypatch.setattr(build, "draw", lambda figure, *paths: draw(replace(figure, panels=figure.panels[:1]), *paths))
+
+
+@pytest.mark.usefixtures("first_panels")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs, tmp_path, name):
     experiment, folder = tiny(name), shared_runs

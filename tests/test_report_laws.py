@@ -211,8 +211,11 @@ def test_a_report_of_runs_has_a_place_for_each(case):
 
 
 def printed(show, *arguments):
+    """What a command prints where there is room, whatever the terminal of the tests is."""
     out = io.StringIO()
-    with redirect_stdout(out):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setenv("COLUMNS", "10000")
+        patch.setenv("NO_COLOR", "1")
         show(*arguments)
     return out.getvalue()
 

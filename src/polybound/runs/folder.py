@@ -197,15 +197,19 @@ class Run:
         if not file.exists():
             return Table()
         address = self.spec().address
-        known = [row for row in cached(file, _read_scores) if row.get("run") == address]
-        return self._rows(score for score in map(score_of, known) if score.weights in self.digests().values())
+        known = (score_of(row) for row in cached(file, _read_scores) if row.get("run") == address)
+        return self._rows(dict.fromkeys(known))
 
     def _rows(self, scores: Iterable[Score]) -> Table:
-        """Scores of this run's weights with what the run is."""
-        epochs = {digest: epoch for epoch, digest in self.digests().items()}
-        spec = self.spec()
+        """The scores of this run's weights with what the run is; the same weights may be those of several epochs."""
+        spec, digests = self.spec(), self.digests()
         about = {**spec.columns(), "run": spec.address}
-        return Table({**about, "epoch": epochs[score.weights], **score.as_dict()} for score in scores)
+        return Table(
+            {**about, "epoch": epoch, **score.as_dict()}
+            for score in scores
+            for epoch, digest in digests.items()
+            if digest == score.weights
+        )
 
     def digests(self) -> dict[int, str]:
         """The digests of all weights that there are, in short as scores have them, by the epoch that they are of."""
