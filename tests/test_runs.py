@@ -229,9 +229,9 @@ def state_of(specs, epoch=1):
 def test_what_can_go(runs):
     root = runs[0].path.parent
     half = [
-        runs[0].path / ".scores.csv.abc123",
-        runs[1].path / ".model.safetensors.x_1",
-        root / ".checkpoints" / ".a.safetensors.q",
+        runs[0].path / ".scores.csv.abc_1234",
+        runs[1].path / ".model.safetensors.x_1y2z3w",
+        root / ".checkpoints" / ".a.safetensors.qqqq0000",
     ]
     (root / ".checkpoints").mkdir(exist_ok=True)
     for file in half:
