@@ -45,7 +45,7 @@ def value_label(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{name} {value_label(entry)}" for name, entry in sorted(value.items()))
     if isinstance(value, list | tuple):
-        return " ".join(map(value_label, value)) or "none"
+        return f"[{' '.join(map(value_label, value))}]"  # 3 is one value, and a list of it another
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
     return str(value)
