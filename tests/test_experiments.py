@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from importlib import import_module
+from statistics import fmean
 
 import pytest
 
@@ -21,6 +22,7 @@ from polybound.experiments import (
     experiment_scores,
     find_experiment,
     published,
+    ratios,
     read_runs,
     read_scores,
     row_kind,
@@ -35,6 +37,7 @@ from polybound.report.elements import Figure
 from polybound.report.elements import Table as Shown
 from polybound.report.static import draw
 from polybound.runs import DataSpec, ModelSpec, Spec
+from polybound.theory import theta
 from polybound.training import Plain, Recipe
 from test_data_helpers import (
     nsynth_members,
@@ -410,6 +413,42 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
     finalists = [trial for trial in trials if trial["mean"] is not None]
     assert sorted(trial["full"] for trial in finalists) == sorted(whole)[-2:]
     assert result["accuracy"] == max(trial["mean"] for trial in finalists)
+
+
+def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
+    """A registered data set may be another one in another folder."""
+    monkeypatch.setattr("polybound.experiments.search.digests", lambda where=None: lambda _name: str(where))
+    experiment = find_experiment("table-10")
+    assert search_job(experiment, tmp_path / "a").key != search_job(experiment, tmp_path / "b").key
+
+
+def test_growth_is_of_one_data_set_and_model_a_panel(tmp_path):
+    """Also if a data set is not there, and methods without bounds are; only seeds are averaged."""
+    recipe = {"epochs": 2, "learning_rate": 0.02, "batch_size": 256}
+    growth = Experiment(
+        **{"name": "g", "title": "g", "kind": "growth", "layout": "curves", "samples": 100, "seeds": 2},
+        **{"datasets": (f"folder:{tmp_path / 'nowhere'}", "digits"), "models": ("pn-4", "ncp-4"), "recipe": recipe},
+        **{"methods": ("none", "projection"), "bounds": (1.0, 0.5), "options": {"projection": {"start": 1}}},
+    )
+    with pytest.raises(PolyboundError, match="nowhere"):
+        sweep([growth], tmp_path / "runs", workers=1)
+    report = build_report([growth], tmp_path / "runs", tmp_path / "page.html")
+    panels = {panel.title: panel for panel in report.sections[0].parts[0].panels}
+    names = ("digits, PN-4", "digits, NCP-4")
+    assert set(panels) == {*names, *(f"{name} without regularisation" for name in names)}
+    found = ratios(growth, tmp_path / "runs")
+    for name, model in zip(names, growth.models, strict=True):
+        (line,) = panels[name].lines
+        wanted = {
+            bound: [row["ratio"] for row in found if row["model"] == model and row.get("method.bound") == bound]
+            for bound in (0.5, 1.0)
+        }
+        assert all(len(values) == 2 for values in wanted.values())
+        assert list(line.x) == [0.5, 1.0] and list(line.y) == pytest.approx([fmean(wanted[x]) for x in line.x])
+        trained = Spec(DataSpec.of("digits", samples=100), ModelSpec(model), growth.recipe_for(Plain()))
+        data = trained.data.load("train")
+        first = next(one for one in panels[f"{name} without regularisation"].lines if one.label == "theta").y[0]
+        assert first == theta(trained.model.build(data, seed=0)).item()
 
 
 def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tmp_path):

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -365,6 +367,62 @@ def test_what_another_process_writes_is_noticed(runs):
     assert len(runs[0].scores()) == 6
     evaluate_run(runs[0].path, "fgsm-0.1", limit=7)
     assert sorted({score.total for score in runs[0].scores()}) == [5, 7, 20]
+
+
+def test_scores_that_are_added_at_once_are_all_kept_and_once(runs):
+    known = runs[0].scores()
+
+    def add(worker):
+        for seed in range(5):  # each of them by two workers
+            Run(runs[0].path).add_scores([replace(known[1], attack_seed=100 * (worker // 2) + seed + 1)])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(8)))
+    found = [score.identity for score in Run(runs[0].path).scores()]
+    assert len(found) == len(set(found)) == 3 + 4 * 5
+    with (runs[0].path / "scores.csv").open() as file:
+        assert sum(1 for _ in file) == 1 + 3 + 4 * 5
+
+
+def test_a_run_by_several_paths_is_one(runs, tmp_path):
+    path = runs[0].path
+    (tmp_path / "link").symlink_to(path, target_is_directory=True)
+    result = evaluate_runs([path, path / ".." / path.name, tmp_path / "link"], "fgsm-0.2", **LIMIT)
+    assert len(result.scores) == 3 and len(runs[0].scores()) == 5
+
+
+def test_a_model_is_checked_against_the_history_however_often_it_was_read(runs):
+    runs[0].model()
+    lines = runs[0].history()
+    other = [line | ({"weights": {"model.safetensors": "0" * 64}} if "weights" in line else {}) for line in lines]
+    runs[0].write_history(other)
+    with pytest.raises(FileFormatError, match="not the model that this run trained"):
+        runs[0].model()
+
+
+@pytest.mark.parametrize("line", ["5", "[]", "null", '{"weights": "model.safetensors"}'])
+def test_a_history_that_is_none(runs, line):
+    swap(runs[0].path / "history.jsonl", line + "\n" + (runs[0].path / "history.jsonl").read_text())
+    for ask in (runs[0].model, runs[0].finished, runs[0].scores):
+        with pytest.raises(FileFormatError, match="not a run's history"):
+            ask()
+    assert list_runs(runs[0].path.parent)[0].state == "damaged"
+
+
+def test_the_state_of_other_runs_is_refused(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.epoch:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train_together(SPECS[:1], tmp_path, on_progress=stop)
+    (file,) = checkpoints(tmp_path)
+    file.rename(path_for(tmp_path, SPECS[1:]))
+    with pytest.raises(FileFormatError, match="the state of other runs"):
+        train_together(SPECS[1:], tmp_path)
 
 
 def write_data(file, seed):

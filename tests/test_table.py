@@ -96,6 +96,12 @@ def test_what_is_not_there_is_none():
     assert read_table(table.to_csv()).cell() == table.cell()
 
 
+def test_a_number_and_a_list_of_it_have_two_labels():
+    bounds = [3.0, [3.0], [3.0, 3.0], {"C": 3.0}, {"C": [3.0]}]
+    names = labels([{"method": "projection", "method.bound": bound, "seed": 0} for bound in bounds])
+    assert len(set(names)) == len(bounds) and names[1] == "projection, bound [3]"
+
+
 def test_configurations():
     rows = [
         row(seed, epoch=epoch, **{"method.weight": weight})

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polybound.evaluation import Evaluation, Row, labels, row_facts
+from polybound.evaluation import Evaluation, Row, network_labels, row_facts
 from polybound.evaluation import Table as Scores
 from polybound.theory import BoundTable
 
@@ -73,16 +73,10 @@ def _score_label(row: Row) -> str:
     return " ".join([*parts, *([f"attack seed {row['attack_seed']}"] if row["attack_seed"] else [])])
 
 
-def _names(scores: Scores) -> dict[int, str]:
-    """A label for each row, by its place: what it is of, told apart from all others."""
-    named = labels(scores.rows, (*_OF_THE_SCORE, *_OF_THE_RUN))
-    return dict(enumerate(named))
-
-
 def labelled(scores: Scores) -> list[dict[str, Any]]:
-    """Rows with their labels and what follows from their counts."""
-    names = _names(scores)
-    return [{**row_facts(row), "label": names[i] or str(row.get("run", ""))} for i, row in enumerate(scores)]
+    """Rows with their labels, which tell each from all others, and what follows from their counts."""
+    names = network_labels(scores.rows, (*_OF_THE_SCORE, *_OF_THE_RUN))
+    return [{**row_facts(row), "label": name} for name, row in zip(names, scores, strict=True)]
 
 
 def show_scores(result: Evaluation, scores: Scores) -> None:
@@ -137,13 +131,13 @@ def mean_rows(scores: Scores) -> list[dict[str, Any]]:
     """Mean and standard deviation over the seeds of each configuration, in percent."""
     parts = scores.configurations()
     free = ("seed", *_OF_THE_SCORE, *_OF_THE_RUN)
-    names = labels([part.rows[0] for part in parts], free)
+    names = network_labels([part.rows[0] for part in parts], free)
     found = []
     for name, part in zip(names, parts, strict=True):
         cell, first = part.cell(), part.rows[0]
         if cell is not None:
             keys = ("dataset", "split", "defence", "attack", "protocol", "counted", "attack_seed", "total", "available")
-            about = {"label": name or str(first.get("run", ""))} | {key: first[key] for key in keys}
+            about = {"label": name} | {key: first[key] for key in keys}
             about["data.samples"] = first.get("data.samples", 0)
             found.append(about | {"seeds": len(cell.seeds), "mean": cell.mean, "std": cell.std})
     return found

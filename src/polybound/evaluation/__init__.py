@@ -10,7 +10,7 @@ from polybound.evaluation.evaluate import (
     row_facts,
     score_of,
 )
-from polybound.evaluation.labels import column_label, labels, value_label
+from polybound.evaluation.labels import column_label, labels, network_labels, value_label
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
 from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, short_digest, wilson
@@ -35,6 +35,7 @@ __all__ = [
     "evaluate",
     "keep_examples",
     "labels",
+    "network_labels",
     "masking_notes",
     "measure",
     "paper_counts",

@@ -7,7 +7,7 @@ from typing import Any
 
 from polybound.evaluation.table import Row, differing, of_the_seed
 
-__all__ = ["column_label", "labels", "value_label"]
+__all__ = ["column_label", "labels", "network_labels", "value_label"]
 
 _COLUMNS = {
     "data": "data set",
@@ -45,7 +45,7 @@ def value_label(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{name} {value_label(entry)}" for name, entry in sorted(value.items()))
     if isinstance(value, list | tuple):
-        return " ".join(map(value_label, value)) or "none"
+        return f"[{' '.join(map(value_label, value))}]"  # 3 is one value, and a list of it another
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
     return str(value)
@@ -69,7 +69,18 @@ def labels(rows: Sequence[Row], free: Sequence[str] | None = None) -> list[str]:
     return found
 
 
-_FIRST = ("method.bound", "method.weight", "method.eps")
+def network_labels(rows: Sequence[Row], free: Sequence[str]) -> list[str]:
+    """As `labels`, of networks; those that are no runs have nothing but their name, in the column "run".
+
+    >>> network_labels([{"method": "l2", "seed": 0, "run": "ab"}, {"run": "a.safetensors"}], ("run",))
+    ['l2', 'a.safetensors']
+    """
+    runs = [row for row in rows if row.get("seed") is not None]
+    found = iter(labels(runs, free))
+    return [next(found) if row.get("seed") is not None else str(row["run"]) for row in rows]
+
+
+_FIRST = ("method.bound", "method.weight", "method.eps", "adversary")
 """What is said of a method even if no other row has it."""
 
 

@@ -23,7 +23,7 @@ from polybound.experiments.experiment import (
 )
 from polybound.experiments.results import experiment_scores, read_runs, read_scores, runs_of
 from polybound.experiments.search import resolve, search_job
-from polybound.experiments.studies import ratios, studies
+from polybound.experiments.studies import growth_studies, ratios, studies
 from polybound.experiments.sweep import ENGINES, Estimate, estimate, sweep
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "experiment_names",
     "experiment_scores",
     "find_experiment",
+    "growth_studies",
     "paper_method",
     "published",
     "ratios",

@@ -21,7 +21,7 @@ def runs_of(experiment: Experiment, root: Path, data_dir: Path | None = None) ->
 
     Of a data set that is not on this machine nothing is known, and there are no runs.
     """
-    specs = resolve(experiment, root, report=True).specs(digests(data_dir))
+    specs = resolve(experiment, root, data_dir, report=True).specs(digests(data_dir))
     return [(spec, Run.of(spec, root)) for spec in specs if spec.data.digest]
 
 

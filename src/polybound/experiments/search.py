@@ -24,19 +24,21 @@ SHORT = 0.3
 KEPT = 0.25
 
 
-def search_job(experiment: Experiment) -> StudyJob:
-    """The search of an experiment."""
+def search_job(experiment: Experiment, data_dir: Path | None = None) -> StudyJob:
+    """The search of an experiment, on the data as they lie in a folder."""
     options = dict(experiment.search)
     recipe = experiment.recipe_for(experiment.projected()).as_dict()
     options |= {"recipe": recipe, "samples": experiment.samples, "limit": experiment.limit}
-    return StudyJob.of("search", search, **options, digest=digests()(options["dataset"]))
+    return StudyJob.of("search", search, **options, digest=digests(data_dir)(options["dataset"]))
 
 
-def resolve(experiment: Experiment, root: Path, *, report: bool = False) -> Experiment:
+def resolve(
+    experiment: Experiment, root: Path, data_dir: Path | None = None, *, report: bool = False
+) -> Experiment:
     """The experiment with what its search has found; for a report without that search, with what it once found."""
     if experiment.kind != "search":
         return experiment
-    if (job := search_job(experiment)).done(root):
+    if (job := search_job(experiment, data_dir)).done(root):
         return replace(experiment, layerwise=job.result(root)["bounds"])
     return replace(experiment, layerwise=experiment.found) if report and experiment.found else experiment
 

@@ -18,7 +18,7 @@ from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.theory import gamma, theta
 from polybound.training import Plain, fit
 
-__all__ = ["ratios", "studies"]
+__all__ = ["growth_studies", "ratios", "studies"]
 
 RANKS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DEGREES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)
@@ -27,19 +27,24 @@ DEGREES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)
 def studies(experiment: Experiment, data_dir: Path | None = None) -> list[StudyJob]:
     """The studies of an experiment, of the data sets that are known on this machine."""
     if experiment.kind == "growth":
-        known, recipe = digests(data_dir), experiment.recipe_for(Plain())
-        specs = [
-            Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe)
-            for name in experiment.datasets
-            for model in experiment.models
-        ]
-        return [StudyJob.of("growth", growth, spec=spec.as_dict()) for spec in specs if spec.data.digest]
+        return [job for _, job in growth_studies(experiment, data_dir)]
     if experiment.kind == "initial":
         return [StudyJob.of("initial", initial, seeds=max(10, experiment.seeds))]
     if experiment.kind == "samples":
         known = digests(data_dir)
         return [StudyJob.of("samples", samples, dataset=name, digest=known(name)) for name in experiment.datasets]
     return []
+
+
+def growth_studies(experiment: Experiment, data_dir: Path | None = None) -> list[tuple[Spec, StudyJob]]:
+    """The studies of training without regularisation, each with what is trained; of data sets that are here."""
+    known, recipe = digests(data_dir), experiment.recipe_for(Plain())
+    specs = [
+        Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe)
+        for name in experiment.datasets
+        for model in experiment.models
+    ]
+    return [(spec, StudyJob.of("growth", growth, spec=spec.as_dict())) for spec in specs if spec.data.digest]
 
 
 def growth(options: Mapping[str, Any], _root: Path, data_dir: Path | None) -> dict[str, list[float]]:

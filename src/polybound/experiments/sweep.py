@@ -42,8 +42,8 @@ def jobs_of(
     experiment: Experiment, root: Path, digest: Callable[[str], str], data_dir: Path | None = None
 ) -> list[Job]:
     """All jobs of an experiment that are known by now; those that follow a search are known after it."""
-    experiment = resolve(experiment, root)
-    jobs: list[Job] = [search_job(experiment)] if experiment.kind == "search" else []
+    experiment = resolve(experiment, root, data_dir)
+    jobs: list[Job] = [search_job(experiment, data_dir)] if experiment.kind == "search" else []
     jobs += studies(experiment, data_dir)
     for specs in experiment.stacks(digest):
         if not specs[0].data.digest:

@@ -9,7 +9,7 @@ from typing import Any
 
 from polybound.attacks import parse_attack
 from polybound.evaluation import Cell, Row, Table, certified_name, labels
-from polybound.experiments import Experiment, ratios, row_kind, studies
+from polybound.experiments import Experiment, growth_studies, ratios, row_kind, studies
 from polybound.report.elements import Figure, Images, Line, Panel
 from polybound.report.labels import PROTOCOLS, attack_label, dataset_label, model_label
 
@@ -133,23 +133,33 @@ def _level(row: Row) -> float:
 def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
     """The ratio of the two bounds over the bounds, and both during training."""
     panels = []
-    found = ratios(experiment, root, data_dir)
-    jobs = studies(experiment, data_dir)
-    for dataset, job in zip(experiment.datasets, jobs, strict=False):
-        name = dataset_label(dataset)
-        by_bound: dict[float, list[float]] = {}
-        for row in found:
-            if row["data"] == dataset:
-                by_bound.setdefault(row["method.bound"], []).append(row["ratio"])
-        xs = sorted(by_bound)
-        line = Line("gamma/theta", xs, [fmean(by_bound[x]) for x in xs])
-        panels.append(Panel(f"{name}, PN-4", "bound", "gamma / theta", [line], log_x=True))
-        if job.done(root):
+    found = Table(ratios(experiment, root, data_dir))
+    jobs = {(spec.data.name, spec.model.name): job for spec, job in growth_studies(experiment, data_dir)}
+    for dataset, model in product(experiment.datasets, experiment.models):
+        name = f"{dataset_label(dataset)}, {model_label(model)}"
+        lines = _ratio_lines(found.where(data=dataset, model=model))
+        panels.append(Panel(name, "bound", "gamma / theta", lines, log_x=True))
+        job = jobs.get((dataset, model))
+        if job is not None and job.done(root):
             result = job.result(root)
             epochs = list(range(len(result["theta"])))
             lines = [Line(key, epochs, result[key]) for key in ("gamma", "theta")]
-            panels.append(Panel(f"{name}, PN-4 without regularisation", "epoch", "value", lines, log_y=True))
+            panels.append(Panel(f"{name} without regularisation", "epoch", "value", lines, log_y=True))
     return Figure(experiment.title, _drawn(panels))
+
+
+def _ratio_lines(table: Table) -> list[Line]:
+    """gamma/theta over the bounds, a line for each configuration; only seeds are averaged."""
+    known = table.only(lambda row: isinstance(row.get("method.bound"), float))
+    parts = known.configurations("method.bound", "ratio")
+    free = ("method.bound", "ratio", *_OF_THE_SEED)
+    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], free)
+    lines = []
+    for more, part in zip(names, parts, strict=True):
+        by_bound = {key[0]: fmean(row["ratio"] for row in rows) for key, rows in part.groups("method.bound").items()}
+        xs = sorted(by_bound)
+        lines.append(Line(f"gamma/theta, {more}" if more else "gamma/theta", xs, [by_bound[x] for x in xs]))
+    return lines
 
 
 def initial(experiment: Experiment, root: Path) -> Figure:

@@ -34,12 +34,12 @@ BOUND = "method.bound"
 
 def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | None = None) -> Section:
     """Tables and figures of an experiment, from its scores and what else its folder holds."""
-    experiment = resolve(experiment, root, report=True)
+    experiment = resolve(experiment, root, data_dir, report=True)
     parts: list[Shown | Figure] = []
     if experiment.kind in ("accuracy", "search"):
         parts.append(_LAYOUTS[experiment.layout](experiment, table))
     if experiment.kind == "search":
-        parts += _search(experiment, root)
+        parts += _search(experiment, root, data_dir)
     elif experiment.kind == "growth":
         parts.append(growth(experiment, root, data_dir))
     elif experiment.kind == "initial":
@@ -256,8 +256,8 @@ def _choice(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[str, list
     return "" if level is None else value_label(level), values
 
 
-def _search(experiment: Experiment, root: Path) -> list[Shown | Figure]:
-    job = search_job(experiment)
+def _search(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown | Figure]:
+    job = search_job(experiment, data_dir)
     if not job.done(root):
         return []
     result = job.result(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
+from polybound.evaluation import CLEAN, Cell, Row, Table, labels, network_labels, paper_counts
 from polybound.models import ConvCCP
 from polybound.report.elements import Section
 from polybound.report.elements import Table as Shown
@@ -17,7 +17,7 @@ __all__ = ["bounds_table", "runs_section", "scores_table"]
 
 _COLUMN = ("attack", "protocol", "counted", "attack_seed")
 _OF_THE_RUN = ("seed", "run", "weights", "correct", "per_class")
-_HEADING = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples")
+_HEADING = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples", "split", "defence")
 
 
 def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> Section:
@@ -42,8 +42,7 @@ def scores_table(table: Table) -> Shown:
     """A row for each configuration and set of images, named by what differs; a column for each attack."""
     columns = list(table.groups(*_COLUMN))
     columns.sort(key=lambda column: column[0] != CLEAN)
-    seeds = {seed for *_, seed in columns}
-    header = ["method", "seeds", "images", *(_column_label(*column, several=len(seeds) > 1) for column in columns)]
+    header = ["method", "seeds", "images", *(_column_label(*column) for column in columns)]
     cells: list[list[str]] = []
     groups: list[tuple[int, str]] = []
     for part in table.groups(*_HEADING).values():
@@ -66,22 +65,20 @@ def _with_seeds(cell: Cell | None, seeds: int) -> str:
     return f"{cell_text(cell)} ({len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''})"
 
 
-def _column_label(attack: str, protocol: str, counted: str, seed: int, *, several: bool) -> str:
+def _column_label(attack: str, protocol: str, counted: str, seed: int) -> str:
     del counted  # it follows from the protocol
-    parts = [
-        attack_label(attack),
-        *([] if protocol == "-" else [protocol]),
-        *([f"attack seed {seed}"] if several else []),
-    ]
-    return ", ".join(parts)
+    parts = [attack_label(attack), *([] if protocol == "-" else [protocol])]
+    return ", ".join([*parts, *([f"attack seed {seed}"] if seed else [])])
 
 
 def _heading(row: Row, *, several: bool) -> str:
-    """What the rows of a group have in common; of several data sets of one name also the digest."""
+    """What the rows of a group have in common, unless it is usual; of several data sets of one name also the digest."""
     digest = f" ({row['data.digest']})" if several else ""
     samples = f", {row['data.samples']:,} training samples" if row["data.samples"] else ""
-    rank, epochs = row["model.rank"], row["schedule.epochs"]
-    return f"{dataset_label(row['data'])}{digest}, {model_label(row['model'])}, rank {rank}, {epochs} epochs{samples}"
+    measured = "" if row["split"] == "test" else f", {row['split']} split"
+    measured += f", {row['defence']} denoising" if row["defence"] else ""
+    names = f"{dataset_label(row['data'])}{digest}, {model_label(row['model'])}"
+    return f"{names}, rank {row['model.rank']}, {row['schedule.epochs']} epochs{samples}{measured}"
 
 
 def _order(table: Table) -> tuple[str, bool, float, str]:
@@ -108,7 +105,7 @@ def bounds_table(loaded: Sequence[Loaded]) -> Shown:
     """
     header = ["run", "theta", "gamma", "Lipschitz, paper", "Lipschitz, row-wise"]
     dense = [one for one in loaded if not isinstance(one.model, ConvCCP)]
-    names = labels([one.about for one in dense], ("run",))
+    names = network_labels([one.about for one in dense], ("run",))
     cells = []
     for name, one in sorted(zip(names, dense, strict=True), key=lambda pair: pair[0]):
         values = (

@@ -5,6 +5,7 @@
                       model.safetensors       the trained model, once it is finished
                       epoch-75.safetensors    the model after some earlier epoch, where that was asked for
                       scores.csv              what was measured, in the columns of every table of scores
+                      .scores.lock            held by who adds to it
     ROOT/.checkpoints/ADDRESS.safetensors     the state of runs that train together, while they do
 
 The address is the SHA-256 of the spec: the same question has the same folder, on every machine, and a finished run
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import Score, Table, read_table, score_of, short_digest
@@ -32,6 +35,7 @@ from polybound.runs.spec import Spec, address_of
 __all__ = ["Run", "find_runs", "is_run"]
 
 SPEC, HISTORY, MODEL, SCORES = "spec.json", "history.jsonl", "model.safetensors", "scores.csv"
+LOCK = ".scores.lock"
 
 
 def is_run(path: Path) -> bool:
@@ -151,20 +155,16 @@ class Run:
             raise PolyboundError(f"{self.path}: no model; it ended with: {self.failure}")
         if not file.exists():
             raise PolyboundError(f"{self.path}: not trained yet")
-        return cached(file, self._read_model)
+        model, digest = cached(file, _read_model)
+        if digest != self.digest(epoch):
+            raise FileFormatError(f"{file}: not the model that this run trained; its weights have another digest")
+        return model
 
     def _check_spec(self) -> None:
         """Refuse a spec that is whole, but another run's: training wrote down whose weights these are."""
         address = self.spec().address
         if other := next((line["run"] for line in self.history() if line.get("run", address) != address), None):
             raise FileFormatError(f"{self.path / SPEC}: another run's spec; what is trained here is {other}")
-
-    def _read_model(self, file: Path) -> PolynomialNetwork:
-        model = load_model(file)
-        epoch = None if file.name == MODEL else int(file.stem.removeprefix("epoch-"))
-        if weights_digest(model) != self.digest(epoch):
-            raise FileFormatError(f"{file}: not the model that this run trained; its weights have another digest")
-        return model
 
     def finished(self, epoch: int | None = None) -> bool:
         """Whether the run ended, well or badly; a model that cannot be read must be made again.
@@ -221,13 +221,21 @@ class Run:
         return found
 
     def add_scores(self, scores: Iterable[Score]) -> None:
-        """Add to what was measured."""
-        whole = self.table() + self._rows(scores)
-        self._write(SCORES, whole.to_csv())
-        remember(self.path / SCORES, whole)
+        """Add to what was measured; what is known stays as it is. Processes that add at once wait for each other."""
+        with FileLock(self.path / LOCK):
+            known = self.table()
+            found = {score.identity for score in map(score_of, known)}
+            whole = known + self._rows({s.identity: s for s in scores if s.identity not in found}.values())
+            self._write(SCORES, whole.to_csv())
+            remember(self.path / SCORES, whole)
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
+
+
+def _read_model(file: Path) -> tuple[PolynomialNetwork, str]:
+    model = load_model(file)
+    return model, weights_digest(model)
 
 
 def _last_epoch(lines: Iterable[dict[str, Any]]) -> int:
@@ -236,9 +244,12 @@ def _last_epoch(lines: Iterable[dict[str, Any]]) -> int:
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
         raise FileFormatError(f"{file}: not JSON lines ({error})") from error
+    if not all(isinstance(line, dict) and isinstance(line.get("weights", {}), dict) for line in lines):
+        raise FileFormatError(f"{file}: not a run's history")
+    return lines
 
 
 def _read_scores(file: Path) -> Table:

@@ -99,7 +99,10 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
 def subjects_of(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[Loaded], dict[str, str]]:
     """The networks of run folders, folders of these and model files; what could not be loaded, with the reason."""
     found, skipped = [], {}
-    for path in dict.fromkeys(run for named in paths for run in _runs_at(Path(named))):
+    named: dict[Path, Path] = {}
+    for path in (run for given in paths for run in _runs_at(Path(given))):
+        named.setdefault(path.resolve(), path)
+    for path in named.values():
         try:
             found.append(load_subject(path, epoch))
         except (PolyboundError, OSError) as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polybound.constraints import Projection
 from polybound.data import Dataset
-from polybound.errors import PolyboundError
+from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import PolynomialNetwork, stack
 from polybound.runs.checkpoints import Checkpoint, checkpoints, path_for
 from polybound.runs.folder import Run
@@ -313,6 +313,8 @@ class _Session:
         if not self.file.exists():
             return
         state = Checkpoint.read(self.file, device)
+        if state.specs != self.specs:
+            raise FileFormatError(f"{self.file}: the state of other runs; delete it to start over")
         self.epoch, self.step, self.histories = state.epoch, state.step, state.histories
         self.sums, self.peaks = state.sums, state.peaks
         if state.parted and not self.parted:
