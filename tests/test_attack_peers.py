@@ -148,7 +148,7 @@ def test_outside_suites_know_no_published_protocol(subject):
     model, *_ = subject
     test = pb.data.load_digits("test")
     result = pb.evaluate(model, test, "fgsm-0.1,autoattack-0.1", protocol="published", limit=5)
-    assert [row.attack for row in result.rows] == ["clean", "fgsm-0.1"]
+    assert [row["attack"] for row in result.counted("robust")] == ["clean", "fgsm-0.1"]
     assert any("knows the sound protocol only" in note for note in result.notes)
     with pytest.raises(PolyboundError, match="sound protocol only"):
         parse_attack("autoattack-0.1")(model, test.x, test.y, domain=(-1, 1), protocol="published")

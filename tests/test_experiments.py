@@ -229,7 +229,7 @@ def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_pa
     sweep([small, steps], tmp_path, workers=1)
     assert set(experiment_scores(small, tmp_path).values("attack")) == {"clean", "fgsm-0.1"}
     assert set(experiment_scores(steps, tmp_path).values("attack")) == {"clean", *attacks}
-    (made,) = build_report([steps], tmp_path, tmp_path / "report.html").sections
+    (made,) = build_report([steps], tmp_path, tmp_path.with_suffix(".html")).sections
     (figure,) = made.parts
     # A line for each bound: over the steps of an attack it is a configuration of its own.
     assert [line.x for panel in figure.panels for line in panel.lines] == [[1.0, 2.0]] * 6
@@ -477,7 +477,7 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
     assert not replace(several, layout="chosen").earlier_epochs()  # its epoch would be chosen on the test split
     last = experiment_scores(replace(several, measure_every=0), tmp_path).rows
     assert {row["epoch"] for row in last} == {8} and len(last) < len(table)
-    (made,) = build_report([several], tmp_path, tmp_path / "report.html").sections
+    (made,) = build_report([several], tmp_path, tmp_path.with_suffix(".html")).sections
     assert any("after the best epoch measured (of 6, 8)" in note for note in made.notes)
     assert experiment_scores(several, tmp_path / "elsewhere", scores=table).rows == table.rows
     assert experiment_scores(replace(several, measure_every=0), tmp_path / "elsewhere", scores=table).rows == last

@@ -2,12 +2,9 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
-from polybound.experiments import experiment_scores, find_experiment
-from polybound.runs import Run, find_runs
-from report_cells import cells
+from polybound.runs import find_runs
 
 
 @pytest.fixture(scope="module")

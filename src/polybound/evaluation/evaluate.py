@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,12 @@ class Evaluation:
         if way not in ("robust", "attacked"):
             raise PolyboundError(f"count must be robust or attacked, got {way!r}")
         return self.scores.only(lambda row: row["counted"] in (way, "-", "verified"))
+
+    def to_json(self) -> str:
+        """Scores, notes and what was skipped."""
+        skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
+        content = {"scores": list(map(row_facts, self.scores)), "notes": self.notes, "skipped": skipped}
+        return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
         """A table to read, also as Markdown: one line a score."""
