@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from polybound.data import missing
+from polybound.data import Dataset, missing
 from polybound.errors import PolyboundError
 from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
@@ -26,7 +27,7 @@ from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
 from polybound.plugins import load_plugins, plugin_names
-from polybound.runs import Run, Spec, address_of, common_recipe
+from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
 from polybound.training import Callback, Trainer
 
 __all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "sweep"]
@@ -310,10 +311,16 @@ class _Stopwatch(Callback):
         return (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1)
 
 
+@lru_cache(maxsize=1)
+def _training_data(spec: DataSpec, data_dir: Path | None) -> Dataset:
+    """The training split; stacks of one data set are estimated one after another."""
+    return spec.load("train", data_dir)
+
+
 def _cost(specs: Sequence[Spec], data_dir: Path | None, steps: int = 12) -> float:
     """Seconds to train some runs together, from the time of a few steps of each phase."""
     first, recipe = specs[0], common_recipe(specs)
-    data = first.data.load("train", data_dir)
+    data = _training_data(first.data, data_dir)
     shared = min(spec.recipe.method.plain_until(recipe.epochs) for spec in specs)
     every = [spec.seed for spec in specs]
     trunks = list(dict.fromkeys(every))
