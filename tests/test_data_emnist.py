@@ -19,10 +19,11 @@ IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
 LABELS = "gzip/emnist-letters-train-labels-idx1-ubyte.gz"
 
 
+@pytest.mark.parametrize("folder", ["emnist", "emnist-letters"])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_letters_come_upright_and_from_zero(root, monkeypatch, split):
+def test_letters_come_upright_and_from_zero(root, monkeypatch, split, folder):
     content, arrays, _ = tiny_emnist(monkeypatch)
-    write(root / "emnist" / "gzip.zip", content)
+    write(root / folder / "gzip.zip", content)
     data = load("emnist-letters", split, data_dir=root, download=False)
     images, labels = arrays[split]
     assert data.class_names == ("A", "B", "C") and data.shape == (1, 28, 28) and data.note == ""
@@ -38,7 +39,7 @@ def test_by_class_counts_from_zero_already(root, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("folder", ["emnist", "emnist/gzip"])
+@pytest.mark.parametrize("folder", ["emnist", "emnist/gzip", "emnist-letters"])
 def test_files_taken_out_of_the_zip_file_are_read_with_a_note(root, monkeypatch, folder, packed):
     _, arrays, members = tiny_emnist(monkeypatch)
     for name, packed_content in members.items():

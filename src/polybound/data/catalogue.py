@@ -58,7 +58,7 @@ def _emnist(part: str, characters: str, counts: dict[str, int], **facts: Any) ->
         class_names=tuple(characters),
         counts=counts,
         home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        folders=("emnist", "emnist/gzip"),
+        folders=("emnist", "emnist/gzip", f"emnist-{part}"),
         parts={split: idx_files(f"emnist-{part}-{split}", count) for split, count in counts.items()},
         part=part,
         archive=DataFile(

@@ -16,6 +16,7 @@ from polybound.errors import FileFormatError, PolyboundError
 __all__ = ["SPLITS", "FileSource", "FunctionSource", "Source"]
 
 SPLITS = ("train", "validation", "test")
+_UNKNOWN = "no checksums of its files are known: only their structure was checked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,16 +167,13 @@ class FileSource(Source):
         paths = directories.need(self.name, self.folders, used)
         if self.archive in used:
             return self.parse(split, self._from_archive(paths[0], files))
-        pairs = zip(paths, files, strict=True)
-        samples = self.parse(split, {str(path): read_content(path, file) for path, file in pairs})
-        known = all(file.sha256 for file in files)
-        return samples if known else replace(samples, note="no checksums are known: only their structure was checked")
+        contents = {str(path): read_content(path, file) for path, file in zip(paths, files, strict=True)}
+        unknown = any(not file.sha256 for file in files)
+        return replace(self.parse(split, contents), note=_UNKNOWN if unknown else "")
 
     def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
         del full
-        return (
-            tuple(file for files in self.parts.values() for file in files) if self.archive is None else (self.archive,)
-        )
+        return tuple(sum(self.parts.values(), ())) if self.archive is None else (self.archive,)
 
     def needed(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
         del full
@@ -208,7 +206,7 @@ class FileSource(Source):
         if path.suffix == ".zip":
             return read_zip(path, members)
         # What else is in the archive, such as a page to read, is not large.
-        return read_tar(path, members, sum(file.size for each in self.parts.values() for file in each) + (1 << 20))
+        return read_tar(path, members, sum(file.size for file in sum(self.parts.values(), ())) + (1 << 20))
 
 
 def _problem(path: Path, check: Callable[[], object]) -> str:
