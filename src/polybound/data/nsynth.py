@@ -113,7 +113,7 @@ def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Sa
     examples = None
 
     def size(member: str) -> int:
-        wanted = Path(member).match(f"nsynth-{part}/audio/*.wav")
+        wanted = member.startswith(f"nsynth-{part}/audio/") and member.endswith(".wav")
         return count * _JSON_LIMIT + 4096 if member == f"nsynth-{part}/examples.json" else _WAV_LIMIT * wanted
 
     members = tar_members(path, count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20), size)
