@@ -76,7 +76,7 @@ def test_get(root, server, monkeypatch):
 
 
 def order(name):
-    return "labels" in name, name.startswith("t10k")
+    return name.startswith("t10k"), "labels" in name
 
 
 def test_get_does_not_ask_for_what_is_there_in_another_form(root, monkeypatch):

@@ -17,7 +17,6 @@ from test_data_helpers import idx, random_bytes, read_or_refused, refused, root,
 
 IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
 LABELS = "gzip/emnist-letters-train-labels-idx1-ubyte.gz"
-MAPPING = "gzip/emnist-letters-mapping.txt"
 
 
 @pytest.mark.parametrize("folder", ["emnist", "emnist-letters"])
@@ -79,18 +78,11 @@ def test_every_other_zip_file_than_the_official_one_is_refused(root, monkeypatch
 MEMBERS = {
     "no images": ({IMAGES: None}, IMAGES, "holds no"),
     "no labels": ({LABELS: None}, LABELS, "holds no"),
-    "no mapping": ({MAPPING: None}, MAPPING, "holds no"),
-    "mapping of other letters": ({MAPPING: b"1 66 98\n2 67 99\n3 68 100\n"}, MAPPING, "other characters"),
-    "mapping too short": ({MAPPING: b"1 65 97\n"}, MAPPING, "other characters"),
-    "mapping of text": ({MAPPING: b"A a\n"}, MAPPING, "not lines of numbers"),
-    "mapping of one column": ({MAPPING: b"1\n2\n3\n"}, MAPPING, "not lines of numbers"),
-    "mapping not ASCII": ({MAPPING: b"\xff\xfe"}, MAPPING, "not lines of numbers"),
-    "mapping too long": ({MAPPING: bytes(1 << 17)}, MAPPING, "unpacks to"),
     "labels from zero": ({LABELS: gzip.compress(idx(np.zeros(12, np.uint8)))}, LABELS, "label -1"),
     "label out of range": ({LABELS: gzip.compress(idx(np.full(12, 4, np.uint8)))}, LABELS, "label 3"),
-    "count of labels": ({LABELS: gzip.compress(idx(np.ones(11, np.uint8)))}, LABELS, "11, not 12"),
-    "test images for train": ({IMAGES: gzip.compress(idx(random_bytes(6, 28, 28)))}, IMAGES, "6 x 28 x 28"),
-    "smaller images": ({IMAGES: gzip.compress(idx(random_bytes(12, 28, 27)))}, IMAGES, "12 x 28 x 27"),
+    "count of labels": ({LABELS: gzip.compress(idx(np.ones(11, np.uint8)))}, LABELS, "its idx header is"),
+    "test images for train": ({IMAGES: gzip.compress(idx(random_bytes(6, 28, 28)))}, IMAGES, "its idx header is"),
+    "smaller images": ({IMAGES: gzip.compress(idx(random_bytes(12, 28, 27)))}, IMAGES, "its idx header is"),
     "images not gzipped": ({IMAGES: idx(random_bytes(12, 28, 28))}, IMAGES, "damaged"),
     "images cut": ({IMAGES: gzip.compress(idx(random_bytes(12, 28, 28)))[:-9]}, IMAGES, "ends early"),
     "images are a bomb": ({IMAGES: gzip.compress(bytes(50_000_000))}, IMAGES, "longer than"),

@@ -15,8 +15,7 @@ import pytest
 
 from polybound.data import DataFile, directories, load
 from polybound.data.catalogue import SOURCES
-from polybound.data.cifar import CifarSource
-from polybound.data.mnist import EmnistSource, MnistSource, idx_files
+from polybound.data.images import CifarSource, IdxSource, idx_files
 from polybound.data.nsynth import NSynthSource
 from polybound.errors import FileFormatError
 
@@ -83,16 +82,17 @@ def tiny_mnist(monkeypatch, digests=True, bases=(), size=(5, 3)):
     for split, stem in stems.items():
         for array, kind in zip(arrays[split], ("images-idx3-ubyte", "labels-idx1-ubyte"), strict=True):
             contents[f"{stem}-{kind}"] = idx(array)
-    known = {name: sha(content) for name, content in contents.items()} if digests else {}
-    images, labels = idx_files(stems, counts, known, tuple(f"{base}/" for base in bases), size)
-    source = MnistSource(
+    parts = {}
+    for split, stem in stems.items():
+        known = tuple(sha(idx(array)) for array in arrays[split]) if digests else ()
+        parts[split] = idx_files(stem, counts[split], known, tuple(f"{base}/" for base in bases), size)
+    source = IdxSource(
         name="tiny",
         shape=(1, *size),
         class_names=tuple("0123456789"),
         counts=counts,
         folders=("tiny",),
-        images=images,
-        labels=labels,
+        parts=parts,
         **FACTS,
     )
     monkeypatch.setitem(SOURCES, "tiny", source)
@@ -110,6 +110,7 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
     Changes are of the zip file's members by name; None leaves one out.
     """
     letters, first = ("ABC", 1) if part == "letters" else ("01a", 0)
+    official = SOURCES[f"emnist-{part}"]
     counts = {"train": 12, "test": 6}
     arrays, members = {}, {}
     for split, count in counts.items():
@@ -117,24 +118,17 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
         arrays[split] = images, labels
         members[f"gzip/emnist-{part}-{split}-images-idx3-ubyte.gz"] = gzip.compress(idx(images))
         members[f"gzip/emnist-{part}-{split}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
-    lines = [f"{first + index} {ord(text)} {ord(text.lower())}" for index, text in enumerate(letters)]
-    members[f"gzip/emnist-{part}-mapping.txt"] = "\n".join(lines).encode() + b"\n"
+    members[f"gzip/emnist-{part}-mapping.txt"] = b"1 65 97\n"
     members = {name: content for name, content in (members | changes).items() if content is not None}
     content = zipped(members)
-    images, labels = idx_files({split: f"emnist-{part}-{split}" for split in counts}, counts, {})
-    source = EmnistSource(
-        name=f"emnist-{part}",
-        shape=(1, 28, 28),
+    source = replace(
+        official,
         class_names=tuple(letters),
         counts=counts,
-        folders=("emnist", f"emnist-{part}"),
-        part=part,
-        first_label=first,
-        images=images,
-        labels=labels,
-        archive=DataFile("gzip.zip", max(len(content), 100000), (sha(content),) if digest else (), exact=False),
-        **FACTS,
+        parts={split: idx_files(f"emnist-{part}-{split}", count) for split, count in counts.items()},
+        archive=DataFile("gzip.zip", max(len(content), 100000), (sha(content),) if digest else ()),
     )
+    assert isinstance(source, IdxSource) and source.first_label == first
     monkeypatch.setitem(SOURCES, source.name, source)
     return content, arrays, members
 
@@ -172,15 +166,15 @@ def tiny_cifar(monkeypatch, digests=True):
         for name, (images, labels) in arrays.items()
     }
     files = [
-        DataFile(name, len(content) if digests else 10000, (sha(content),) if digests else (), exact=digests)
+        DataFile(name, len(content) if digests else 10000, (sha(content),) if digests else ())
         for name, content in batches.items()
     ]
     source = replace(
         SOURCES["cifar10"],
         shape=(3, 4, 4),
         counts={"train": 20, "test": 4},
-        archive=DataFile("cifar-10-binary.tar.gz", 1 << 20, exact=False),
-        batches={"train": tuple(files[:5]), "test": tuple(files[5:])},
+        archive=DataFile("cifar-10-binary.tar.gz", 1 << 20),
+        parts={"train": tuple(files[:5]), "test": tuple(files[5:])},
     )
     assert isinstance(source, CifarSource)
     monkeypatch.setitem(SOURCES, "cifar10", source)
@@ -235,7 +229,7 @@ def tiny_nsynth(monkeypatch, archives):
     for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
         content = archives.get(split)
         digests = () if content is None else (sha(content),)
-        files[split] = DataFile(f"nsynth-{part}.jsonwav.tar.gz", 1 << 22, digests, exact=False)
+        files[split] = DataFile(f"nsynth-{part}.jsonwav.tar.gz", 1 << 22, digests)
     source = replace(SOURCES["nsynth"], class_names=FAMILIES, counts=counts, archives=files)
     assert isinstance(source, NSynthSource)
     monkeypatch.setitem(SOURCES, "nsynth", source)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybound.data import load
-from polybound.data.mnist import idx_size, parse_idx
+from polybound.data.images import idx_size, parse_idx
 from polybound.errors import FileFormatError, PolyboundError
 from test_data_helpers import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
 
@@ -52,25 +52,25 @@ BODY = bytes(600)
 # Damage of the unpacked bytes, which their structure alone must show; and a word of the line that refuses them.
 STRUCTURE = {
     "empty": (IMAGES, b"", "empty"),
-    "three bytes": (IMAGES, b"\0\0\x08", "not an idx file"),
-    "wrong magic": (IMAGES, b"\0\1" + header(40, 5, 3)[2:] + BODY, "not an idx file"),
-    "text": (IMAGES, b"<html>404 not found</html>", "not an idx file"),
-    "signed bytes": (IMAGES, header(40, 5, 3, kind=9) + BODY, "0x09"),
-    "floats": (IMAGES, header(40, 5, 3, kind=0x0D) + BODY, "0x0d"),
-    "labels for images": (IMAGES, header(40) + BODY[:40], "1 dimensions"),
-    "no dimensions": (IMAGES, header(rank=0) + BODY, "0 dimensions"),
-    "255 dimensions": (IMAGES, header(40, 5, 3, rank=255) + BODY, "255 dimensions"),
-    "cut in the header": (IMAGES, header(40, 5, 3)[:9], "header"),
-    "too many images": (IMAGES, header(41, 5, 3) + BODY, "41 x 5 x 3"),
-    "too few images": (IMAGES, header(39, 5, 3) + BODY[:585], "39 x 5 x 3"),
-    "no images": (IMAGES, header(0, 5, 3), "0 x 5 x 3"),
-    "negative": (IMAGES, header(2**32 - 40, 5, 3) + BODY, "-40 x 5 x 3"),
-    "overflowing": (IMAGES, header(2**31 - 1, 2**31 - 1, 2**31 - 1) + BODY, "2147483647"),
-    "turned": (IMAGES, header(40, 3, 5) + BODY, "40 x 3 x 5"),
+    "three bytes": (IMAGES, b"\0\0\x08", "its idx header is"),
+    "wrong magic": (IMAGES, b"\0\1" + header(40, 5, 3)[2:] + BODY, "its idx header is"),
+    "text": (IMAGES, b"<html>404 not found</html>", "its idx header is"),
+    "signed bytes": (IMAGES, header(40, 5, 3, kind=9) + BODY, "its idx header is"),
+    "floats": (IMAGES, header(40, 5, 3, kind=0x0D) + BODY, "its idx header is"),
+    "labels for images": (IMAGES, header(40) + BODY[:40], "its idx header is"),
+    "no dimensions": (IMAGES, header(rank=0) + BODY, "its idx header is"),
+    "255 dimensions": (IMAGES, header(40, 5, 3, rank=255) + BODY, "its idx header is"),
+    "cut in the header": (IMAGES, header(40, 5, 3)[:9], "its idx header is"),
+    "too many images": (IMAGES, header(41, 5, 3) + BODY, "its idx header is"),
+    "too few images": (IMAGES, header(39, 5, 3) + BODY[:585], "its idx header is"),
+    "no images": (IMAGES, header(0, 5, 3), "its idx header is"),
+    "negative": (IMAGES, header(2**32 - 40, 5, 3) + BODY, "its idx header is"),
+    "overflowing": (IMAGES, header(2**31 - 1, 2**31 - 1, 2**31 - 1) + BODY, "its idx header is"),
+    "turned": (IMAGES, header(40, 3, 5) + BODY, "its idx header is"),
     "one byte short": (IMAGES, header(40, 5, 3) + BODY[:-1], "599 there"),
     "one byte long": (IMAGES, header(40, 5, 3) + BODY + b"x", "longer than"),
-    "images for labels": (LABELS, header(1, 4, 4)[:44] + bytes(28), "3 dimensions"),
-    "count of labels": (LABELS, header(39) + bytes(39), "39, not 40"),
+    "images for labels": (LABELS, header(1, 4, 4)[:44] + bytes(28), "its idx header is"),
+    "count of labels": (LABELS, header(39) + bytes(39), "its idx header is"),
     "label out of range": (LABELS, header(40) + bytes([0] * 20 + [10] + [0] * 19), "label 10 of sample 20"),
 }
 
@@ -131,7 +131,7 @@ def test_the_line_says_which_digest_was_found(root, monkeypatch):
     changed = contents[IMAGES][:-1] + bytes([contents[IMAGES][-1] ^ 1])
     put_mnist(root, contents | {IMAGES: changed})
     text = refused("tiny", root / "tiny" / f"{IMAGES}.gz", data_dir=root)
-    assert "SHA-256" in text and source.images["train"].sha256[0][:12] in text and "damaged or swapped" in text
+    assert "SHA-256" in text and source.parts["train"][0].sha256[0][:12] in text and "damaged or swapped" in text
 
 
 def test_swapped_splits_are_refused(root, monkeypatch):

@@ -34,7 +34,7 @@ def test_the_catalogue_is_consistent():
         for file in source.files(full=True):
             assert file.size > 0 and file.sha256 and file.urls and all(url.startswith("http") for url in file.urls)
             assert all(len(digest) == 64 and int(digest, 16) for digest in file.sha256)
-    batches = SOURCES["cifar10"].all_batches
+    batches = [file for files in SOURCES["cifar10"].parts.values() for file in files]
     assert len(batches) == 6 and all(len(file.sha256) == 1 for file in batches)
 
 

@@ -1,9 +1,9 @@
 """Data sets in memory: found on disk or downloaded, checked, and scaled to [-1, 1]."""
 
 from polybound.data.catalogue import find_source, names, register
-from polybound.data.checksums import DataFile
 from polybound.data.dataset import Dataset, Samples, Splits
 from polybound.data.directories import Directories, MissingDataError
+from polybound.data.files import DataFile
 from polybound.data.loading import digest_of, load, load_digits, load_splits, missing
 from polybound.data.source import Source
 

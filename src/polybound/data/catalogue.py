@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, TypeVar
 
 import numpy as np
 
-from polybound.data.checksums import DataFile
-from polybound.data.cifar import CifarSource
 from polybound.data.dataset import Dataset, Samples
-from polybound.data.directories import Directories
+from polybound.data.files import DataFile
 from polybound.data.folder import FolderSource
-from polybound.data.mnist import EmnistSource, MnistSource, idx_files
+from polybound.data.images import CifarSource, IdxSource, idx_files
 from polybound.data.nsynth import NSynthSource
 from polybound.data.source import FunctionSource, Source
 from polybound.errors import PolyboundError
@@ -33,49 +30,36 @@ _OWN = "folder:"
 Registered = TypeVar("Registered", bound=Source | Callable[[str], Dataset])
 
 
-@dataclass(frozen=True, kw_only=True)
-class DigitsSource(Source):
+def _digits(split: str) -> Dataset:
     """scikit-learn's 1,797 digits, pixels scaled from 0..16 to [-1, 1]; a stratified split, always the same."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
-    def read(self, split: str, directories: Directories) -> Samples:
-        del directories
-        if split not in self.counts:
-            raise self.no_such_split(split)
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-        raw = load_digits()
-        parts = train_test_split(raw.images, raw.target, test_size=0.2, random_state=0, stratify=raw.target)
-        images, labels = (parts[0], parts[2]) if split == "train" else (parts[1], parts[3])
-        return Samples((images / 8.0 - 1.0).astype(np.float32)[:, None], labels.astype(np.int64), self.class_names)
-
-    def locate(self, directories: Directories) -> Path | None:
-        del directories
-        import sklearn
-
-        return Path(sklearn.__file__).parent
+    raw = load_digits()
+    parts = train_test_split(raw.images, raw.target, test_size=0.2, random_state=0, stratify=raw.target)
+    images, labels = {"train": parts[::2], "test": parts[1::2]}[split]
+    return Samples((images / 8.0 - 1.0).astype(np.float32)[:, None], labels, tuple(digits)).dataset("digits", split)
 
 
-def _mnist(name: str, bases: tuple[str, ...], checksums: tuple[str, ...], **facts: Any) -> MnistSource:
+def _mnist(name: str, bases: tuple[str, ...], checksums: tuple[str, str, str, str], **facts: Any) -> IdxSource:
     """A data set of MNIST's layout; the checksums are those of train's images and labels, then of test's."""
     counts = {"train": 60000, "test": 10000}
-    stored = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    known = dict(zip(stored, checksums, strict=True))
-    images, labels = idx_files({"train": "train", "test": "t10k"}, counts, known, bases)
-    return MnistSource(
-        name=name, shape=(1, 28, 28), counts=counts, folders=(name,), images=images, labels=labels, **facts
-    )
+    parts = {
+        "train": idx_files("train", counts["train"], checksums[:2], bases),
+        "test": idx_files("t10k", counts["test"], checksums[2:], bases),
+    }
+    return IdxSource(name=name, shape=(1, 28, 28), counts=counts, folders=(name,), parts=parts, **facts)
 
 
-def _emnist(part: str, characters: str, counts: dict[str, int], **facts: Any) -> EmnistSource:
-    images, labels = idx_files({split: f"emnist-{part}-{split}" for split in counts}, counts, {})
-    return EmnistSource(
+def _emnist(part: str, characters: str, counts: dict[str, int], **facts: Any) -> IdxSource:
+    return IdxSource(
         name=f"emnist-{part}",
         shape=(1, 28, 28),
         class_names=tuple(characters),
         counts=counts,
         home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        folders=("emnist", f"emnist-{part}"),  # one zip file for both parts
+        folders=("emnist", "emnist/gzip", f"emnist-{part}"),
+        parts={split: idx_files(f"emnist-{part}-{split}", count) for split, count in counts.items()},
         part=part,
         archive=DataFile(
             "gzip.zip",
@@ -86,8 +70,8 @@ def _emnist(part: str, characters: str, counts: dict[str, int], **facts: Any) ->
                 "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip",
             ),
         ),
-        images=images,
-        labels=labels,
+        inside="gzip",
+        transposed=True,
         **facts,
     )
 
@@ -100,12 +84,11 @@ def _nsynth_file(part: str, size: int, *checksums: str) -> DataFile:
     name = f"nsynth-{part}.jsonwav.tar.gz"
     # The second address is the one that NSynth's page gives; it has no TLS.
     hosts = ("https://storage.googleapis.com/download.magenta.tensorflow.org", "http://download.magenta.tensorflow.org")
-    urls = tuple(f"{host}/datasets/nsynth/{name}" for host in hosts)
-    return DataFile(name, size, checksums, urls, exact=len(checksums) == 1)
+    return DataFile(name, size, checksums, tuple(f"{host}/datasets/nsynth/{name}" for host in hosts))
 
 
 _BUILT_IN: tuple[Source, ...] = (
-    DigitsSource(
+    FunctionSource(
         name="digits",
         title="handwritten digits, grey; built in",
         shape=(1, 8, 8),
@@ -113,6 +96,7 @@ _BUILT_IN: tuple[Source, ...] = (
         counts={"train": 1437, "test": 360},
         licence="CC BY 4.0",
         home="https://archive.ics.uci.edu/dataset/80",
+        function=_digits,
     ),
     _mnist(
         "fashion-mnist",
@@ -182,14 +166,15 @@ _BUILT_IN: tuple[Source, ...] = (
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         counts={"train": 50000, "test": 10000},
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        folders=("cifar10", ""),
+        folders=("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
         archive=DataFile(
             "cifar-10-binary.tar.gz",
             170052171,
             ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
             ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
         ),
-        batches={
+        inside="cifar-10-batches-bin",
+        parts={
             "train": (
                 _cifar_batch("data_batch_1", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
                 _cifar_batch("data_batch_2", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
@@ -258,17 +243,16 @@ def register(source: Registered, *, name: str = "") -> Registered:
     """
     if isinstance(source, type):
         raise PolyboundError(f"register an object of {source.__name__}, not the class itself")
-    made = source if isinstance(source, Source) else _function_source(source, name)
+    if isinstance(source, Source):
+        made: Source = source
+    else:
+        made = FunctionSource(name=name or getattr(source, "__name__", ""), title="registered", function=source)
     if not re.fullmatch(r"[\w.+-]+", made.name):
         raise PolyboundError(f"a data set cannot be called {made.name!r}: letters, digits and _.+- only")
     if made.name in SOURCES:
         raise PolyboundError(f"there is a data set called {made.name!r} already")
     SOURCES[made.name] = made
     return source
-
-
-def _function_source(function: Callable[[str], Dataset], name: str) -> FunctionSource:
-    return FunctionSource(name=name or getattr(function, "__name__", ""), title="registered", function=function)
 
 
 def names() -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
-from polybound.data.checksums import DataFile, check_bytes, check_file, read_content
+from polybound.data.files import DataFile, checksum
 from polybound.errors import PolyboundError
 
-__all__ = ["VARIABLE", "Directories", "MissingDataError", "cache_folder"]
+__all__ = ["Directories", "MissingDataError", "cache_folder"]
 
 VARIABLE = "POLYBOUND_DATA"
 SYSTEM = Path("/usr/share/datasets")  # Debian's packages, such as dataset-fashion-mnist
@@ -49,10 +49,9 @@ class Directories:
         """All of them, first the one that downloads go to."""
         return (*self.own, cache_folder(), SYSTEM)
 
-    def find(self, folders: Iterable[str], names: Iterable[str]) -> Path | None:
-        """The first file of any of these names in any of these folders."""
-        folders, names = tuple(folders), tuple(names)
-        paths = (root / folder / name for root in self.roots for folder in folders for name in names)
+    def find(self, folders: tuple[str, ...], file: DataFile) -> Path | None:
+        """Where a file is: the first of any of its names in any of these folders."""
+        paths = (root / folder / name for root in self.roots for folder in folders for name in file.names)
         # Also what exists but is no file: it shall be refused by name, not passed over.
         return next((path for path in paths if path.exists() or path.is_symlink()), None)
 
@@ -69,7 +68,7 @@ class Directories:
             FileFormatError: what was downloaded is not what it should be.
         """
         files, reason = tuple(files), ""
-        absent = [file for file in files if self.find(folders, file.names) is None]
+        absent = [file for file in files if self.find(folders, file) is None]
         if absent and self.download:
             from polybound.data.download import DownloadError, fetch
 
@@ -78,20 +77,20 @@ class Directories:
                     fetch(file, self.roots[0] / folders[0] / file.stored)
             except DownloadError as error:
                 reason = str(error)
-            absent = [file for file in files if self.find(folders, file.names) is None]
+            absent = [file for file in files if self.find(folders, file) is None]
         if absent:
             raise MissingDataError(self._advice(name, folders, absent, reason))
-        return [path for file in files if (path := self.find(folders, file.names)) is not None]
+        return [path for file in files if (path := self.find(folders, file)) is not None]
 
     def checksum(self, name: str, folders: tuple[str, ...], file: DataFile) -> str:
         """The SHA-256 that the content of a data set's file has, or will have when it is downloaded.
 
         The file itself is looked into only where it could be one of several versions, or where no checksum is known.
         """
-        if len(file.sha256) == 1 or (file.sha256 and self.find(folders, file.names) is None):
+        if len(file.sha256) == 1 or (file.sha256 and self.find(folders, file) is None):
             return file.sha256[0]
         (path,) = self.need(name, folders, (file,))
-        return check_bytes(path, read_content(path, file), file) if file.gzipped else check_file(path, file)
+        return checksum(path, file)
 
     def _advice(self, name: str, folders: tuple[str, ...], files: list[DataFile], reason: str) -> str:
         searched = ", ".join(str(root / folders[0]) for root in self.roots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import warnings
 import zipfile
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polybound.data.checksums import DataFile, combined
 from polybound.data.dataset import TEST_SHARE, Samples, hold_out
 from polybound.data.directories import Directories, MissingDataError
+from polybound.data.files import DataFile, combined
 from polybound.data.source import SPLITS, Source
 from polybound.errors import FileFormatError, PolyboundError
 
@@ -27,12 +28,11 @@ _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # not all that Pillow can read
 _MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}
 _MAX_PIXELS = 1 << 24
 _MAX_BYTES = 1 << 34
-# What numpy and zipfile raise at damaged files; the last two at headers that announce more than there is.
-_REFUSED = (
-    *(ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error),
+# What Pillow, numpy and zipfile raise at damaged files; the last two at headers that announce more than there is.
+_DAMAGED = (
+    *(SyntaxError, ValueError, KeyError, TypeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile),
     *(RuntimeError, OverflowError, MemoryError),
 )
-_NEEDED, _OPTIONAL = ("X", "y"), ("X_test", "y_test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +55,21 @@ class FolderSource(Source):
         )
 
     def read(self, split: str, directories: Directories) -> Samples:
-        if self._there(directories).is_file():
-            parts = read_npz(self.path)
-            if split not in ("train", "test"):
-                raise self.no_such_split(split)
-            return parts[split] if "test" in parts else hold_out(parts["train"], split, _DIVIDED)
-        folders = self._folders()
-        classes = class_folders(folders["train"])
-        shape = image_shape(classes)
-        if split != "train" and split in folders:
-            return read_images(self._same_classes(classes, folders[split]), shape)
-        if split not in ("train", "test"):
+        self.lacking(directories)
+        arrays = read_npz(self.path) if self.path.is_file() else {}
+        folders = {} if arrays else self._folders()
+        own = arrays.keys() | folders.keys()
+        if split not in own | {"test"}:
             raise self.no_such_split(split)
-        samples = read_images(classes, shape)
-        return samples if "test" in folders else hold_out(samples, split, _DIVIDED)
+        official = "test" in own or split == "validation"
+        whole = split if official else "train"
+        samples = arrays[whole] if arrays else read_images(folders[whole], folders["train"])
+        return samples if official else hold_out(samples, split, _DIVIDED)
 
     def lacking(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
         del full
-        self._there(directories)
+        if self.locate(directories) is None:
+            raise MissingDataError(f"{self.path}: no such folder or file")
         return ()
 
     def locate(self, directories: Directories) -> Path | None:
@@ -80,25 +77,12 @@ class FolderSource(Source):
         return self.path if self.path.exists() else None
 
     def digest(self, directories: Directories) -> str:
-        import pooch
-
-        if self._there(directories).is_file():
-            checksum: str = pooch.file_hash(str(self.path), alg="sha256")
-            return checksum[:16]
-        files = [
-            file
-            for folder in self._folders().values()
-            for entry in _shown(folder)
-            if entry.is_dir()
-            for file in _shown(entry)
-            if file.is_file()
-        ]
-        return combined({file.relative_to(self.path).as_posix(): pooch.file_hash(str(file)) for file in files})
-
-    def _there(self, directories: Directories) -> Path:
-        if self.locate(directories) is None:
-            raise MissingDataError(f"{self.path}: no such folder or file")
-        return self.path
+        self.lacking(directories)
+        if self.path.is_file():
+            return _hash(self.path)[:16]
+        classes = (entry for folder in self._folders().values() for entry in _shown(folder) if entry.is_dir())
+        files = (file for folder in classes for file in _shown(folder) if file.is_file())
+        return combined({file.relative_to(self.path).as_posix(): _hash(file) for file in files})
 
     def _folders(self) -> dict[str, Path]:
         """The folder of each split that has one of its own."""
@@ -108,58 +92,52 @@ class FolderSource(Source):
             return {"train": self.path}
         return {split: self.path / split for split in SPLITS if (self.path / split).is_dir()}
 
-    def _same_classes(self, classes: dict[str, list[Path]], folder: Path) -> dict[str, list[Path]]:
-        """The classes of another split, in the order of train; one that has no images there is empty."""
-        found = class_folders(folder)
-        for name in found:
-            if name not in classes:
-                raise FileFormatError(f"{folder / name}: a class that train does not have")
-        return {name: found.get(name, []) for name in classes}
+
+def _shown(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def class_folders(folder: Path) -> dict[str, list[Path]]:
+def _hash(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_images(folder: Path, train: Path) -> Samples:
+    """All images of a split, (samples, 1 or 3, height, width), with the classes and the shape of the train split.
+
+    Raises:
+        FileFormatError: one cannot be read, is of another size or class, or grey among coloured ones.
+    """
+    classes, found = _class_folders(train), _class_folders(folder)
+    for name in found:
+        if name not in classes:
+            raise FileFormatError(f"{folder / name}: a class that train does not have")
+    shape = _read_image(next(iter(classes.values()))[0]).shape
+    files = [(file, label) for label, name in enumerate(classes) for file in found.get(name, ())]
+    x = np.empty((len(files), *shape), dtype=np.uint8)
+    for index, (file, _) in enumerate(files):
+        image = _read_image(file)
+        if image.shape != shape:
+            here, others = (" x ".join(map(str, dims)) for dims in (image.shape, shape))
+            raise FileFormatError(f"{file}: {here} (channels, height, width), others are {others}")
+        x[index] = image
+    return Samples(x, np.array([label for _, label in files], dtype=np.int64), tuple(classes))
+
+
+def _class_folders(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class, both in the order of their names; hidden files and folders are passed over."""
-    classes = {}
-    for entry in sorted(_shown(folder)):
-        if not entry.is_dir():
-            raise FileFormatError(f"{entry}: a file, where a folder for each class should be")
-        files = sorted(_shown(entry))
+    classes = {entry.name: _shown(entry) if entry.is_dir() else [] for entry in _shown(folder)}
+    for name, files in classes.items():
+        if not (folder / name).is_dir():
+            raise FileFormatError(f"{folder / name}: a file, where a folder for each class should be")
+        if not files:
+            raise FileFormatError(f"{folder / name}: no images in it")
         for file in files:
             if not file.is_file() or file.suffix.lower() not in _SUFFIXES:
                 raise FileFormatError(f"{file}: not an image file ({', '.join(_SUFFIXES)})")
-        if not files:
-            raise FileFormatError(f"{entry}: no images in it")
-        classes[entry.name] = files
     if len(classes) < 2:
         raise FileFormatError(f"{folder}: {len(classes)} folders of images in it; at least two classes are needed")
     return classes
-
-
-def _shown(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-
-
-def image_shape(classes: dict[str, list[Path]]) -> tuple[int, ...]:
-    """The shape of the first image, which all others must have."""
-    return _read_image(next(iter(classes.values()))[0]).shape
-
-
-def read_images(classes: dict[str, list[Path]], shape: tuple[int, ...]) -> Samples:
-    """All images, (samples, 1 or 3, height, width).
-
-    Raises:
-        FileFormatError: one cannot be read, or is of another size, or grey among coloured ones.
-    """
-    files = [file for files in classes.values() for file in files]
-    x = np.empty((len(files), *shape), dtype=np.uint8)
-    for index, file in enumerate(files):
-        image = _read_image(file)
-        if image.shape != shape:
-            found, others = (" x ".join(map(str, dims)) for dims in (image.shape, shape))
-            raise FileFormatError(f"{file}: {found} (channels, height, width), others are {others}")
-        x[index] = image
-    y = np.repeat(np.arange(len(classes), dtype=np.int64), [len(files) for files in classes.values()])
-    return Samples(x, y, tuple(classes))
 
 
 def _read_image(path: Path) -> npt.NDArray[np.uint8]:
@@ -172,15 +150,11 @@ def _read_image(path: Path) -> npt.NDArray[np.uint8]:
             warnings.simplefilter("ignore")  # the limit below is stricter than Pillow's
             with Image.open(path, formats=_FORMATS) as image:
                 if image.width * image.height > _MAX_PIXELS:
-                    raise FileFormatError(f"{path}: {image.width} x {image.height} pixels are too many")
+                    raise ValueError(f"{image.width} x {image.height} pixels are too many")
                 if image.mode not in _MODES:
-                    raise FileFormatError(f"{path}: of mode {image.mode}; save it in grey or RGB")
+                    raise ValueError(f"of mode {image.mode}; save it in grey or RGB")
                 array = np.asarray(image.convert(_MODES[image.mode]))
-    except Image.DecompressionBombError as error:
-        raise FileFormatError(f"{path}: too many pixels ({error})") from error
-    except FileFormatError:
-        raise
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
+    except (Image.DecompressionBombError, OSError, *_DAMAGED) as error:
         raise FileFormatError(f"{path}: not an image that can be read ({' '.join(str(error).split())})") from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
@@ -196,35 +170,33 @@ def read_npz(path: Path) -> dict[str, Samples]:
         FileFormatError: the file is damaged, or its arrays are not like this. Pickled objects are never loaded.
     """
     arrays = _load_npz(path)
-    given = [name for name in _OPTIONAL if name in arrays]
-    if missing := [name for name in (*_NEEDED, *(_OPTIONAL if given else ())) if name not in arrays]:
-        raise FileFormatError(f"{path}: holds no array {missing[0]!r}")
-    suffixes = {"train": "", "test": "_test"} if given else {"train": ""}
-    inputs = {split: _inputs(arrays[f"X{suffix}"], f"{path}: X{suffix}") for split, suffix in suffixes.items()}
-    labels = {split: arrays[f"y{suffix}"] for split, suffix in suffixes.items()}
+    suffixes = {"train": "", "test": "_test"} if arrays.keys() & {"X_test", "y_test"} else {"train": ""}
+    inputs = {}
     for split, suffix in suffixes.items():
-        if labels[split].shape != inputs[split].shape[:1]:
-            raise FileFormatError(
-                f"{path}: y{suffix} is {labels[split].shape}, but X{suffix} has {len(inputs[split])} samples"
-            )
-    if given and inputs["train"].shape[1:] != inputs["test"].shape[1:]:
+        for name in (f"X{suffix}", f"y{suffix}"):
+            if name not in arrays:
+                raise FileFormatError(f"{path}: holds no array {name!r}")
+        x, y = arrays[f"X{suffix}"], arrays[f"y{suffix}"]
+        inputs[split] = _inputs(x, f"{path}: X{suffix}")
+        if y.shape != x.shape[:1]:
+            raise FileFormatError(f"{path}: y{suffix} is {y.shape}, but X{suffix} has {len(x)} samples")
+    if len({x.shape[1:] for x in inputs.values()}) > 1:
         raise FileFormatError(f"{path}: X and X_test are of different shapes")
-    if len({array.dtype for array in inputs.values()}) > 1:
+    if len({x.dtype for x in inputs.values()}) > 1:
         raise FileFormatError(f"{path}: X and X_test are of different types; it would not be clear how to scale them")
-    names, numbers = _classes(labels, path)
-    return {split: Samples(inputs[split], numbers[split], names) for split in suffixes}
+    names, labels = _classes(np.concatenate([arrays[f"y{suffix}"] for suffix in suffixes.values()]), path)
+    parts = np.split(labels, [len(inputs["train"])])
+    return {split: Samples(inputs[split], y, names) for split, y in zip(inputs, parts, strict=False)}
 
 
 def _load_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
-                raise FileFormatError(f"{path}: unpacks to more than {_MAX_BYTES} bytes")
+                raise ValueError(f"it unpacks to more than {_MAX_BYTES} bytes")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in (*_NEEDED, *_OPTIONAL) if name in arrays}
-    except FileFormatError:
-        raise
-    except _REFUSED as error:
+            return {name: arrays[name] for name in ("X", "y", "X_test", "y_test") if name in arrays}
+    except _DAMAGED as error:
         raise FileFormatError(f"{path}: not an npz file of plain arrays ({' '.join(str(error).split())})") from error
 
 
@@ -245,19 +217,15 @@ def _inputs(array: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8] | npt.
     return array.astype(np.float32)
 
 
-def _classes(
-    labels: dict[str, npt.NDArray[Any]], path: Path
-) -> tuple[tuple[str, ...], dict[str, npt.NDArray[np.int64]]]:
-    together = np.concatenate(list(labels.values()))
-    found, numbers = np.unique(together, return_inverse=True)
+def _classes(y: npt.NDArray[Any], path: Path) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """The names of the classes, and their numbers as labels."""
+    found, numbers = np.unique(y, return_inverse=True)
     if found.dtype.kind not in "iuU":
-        raise FileFormatError(f"{path}: y is of type {together.dtype}; class numbers or names are needed")
+        raise FileFormatError(f"{path}: y is of type {y.dtype}; class numbers or names are needed")
     if found.dtype.kind in "iu" and (found[0] != 0 or found[-1] != len(found) - 1):
         raise FileFormatError(
             f"{path}: y goes from {found[0]} to {found[-1]} with {len(found)} different labels, not 0, 1, 2 …"
         )
     if len(found) < 2:
         raise FileFormatError(f"{path}: only one class in y")
-    ends = np.cumsum([len(array) for array in labels.values()])[:-1]
-    parts = np.split(numbers.reshape(-1).astype(np.int64), ends)
-    return tuple(str(name) for name in found), dict(zip(labels, parts, strict=True))
+    return tuple(map(str, found)), numbers.reshape(-1).astype(np.int64)

@@ -19,10 +19,10 @@ import io
 import json
 import wave
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from polybound.atomic import write_atomically
-from polybound.data.archives import tar_members
-from polybound.data.checksums import DataFile, check_file, combined, refusing
 from polybound.data.dataset import Samples, hold_out
 from polybound.data.directories import Directories, cache_folder
-from polybound.data.download import progress_bar
-from polybound.data.source import Source, verdict
+from polybound.data.download import progress
+from polybound.data.files import DataFile, checksum, combined, refusing, tar_members
+from polybound.data.source import Source
 from polybound.errors import FileFormatError
 
 __all__ = ["NSynthSource", "first_second", "log_mel"]
@@ -52,10 +51,12 @@ MAX_RATE = 48000
 _PARTS = {"train": "train", "validation": "valid", "test": "test"}
 _WAV_LIMIT = 4 * 48000 * 2 + 4096  # four seconds
 _JSON_LIMIT = 2048  # a note; there are some 400 to 800 bytes
-_BATCH = 256  # notes transformed at once
+_DIVIDED = (
+    "part of NSynth's official test split of {} notes, which was divided by instrument, so that none is in both train"
+    " and test; NSynth's official train split is not there"
+)
 
 Pictures = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,55 +73,32 @@ class NSynthSource(Source):
     archives: Mapping[str, DataFile]
 
     def read(self, split: str, directories: Directories) -> Samples:
-        if split not in _PARTS:
+        official = self._official(directories)
+        if split not in _PARTS or (split == "validation" and not official):
             raise self.no_such_split(split)
-        if self._official(directories):
-            return self._notes(split, *directories.need(self.name, self.folders, (self.archives[split],)))
-        if split == "validation":
-            raise self.no_such_split(split)
-        notes = self._notes("test", *directories.need(self.name, self.folders, (self.archives["test"],)))
-        return hold_out(
-            notes,
-            split,
-            f"part of NSynth's official test split of {len(notes.y)} notes, which was divided by instrument, so that"
-            " none is in both train and test; NSynth's official train split is not there",
-        )
+        whole = split if official else "test"
+        (path,) = directories.need(self.name, self.folders, (self.archives[whole],))
+        digest = checksum(path, self.archives[whole])
+        notes = read_notes(path, digest, _PARTS[whole], self.counts[whole], self.class_names)
+        return notes if official else hold_out(notes, split, _DIVIDED.format(len(notes.y)))
 
     def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
         return tuple(self.archives.values()) if full else (self.archives["test"],)
 
-    def check(self, directories: Directories) -> Iterator[tuple[Path, str]]:
-        directories.need(self.name, self.folders, (self.archives["test"],))
-        for split, file in self.archives.items():
-            if (path := directories.find(self.folders, file.names)) is not None:
-                yield verdict(path, partial(self._notes, split, path))
-
     def digest(self, directories: Directories) -> str:
-        parts = {"spectrograms": str(VERSION)}
-        for file in self.files(full=self._official(directories)):
-            parts[file.name] = directories.checksum(self.name, self.folders, file)
-        return combined(parts)
+        files = self.files(full=self._official(directories))
+        parts = {file.name: directories.checksum(self.name, self.folders, file) for file in files}
+        return combined(parts | {"spectrograms": str(VERSION)})
 
     def _official(self, directories: Directories) -> bool:
         """Whether the splits are the official ones."""
-        return directories.find(self.folders, self.archives["train"].names) is not None
-
-    def _notes(self, split: str, path: Path) -> Samples:
-        digest = check_file(path, self.archives[split])
-        return read_notes(path, digest, _PARTS[split], self.counts[split], self.class_names)
+        return directories.find(self.folders, self.archives["train"]) is not None
 
 
 def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[str, ...]) -> Samples:
-    """All notes of an archive, ordered by name, as pictures with their families and instruments.
+    """All notes of an archive, ordered by name, as pictures with their families (the classes) and instruments.
 
     The pictures are computed once, and then kept in the user's cache directory under the archive's digest.
-
-    Args:
-        path: the archive.
-        digest: its SHA-256.
-        part: "train", "valid" or "test", which its folder is named after.
-        count: how many notes it must hold.
-        families: the names of the instruments' families, which are the classes.
     """
     kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
     samples = _recall(kept, count, families)
@@ -131,45 +109,33 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
 
 
 def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Samples:
-    pictures, rates, examples = _read_archive(path, part, count)
+    notes: dict[str, tuple[Pictures, int]] = {}  # the picture, and the rate it was sampled at
+    examples = None
+
+    def size(member: str) -> int:
+        wanted = member.startswith(f"nsynth-{part}/audio/") and member.endswith(".wav")
+        return count * _JSON_LIMIT + 4096 if member == f"nsynth-{part}/examples.json" else _WAV_LIMIT * wanted
+
+    members = tar_members(path, count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20), size)
+    for member, content in progress(members, f"spectrograms of {path.name}", count):
+        where, name = f"{path}: {member}", Path(member).stem
+        if member.endswith(".json"):
+            examples = _parse(content, where)
+        elif name in notes:
+            raise FileFormatError(f"{where}: in the archive twice")
+        else:
+            second, rate = first_second(content, where)
+            notes[name] = log_mel(second[None])[0], rate
     if examples is None:
         raise FileFormatError(f"{path}: holds no nsynth-{part}/examples.json, or ends before it")
-    if not len(rates) == len(examples) == count or rates.keys() != examples.keys():
+    if not len(notes) == len(examples) == count or notes.keys() != examples.keys():
         raise FileFormatError(
-            f"{path}: {len(rates)} wav files and {len(examples)} notes in examples.json, not {count} of both"
+            f"{path}: {len(notes)} wav files and {len(examples)} notes in examples.json, not {count} of both"
         )
-    names = list(rates)
-    order = np.argsort(np.array(names), kind="stable")
-    labels = [_label(examples[names[i]], names[i], rates[names[i]], families, path) for i in order]
-    y, groups = np.array(labels, dtype=np.int64).T
-    return Samples(np.concatenate(pictures)[order], np.ascontiguousarray(y), families, np.ascontiguousarray(groups))
-
-
-def _read_archive(path: Path, part: str, count: int) -> tuple[list[Pictures], dict[str, int], dict[str, Any] | None]:
-    """The pictures of an archive's notes, the notes' names with their sample rates, and what examples.json says."""
-    waves: list[npt.NDArray[np.float32]] = []
-    pictures: list[Pictures] = []
-    rates: dict[str, int] = {}
-    examples: dict[str, Any] | None = None
-    limit = count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20)
-    with progress_bar(f"spectrograms of {path.name}", path.stat().st_size) as advance:
-        for member, read in tar_members(path, limit, advance):
-            where = f"{path}: {member}"
-            folder, _, name = member.rpartition("/")
-            if member == f"nsynth-{part}/examples.json":
-                examples = _parse(read(count * _JSON_LIMIT + 4096), where)
-            elif folder == f"nsynth-{part}/audio" and name.endswith(".wav"):
-                note = name.removesuffix(".wav")
-                if note in rates:
-                    raise FileFormatError(f"{where}: in the archive twice")
-                second, rates[note] = first_second(read(_WAV_LIMIT), where)
-                waves.append(second)
-                if len(waves) == _BATCH:
-                    pictures.append(log_mel(np.stack(waves)))
-                    waves.clear()
-    if waves:
-        pictures.append(log_mel(np.stack(waves)))
-    return pictures, rates, examples
+    names = sorted(notes)
+    labels = [_label(examples[name], f"{path}: {name}", notes[name][1], families) for name in names]
+    y, groups = np.ascontiguousarray(np.array(labels, dtype=np.int64).T)
+    return Samples(np.stack([notes[name][0] for name in names]), y, families, groups)
 
 
 def _parse(content: bytes, where: str) -> dict[str, Any]:
@@ -182,23 +148,15 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     return examples
 
 
-def _label(example: dict[str, Any], name: str, rate: int, families: tuple[str, ...], path: Path) -> tuple[int, int]:
+def _label(example: dict[str, Any], where: str, rate: int, families: tuple[str, ...]) -> tuple[int, int]:
     """The family and the instrument of a note."""
-    where = f"{path}: examples.json: {name}"
-    for key in ("instrument_family", "instrument_family_str", "instrument", "sample_rate"):
-        if key not in example:
-            raise FileFormatError(f"{where}: has no {key!r}")
-    family, instrument = example["instrument_family"], example["instrument"]
-    if (
-        type(family) is not int
-        or not 0 <= family < len(families)
-        or families[family] != example["instrument_family_str"]
-    ):
-        raise FileFormatError(f"{where}: family {family!r}, {example['instrument_family_str']!r} is none of NSynth's")
-    if type(instrument) is not int or not 0 <= instrument < 2**31:
-        raise FileFormatError(f"{where}: {instrument!r} is not the number of an instrument")
-    if example["sample_rate"] != rate:
-        raise FileFormatError(f"{where}: sampled at {example['sample_rate']!r} Hz, but its wav file at {rate} Hz")
+    keys = ("instrument_family", "instrument_family_str", "instrument", "sample_rate")
+    found: list[Any] = [example.get(key) for key in keys]
+    family, name, instrument, stated = found
+    whole = all(type(number) is int and 0 <= number < 2**31 for number in (family, instrument))
+    if not whole or (family, name, stated) not in [(*known, rate) for known in enumerate(families)]:
+        said = ", ".join(f"{key} {value!r}" for key, value in zip(keys, found, strict=True))
+        raise FileFormatError(f"{where}: examples.json says {said}; no note of NSynth's at {rate} Hz")
     return family, instrument
 
 
@@ -209,11 +167,10 @@ def _recall(kept: Path, count: int, families: tuple[str, ...]) -> Samples | None
             x, y, groups = (arrays[name] for name in ("x", "y", "groups"))
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
         return None
-    if x.shape != (count, 1, BANDS, FRAMES) or x.dtype != np.float32 or not np.all(np.abs(x) <= 1):
-        return None
-    if any(array.shape != (count,) or array.dtype != np.int64 for array in (y, groups)):
-        return None
-    return Samples(x, y, families, groups) if np.all((y >= 0) & (y < len(families))) else None
+    right = x.shape == (count, 1, BANDS, FRAMES) and y.shape == groups.shape == (count,)
+    right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
+    right = right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families))))
+    return Samples(x, y, families, groups) if right else None
 
 
 def _keep(kept: Path, samples: Samples) -> None:
@@ -227,10 +184,6 @@ def _keep(kept: Path, samples: Samples) -> None:
 
 def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:
     """The first second of a mono wav file of 16-bit samples, at 8 kHz, in [-1, 1), and the rate it was sampled at.
-
-    Args:
-        content: the file's bytes.
-        where: its name, for messages.
 
     Raises:
         FileFormatError: it is damaged or shorter than a second, or has several channels or another format or rate.
@@ -268,25 +221,20 @@ def log_mel(waves: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
     """
     starts = HOP * np.arange(FRAMES)
     frames = waves.astype(np.float64)[:, starts[:, None] + np.arange(FRAME)]
-    window = _hann()
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
     spectrum = np.fft.rfft(frames * window, axis=-1) * (2 / window.sum())
     power = spectrum.real**2 + spectrum.imag**2
     decibels = 10 * np.log10(np.maximum(power @ _bank(), 10 ** (FLOOR / 10)))
-    pictures: Floats = np.minimum(decibels, 0.0) / (-FLOOR / 2) + 1
+    pictures: npt.NDArray[np.float64] = np.minimum(decibels, 0.0) / (-FLOOR / 2) + 1
     return pictures.swapaxes(1, 2)[:, None].astype(np.float32)
 
 
 @cache
-def _hann() -> Floats:
-    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
-
-
-@cache
-def _bank() -> Floats:
+def _bank() -> npt.NDArray[np.float64]:
     """The triangles' heights at the frequencies of the Fourier transform, (frequencies, bands)."""
     top = 2595 * np.log10(1 + RATE / 2 / 700)
     points = 700 * (10 ** (np.linspace(0, top, BANDS + 2) / 2595) - 1)
     frequencies = np.fft.rfftfreq(FRAME, 1 / RATE)[:, None]
     low, peak, high = points[:-2], points[1:-1], points[2:]
-    heights: Floats = np.minimum((frequencies - low) / (peak - low), (high - frequencies) / (high - peak))
-    return np.maximum(heights, 0.0)
+    rising, falling = (frequencies - low) / (peak - low), (high - frequencies) / (high - peak)
+    return np.maximum(np.minimum(rising, falling), 0.0)

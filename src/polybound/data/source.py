@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from polybound.data.checksums import DataFile, combined
 from polybound.data.dataset import Dataset, Samples, content_digest
 from polybound.data.directories import Directories, MissingDataError
+from polybound.data.files import DataFile, checksum, combined, read_content, read_tar, read_zip
 from polybound.errors import FileFormatError, PolyboundError
 
-__all__ = ["SPLITS", "FunctionSource", "Source", "verdict"]
+__all__ = ["SPLITS", "FileSource", "FunctionSource", "Source"]
 
 SPLITS = ("train", "validation", "test")
+_UNKNOWN = "no checksums of its files are known: only their structure was checked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +52,35 @@ class Source(ABC):
         del full
         return ()
 
+    def needed(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
+        """The files that it is read from: those that a download brings, unless others are there in their place."""
+        del directories
+        return self.files(full=full)
+
     def lacking(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
         """What a download would still have to bring."""
-        return tuple(file for file in self.files(full=full) if directories.find(self.folders, file.names) is None)
+        needed = self.needed(directories, full=full)
+        return tuple(file for file in needed if directories.find(self.folders, file) is None)
 
     def locate(self, directories: Directories) -> Path | None:
-        """A file or folder of it, unless there is none."""
-        found = (directories.find(self.folders, file.names) for file in self.files(full=True))
+        """The folder of the first of its files that is there."""
+        found = (directories.find(self.folders, file) for file in self.needed(directories, full=True))
         return next((path.parent for path in found if path is not None), None)
 
     def check(self, directories: Directories) -> Iterator[tuple[Path, str]]:
-        """Check all its files: each with what is wrong with it, or with an empty string."""
-        for split in self.counts or ("train", "test"):
-            yield verdict(self.locate(directories) or Path(self.name), partial(self.read, split, directories))
+        """Check all its files, or else all its splits: each with what is wrong with it, or with an empty string.
+
+        Raises:
+            MissingDataError: a file is not there; after all others were checked.
+        """
+        needed = self.needed(directories, full=True)
+        for file in needed:
+            if (path := directories.find(self.folders, file)) is not None:
+                yield path, _problem(path, partial(checksum, path, file))
+        directories.need(self.name, self.folders, self.needed(directories))
+        for split in () if needed else self.counts or ("train", "test"):
+            path = self.locate(directories) or Path(self.name)
+            yield path, _problem(path, partial(self.read, split, directories))
 
     def digest(self, directories: Directories) -> str:
         """16 hex digits that identify the content of all its splits, without a download.
@@ -123,12 +140,81 @@ class FunctionSource(Source):
         return None if code is None else Path(code.co_filename)
 
 
-def verdict(path: Path, check: Callable[[], object]) -> tuple[Path, str]:
-    """A path, with what a check says against it."""
+@dataclass(frozen=True, kw_only=True)
+class FileSource(Source):
+    """A data set in files, which may come in one archive, and may then lie there unpacked. It must implement `parse`.
+
+    Attributes:
+        parts: the files of each split.
+        archive: the zip or gzipped tar file that holds them all, if they come in one.
+        inside: the folder in the archive in which they are.
+        part: which of the data sets in the archive it is, if there are several.
+    """
+
+    parts: Mapping[str, tuple[DataFile, ...]]
+    archive: DataFile | None = None
+    inside: str = ""
+    part: str = ""
+
+    @abstractmethod
+    def parse(self, split: str, contents: Mapping[str, bytes]) -> Samples:
+        """The samples in the contents of a split's files; the keys name the files, for messages."""
+
+    def read(self, split: str, directories: Directories) -> Samples:
+        if split not in self.parts:
+            raise self.no_such_split(split)
+        files, used = self.parts[split], self._used(split, directories)
+        paths = directories.need(self.name, self.folders, used)
+        if self.archive in used:
+            return self.parse(split, self._from_archive(paths[0], files))
+        contents = {str(path): read_content(path, file) for path, file in zip(paths, files, strict=True)}
+        unknown = any(not file.sha256 for file in files)
+        return replace(self.parse(split, contents), note=_UNKNOWN if unknown else "")
+
+    def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
+        del full
+        return tuple(sum(self.parts.values(), ())) if self.archive is None else (self.archive,)
+
+    def needed(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
+        del full
+        return tuple(dict.fromkeys(file for split in self.parts for file in self._used(split, directories)))
+
+    def lacking(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
+        absent = super().lacking(directories, full=full)
+        return absent if self.archive is None or not absent else (self.archive,)
+
+    def digest(self, directories: Directories) -> str:
+        parts = {"part": self.part} if self.part else {}
+        for split, files in self.parts.items():
+            for file in files if all(file.sha256 for file in files) else self._used(split, directories):
+                key = split if file is self.archive else file.name
+                parts[key] = directories.checksum(self.name, self.folders, file)
+        return combined(parts)
+
+    def _used(self, split: str, directories: Directories) -> tuple[DataFile, ...]:
+        """What a split is read from: its own files if there is no archive, or only they are there; else the archive."""
+        files = self.parts[split]
+        if self.archive is None:
+            return files
+        zipped, *plain = (directories.find(self.folders, file) is not None for file in (self.archive, *files))
+        return files if any(plain) and not zipped else (self.archive,)
+
+    def _from_archive(self, path: Path, files: tuple[DataFile, ...]) -> dict[str, bytes]:
+        if not all(file.sha256 for file in files):  # otherwise it is enough to check the files themselves
+            checksum(path, self.files()[0])
+        members = {f"{self.inside}/{file.stored}": file for file in files}
+        if path.suffix == ".zip":
+            return read_zip(path, members)
+        # What else is in the archive, such as a page to read, is not large.
+        return read_tar(path, members, sum(file.size for file in sum(self.parts.values(), ())) + (1 << 20))
+
+
+def _problem(path: Path, check: Callable[[], object]) -> str:
+    """What a check says against a file; often nothing."""
     try:
         check()
     except FileFormatError as error:
-        return path, str(error)
+        return str(error)
     except OSError as error:
-        return path, f"{path}: {error.strerror or error}"
-    return path, ""
+        return f"{path}: {error.strerror or error}"
+    return ""

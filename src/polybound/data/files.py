@@ -1,0 +1,207 @@
+"""Data files and what is known of their content; they and members of archives are read into memory, and checked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import stat
+import struct
+import tarfile
+import wave
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from polybound.errors import FileFormatError
+
+__all__ = ["DataFile", "checksum", "combined", "read_content", "read_tar", "read_zip", "refusing", "tar_members"]
+
+# What the standard library raises at damaged files; RuntimeError also for features of a format that it lacks.
+_DAMAGED = (
+    *(gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, tarfile.TarError, wave.Error, struct.error),
+    *(UnicodeDecodeError, OverflowError, RuntimeError),
+)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a data set, and what is known of its content.
+
+    Compressors differ, so size and checksums of a gzipped file are those of the plain bytes.
+
+    Attributes:
+        name: its name in the data set's folder, without ".gz" if gzipped is set.
+        size: the most bytes its content can have; not one byte more is read or downloaded.
+        sha256: known checksums of its content, empty if none is known. Of several versions, the first is downloaded.
+        urls: where it can be downloaded, best first.
+        gzipped: it may lie there plain, or as name + ".gz", which is how it is downloaded.
+    """
+
+    name: str
+    size: int
+    sha256: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    gzipped: bool = False
+
+    @property
+    def stored(self) -> str:
+        """Its name as downloaded."""
+        return f"{self.name}.gz" if self.gzipped else self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names it may have on disk."""
+        return (self.name, self.stored) if self.gzipped else (self.name,)
+
+
+@contextmanager
+def refusing(where: str | Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes the standard library raise into one line that names the file."""
+    try:
+        yield
+    except EOFError as error:
+        raise FileFormatError(f"{where}: ends early: truncated or half-downloaded") from error
+    except _DAMAGED as error:
+        raise FileFormatError(f"{where}: damaged or of another format ({' '.join(str(error).split())})") from error
+
+
+def read_content(path: Path, file: DataFile) -> bytes:
+    """All of a file, unpacked if gzipped.
+
+    Raises:
+        FileFormatError: it is truncated, damaged, too long, or has another checksum than the known ones.
+    """
+    packed = file.gzipped and _regular(path).name != file.name
+    # One byte more than expected shows a bomb, and reading to the end makes gzip compare its own checksum.
+    with refusing(path), gzip.open(path) if packed else _regular(path).open("rb") as stream:
+        content: bytes = stream.read(file.size + 1)
+    return _checked(path, content, file)
+
+
+def checksum(path: Path, file: DataFile) -> str:
+    """The SHA-256 of a file's content, refused if it is none of the known ones. Only gzipped files go to memory."""
+    if file.gzipped:
+        return hashlib.sha256(read_content(path, file)).hexdigest()
+    _check_size(path, _regular(path).stat().st_size, file)
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    _check_known(path, found, file)
+    return found
+
+
+def combined(parts: Mapping[str, str]) -> str:
+    """The digest of a data set, 16 hex digits, from the checksums of its named parts.
+
+    Example:
+        >>> combined({"train": "ab", "test": "cd"}) == combined({"test": "cd", "train": "ab"})
+        True
+    """
+    text = "".join(f"{name}\0{checksum}\n" for name, checksum in sorted(parts.items()))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def read_zip(path: Path, files: Mapping[str, DataFile]) -> dict[str, bytes]:
+    """The checked contents of some members of a zip file, unpacked once more if they are gzipped."""
+    contents = {}
+    with refusing(path), zipfile.ZipFile(path) as archive:
+        seen: set[str] = set()
+        for member in archive.infolist():
+            name = _inside(path, member.filename)
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise FileFormatError(f"{path}: its member {name} is a link; nothing of it is used")
+            if name in seen:
+                raise FileFormatError(f"{path}: it holds {name} twice")
+            seen.add(name)
+        for name, file in files.items():
+            if name not in seen:
+                raise FileFormatError(f"{path}: holds no {name}")
+            where = f"{path}: {name}"
+            if archive.getinfo(name).file_size > file.size + 4096:
+                raise FileFormatError(f"{where}: longer than the {file.size} bytes it should have")
+            with refusing(where), archive.open(name) as stream, gzip.open(stream) if file.gzipped else stream as plain:
+                contents[where] = _checked(where, plain.read(file.size + 1), file)
+    return contents
+
+
+def read_tar(path: Path, files: Mapping[str, DataFile], limit: int) -> dict[str, bytes]:
+    """The checked contents of some members of a gzipped tar archive, which may unpack to so many bytes."""
+    contents: dict[str, bytes] = {}
+    for name, content in tar_members(path, limit, lambda name: files[name].size if name in files else 0):
+        contents[name] = _checked(f"{path}: {name}", content, files[name])
+        if len(contents) == len(files):
+            break
+    if absent := files.keys() - contents.keys():
+        raise FileFormatError(f"{path}: holds no {min(absent)}, or ends before it")
+    return {f"{path}: {name}": contents[name] for name in files}
+
+
+def tar_members(path: Path, limit: int, size: Callable[[str], int]) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of some files of a gzipped tar archive, in order.
+
+    Args:
+        path: the archive, which is refused if it holds links or devices, or names that point out of it.
+        limit: bytes that it may have unpacked, with all headers.
+        size: gives the most bytes that a file of a name can have, 0 if it is not wanted.
+    """
+    with refusing(_regular(path)), gzip.open(path) as unpacked:
+        stream = _Limited(unpacked, path, limit)
+        with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+            for member in tar:
+                name = _inside(path, member.name)
+                if not (member.isdir() or member.isreg()) or member.issparse():
+                    raise FileFormatError(f"{path}: its member {name} is a link or a device; nothing of it is used")
+                most = 0 if member.isdir() else size(name)
+                if 0 < most < member.size:
+                    raise FileFormatError(f"{path}: {name}: has {member.size} bytes; at most {most} are expected")
+                if most and (content := tar.extractfile(member)) is not None:
+                    yield name, content.read()
+
+
+class _Limited:
+    """Reads from a stream, up to a number of bytes: past it lies a bomb."""
+
+    def __init__(self, stream: gzip.GzipFile, path: Path, limit: int) -> None:
+        self._stream, self._path, self._limit = stream, path, limit
+
+    def read(self, size: int) -> bytes:
+        block = self._stream.read(size)
+        if self._stream.tell() > self._limit:
+            raise FileFormatError(f"{self._path}: unpacks to more than the {self._limit} bytes it may have")
+        return block
+
+
+def _inside(path: Path, name: str) -> str:
+    """A member's name without a leading "./"; refused if it points out of the archive."""
+    member = PurePosixPath(name.replace("\\", "/"))
+    if member.is_absolute() or ".." in member.parts or ":" in (member.parts or ("",))[0] or "\0" in name:
+        raise FileFormatError(f"{path}: its member {name!r} points out of the archive; nothing of it is used")
+    return str(member)
+
+
+def _regular(path: Path) -> Path:
+    if not path.is_file():
+        found = "a folder, where a file should be" if path.is_dir() else "not a regular file"
+        raise FileFormatError(f"{path}: {found}")
+    return path
+
+
+def _checked(where: str | Path, content: bytes, file: DataFile) -> bytes:
+    _check_size(where, len(content), file)
+    _check_known(where, hashlib.sha256(content).hexdigest(), file)
+    return content
+
+
+def _check_size(where: str | Path, size: int, file: DataFile) -> None:
+    if not 0 < size <= file.size:
+        raise FileFormatError(f"{where}: {f'longer than the {file.size} bytes it should have' if size else 'empty'}")
+
+
+def _check_known(where: str | Path, found: str, file: DataFile) -> None:
+    if file.sha256 and found not in file.sha256:
+        known = " or ".join(f"{checksum[:12]}…" for checksum in file.sha256)
+        raise FileFormatError(
+            f"{where}: SHA-256 of its content is {found[:12]}…, not {known}: truncated, damaged or swapped"
+        )
