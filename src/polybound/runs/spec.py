@@ -93,9 +93,9 @@ class Spec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # Beyond, two seeds have the same random numbers, and their networks would count as two.
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise PolyboundError(f"a seed is a whole number from 0 on and below 2**63, got {self.seed!r}")
+        # Random numbers are the same for seeds 2**63 apart: one network would count as two.
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**62:
+            raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {self.seed!r}")
 
     def as_dict(self) -> dict[str, Any]:
         """The canonical form, as JSON can hold it."""
