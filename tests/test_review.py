@@ -2,12 +2,10 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
 from polybound.experiments import experiment_scores, find_experiment
-from polybound.runs import Run, find_runs
-from report_cells import cells
+from polybound.runs import find_runs
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +51,65 @@ def test_a_report_says_what_is_unusual_of_all_numbers(cli, root, tmp_path):
     assert table["groups"][0][1].endswith("200 training samples, train split, gaussian denoising")
     assert table["header"][3:] == ["clean", "FGSM-0.2, sound, attack seed 7"]
     assert table["rows"][0][0] == "none, adversary fgsm-0.1"
+
+
+EXPERIMENT = """
+title = "mine"
+datasets = ["digits"]
+methods = ["none", "l2"]
+attacks = ["fgsm-0.1"]
+defences = ["gaussian"]
+splits = ["test", "validation"]
+validation = 0.2
+seeds = 2
+samples = 100
+limit = 20
+[recipe]
+epochs = 2
+[options.l2]
+weight = [0.1, 1e30]
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(cli, tmp_path_factory):
+    """An experiment of which two runs diverge, and the folder of its runs."""
+    folder = tmp_path_factory.mktemp("experiment")
+    (folder / "mine.toml").write_text(EXPERIMENT)
+    assert cli("sweep", folder / "mine.toml", "--runs", folder / "runs", "--workers", 1).code == 0
+    return folder
+
+
+def test_a_report_of_an_experiment_names_the_runs_that_it_leaves_out(cli, experiment, tmp_path):
+    """Those that diverged, and those whose files were spoilt or swapped; the others are shown."""
+    shutil.copytree(experiment, tmp_path, dirs_exist_ok=True)
+    words = ("report", tmp_path / "mine.toml", "--runs", tmp_path / "runs", "-o", tmp_path / "page.html", "--json")
+    diverged = {run.path.name for run in find_runs(tmp_path / "runs") if run.failure}
+    assert len(diverged) == 2
+    found = cli(*words)
+    assert found.code == 1 and {entry["run"].rpartition("/")[2] for entry in found.json["skipped"]} == diverged
+    assert sum("was skipped" in note for note in found.json["sections"][0]["notes"]) == 2
+    first, second = trained(tmp_path / "runs", "none-s")
+    (trained(tmp_path / "runs", "l2-0.1-s0")[0] / "scores.csv").write_text("nonsense")
+    shutil.copy(second / "model.safetensors", first / "model.safetensors")
+    found = cli(*words)
+    reasons = {entry["run"].rpartition("/")[2]: entry["why"] for entry in found.json["skipped"]}
+    assert found.code == 1 and len(reasons) == 4 and "another digest" in reasons[first.name]
+    shown = experiment_scores(find_experiment(str(tmp_path / "mine.toml")), tmp_path / "runs")
+    assert shown.where(method="none").values("seed") == [1] and shown.where(method="l2").values("seed") == [1]
+
+
+def test_a_column_of_denoising_is_of_plain_networks(cli, experiment, tmp_path):
+    shutil.copytree(experiment, tmp_path, dirs_exist_ok=True)
+    runs = trained(tmp_path / "runs", "l2-0.1")
+    words = ("--defence", "gaussian", "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 20)
+    assert cli("evaluate", *runs, *words).code == 0
+    named = find_experiment(str(tmp_path / "mine.toml"))
+    assert experiment_scores(named, tmp_path / "runs").where(defence="gaussian").values("method") == ["none"]
+
+
+def test_the_hint_after_a_sweep_has_all_digits(cli, tmp_path):
+    words = ("--dataset", "digits", "--model", "pn-4", "--method", "projection", "--samples", 50, "--limit", 5)
+    more = ("--seeds", 1, "--bound", 0.123456789, "--budget", 0.0212345678)
+    out = cli("sweep", "table-1", *words, *more, "--runs", tmp_path, "--workers", 1).out
+    assert "--bound 0.123456789" in out and "--budget 0.0212345678" in out
