@@ -32,9 +32,7 @@ def search_job(experiment: Experiment, data_dir: Path | None = None) -> StudyJob
     return StudyJob.of("search", search, **options, digest=digests(data_dir)(options["dataset"]))
 
 
-def resolve(
-    experiment: Experiment, root: Path, data_dir: Path | None = None, *, report: bool = False
-) -> Experiment:
+def resolve(experiment: Experiment, root: Path, data_dir: Path | None = None, *, report: bool = False) -> Experiment:
     """The experiment with what its search has found; for a report without that search, with what it once found."""
     if experiment.kind != "search":
         return experiment
