@@ -28,7 +28,7 @@ numbers = st.one_of(
 shares = st.one_of(st.just(0), st.floats(0, 0.99))
 epochs = st.integers(0, 200)
 whole = st.integers(1, 500)
-seeds = st.integers(0, 2**63 - 1)
+seeds = st.integers(1 - 2**62, 2**62 - 1)
 bounds = st.one_of(
     numbers,
     st.lists(numbers, min_size=1, max_size=3),

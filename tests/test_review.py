@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from polybound.runs import find_runs
+from polybound.experiments import experiment_scores, find_experiment
+from polybound.runs import DataSpec, Run, Spec, find_runs, is_run
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +51,116 @@ def test_a_report_says_what_is_unusual_of_all_numbers(cli, root, tmp_path):
     assert table["groups"][0][1].endswith("200 training samples, train split, gaussian denoising")
     assert table["header"][3:] == ["clean", "FGSM-0.2, sound, attack seed 7"]
     assert table["rows"][0][0] == "none, adversary fgsm-0.1"
+
+
+EXPERIMENT = """
+title = "mine"
+datasets = ["digits"]
+methods = ["none", "l2"]
+attacks = ["fgsm-0.1"]
+defences = ["gaussian"]
+splits = ["test", "validation"]
+validation = 0.2
+seeds = 2
+samples = 100
+limit = 20
+[recipe]
+epochs = 2
+[options.l2]
+weight = [0.1, 1e30]
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(cli, tmp_path_factory):
+    """An experiment of which two runs diverge, and the folder of its runs."""
+    folder = tmp_path_factory.mktemp("experiment")
+    (folder / "mine.toml").write_text(EXPERIMENT)
+    assert cli("sweep", folder / "mine.toml", "--runs", folder / "runs", "--workers", 1).code == 0
+    return folder
+
+
+def test_a_report_of_an_experiment_names_the_runs_that_it_leaves_out(cli, experiment, tmp_path):
+    """Those that diverged, and those whose files were spoilt or swapped; the others are shown."""
+    shutil.copytree(experiment, tmp_path, dirs_exist_ok=True)
+    words = ("report", tmp_path / "mine.toml", "--runs", tmp_path / "runs", "-o", tmp_path / "page.html", "--json")
+    diverged = {run.path.name for run in find_runs(tmp_path / "runs") if run.failure}
+    assert len(diverged) == 2
+    found = cli(*words)
+    assert found.code == 1 and {entry["run"].rpartition("/")[2] for entry in found.json["skipped"]} == diverged
+    assert sum("was skipped" in note for note in found.json["sections"][0]["notes"]) == 2
+    first, second = trained(tmp_path / "runs", "none-s")
+    (trained(tmp_path / "runs", "l2-0.1-s0")[0] / "scores.csv").write_text("nonsense")
+    shutil.copy(second / "model.safetensors", first / "model.safetensors")
+    found = cli(*words)
+    reasons = {entry["run"].rpartition("/")[2]: entry["why"] for entry in found.json["skipped"]}
+    assert found.code == 1 and len(reasons) == 4 and "another digest" in reasons[first.name]
+    shown = experiment_scores(find_experiment(str(tmp_path / "mine.toml")), tmp_path / "runs")
+    assert shown.where(method="none").values("seed") == [1] and shown.where(method="l2").values("seed") == [1]
+
+
+def test_a_column_of_denoising_is_of_plain_networks(cli, experiment, tmp_path):
+    shutil.copytree(experiment, tmp_path, dirs_exist_ok=True)
+    runs = trained(tmp_path / "runs", "l2-0.1")
+    words = ("--defence", "gaussian", "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 20)
+    assert cli("evaluate", *runs, *words).code == 0
+    named = find_experiment(str(tmp_path / "mine.toml"))
+    assert experiment_scores(named, tmp_path / "runs").where(defence="gaussian").values("method") == ["none"]
+
+
+def test_the_hint_after_a_sweep_has_all_digits(cli, tmp_path):
+    words = ("--dataset", "digits", "--model", "pn-4", "--method", "projection", "--samples", 50, "--limit", 5)
+    more = ("--seeds", 1, "--bound", 0.123456789, "--budget", 0.0212345678)
+    out = cli("sweep", "table-1", *words, *more, "--runs", tmp_path, "--workers", 1).out
+    assert "--bound 0.123456789" in out and "--budget 0.0212345678" in out
+
+
+SETTINGS = [
+    *("milestones=5", "milestones=null", "seeds=5", "seeds=[]", "bounds=1", "model=[]", "model=5", "rank=x"),
+    *("method=[]", "adversary=5", "=3", "nonsense", "samples=100000", "samples=2.5", "dataset=5", "dataset=[]"),
+    *(f"seeds=[{10**30}]", "seeds=[true]", "seeds=[1.5]", "bounds=[[1]]", "validation=null"),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_options_of_the_wrong_kind_are_refused_before_anything_is_written(refused, tmp_path, setting):
+    given = [] if setting.startswith("dataset") else ["--dataset", "digits"]
+    assert refused("train", *given, "--set", "epochs=1", "--set", setting, "--runs", tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--method", "projection", "--set", 'bound={"X": 1}'),
+        ("--method", "projection", "--set", 'bound={"X": 1}', "--start-epoch", 0),
+        ("--device", "nonsense"),
+        ("--device", "meta"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_nothing(refused, tmp_path, words):
+    assert refused("train", "--dataset", "digits", "--epochs", 1, *words, "--runs", tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+FIELDS = [
+    *("datasets = 5", "datasets = 'digits'", "attacks = 'fgsm-0.1'", "attacks = ['nonsense']", "attacks = [5]"),
+    *("bounds = 1.0", "bounds = ['a']", "kind = 'nonsense'", "layout = 'nonsense'", "x = 'nonsense'", "lines = 'x'"),
+    *("seeds = 1.5", "seeds = true", "limit = 1.5", "ranks = 4", "splits = ['nonsense']", "splits = ['validation']"),
+    *("defences = ['nonsense']", "eps = ['a']", "eps = [-1]", "recipe = 5", "options = {jacobian = 5}", "title = 5"),
+    *("options = {jacobain = {weight = 1}}", "kind = 'search'", "layerwise = 5", "models = ['nonsense']", "no = 1"),
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_experiments_with_a_field_of_the_wrong_kind_are_refused_before_any_work(refused, tmp_path, field):
+    file = tmp_path / "mine.toml"
+    file.write_text(field + ("" if field.startswith("datasets") else "\ndatasets = ['digits']"))
+    message = refused("sweep", file, "--runs", tmp_path / "runs", "--workers", 1)
+    assert len(message.splitlines()) == 1 and not list(tmp_path.glob("runs/[!.]*"))
+
+
+def test_folders_of_long_names_in_any_script_can_be_made(tmp_path):
+    for name in ("folder:" + "漢" * 300, "folder:" + "/.." * 99, "folder:" + "😀é" * 60, "folder:../../x"):
+        run = Run.make(Spec(DataSpec(name, "00ff")), tmp_path)
+        assert run.path.parent == tmp_path and is_run(run.path) and run.spec().data.name == name

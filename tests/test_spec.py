@@ -148,8 +148,9 @@ def test_what_no_run_can_have():
         lambda: DataSpec("digits", "0", held_out=True),
         lambda: ModelSpec("pn-4", -1),
         lambda: Spec(DIGITS, seed=1.0),
-        lambda: Spec(DIGITS, seed=-1),  # which has the random numbers of 2**63 - 1
-        lambda: Spec(DIGITS, seed=2**63),  # and this those of 0
+        lambda: Spec(DIGITS, seed=2**63),  # which has the random numbers of 0
+        lambda: Spec(DIGITS, seed=10**30),
+        lambda: Spec(DIGITS, seed=-(2**62)),
     ):
         with pytest.raises(PolyboundError):
             make()

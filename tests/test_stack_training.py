@@ -274,6 +274,7 @@ def test_specs_that_do_not_fit_together(tmp_path):
 
 def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
     file = path_for(tmp_path, SPECS[:1])
+    file.parent.mkdir()
     file.write_bytes(b"nonsense")
     with pytest.raises(PolyboundError, match=file.name):
         train_together(SPECS[:1], tmp_path)

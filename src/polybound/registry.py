@@ -9,7 +9,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from polybound.errors import PolyboundError
 
-__all__ = ["Part", "Registry", "check_choice", "check_epoch", "check_flag", "check_number", "check_whole", "shown"]
+__all__ = [
+    "Part",
+    "Registry",
+    "check_choice",
+    "check_epoch",
+    "check_flag",
+    "check_number",
+    "check_text",
+    "check_whole",
+    "shown",
+]
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,10 @@ class Registry(Generic[P]):
         if unknown := [option for option in options if option not in part.options()]:
             known = ", ".join(part.options()) or "none"
             raise PolyboundError(f"{self.what} {part.name} has no option {unknown[0]!r}; it has {known}")
-        return part(**options)
+        try:
+            return part(**options)
+        except TypeError as error:  # an option is lacking, or of a kind that nothing can be done with
+            raise PolyboundError(f"{self.what} {part.name}: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -144,6 +157,12 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuse anything but one of a few words."""
     if value not in choices:
         raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse anything but a text."""
+    if not isinstance(value, str):
+        raise PolyboundError(f"{name} is called by a text, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -95,12 +95,14 @@ def _chosen(names: list[str], *changes: Any) -> list[Experiment]:
 
 def _report_command(names: list[str], runs: Path, data_dir: Path | None, *changes: Any) -> str:
     """The command that shows what a sweep with these options has made."""
+    from polybound.evaluation import value_label
+
     words = ["polybound", "report", *names, "--runs", str(runs)]
     words += ["--data-dir", str(data_dir)] if data_dir is not None else []
     for name, value in zip(_CHANGES, changes, strict=True):
         option = "--" + name.replace("_", "-").removesuffix("s" if isinstance(value, list) else "")
         for one in value if isinstance(value, list) else [value]:
-            words += [] if one is None else [option, f"{one:g}" if isinstance(one, float) else str(one)]
+            words += [] if one is None else [option, value_label(one)]
     return shlex.join(words)
 
 

@@ -56,6 +56,9 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     if options.get("dataset") is None:
         raise PolyboundError("which data set? --dataset digits, or any that `polybound data list` shows")
     seeds, bounds = options.get("seeds", [0]), options.get("bounds")
+    for name, value in (("seeds", seeds), ("bounds", [None] if bounds is None else bounds)):
+        if not isinstance(value, list) or not value:
+            raise PolyboundError(f"{name} must be a list of numbers, got {value!r}")
     plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES}
     recipes = [Recipe.of(plain | ({} if bound is None else {"bound": bound})) for bound in bounds or [None]]
     model = ModelSpec(options.get("model", "pn-4"), options.get("rank", 0))

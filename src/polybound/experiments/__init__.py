@@ -21,7 +21,7 @@ from polybound.experiments.experiment import (
     find_experiment,
     register_experiment,
 )
-from polybound.experiments.results import experiment_scores, read_runs, read_scores, runs_of
+from polybound.experiments.results import experiment_scores, read_runs, read_scores, runs_of, skipped_runs
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import growth_studies, ratios, studies
 from polybound.experiments.sweep import ENGINES, Estimate, estimate, sweep
@@ -55,6 +55,7 @@ __all__ = [
     "runs_of",
     "search_job",
     "significance",
+    "skipped_runs",
     "studies",
     "sweep",
 ]

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from polybound.attacks import parse_attacks
+from polybound.defences import defence_names
 from polybound.errors import PolyboundError
 from polybound.models import paper_rank
+from polybound.registry import check_choice, check_number
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import METHODS, Adversary, Method, Projected, Recipe
 
@@ -21,6 +25,7 @@ BOUNDS = (100000.0, 1000.0, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6
 """The bounds of the paper's sweeps."""
 
 PROJECTIONS = ("single", "layer-wise", "spectral", "product")
+SEARCH = ("dataset", "values", "points", "finalists", "seeds", "validation", "attack", "protocol")
 
 Kind = Literal["accuracy", "search", "growth", "initial", "samples"]
 
@@ -77,7 +82,7 @@ class Experiment:
     models: tuple[str, ...] = ("pn-4",)
     methods: tuple[str, ...] = ("none",)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    adversary: Mapping[str, Any] | None = None
+    adversary: str | Mapping[str, Any] | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     attacks: tuple[str, ...] = ()
     bounds: tuple[float, ...] = BOUNDS
@@ -99,17 +104,29 @@ class Experiment:
     budget: float = 1.0
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(Experiment)
         for entry in fields(self):
             if isinstance(value := getattr(self, entry.name), list):
-                object.__setattr__(self, entry.name, tuple(value))
+                object.__setattr__(self, entry.name, value := tuple(value))
+            if not _fits(value, hints[entry.name]):
+                raise PolyboundError(f"{entry.name} of an experiment cannot be {value!r}")
         if not 0.0 < self.budget <= 1.0:
             raise PolyboundError(f"budget must be a share of the epochs, above 0 and at most 1, got {self.budget:g}")
         if unknown := set(self.projections) - set(PROJECTIONS):
             raise PolyboundError(f"there is no projection called {min(unknown)!r}")
         if self.seeds < 1 or min(self.samples, self.limit, self.measure_every) < 0:
             raise PolyboundError("seeds must be at least 1, samples, limit and measure_every at least 0")
-        for method in self.methods:
+        for method in (*self.methods, *self.options):
             METHODS.find(method)
+        parse_attacks(self.attacks)
+        for defence in self.defences:
+            check_choice("a defence", defence.partition(":")[0], tuple(defence_names()))
+        for split in self.splits:
+            check_choice("a split", split, ("test", "train", *(["validation"] if self.validation else [])))
+        for eps in self.eps:
+            check_number("eps", eps)
+        if self.kind == "search" and (lacking := [name for name in SEARCH if name not in self.search]):
+            raise PolyboundError(f"a search needs {', '.join(lacking)}")
 
     def changed(self, **changes: Any) -> Experiment:
         """With other values for some fields; those that are None stay."""
@@ -186,6 +203,22 @@ class Experiment:
     def specs(self, digest: Callable[[str], str]) -> list[Spec]:
         """All runs."""
         return [spec for specs in self.stacks(digest) for spec in specs]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the kind that a field is annotated with."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Literal:
+        return value in inner
+    if kind is UnionType:
+        return any(_fits(value, one) for one in inner)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_fits(entry, inner[0]) for entry in value)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(_fits(entry, inner[1]) for entry in value.values())
+    return kind is Any or isinstance(value, kind)
 
 
 _OWN: dict[str, Path] = {}

@@ -11,9 +11,9 @@ from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import covers
 from polybound.experiments.search import resolve
-from polybound.runs import Run, Spec, find_runs
+from polybound.runs import Run, Spec, find_runs, is_run
 
-__all__ = ["experiment_scores", "read_runs", "read_scores", "runs_of"]
+__all__ = ["experiment_scores", "read_runs", "read_scores", "runs_of", "skipped_runs"]
 
 
 def runs_of(experiment: Experiment, root: Path, data_dir: Path | None = None) -> list[tuple[Spec, Run]]:
@@ -41,10 +41,25 @@ def experiment_scores(
     kept = {key[0]: part for key, part in (scores or Table()).groups("run").items()}
     found: list[Row] = []
     for spec, run in {spec.address: (spec, run) for spec, run in runs_of(experiment, root, data_dir)}.values():
-        mine = [*run.table(), *kept.get(spec.address, ())]
+        mine = [*([] if trouble_with(run) else run.table()), *kept.get(spec.address, ())]
         asked = {_what(row): row for row in reversed(mine) if _asks(experiment, spec, row)}
         found += reversed(asked.values())
     return Table(found)
+
+
+def skipped_runs(experiment: Experiment, root: Path, data_dir: Path | None = None) -> dict[str, str]:
+    """The runs of an experiment that are there, but whose scores are not shown, with the reason."""
+    found = {run.path: trouble_with(run) for _, run in runs_of(experiment, root, data_dir) if is_run(run.path)}
+    return {str(path): why for path, why in found.items() if why}
+
+
+def trouble_with(run: Run) -> str:
+    """Why a run has no scores to show: it failed, is not finished, or its files do not fit each other; "" if it has."""
+    try:
+        run.table()
+        return run.failure or ("" if run.finished() else "not trained to the end")
+    except PolyboundError as error:
+        return str(error).removeprefix(f"{run.path}: ")
 
 
 def _what(row: Row) -> tuple[object, ...]:
@@ -57,7 +72,8 @@ def _asks(experiment: Experiment, spec: Spec, row: Row) -> bool:
     last = row["epoch"] == spec.recipe.epochs
     after = last or (row["epoch"] in experiment.earlier_epochs() and row["protocol"] != "sound")
     images = covers(row, experiment.limit) and row["split"] in experiment.splits
-    defence = row["defence"] in ("", *experiment.defences) and row["attack_seed"] == 0
+    defences = ("", *experiment.defences) if spec.recipe.method.name == "none" else ("",)
+    defence = row["defence"] in defences and row["attack_seed"] == 0
     counted = row["attack"] in attacks and row["counted"] == paper_counts(row["attack"], row["protocol"])
     return after and images and defence and counted
 

@@ -14,7 +14,7 @@ from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import StudyJob
 from polybound.experiments.results import runs_of
 from polybound.models import CCP
-from polybound.runs import DataSpec, ModelSpec, Spec
+from polybound.runs import DataSpec, ModelSpec, Spec, subjects_of
 from polybound.theory import gamma, theta
 from polybound.training import Plain, fit
 
@@ -96,9 +96,5 @@ def samples(options: Mapping[str, Any], _root: Path, data_dir: Path | None) -> d
 
 def ratios(experiment: Experiment, root: Path, data_dir: Path | None = None) -> list[dict[str, Any]]:
     """gamma/theta of the trained runs, with the columns of their specs."""
-    rows = []
-    for spec, run in runs_of(experiment, root, data_dir):
-        if run.finished() and run.failure is None:
-            model = run.model()
-            rows.append({**spec.columns(), "ratio": (gamma(model) / theta(model)).item()})
-    return rows
+    loaded, _ = subjects_of([run.path for _, run in runs_of(experiment, root, data_dir)])
+    return [{**one.about, "ratio": (gamma(one.model) / theta(one.model)).item()} for one in loaded]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +14,7 @@ from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.errors import PolyboundError
 from polybound.evaluation import Table as Scores
-from polybound.experiments import Experiment, experiment_scores
+from polybound.experiments import Experiment, experiment_scores, skipped_runs
 from polybound.report.elements import Figure, Section, Table
 from polybound.report.layout import section
 from polybound.report.page import page
@@ -87,7 +87,14 @@ def build_report(
         PolyboundError: nothing was found.
     """
     found = [experiment_scores(experiment, root, scores, data_dir) for experiment in experiments]
-    sections = [section(e, table, root, data_dir) for e, table in zip(experiments, found, strict=True)]
+    skipped: dict[str, str] = {}
+    sections = []
+    for experiment, table in zip(experiments, found, strict=True):
+        without = skipped_runs(experiment, root, data_dir)
+        made = section(experiment, table, root, data_dir)
+        notes = [f"{path} was skipped: {why}" for path, why in without.items()]
+        sections.append(replace(made, notes=[*made.notes, *notes]))
+        skipped |= without
     if not any(_has_content(made) for made in sections) and not any(table.rows for table in found):
         names = ", ".join(experiment.name for experiment in experiments)
         raise PolyboundError(
@@ -100,7 +107,7 @@ def build_report(
             write_atomically(folder / f"{experiment.name}-scores.csv", table.to_csv().encode())
     configurations = [asdict(experiment) for experiment in experiments]
     write_atomically(output, page(title, sections, facts(command), configurations).encode())
-    return Report(output, folder, sections)
+    return Report(output, folder, sections, skipped)
 
 
 def _has_content(made: Section) -> bool:

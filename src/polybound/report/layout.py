@@ -25,7 +25,7 @@ from polybound.report.elements import Table as Shown
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
 from polybound.report.labels import METHODS, PROTOCOLS, attack_label, cell_text, dataset_label, model_label
 from polybound.report.run_report import bounds_table
-from polybound.runs import load_subject
+from polybound.runs import subjects_of
 
 __all__ = ["section"]
 
@@ -53,8 +53,8 @@ def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | N
 
 
 def _bounds(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown]:
-    runs = {run.path: run for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0 and run.finished()}
-    bounds = bounds_table([load_subject(path) for path, run in runs.items() if run.failure is None])
+    loaded, _ = subjects_of([run.path for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0])
+    bounds = bounds_table(loaded)
     return [replace(bounds, title="Bounds of the runs with seed 0", aside=True)] if bounds.rows else []
 
 
@@ -195,7 +195,7 @@ def _significances(experiment: Experiment, table: Table) -> list[Shown]:
     """Projection against none, paired by seed."""
     cells = []
     for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
-        part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="")
+        part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="", split="test")
         single = part.only(lambda row: row_kind(row) == "single")
         top = single.best(BOUND)
         if top is None or len(top.seeds) < 2:

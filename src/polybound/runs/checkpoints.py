@@ -23,9 +23,7 @@ _REFUSED = (SafetensorError, KeyError, TypeError, ValueError)
 
 def path_for(root: Path, specs: Sequence[Spec]) -> Path:
     """Where runs that train together keep their state."""
-    folder = root / ".checkpoints"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{address_of([spec.as_dict() for spec in specs])}.safetensors"
+    return root / ".checkpoints" / f"{address_of([spec.as_dict() for spec in specs])}.safetensors"
 
 
 def checkpoints(root: Path) -> list[Path]:
@@ -67,6 +65,7 @@ class Checkpoint:
         extra = {f"peak {run}": peak.cpu() for run, peak in self.peaks.items()}
         if self.sums is not None:
             extra["sums"] = self.sums
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, to_bytes({**self.tensors, **extra}, metadata={"state": content}))
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 from polybound.data import Dataset, digest_of, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork, paper_model, paper_rank
-from polybound.registry import check_whole
+from polybound.registry import check_text, check_whole
 from polybound.training import METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
 
 __all__ = ["DataSpec", "ModelSpec", "Spec", "address_of"]
@@ -35,6 +35,7 @@ class DataSpec:
     held_out: float = 0.0
 
     def __post_init__(self) -> None:
+        check_text("a data set", self.name)
         check_whole("samples", self.samples, 0)
         if isinstance(self.held_out, bool) or not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
             raise PolyboundError(f"the share held out must be from 0 on and below 1, got {self.held_out!r}")
@@ -45,6 +46,7 @@ class DataSpec:
         cls, name: str, data_dir: str | PathLike[str] | None = None, *, samples: int = 0, held_out: float = 0.0
     ) -> DataSpec:
         """The data set of a name, as it lies on this machine; nothing is downloaded."""
+        check_text("a data set", name)
         return cls(name, digest_of(name, data_dir), samples, held_out)
 
     def load(self, split: str, data_dir: str | PathLike[str] | None = None) -> Dataset:
@@ -58,7 +60,17 @@ class DataSpec:
             raise PolyboundError(
                 f"{self.name} is not the data that was trained on: its digest is {data.digest}, not {self.digest}"
             )
-        return data.subset(self.samples) if split == "train" else data
+        return self.training_part(data) if split == "train" else data
+
+    def training_part(self, train: Dataset) -> Dataset:
+        """The samples to train on.
+
+        Raises:
+            PolyboundError: there are fewer.
+        """
+        if self.samples > len(train):
+            raise PolyboundError(f"{self.name} has {len(train):,} samples to train on, not {self.samples:,}")
+        return train.subset(self.samples)
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class ModelSpec:
     rank: int = 0
 
     def __post_init__(self) -> None:
+        check_text("a model", self.name)
         check_whole("rank", self.rank, 0)
         if self.rank == 0:
             object.__setattr__(self, "rank", paper_rank(self.name))
@@ -93,9 +106,9 @@ class Spec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # Beyond, two seeds have the same random numbers, and their networks would count as two.
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise PolyboundError(f"a seed is a whole number from 0 on and below 2**63, got {self.seed!r}")
+        # Random numbers are the same for seeds 2**63 apart: one network would count as two.
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**62:
+            raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {self.seed!r}")
 
     def as_dict(self) -> dict[str, Any]:
         """The canonical form, as JSON can hold it."""
@@ -151,7 +164,8 @@ class Spec:
         words = "".join(char if char.isalnum() or char in "-._" else "-" for char in plain)
         while "--" in words:
             words = words.replace("--", "-")
-        return f"{words[:80].strip('-.')}-{self.address}"
+        short = words.encode()[:80].decode(errors="ignore")  # a name has at most 255 bytes
+        return f"{short.strip('-.')}-{self.address}"
 
 
 def address_of(content: Any) -> str:

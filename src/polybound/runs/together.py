@@ -107,8 +107,10 @@ def train_together(
         data = specs[0].data.load("train", data_dir) if data is None else _checked(data, specs[0])
         if validation is None and specs[0].data.held_out:
             validation = specs[0].data.load("validation", data_dir)
-        made = [Run.make(specs[i], root) for i in todo]
-        session = _Session([specs[i] for i in todo], made, ends, data, root, device)
+        _check_device(device)
+        session = _Session([specs[i] for i in todo], [runs[i] for i in todo], ends, data, root, device)
+        for i in todo:  # not before it is known that they can be trained
+            Run.make(specs[i], root)
         with deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
         if worker_number() != 0:
@@ -118,12 +120,20 @@ def train_together(
     return runs
 
 
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has all of these for it
+        reason = str(error).partition("\n")[0]
+        raise PolyboundError(f"device {name!r} cannot be used ({reason})") from error
+
+
 def _checked(data: Dataset, spec: Spec) -> Dataset:
     """Training data that were handed over, if they are those of the spec."""
     wanted = spec.data
     if (data.digest, data.split, data.held_out) != (wanted.digest, "train", wanted.held_out):
         raise PolyboundError(f"these are not the training data of {spec.label}: they have the digest {data.digest}")
-    return data.subset(wanted.samples)
+    return wanted.training_part(data)
 
 
 def common_recipe(specs: Sequence[Spec]) -> Recipe:
@@ -203,6 +213,8 @@ class _Session:
         self.model = specs[0].model.build(
             data, runs=len(self.members), seed=[self.seeds[i] for i in self.members], device=device
         )
+        for spec in specs:
+            spec.recipe.method.prepare(self.model.run(0))  # which raises if its options do not fit the model
         self._resume(device)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from polybound.errors import PolyboundError
 from polybound.registry import Part, Registry, check_epoch, check_number, check_whole
 
 __all__ = ["SCHEDULES", "Schedule", "Steps"]
@@ -59,6 +60,8 @@ class Steps(Schedule):
 
     def __post_init__(self) -> None:
         check_number("factor", self.factor)
+        if not isinstance(self.milestones, tuple | list):
+            raise PolyboundError(f"milestones must be a list of epochs, got {self.milestones!r}")
         object.__setattr__(self, "milestones", tuple(self.milestones))
         for milestone in self.milestones:
             check_epoch("a milestone", milestone)
