@@ -1,10 +1,13 @@
 """What a sceptical reader tried: networks without a name, unusual measurements, options of the wrong kind."""
 
+import csv
 import shutil
+from pathlib import Path
 
 import pytest
 
-from polybound.experiments import experiment_scores, find_experiment
+from polybound.evaluation import MixedError, Table
+from polybound.experiments import experiment_scores, find_experiment, read_scores
 from polybound.runs import DataSpec, Run, Spec, find_runs, is_run
 
 
@@ -164,3 +167,45 @@ def test_folders_of_long_names_in_any_script_can_be_made(tmp_path):
     for name in ("folder:" + "漢" * 300, "folder:" + "/.." * 99, "folder:" + "😀é" * 60, "folder:../../x"):
         run = Run.make(Spec(DataSpec(name, "00ff")), tmp_path)
         assert run.path.parent == tmp_path and is_run(run.path) and run.spec().data.name == name
+
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results" / "scores.csv"
+SPEC = ("data", "model", "method", "seed", "epoch", "method.bound", "model.rank", "schedule.epochs", "run")
+
+
+@pytest.fixture(scope="module")
+def few_scores():
+    """The header and some rows of projected networks of the results that come with the project."""
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    place = {name: header.index(name) for name in header}
+    chosen = [row for row in rows if row[place["method"]] == "projection" and row[place["method.bound"]] == "2.0"]
+    return header, chosen[:4]
+
+
+def write_scores(file, header, rows):
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return file
+
+
+@pytest.mark.parametrize("column", SPEC)
+def test_a_file_of_scores_is_refused_if_a_column_of_the_run_is_gone_or_changed(refused, few_scores, tmp_path, column):
+    header, rows = few_scores
+    at = header.index(column)
+    assert len(read_scores(write_scores(tmp_path / "whole.csv", header, rows))) == 4
+    gone = write_scores(tmp_path / "gone.csv", header[:at] + header[at + 1 :], [r[:at] + r[at + 1 :] for r in rows])
+    changed = write_scores(tmp_path / "changed.csv", header, [[*row[:at], "7", *row[at + 1 :]] for row in rows])
+    # A rank that is gone is the model's own, and fits; an epoch is the score's, not the spec's.
+    for file in {"epoch": (gone,), "model.rank": (changed,)}.get(column, (gone, changed)):
+        assert len(refused("compare", file).splitlines()) == 1
+        assert refused("report", "table-1", "--scores", file, "--runs", tmp_path, "-o", tmp_path / "page.html")
+
+
+def test_scores_that_contradict_each_other_are_refused(experiment, tmp_path):
+    named = find_experiment(str(experiment / "mine.toml"))
+    table = experiment_scores(named, experiment / "runs")
+    assert sorted(map(str, experiment_scores(named, tmp_path, table + table))) == sorted(map(str, table))
+    other = Table({**row, "correct": (row["correct"] + 1) % (row["total"] + 1), "per_class": ""} for row in table)
+    with pytest.raises(MixedError, match="has two scores under"):
+        experiment_scores(named, tmp_path, table + other)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Row, Table, certified_name, paper_counts, read_table
+from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_name, paper_counts, read_table
 from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import covers
@@ -38,13 +39,26 @@ def experiment_scores(
         scores: of runs whose folders are not there; where a folder has the same score, that counts.
         data_dir: where the data lies.
     """
-    kept = {key[0]: part for key, part in (scores or Table()).groups("run").items()}
+    known = (scores or Table()).only(lambda row: "method" in row)
+    kept = {key[0]: part for key, part in known.groups("run").items()}
     found: list[Row] = []
     for spec, run in {spec.address: (spec, run) for spec, run in runs_of(experiment, root, data_dir)}.values():
-        mine = [*([] if trouble_with(run) else run.table()), *kept.get(spec.address, ())]
-        asked = {_what(row): row for row in reversed(mine) if _asks(experiment, spec, row)}
-        found += reversed(asked.values())
+        asked: dict[tuple[object, ...], Row] = {}
+        for source in (kept.get(spec.address, Table()), Table() if trouble_with(run) else run.table()):
+            asked |= _once(row for row in source if _asks(experiment, spec, row))
+        found += asked.values()
     return Table(found)
+
+
+def _once(rows: Iterable[Row]) -> dict[tuple[object, ...], Row]:
+    """The rows of a run by what they are of; two that say different things are refused."""
+    found: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        first = found.setdefault(_what(row), row)
+        if first["correct"] != row["correct"]:
+            counts = f"{first['correct']} and {row['correct']} of {row['total']}"
+            raise MixedError(f"run {row['run']} has two scores under {row['attack']}: {counts} images right")
+    return found
 
 
 def skipped_runs(experiment: Experiment, root: Path, data_dir: Path | None = None) -> dict[str, str]:
@@ -99,14 +113,36 @@ def read_runs(where: str | Path | Sequence[str | Path]) -> tuple[Table, dict[str
 
 
 def read_scores(file: Path) -> Table:
-    """The table of a CSV file of scores.
+    """The table of a CSV file of scores. A row that says how its network was trained is checked against its address.
 
     Raises:
-        PolyboundError: there is none, or it is not one.
+        PolyboundError: there is none, it is not one, or a column of a run was changed or taken away.
     """
     if not file.is_file():
         raise PolyboundError(f"{file}: no such file")
+    known: dict[str, dict[str, Any]] = {}
     try:
-        return read_table(file.read_text(encoding="utf-8"))
+        return Table([_checked(row, known) for row in read_table(file.read_text(encoding="utf-8"))])
     except (PolyboundError, UnicodeDecodeError) as error:
         raise PolyboundError(f"{file}: {error}") from None
+
+
+def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
+    """A row with all columns of its run's spec, which must have the address that the row has."""
+    mine = {name: row[name] for name in row if name in _OF_THE_SPEC or "." in name}
+    if not mine:
+        return row  # of a network that is no run
+    key = str(mine)
+    if key not in known:
+        spec = Spec.from_columns(mine)
+        known[key] = {**spec.columns(), "run": spec.address}
+    if row.get("run") != known[key]["run"]:
+        raise PolyboundError(
+            f"how run {row.get('run')} was trained was changed: its address would be {known[key]['run']}"
+        )
+    if "epoch" not in row:
+        raise PolyboundError(f"not a file of scores: run {row['run']} has no epoch")
+    return {**row, **known[key]}
+
+
+_OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "seed")

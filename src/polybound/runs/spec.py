@@ -146,6 +146,21 @@ class Spec:
                 flat[part] = content
         return flat
 
+    @classmethod
+    def from_columns(cls, row: Mapping[str, Any]) -> Spec:
+        """The inverse of `columns`, from a row that may have others as well.
+
+        Raises:
+            PolyboundError: a column is missing, or has a value that it cannot have.
+        """
+        content: dict[str, Any] = {"adversary": None, "seed": row.get("seed")}
+        for part in ("data", "model", "method", "adversary", "optimiser", "schedule"):
+            if row.get(part) is not None:
+                options = {name[len(part) + 1 :]: row[name] for name in row if name.startswith(f"{part}.")}
+                head = "attack" if part == "adversary" else "name"
+                content[part] = {head: row[part], **{key: value for key, value in options.items() if value is not None}}
+        return cls.from_dict(content)
+
     def difference(self, other: Spec) -> dict[str, tuple[Any, Any]]:
         """What differs: the columns, each with both values; None where one has no such column."""
         mine, theirs = self.columns(), other.columns()
