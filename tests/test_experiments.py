@@ -312,6 +312,12 @@ def test_comparison_with_the_paper():
     assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
 
 
+def test_another_recipe_is_not_judged():
+    other = [{**row, "optimiser.learning_rate": 0.02} for row in rows_like_the_paper()]
+    found = compare(Table(other))
+    assert {(c.verdict, c.variant) for c in found} == {("other recipe", "learning rate 0.02")}
+
+
 def test_a_bound_that_fewer_seeds_have_is_not_the_best():
     lucky = row_like(spec_like(method="projection", bound=0.5), "fgsm-0.1", "published", 99.0)
     found = compared([*rows_like_the_paper(), lucky])["projection", "fgsm-0.1"]

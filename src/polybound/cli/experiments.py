@@ -325,7 +325,7 @@ def compare(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Set what was run against the published values. Exit code 1 if a value of a whole schedule is off."""
+    """Set what was run against the published values. Exit code 1 if a value is off, or a run was skipped."""
     from polybound.cli.tables import note
     from polybound.experiments import compare as against
     from polybound.experiments import read_runs, read_scores
@@ -344,7 +344,7 @@ def compare(
         raise PolyboundError(f"{where}: no run that the paper has a value for")
     else:
         _show_comparison(found, protocol, as_csv)
-    if any(one.verdict == "off" for one in found):
+    if skipped or any(one.verdict == "off" for one in found):
         raise typer.Exit(1)
 
 
@@ -371,7 +371,7 @@ def _show_comparison(found: Sequence[Comparison], protocol: str, as_csv: bool) -
         return
     show_table(header, rows, lead=4)
     off = [one for one in found if one.verdict == "off"]
-    judged = [one for one in found if one.verdict != "reduced"]
+    judged = [one for one in found if one.verdict in ("within", "off")]
     near = sum(one.deviations is not None and abs(one.deviations) <= 2.0 for one in off)
     allowed = "max(3 points, 2 published standard deviations)"
     print_wrapped(f"{protocol} protocol: {len(judged) - len(off)} of {len(judged)} values within {allowed}")

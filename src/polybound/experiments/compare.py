@@ -11,9 +11,10 @@ from importlib.resources import files
 from math import hypot, nan
 from statistics import fmean, stdev
 
-from polybound.evaluation import Cell, Row, Table, labels, paper_counts
+from polybound.evaluation import Cell, Row, Table, column_label, labels, paper_counts, value_label
 from polybound.experiments.experiment import experiment_names, find_experiment
 from polybound.models import paper_rank
+from polybound.runs import DataSpec, Spec
 from polybound.training import projection_kind
 
 __all__ = [
@@ -102,7 +103,8 @@ class Comparison:
         deviations: the same in standard deviations of both, `difference / sqrt(theirs^2 + ours^2)`, to tell what the
             seeds may explain from what they cannot; None where neither has any. The verdict does not depend on it.
         allowed: max(3 points, 2 published standard deviations).
-        verdict: "within" or "off"; "reduced" if our schedule, our data or our images were cut short.
+        verdict: "within" or "off"; "reduced" if our schedule, our data or our images were cut short, "other recipe" if
+            our optimiser or schedule is not the paper's.
         variant: what tells ours from others that stand for the same value: the penalty's weight, the adversary.
     """
 
@@ -161,12 +163,27 @@ def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
         difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
         allowed = max(3.0, 2.0 * value.std)
         verdict = "within" if abs(difference) <= allowed else "off"
+        if other := _other_recipe(part.rows[0]):
+            verdict = "other recipe"
         if any(_reduced(row) for row in part):
             verdict = "reduced"
         deviations = difference / spread if spread else None
-        variant = name.partition(", ")[2]
+        variant = ", ".join(dict.fromkeys(filter(None, [*name.split(", ")[1:], *other])))
         found.append(Comparison(value, ours, protocol, difference, deviations, allowed, verdict, variant))
     return found
+
+
+def _other_recipe(row: Row) -> list[str]:
+    """In what a run's optimiser and schedule differ from the paper's, apart from the number of epochs."""
+    papers = Spec(DataSpec("", "")).columns()
+    names = [name for name in papers if name.startswith(("optimiser", "schedule"))]
+    scaled = row["schedule.epochs"] != papers["schedule.epochs"]  # milestones follow the number of epochs
+    left = ("schedule.epochs", "schedule.milestones") if scaled else ()
+    return [
+        f"{column_label(name)} {value_label(row.get(name))}"
+        for name in names
+        if name not in left and row.get(name) != papers[name]
+    ]
 
 
 def _reduced(row: Row) -> bool:
