@@ -167,7 +167,7 @@ def curve_row(data: Dataset) -> dict[str, Any]:
     def curve(epochs: int) -> None:
         recipes = [Recipe.of(method="projection", epochs=epochs, start=epochs // 2, bound=bound) for bound in BOUNDS]
         with TemporaryDirectory() as folder:
-            specs = [Spec(DataSpec("noise", "noise"), recipe=recipe) for recipe in recipes]
+            specs = [Spec(DataSpec("noise", data.digest), recipe=recipe) for recipe in recipes]
             train_together(specs, Path(folder), data=data)
 
     short, long, one_epoch = interleaved(
