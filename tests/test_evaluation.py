@@ -219,7 +219,8 @@ def address(path):
     return Run(path).spec().address
 
 
-def test_run_folders_remember_their_scores(runs, monkeypatch):
+def test_run_folders_remember_their_scores(runs, tmp_path, monkeypatch):
+    runs = [copy_of(path, tmp_path / path.name) for path in runs]
     first = evaluate_runs(runs, "fgsm-0.1", protocol="both")
     assert [row["run"] for row in first.counted("robust")] == [address(path) for path in runs for _ in range(3)]
     for path in runs:
