@@ -7,8 +7,8 @@ import tarfile
 import numpy as np
 import pytest
 
+from data_helpers import refused, root, sha, tarred, tiny_cifar, write
 from polybound.data import MissingDataError, load
-from test_data_helpers import refused, root, sha, tarred, tiny_cifar, write
 
 BIN = "cifar-10-batches-bin"
 

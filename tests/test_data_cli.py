@@ -10,11 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from polybound.cli.data import data_app
-from polybound.data import MissingDataError, names
-from polybound.errors import FileFormatError, PolyboundError
-from test_data_download import server
-from test_data_helpers import (
+from data_helpers import (
     nsynth_members,
     put_mnist,
     root,
@@ -25,6 +21,10 @@ from test_data_helpers import (
     tiny_nsynth,
     write,
 )
+from polybound.cli.data import data_app
+from polybound.data import MissingDataError, names
+from polybound.errors import FileFormatError, PolyboundError
+from test_data_download import server
 
 
 def data(*arguments, code=0):

@@ -13,12 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from polybound.data import Dataset, Directories, MissingDataError, digest_of, load, load_digits, load_splits, missing
-from polybound.data import names as data_names
-from polybound.data.catalogue import SOURCES
-from polybound.errors import FileFormatError
-from test_data_download import server
-from test_data_helpers import (
+from data_helpers import (
     nsynth_members,
     put_mnist,
     random_bytes,
@@ -31,6 +26,11 @@ from test_data_helpers import (
     tiny_nsynth,
     write,
 )
+from polybound.data import Dataset, Directories, MissingDataError, digest_of, load, load_digits, load_splits, missing
+from polybound.data import names as data_names
+from polybound.data.catalogue import SOURCES
+from polybound.errors import FileFormatError
+from test_data_download import server
 
 # So that runs of different versions can be compared. Whoever changes one of these changes what old runs refer to.
 DIGESTS = {

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from data_helpers import put_mnist, root, sha, tiny_mnist
 from polybound.data import DataFile, MissingDataError, download, load
 from polybound.data.download import DownloadError, fetch
 from polybound.errors import FileFormatError
-from test_data_helpers import put_mnist, root, sha, tiny_mnist
 
 
 class Server(ThreadingHTTPServer):

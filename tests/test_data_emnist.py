@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from data_helpers import idx, random_bytes, read_or_refused, refused, root, tiny_emnist, write, zipped
 from polybound.data import MissingDataError, load
-from test_data_helpers import idx, random_bytes, read_or_refused, refused, root, tiny_emnist, write, zipped
 
 IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
 LABELS = "gzip/emnist-letters-train-labels-idx1-ubyte.gz"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from data_helpers import random_bytes, refused, root, write
 from polybound.data import load, load_splits
 from polybound.errors import FileFormatError, PolyboundError
-from test_data_helpers import random_bytes, refused, root, write
 
 
 def put_images(folder, classes=("cat", "dog"), count=10, shape=(6, 4), seed=0):

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_helpers import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
 from polybound.data import load
 from polybound.data.images import idx_size, parse_idx
 from polybound.errors import FileFormatError, PolyboundError
-from test_data_helpers import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
 
 
 @pytest.mark.parametrize("packed", [True, False])

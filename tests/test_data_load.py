@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
+from data_helpers import put_mnist, root, tiny_mnist, write
 from polybound.data import DataFile, MissingDataError, Samples, directories, load, load_digits, load_splits, names
 from polybound.data.catalogue import SOURCES
 from polybound.data.dataset import carve
 from polybound.errors import PolyboundError
-from test_data_helpers import put_mnist, root, tiny_mnist, write
 
 
 def test_the_names():

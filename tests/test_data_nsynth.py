@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polybound.data import load, load_splits, nsynth
-from polybound.data.nsynth import first_second, log_mel
-from polybound.errors import FileFormatError, PolyboundError
-from test_data_helpers import (
+from data_helpers import (
     FAMILIES,
     nsynth_members,
     refused,
@@ -22,6 +19,9 @@ from test_data_helpers import (
     wav,
     write,
 )
+from polybound.data import load, load_splits, nsynth
+from polybound.data.nsynth import first_second, log_mel
+from polybound.errors import FileFormatError, PolyboundError
 
 TEST = "nsynth-test.jsonwav.tar.gz"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import polybound as pb
+from data_helpers import refused, tarred, write
 from polybound.data import Directories, digest_of, load, load_splits
 from polybound.data.catalogue import SOURCES
-from test_data_helpers import refused, tarred, write
 
 DATA = os.environ.get("POLYBOUND_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="POLYBOUND_DATA is not set")

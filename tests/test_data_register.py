@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import polybound
+from data_helpers import root, sha, write
 from polybound.cli.data import data_app
 from polybound.data import (
     DataFile,
@@ -30,7 +31,6 @@ from polybound.data import (
     register,
 )
 from polybound.errors import PolyboundError
-from test_data_helpers import root, sha, write
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,16 @@ from statistics import fmean
 import pytest
 
 import polybound.report.build as build
+from data_helpers import (
+    nsynth_members,
+    put_mnist,
+    tarred,
+    tiny_cifar,
+    tiny_emnist,
+    tiny_mnist,
+    tiny_nsynth,
+    write,
+)
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
 from polybound.evaluation import MixedError, Score, Table, paper_counts
@@ -39,16 +49,6 @@ from polybound.report.static import draw
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.theory import theta
 from polybound.training import Plain, Recipe
-from test_data_helpers import (
-    nsynth_members,
-    put_mnist,
-    tarred,
-    tiny_cifar,
-    tiny_emnist,
-    tiny_mnist,
-    tiny_nsynth,
-    write,
-)
 
 NAMES = [
     *(f"table-{number}" for number in range(1, 12)),
