@@ -122,3 +122,13 @@ def test_lifted_norm_of_convolution_with_bias():
 def test_bad_exponents(p):
     with pytest.raises(pb.PolyboundError):
         operator_norm(torch.eye(2), p)
+
+
+def test_the_norm_on_the_torus_does_not_depend_on_the_stack():
+    """How far it is rounded outwards once depended on how many kernels there were."""
+    from polybound.theory import torus_norm
+
+    kernels = torch.randn(40, 3, 2, 2, 5, dtype=F64)
+    together = torus_norm(kernels, (7,))
+    for run, alone in zip(together, kernels, strict=True):
+        torch.testing.assert_close(run, torus_norm(alone, (7,)), rtol=8 * torch.finfo(F64).eps, atol=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, log2, prod, sqrt
 
 import torch
 from torch import Tensor
@@ -32,5 +33,16 @@ def torus_norm(kernel: Tensor, space: Sequence[int]) -> Tensor:
     transfer = torch.fft.rfftn(kernel.detach().double(), s=torus_sizes(kernel, space), dim=dims)
     transfer = transfer.flatten(-len(space)).movedim(-1, -3)  # (*lead, frequencies, out, in)
     largest = torch.linalg.matrix_norm(transfer, 2).amax(-1)
-    terms = kernel[..., 0, 0, :].numel() + sum(transfer.shape[-2:])
-    return outward(largest, terms)
+    return outward(largest, _terms(kernel.shape[-len(space) - 2 :], torus_sizes(kernel, space)))
+
+
+def _terms(kernel: Sequence[int], sides: Sequence[int]) -> int:
+    """How many roundings a transfer matrix and its singular values carry, whatever else is in the stack.
+
+    An entry is a fast Fourier transform of prod(k) numbers, some log2(prod(sides)) additions deep. Its error is
+    relative to the sum of their absolute values, which exceeds the largest singular value at most by the root of
+    prod(k) min(out, in).
+    """
+    out, channels, *k = kernel
+    depth = 8 * (1 + ceil(log2(prod(sides))))
+    return depth * ceil(sqrt(prod(k) * min(out, channels))) + out + channels
