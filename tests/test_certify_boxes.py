@@ -104,7 +104,9 @@ def test_a_constant_radius_is_the_scalar_one(model, seed, eps):
 def test_sides_are_rounded_outwards_feature_by_feature(seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, 12, generator=generator, dtype=F64) - 0.5
-    eps = torch.rand(1, 12, generator=generator, dtype=F64) * 10.0 ** torch.randint(-18, 0, (1, 12), generator=generator)
+    eps = torch.rand(1, 12, generator=generator, dtype=F64) * 10.0 ** torch.randint(
+        -18, 0, (1, 12), generator=generator
+    )
     least, most = x[0] - 0.05, x[0] + 0.05
     outer, inner = box_around(x, eps, (least, most))
     low, high = true_sides(x[0], eps[0], least, most)
@@ -123,7 +125,9 @@ def test_features_that_matter_little_may_move_much():
     scale = torch.tensor([1.0, 1000.0])
     radius = pb.certified_radius(model, x, [0], scale=scale, domain=None, tolerance=1e-4)
     assert 0.2499 <= float(radius.certified) <= 0.25 <= float(radius.attacked) <= 0.251
-    still = pb.certified_radius(model, x, [0], scale=torch.tensor([0.0, 1.0]), domain=None, largest=400.0, tolerance=0.1)
+    still = pb.certified_radius(
+        model, x, [0], scale=torch.tensor([0.0, 1.0]), domain=None, largest=400.0, tolerance=0.1
+    )
     assert float(still.certified) == 400.0 and float(still.attacked) == torch.inf
 
 
@@ -167,6 +171,10 @@ def test_what_is_refused():
     ):
         with pytest.raises(pb.PolyboundError, match=message):
             pb.certify(model, x, [0] * 5, **options)
-    for scale, message in ((torch.zeros(1, 2, 3), "zero"), (torch.ones(7), "shape"), (-torch.ones(1, 2, 3), "negative")):
+    for scale, message in (
+        (torch.zeros(1, 2, 3), "zero"),
+        (torch.ones(7), "shape"),
+        (-torch.ones(1, 2, 3), "negative"),
+    ):
         with pytest.raises(pb.PolyboundError, match=message):
             pb.certified_radius(model, x, [0] * 5, scale=scale)

@@ -87,7 +87,12 @@ def test_agrees_with_certify():
         unsafe = [Polytope((eye[y[i]] - eye[rival]).unsqueeze(0), torch.zeros(1)) for rival in rivals]
         # Sides that are exact, so that both questions are the same.
         found = pb.certify(
-            model, x[i : i + 1], y[i : i + 1], box=(x[i : i + 1] - 0.125, x[i : i + 1] + 0.125), domain=None, budget=600.0
+            model,
+            x[i : i + 1],
+            y[i : i + 1],
+            box=(x[i : i + 1] - 0.125, x[i : i + 1] + 0.125),
+            domain=None,
+            budget=600.0,
         )
         answer = decide(model, (x[i] - 0.125, x[i] + 0.125), unsafe, timeout=600.0).answer
         assert (found.status[0], answer) in (("verified", "unsat"), ("falsified", "sat"))

@@ -31,7 +31,10 @@ def random_box(features, seed):
 def forms(classes, seed):
     generator = torch.Generator().manual_seed(seed)
     rows = 1 + seed % 3
-    return (torch.randn(rows, classes, generator=generator, dtype=F64), torch.randn(rows, generator=generator, dtype=F64))
+    return (
+        torch.randn(rows, classes, generator=generator, dtype=F64),
+        torch.randn(rows, generator=generator, dtype=F64),
+    )
 
 
 @settings(max_examples=60)
