@@ -24,7 +24,7 @@ def inputs(model, seed, images=4):
     return x, down, up, model(x).argmax(1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.one_of(ccps(), ncps(), convs()), seeds, st.sampled_from(["eps", "box"]))
 def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, kind):
     assume(model.classes > 1)

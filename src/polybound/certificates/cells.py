@@ -102,8 +102,15 @@ def join(parts: list[Cells]) -> Cells:
 
 
 def chunks(cells: Cells, units: int, limit: int = 2**22) -> Iterator[Cells]:
-    """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least."""
-    moving = int((cells.upper > cells.lower).sum(1).max()) if len(cells) else 0
-    size = max(1, limit // max(1, moving * max(moving, units)))
-    for start in range(0, len(cells), size):
+    """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least.
+
+    A group's expansions are in all coordinates that move in any of its cells.
+    """
+    moves = cells.upper > cells.lower
+    start, most = 0, max(1, limit // max(1, units))
+    while start < len(cells):
+        moving = moves[start : start + most].cummax(0).values.sum(1)
+        entries = moving * moving.clamp_min(units) * torch.arange(1, len(moving) + 1)
+        size = max(1, int((entries <= limit).sum()))
         yield cells[slice(start, start + size)]
+        start += size

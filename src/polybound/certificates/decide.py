@@ -12,7 +12,6 @@ from torch import Tensor
 
 from polybound.certificates.conjunctions import Conjunctions
 from polybound.certificates.decisions import Decisions
-from polybound.certificates.exact import exact_logits
 from polybound.certificates.inputs import Boxes, checked_boxes, checked_forms
 from polybound.certificates.ladder import Ladder
 from polybound.certificates.network import Network
@@ -44,9 +43,9 @@ class Decision:
     Attributes:
         answer: "unsat": no point of the box has unsafe outputs, proven. "sat": `point` has. "unknown": neither was
             shown in time.
-        point: a float64 point of the box in the shape of an input, whose outputs rational arithmetic shows to be
-            unsafe; None unless "sat".
-        outputs: the outputs there, exact values rounded to float64, (classes,); None unless "sat".
+        point: a float64 point of the box in the shape of an input. That its outputs are unsafe is proven: by values
+            farther from zero than float64 can be off, or else in rational arithmetic. None unless "sat".
+        outputs: the outputs there as float64 computes them, (classes,); None unless "sat".
         polytope: which of the polytopes holds those outputs; None unless "sat".
         seconds: how long it took.
     """
@@ -102,8 +101,7 @@ def decide(
     if found is None:
         return Decision("unknown" if open_ else "unsat", None, None, None, seconds)
     point, polytope = found
-    outputs = torch.tensor([float(value) for value in exact_logits(net.factors, point)], dtype=torch.float64)
-    return Decision("sat", point.reshape(net.shape), outputs, polytope, seconds)
+    return Decision("sat", point.reshape(net.shape), net(point.unsqueeze(0))[0], polytope, seconds)
 
 
 def _search(
