@@ -107,10 +107,13 @@ def chunks(cells: Cells, units: int, limit: int = 2**22) -> Iterator[Cells]:
     A group's expansions are in all coordinates that move in any of its cells.
     """
     moves = cells.upper > cells.lower
-    start, most = 0, max(1, limit // max(1, units))
+    alone = moves.sum(1).tolist()
+    start = 0
     while start < len(cells):
-        moving = moves[start : start + most].cummax(0).values.sum(1)
-        entries = moving * moving.clamp_min(units) * torch.arange(1, len(moving) + 1)
-        size = max(1, int((entries <= limit).sum()))
+        size = max(1, limit // max(1, alone[start] * max(alone[start], units)))
+        if size > 1:
+            moving = moves[start : start + size].cummax(0).values.sum(1)
+            entries = moving * moving.clamp_min(units) * torch.arange(1, len(moving) + 1)
+            size = max(1, int((entries <= limit).sum()))
         yield cells[slice(start, start + size)]
         start += size
