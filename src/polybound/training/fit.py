@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -102,7 +102,7 @@ def fit(
 
 
 def _checked_seeds(seed: int | Sequence[int], runs: int) -> list[int]:
-    seeds = [seed] * runs if isinstance(seed, int) else list(seed)
+    seeds = list(seed) if isinstance(seed, Iterable) else [seed] * runs
     for one in seeds:
         if isinstance(one, bool) or not isinstance(one, int) or abs(one) >= 2**62:
             raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {one!r}")

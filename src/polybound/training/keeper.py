@@ -107,8 +107,9 @@ def measure(model: PolynomialNetwork, data: TrainingSet, loss: Loss) -> dict[str
 class EarlyStopping:
     """Keeps the best weights of each run, and stops when none of the runs has become better for some epochs.
 
-    Better is a higher accuracy, or as high a one with a smaller loss; without labels, a smaller loss. Epochs before the
-    method and the adversary begin do not count: what they do is what was asked for.
+    A run that has not become better for so long is done, whatever comes while others of its stack go on. Better is a
+    higher accuracy, or as high a one with a smaller loss; without labels, a smaller loss. Epochs before the method and
+    the adversary begin do not count: what they do is what was asked for.
 
     Attributes:
         epochs: the best epoch of each run, from 1; 0 if none counted yet.
@@ -133,6 +134,7 @@ class EarlyStopping:
             return
         best_accuracy, best_loss = self._values
         better = (accuracy > best_accuracy) | ((accuracy == best_accuracy) & (loss < best_loss))
+        better &= trainer.epoch - self.epochs <= self.patience
         self._values = torch.where(better, accuracy, best_accuracy), torch.where(better, loss, best_loss)
         self.epochs = torch.where(better, trainer.epoch, self.epochs)
         for kept, parameter in zip(self._weights, parameters, strict=True):
