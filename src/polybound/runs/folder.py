@@ -48,11 +48,14 @@ def find_runs(root: Path) -> list[Run]:
     return [Run(file.parent) for file in sorted(root.glob(f"*/{SPEC}"))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One run's folder."""
 
     path: Path
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def of(cls, spec: Spec, root: Path) -> Run:

@@ -92,7 +92,7 @@ class ModelSpec:
         return paper_model(self.name, data.shape, data.classes, rank=self.rank, **options)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spec:
     """Everything that determines a run. Two runs with the same spec are the same run.
 
@@ -108,6 +108,10 @@ class Spec:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+
+    def __repr__(self) -> str:
+        """The label and the address; `columns()` has everything."""
+        return f"Spec({self.label}, {self.address})"
 
     def as_dict(self) -> dict[str, Any]:
         """The canonical form, as JSON can hold it."""

@@ -19,7 +19,7 @@ def number(value: Tensor) -> float | Tensor:
     return float(value) if value.ndim == 0 else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bound:
     """An upper bound.
 
@@ -43,6 +43,14 @@ class Bound:
         # Infinity is a bound that says nothing; NaN, of norms that overflow, is none.
         if torch.isnan(torch.as_tensor(self.value)).any():
             raise NonFiniteError(f"{self.quantity}: the norms of these weights overflow")
+
+    def __repr__(self) -> str:
+        """The bound in one line; `print` also shows what it rests on."""
+        if isinstance(self.value, Tensor) and self.value.numel() > 3:
+            value = f"{float(self.value.min()):.6g} to {float(self.value.max()):.6g} of {self.value.numel()}"
+        else:
+            value = self.shown()
+        return f"Bound({self.quantity} <= {value}, by {self.name})"
 
     def __float__(self) -> float:
         return float(self.value)
@@ -75,7 +83,7 @@ class Bound:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BoundTable:
     """Several bounds of one model; printing it gives a table.
 
