@@ -132,7 +132,9 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def scores(place, cli):
     """Files of scores: a good one, and some in which a number is none."""
-    run = cli("train", "--dataset", "digits", "--epochs", 1, "--runs", place / "scored", "--json").json["runs"][0]["run"]
+    run = cli("train", "--dataset", "digits", "--epochs", 1, "--runs", place / "scored", "--json").json["runs"][0][
+        "run"
+    ]
     header, row = csv.reader((Path(run) / "scores.csv").read_text().splitlines())
     for name, changes in {
         "scores": {},

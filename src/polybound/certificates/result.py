@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ __all__ = ["Certificates", "Status"]
 Status = Literal["verified", "falsified", "undecided"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Certificates:
     """One certificate for each image.
 
@@ -48,13 +48,6 @@ class Certificates:
 
     def __len__(self) -> int:
         return len(self.status)
-
-    def __repr__(self) -> str:
-        """The counts in one line."""
-        low, high = (float(self.eps.min()), float(self.eps.max())) if len(self) else (0.0, 0.0)
-        radii = f"eps {low:g}" if low == high else f"eps {low:g} to {high:g}"
-        counts = ", ".join(f"{self.count(status)} {status}" for status in get_args(Status))
-        return f"Certificates({len(self)} images, {radii}, {self.method}: {counts})"
 
     def count(self, status: Status) -> int:
         """How many images have that status."""

@@ -68,7 +68,6 @@ class Projection:
         if on != "weights" and str(norm) != "inf":
             raise PolyboundError(f"on={on!r} goes with norm='inf'")
         self.model = model
-        self._kind = f"{'spectral' if str(norm) != 'inf' else 'row-l1'} norms, on {on}"
         blocks = self._blocks()
         if on == "product" and not any(block.coupled for block in blocks):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
@@ -116,15 +115,6 @@ class Projection:
             norms = (rows[run] if lead else rows).abs().sum(-1).amax(-1)
             ratios.append((norms / (rule.radius[run] if lead else rule.radius).to(norms.device)).amax())
         return torch.stack(ratios).amax()
-
-    def __repr__(self) -> str:
-        """What is bounded, and by how much; of a stack the smallest and the largest bound."""
-        shown = []
-        for name, radius in self.bounds().items():
-            low, high = float(radius.min()), float(radius.max())
-            if low < inf:
-                shown.append(f"{name} <= {low:g}" if low == high else f"{name} <= {low:g} to {high:g}")
-        return f"Projection({type(self.model).__name__}, {self._kind}: {', '.join(shown) or 'no bound'})"
 
     def bounds(self) -> dict[str, Tensor]:
         """The bounds by name, in float64; one value for each run of a stack."""
