@@ -4,9 +4,9 @@ import sys
 import time
 
 import pytest
-from processes import Command
 
 import polybound as pb
+from processes import Command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
