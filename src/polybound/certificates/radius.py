@@ -19,7 +19,7 @@ from polybound.models import Factors, PolynomialNetwork
 __all__ = ["Radius", "certified_radius"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Radius:
     """For each input: no perturbation within `certified` changes its prediction; one within `attacked` does.
 
@@ -32,6 +32,14 @@ class Radius:
 
     certified: Tensor
     attacked: Tensor
+
+    def __repr__(self) -> str:
+        """The range of both ends, in one line."""
+        if not len(self.certified):
+            return "Radius(0 images)"
+        ends = ((name, getattr(self, name)) for name in ("certified", "attacked"))
+        ranges = (f"{name} {float(values.min()):.3g} to {float(values.max()):.3g}" for name, values in ends)
+        return f"Radius({len(self.certified)} images: {', '.join(ranges)})"
 
 
 def certified_radius(

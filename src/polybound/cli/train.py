@@ -34,7 +34,7 @@ def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> 
             raise PolyboundError(f"there is no recipe called {recipe!r}: take 'paper', or a TOML file")
         try:
             options = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PolyboundError(f"{file}: not TOML ({error})") from error
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -52,7 +52,7 @@ def epoch_or_share(start: float | None) -> float | None:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -18,7 +18,7 @@ __all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "carve_indices
 TEST_SHARE = 0.2  # of data that come without an official test split
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Inputs and labels of one split.
 
@@ -104,6 +104,12 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        """What it is, without the arrays."""
+        low, high = self.domain
+        inputs = f"{len(self):,} inputs of shape {self.shape} in [{low:g}, {high:g}]"
+        return f"Dataset({self.name} {self.split}: {inputs}, {self.classes} classes)"
+
 
 class _Known(NamedTuple):
     """A digest, and the very arrays and facts for which it is true."""
@@ -147,7 +153,7 @@ def content_digest(
     return hashed.hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
     """Inputs and labels of one split, not yet scaled.
 

@@ -18,7 +18,7 @@ from polybound.runs.spec import Spec, address_of
 
 __all__ = ["Checkpoint", "checkpoints", "path_for"]
 
-_REFUSED = (SafetensorError, KeyError, TypeError, ValueError)
+_REFUSED = (SafetensorError, KeyError, TypeError, ValueError, RecursionError)
 
 _MEMORY = "optimiser "  # no parameter's name has a blank in it
 

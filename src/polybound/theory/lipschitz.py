@@ -11,7 +11,15 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork
 from polybound.theory.interval import Interval
-from polybound.theory.norms import can_write_out, each_run, exponent, factor_norms, matrix_norm, operator_norm
+from polybound.theory.norms import (
+    can_write_out,
+    each_run,
+    exponent,
+    factor_norms,
+    finite_factors,
+    matrix_norm,
+    operator_norm,
+)
 from polybound.theory.result import Bound, number
 from polybound.theory.rounding import ULP, power_of_two, product, times_power_of_two
 from polybound.theory.scaling import balanced, restored
@@ -58,7 +66,7 @@ def lipschitz(
     p = exponent(p)
     if radius is not None and not 0 <= radius < inf:
         raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     if method == "local":
         return _local(factors, p, 1.0 if radius is None else radius, box)
     if box is not None:

@@ -12,7 +12,7 @@ from math import inf, isinf, sqrt
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, lift
 from polybound.theory.rounding import outward, power, power_of_two, product, times_power_of_two
 from polybound.theory.scaling import balanced, restored, without_scale
@@ -24,6 +24,7 @@ __all__ = [
     "each_run",
     "exponent",
     "factor_norms",
+    "finite_factors",
     "gamma",
     "gram_norm",
     "lifted_norm",
@@ -59,9 +60,25 @@ def can_write_out(factors: Factors) -> bool:
     return factors.entries() <= DENSE_LIMIT
 
 
+def finite_factors(model: PolynomialNetwork | Factors) -> Factors:
+    """The factors in float64.
+
+    Raises:
+        NonFiniteError: a weight is infinite or NaN. No bound holds then, and NaN would pass for one.
+    """
+    factors = model if isinstance(model, Factors) else model.factors()
+    return factors if factors.working else factors.double().transform(_refuse_non_finite)
+
+
+def _refuse_non_finite(weights: Tensor) -> Tensor:
+    if not torch.isfinite(weights).all():
+        raise NonFiniteError("the weights are not all finite numbers: no bound holds for them")
+    return weights
+
+
 def working_factors(model: PolynomialNetwork | Factors) -> Factors:
     """The factors in float64; written out if that fits into `DENSE_LIMIT`."""
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     return factors.dense if can_write_out(factors) else factors
 
 
@@ -70,7 +87,7 @@ def each_run(model: PolynomialNetwork | Factors, compute: Callable[[Factors], Te
 
     Written-out convolutions are large, and a stack's values must not depend on how many runs fit into memory.
     """
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     if factors.lead and not all(isinstance(a, Dense) for a in factors.A):
         return torch.stack([compute(working_factors(factors.run(e))) for e in range(factors.lead[0])])
     return compute(working_factors(factors))
@@ -196,7 +213,7 @@ def factor_norms(model: PolynomialNetwork | Factors, p: float | str = inf) -> di
     Where a CCP pools between its products, the norm of the pooling stands as S_n.
     """
     p = exponent(p)
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     names = [name for name, _ in _lifted_maps(factors)]
     values = each_run(factors, lambda f: torch.stack([norm(p) for _, norm in _lifted_maps(f)], dim=-1))
     return dict(zip(names, values.unbind(-1), strict=True))
@@ -259,7 +276,7 @@ def gram_norm(model: PolynomialNetwork | Factors) -> Tensor | None:
     CCP: `||U_1 . ... . U_k||_2^2 = lambda_max(hadamard_i U_i U_i^T)`. NCP: `G_1 = (A_1 A_1^T) o (s_1 s_1^T)`,
     `G_n = (A_n A_n^T) o (S_n G_(n-1) S_n^T)`, `||Phi||_2^2 = lambda_max(G_k)`.
     """
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     if max(a.outputs for a in factors.A) > GRAM_LIMIT or not can_write_out(factors):
         return None
     return each_run(factors, _gram_norm)

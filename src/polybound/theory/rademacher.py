@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
-from polybound.theory.norms import gamma, gram_norm, lifted_norm, matrix_norm, theta
+from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.result import Bound, number
 from polybound.theory.rounding import outward, product
 
@@ -64,7 +64,7 @@ def rademacher(
     if radius is not None and not 0 <= radius < inf:
         raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
 
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     k, d = factors.degree, factors.features + 1
     C = torch.cat([factors.C.matrix(), factors.C.constant.unsqueeze(-1)], dim=-1)
     mu = torch.stack([matrix_norm(row.unsqueeze(-2), p) for row in C.unbind(-2)]).amax(0)
@@ -165,7 +165,7 @@ def generalisation(
     rival = logits.scatter(-1, y.unsqueeze(-1), -inf).amax(-1)
     margin_error = float((own - rival < margin).double().mean())
 
-    factors = model.factors().double()
+    factors = finite_factors(model)
     size = float(theta(factors)) * float(lifted_norm(factors.C, False, inf)) / margin
     j = ceil(log2(size)) if size > 0 else 0
     complexity = 4 * classes * 2.0**j * sqrt(2 * (log(2) + factors.degree * log(factors.features + 1)) / n)
