@@ -11,9 +11,9 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
-from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, theta
+from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.result import Bound, number
-from polybound.theory.rounding import outward
+from polybound.theory.rounding import outward, product
 
 __all__ = ["Generalisation", "generalisation", "rademacher"]
 
@@ -67,7 +67,7 @@ def rademacher(
     factors = finite_factors(model)
     k, d = factors.degree, factors.features + 1
     C = torch.cat([factors.C.matrix(), factors.C.constant.unsqueeze(-1)], dim=-1)
-    mu = torch.linalg.vector_norm(C, 1 if isinf(p) else 2, dim=-1).amax(-1)
+    mu = torch.stack([matrix_norm(row.unsqueeze(-2), p) for row in C.unbind(-2)]).amax(0)
     lam, how = _product_norm(factors, p, exact)
     R = 1.0 if radius is None else (max(radius, 1.0) if isinf(p) else sqrt(radius**2 + 1.0))
     if isinf(p):
@@ -86,7 +86,7 @@ def rademacher(
         f"||z||_{letter} <= 1 for the lifted samples z = [x, 1]" if radius is None else f"||x||_{letter} <= {radius:g}"
     )
     return Bound(
-        number(outward(mu * lam * rate * R**k, factors.C.inputs + k + 8)),
+        number(_times(mu, lam, rate, *[R] * k)),
         f"Rademacher complexity, l_{letter}, {formula}, {'exact' if exact else 'relaxed'} norm",
         theorem,
         shown,
@@ -96,6 +96,12 @@ def rademacher(
         ),
         how,
     )
+
+
+def _times(first: Tensor, *others: Tensor | float) -> Tensor:
+    # Two roundings each of the logarithm, the root and the quotient of the rate.
+    factors = torch.stack([first, *(torch.as_tensor(other, dtype=first.dtype).expand_as(first) for other in others)])
+    return outward(product(factors), len(factors) + 8)
 
 
 def _product_norm(factors: Factors, p: float, exact: bool) -> tuple[Tensor, str]:
