@@ -97,7 +97,8 @@ def demo(
 
 @command(
     app,
-    "polybound train --dataset digits --method projection --bound 1 --epochs 60 --start-epoch 30 --learning-rate 0.02",
+    "polybound train --dataset digits --method projection --bound 1 --epochs 20 --learning-rate 0.02",
+    "polybound train --dataset digits --optimiser adamw --learning-rate 0.003 --schedule cosine --epochs 20",
     "polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1",
     "polybound train --dataset digits --adversary pgd-0.1-20-0.01",
     "polybound train --resume",
@@ -121,10 +122,25 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
-        int | None, typer.Option("--start-epoch", help="First epoch with projection or adversary; 50 by default.")
+        float | None,
+        typer.Option(
+            "--start-epoch",
+            help="First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.",
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="sgd, momentum, adamw, or a plugin's; sgd by default.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="0.001 by default.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of momentum (0 by default) and adamw (0.01 by default).")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: steps, cosine or constant; steps by default.")
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option(help="Share of each label that all classes have; 0 by default.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
@@ -142,7 +158,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
-    from polybound.cli.train import read_options, run_training, unfold
+    from polybound.cli.train import epoch_or_share, read_options, run_training, unfold
     from polybound.runs import interrupted
 
     given = {
@@ -156,9 +172,14 @@ def train(
         "protocol": protocol,
         "seeds": seed or None,
         "epochs": epochs,
-        "start": start,
+        "start": epoch_or_share(start),
         "batch_size": batch_size,
+        "optimiser": optimiser,
         "learning_rate": learning_rate,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "label_smoothing": label_smoothing,
         "rank": rank,
         "samples": samples,
         "validation": validation,
@@ -241,6 +262,7 @@ def evaluate(
     "polybound certify runs/NAME --eps 0.01 --eps 0.02",
     "polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json",
     "polybound certify m.safetensors --check proofs.json",
+    "polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs",
     panel=NETWORKS,
     stopped="no proofs were written; the same command begins anew",
 )
@@ -252,7 +274,12 @@ def certify(
     method: Annotated[
         str, typer.Option(help="auto, second, first; crown, zonotope, interval, lipschitz to compare.")
     ] = "auto",
-    budget: Annotated[float, typer.Option(help="Seconds of branch and bound for an image.")] = 10.0,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds of branch and bound for an image: 10, or 1 with --outputs.")
+    ] = None,
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="Intervals that the outputs provably stay in, in the place of decisions.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the certificates with their proofs to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
@@ -260,13 +287,18 @@ def certify(
 ) -> None:
     """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
     from polybound.cli.certify import run_certify, run_check
+    from polybound.cli.outputs import run_outputs
 
     if check is not None:
         run_check(run, check, as_json)
     elif not eps:
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
+    elif outputs and save is not None:
+        raise PolyboundError("--save writes certificates; --outputs has none")
+    elif outputs:
+        run_outputs(run, eps, images, dataset, data_dir, method, 1.0 if budget is None else budget, as_json)
     else:
-        run_certify(run, eps, images, dataset, data_dir, method, budget, save, as_json)
+        run_certify(run, eps, images, dataset, data_dir, method, 10.0 if budget is None else budget, save, as_json)
 
 
 @command(
