@@ -111,14 +111,16 @@ def train(
     method: Annotated[
         str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
     ] = None,
-    bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
+    bound: Annotated[
+        list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")
+    ] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,
     adversary: Annotated[
         str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seed; several train together.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(metavar="<int>", help="Seed; several train together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
@@ -205,7 +207,7 @@ def train(
 )
 def evaluate(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or models that model.save(path) wrote.")
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or models that model.save(path) wrote.")
     ],
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
@@ -225,7 +227,8 @@ def evaluate(
     defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     certified: Annotated[
-        list[float] | None, typer.Option("--certify", help="Certified accuracy at this radius as well; repeatable.")
+        list[float] | None,
+        typer.Option("--certify", metavar="<float>", help="Certified accuracy at this radius as well; repeatable."),
     ] = None,
     save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
@@ -268,7 +271,9 @@ def evaluate(
 )
 def certify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
-    eps: Annotated[list[float] | None, typer.Option(help="Radius of the l_inf ball, in units of the data.")] = None,
+    eps: Annotated[
+        list[float] | None, typer.Option(metavar="<float>", help="Radius of the l_inf ball, in units of the data.")
+    ] = None,
     images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many test images.")] = 100,
     dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
     method: Annotated[

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 Names = Annotated[
-    list[str], typer.Argument(metavar="NAME...", help="Experiments, see `polybound experiments`, or TOML files.")
+    list[str], typer.Argument(metavar="NAME", help="Experiments, see `polybound experiments`, or TOML files.")
 ]
 Runs = Annotated[Path, typer.Option(help="Folder of the run folders.")]
 Budget = Annotated[float | None, typer.Option(help="Share of the epochs; every number made so says so.")]
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.")]
 Samples = Annotated[int | None, typer.Option(help="Train on so many samples only.")]
 Limit = Annotated[int | None, typer.Option(help="Attack so many images only.")]
-Dataset = Annotated[list[str] | None, typer.Option(help="Only these data sets, or others.")]
-Model = Annotated[list[str] | None, typer.Option(help="Only these models.")]
-Method = Annotated[list[str] | None, typer.Option(help="Only these methods.")]
-Bound = Annotated[list[float] | None, typer.Option(help="Only these bounds.")]
+Dataset = Annotated[list[str] | None, typer.Option(metavar="<str>", help="Only these data sets, or others.")]
+Model = Annotated[list[str] | None, typer.Option(metavar="<str>", help="Only these models.")]
+Method = Annotated[list[str] | None, typer.Option(metavar="<str>", help="Only these methods.")]
+Bound = Annotated[list[float] | None, typer.Option(metavar="<float>", help="Only these bounds.")]
 MeasureEvery = Annotated[
     int | None,
     typer.Option(help="Measure every so many epochs too, published protocol; the best counts, as in the paper."),
@@ -211,7 +211,8 @@ def report(
     bound: Bound = None,
     measure_every: MeasureEvery = None,
     scores: Annotated[
-        list[Path] | None, typer.Option(help="CSV files of scores, in place of run folders that are not there.")
+        list[Path] | None,
+        typer.Option(metavar="<path>", help="CSV files of scores, in place of run folders that are not there."),
     ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
