@@ -1,23 +1,21 @@
-"""The commands, and how their errors are shown."""
+"""The commands."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polybound._version import __version__
-from polybound.cli.commands import INTERRUPTED, command, make_app, say_stopped
+from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
-from polybound.plugins import load_plugins
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 NETWORKS, DATA = "Networks", "Data and runs"
 """Headings of the list of commands."""
@@ -29,32 +27,6 @@ add_commands(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
-
-
-def main() -> None:
-    """Run the command line: bad input ends in one line on standard error and exit code 2."""
-    try:
-        if _does_something(sys.argv[1:]):
-            load_plugins()
-        app()
-    except KeyboardInterrupt:  # before there is a command
-        say_stopped("nothing was begun")
-        sys.exit(INTERRUPTED)
-    except PolyboundError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-
-
-def _does_something(arguments: list[str]) -> bool:
-    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
-    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
-
-
-def _fail(message: str) -> None:
-    # One line, whatever a library put into its message.
-    print(f"polybound: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
 
 
 def _show_version(wanted: bool) -> None:
