@@ -168,9 +168,14 @@ def test_what_is_refused():
         ({"box": (x, torch.full_like(x, torch.inf))}, "finite"),
         ({"box": (x[:2], x[:2])}, "shape of the inputs"),
         ({"eps": 0.1, "domain": 3}, "domain"),
+        ({"eps": 0.1, "domain": ("a", "b")}, "domain"),
+        ({"eps": "wide"}, "eps must be numbers"),
+        ({"eps": {}}, "eps must be numbers"),
+        ({"x": x.numpy(), "eps": 0.1}, "inputs must be floats"),
+        ({"x": x.long(), "eps": 0.1}, "inputs must be floats"),
     ):
         with pytest.raises(pb.PolyboundError, match=message):
-            pb.certify(model, x, [0] * 5, **options)
+            pb.certify(model, **({"x": x, "y": [0] * 5} | options))
     for scale, message in (
         (torch.zeros(1, 2, 3), "zero"),
         (torch.ones(7), "shape"),

@@ -60,7 +60,7 @@ class Decision:
 def decide(
     model: PolynomialNetwork | Factors | Network,
     box: tuple[Tensor, Tensor],
-    unsafe: Sequence[Polytope],
+    unsafe: Polytope | Sequence[Polytope],
     *,
     timeout: float = 60.0,
 ) -> Decision:
@@ -73,7 +73,7 @@ def decide(
     Args:
         model: a model, or its factors.
         box: the sides (lower, upper), tensors of the shape of one input.
-        unsafe: the polytopes; none at all means "unsat".
+        unsafe: the polytopes, or the only one; none at all means "unsat".
         timeout: seconds, after which the answer is "unknown". It may be overrun by what one batch of cells takes.
 
     >>> import torch, polybound as pb
@@ -90,7 +90,8 @@ def decide(
     boxes = checked_boxes(net, None, None, box, None)
     if len(boxes.x) != 1:
         raise PolyboundError(f"one box at a time, got {len(boxes.x)}")
-    rows = [checked_forms(net, polytope.weights, polytope.constant) for polytope in unsafe]
+    polytopes = [unsafe] if isinstance(unsafe, Polytope) else unsafe
+    rows = [checked_forms(net, polytope.weights, polytope.constant) for polytope in polytopes]
     empty = [index for index, (a, _) in enumerate(rows) if not len(a)]
     if empty:  # no condition: every point will do
         found: tuple[Tensor, int] | None = boxes.x[0], empty[0]

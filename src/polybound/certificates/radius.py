@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polybound.certificates.boxes import Domain
 from polybound.certificates.certify import Method, certify
-from polybound.certificates.inputs import checked_boxes, checked_labels
+from polybound.certificates.inputs import as_float64, checked_boxes, checked_labels
 from polybound.certificates.network import Network
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
@@ -110,7 +110,7 @@ def certified_radius(
 
 
 def _checked_scale(net: Network, scale: Tensor) -> Tensor:
-    units = scale.detach().double().cpu()
+    units = as_float64(scale, "scale")
     if units.numel() != net.features:
         raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
     if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():
