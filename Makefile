@@ -19,11 +19,13 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 # In two steps into one environment: what the demo needs, and all that developers need on top of it.
 $(VENV)/ready-for-demo: pyproject.toml constraints.txt
+	@echo "installing into $(VENV) what the demo needs; torch is large, this takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[plot]'
 	touch $@
 
 $(VENV)/ready: $(VENV)/ready-for-demo
+	@echo "installing into $(VENV) what developers need"
 	$(PIP) -e '.[dev,docs]'
 	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
 	$(PIP) --no-deps torchattacks

@@ -6,6 +6,7 @@ from contextlib import suppress
 from math import inf, isnan, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -23,7 +24,10 @@ REFUSED = [
     (f"{TRAIN} --seed 999999999999999999999999", "a seed is"),
     (f"{TRAIN} --method projection --bound inf --start-epoch 0", "finite"),
     (f"{TRAIN} --method projection --bound nan --start-epoch 0", "bound"),
+    ("train --dataset digits --method projection --bound 1 --epochs 20 --start-epoch 50 --runs runs", "start"),
+    ("train --dataset folder:uneven.npz --epochs 1 --runs runs", "50"),
     (f"{TRAIN} --learning-rate nan", "learning_rate"),
+    (f"{TRAIN} --optimiser nonsense", "optimiser must be one of"),
     (f"{TRAIN} --batch-size 0", "batch_size"),
     (f"{TRAIN} --validation 2", "held out"),
     (f"{TRAIN} --samples 99999999", "1,437 samples"),
@@ -121,6 +125,7 @@ def place(tmp_path_factory):
     save_file(state, folder / "deep-checkpoint" / ".checkpoints" / "0.safetensors", metadata={"state": DEEP})
     junk = bytes(range(256))
     (folder / "empty").touch()
+    np.savez(folder / "uneven.npz", X=np.zeros((30, 8, 8), np.float32), y=np.zeros(50, np.int64))
     for name, content in (("junk", junk), ("junk.toml", junk), ("deep-run/spec.json", DEEP.encode())):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)

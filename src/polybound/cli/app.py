@@ -1,23 +1,21 @@
-"""The commands, and how their errors are shown."""
+"""The commands."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polybound._version import __version__
-from polybound.cli.commands import INTERRUPTED, command, make_app, say_stopped
+from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
-from polybound.plugins import load_plugins
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 NETWORKS, DATA = "Networks", "Data and runs"
 """Headings of the list of commands."""
@@ -29,32 +27,6 @@ add_commands(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
-
-
-def main() -> None:
-    """Run the command line: bad input ends in one line on standard error and exit code 2."""
-    try:
-        if _does_something(sys.argv[1:]):
-            load_plugins()
-        app()
-    except KeyboardInterrupt:  # before there is a command
-        say_stopped("nothing was begun")
-        sys.exit(INTERRUPTED)
-    except PolyboundError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-
-
-def _does_something(arguments: list[str]) -> bool:
-    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
-    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
-
-
-def _fail(message: str) -> None:
-    # One line, whatever a library put into its message.
-    print(f"polybound: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
 
 
 def _show_version(wanted: bool) -> None:
@@ -111,14 +83,16 @@ def train(
     method: Annotated[
         str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
     ] = None,
-    bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
+    bound: Annotated[
+        list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")
+    ] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,
     adversary: Annotated[
         str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seed; several train together.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(metavar="<int>", help="Seed; several train together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
@@ -205,7 +179,7 @@ def train(
 )
 def evaluate(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or models that model.save(path) wrote.")
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or models that model.save(path) wrote.")
     ],
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
@@ -225,7 +199,8 @@ def evaluate(
     defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     certified: Annotated[
-        list[float] | None, typer.Option("--certify", help="Certified accuracy at this radius as well; repeatable.")
+        list[float] | None,
+        typer.Option("--certify", metavar="<float>", help="Certified accuracy at this radius as well; repeatable."),
     ] = None,
     save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
@@ -268,7 +243,9 @@ def evaluate(
 )
 def certify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
-    eps: Annotated[list[float] | None, typer.Option(help="Radius of the l_inf ball, in units of the data.")] = None,
+    eps: Annotated[
+        list[float] | None, typer.Option(metavar="<float>", help="Radius of the l_inf ball, in units of the data.")
+    ] = None,
     images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many test images.")] = 100,
     dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
     method: Annotated[

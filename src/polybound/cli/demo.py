@@ -105,6 +105,7 @@ def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, lis
             batch_size=BATCH_SIZE,
             seed=seed,
             on_epoch=measure,
+            verbose=False,
         )
     return models, constants
 

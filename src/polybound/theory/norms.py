@@ -261,7 +261,7 @@ def _theta(factors: Factors) -> Tensor:
 
 def gamma(model: PolynomialNetwork | Factors, p: float | str = inf) -> Tensor:
     """The relaxation `gamma = prod_i ||U_i||_p` (CCP) or `prod_i ||A_i||_p ||S_i||_p` (NCP), lemmas 1 and 2."""
-    return _product_of_norms((model if isinstance(model, Factors) else model.factors()).double(), exponent(p))
+    return _product_of_norms(finite_factors(model), exponent(p))
 
 
 def _product_of_norms(factors: Factors, p: float) -> Tensor:
