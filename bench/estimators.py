@@ -21,7 +21,10 @@ FOLDS = 5
 RADII = (0.03, 0.1)
 """Of attacks and certificates: each feature may move by so many of its standard deviations."""
 
-TUNED_ON = "3,000 samples each of MNIST and K-MNIST, make_gaussian_quantiles, make_circles, make_blobs, and make_classification with other sizes and seeds"
+TUNED_ON = (
+    "3,000 images each of MNIST and K-MNIST, make_gaussian_quantiles, make_circles, make_blobs, and "
+    "make_classification with other sizes and seeds"
+)
 
 
 def fashion() -> tuple[Array, Labels]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         constraints,
         data,
         defences,
+        estimator,
         evaluation,
         experiments,
         models,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         project_spectral,
         project_spectral_conv,
     )
+    from polybound.estimator import PolynomialClassifier, PolynomialRegressor
     from polybound.evaluation import Evaluation, Score, Table, evaluate
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, example, load, paper_model, stack
     from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
@@ -62,7 +64,9 @@ __all__ = [
     "ModelSpec",
     "NonFiniteError",
     "PolyboundError",
+    "PolynomialClassifier",
     "PolynomialNetwork",
+    "PolynomialRegressor",
     "Projection",
     "Radius",
     "Recipe",
@@ -81,6 +85,7 @@ __all__ = [
     "constraints",
     "data",
     "defences",
+    "estimator",
     "evaluate",
     "evaluate_run",
     "evaluate_runs",
@@ -121,6 +126,7 @@ _ROOMS = (
     "training",
     "evaluation",
     "runs",
+    "estimator",
     "experiments",
     "report",
 )
