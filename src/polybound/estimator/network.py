@@ -101,10 +101,7 @@ def recipe_options(settings: Settings, samples: Samples, once: bool = False, **m
     if settings.early_stopping and not once:
         patience = _PATIENCE if settings.early_stopping is True else _whole("early_stopping", settings.early_stopping)
         options |= {"validation": float(settings.validation_fraction), "early_stopping": patience}
-    options |= _method(settings)
-    if once and {"start", "adversary"} & set(options):
-        options["start"] = 0
-    return options | more
+    return options | _method(settings) | more
 
 
 def _method(settings: Settings) -> dict[str, Any]:
