@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 
-__all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "content_digest", "hold_out"]
+__all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "carve_indices", "content_digest", "hold_out"]
 
 TEST_SHARE = 0.2  # of data that come without an official test split
 
@@ -205,6 +205,21 @@ def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
     if not chosen.any() or chosen.all():
         raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
     return samples[np.flatnonzero(~chosen)], samples[np.flatnonzero(chosen)]
+
+
+def carve_indices(
+    y: npt.NDArray[np.int64], share: float, seed: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """As `carve`, for labels alone: the places of what is left, and of the carved part.
+
+    >>> left, carved = carve_indices(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0)
+    >>> len(left), len(carved), len(set(carved // 4))
+    (6, 2, 2)
+    """
+    chosen = _carve_samples(y, share, seed)
+    if not chosen.any() or chosen.all():
+        raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def hold_out(samples: Samples, split: str, note: str) -> Samples:

@@ -13,7 +13,7 @@ from polybound.data import Dataset, digest_of, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork, paper_model, paper_rank
 from polybound.registry import check_text, check_whole
-from polybound.training import METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
+from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
 
 __all__ = ["DataSpec", "ModelSpec", "Spec", "address_of"]
 
@@ -124,6 +124,7 @@ class Spec:
                 None if adversary is None else Adversary.of(adversary),
                 OPTIMISERS.build(content["optimiser"]),
                 SCHEDULES.build(content["schedule"]),
+                LOSSES.build(content.get("loss", "cross-entropy")),
             )
             return cls(DataSpec(**content["data"]), ModelSpec(**content["model"]), recipe, content["seed"])
         except (KeyError, TypeError) as error:
@@ -154,7 +155,7 @@ class Spec:
             PolyboundError: a column is missing, or has a value that it cannot have.
         """
         content: dict[str, Any] = {"adversary": None, "seed": row.get("seed")}
-        for part in ("data", "model", "method", "adversary", "optimiser", "schedule"):
+        for part in ("data", "model", "method", "adversary", "optimiser", "schedule", "loss"):
             if row.get(part) is not None:
                 options = {name[len(part) + 1 :]: row[name] for name in row if name.startswith(f"{part}.")}
                 head = "attack" if part == "adversary" else "name"
