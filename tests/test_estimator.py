@@ -1,9 +1,6 @@
 """The estimators among scikit-learn's tools, their files, and what they refuse."""
 
-import json
 import pickle
-import re
-from pathlib import Path
 
 import joblib
 import numpy as np
@@ -14,12 +11,11 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 import polybound as pb
-from polybound.estimator import InputScaling, TargetScaling
 
 IRIS = load_iris(return_X_y=True)
 DIABETES = load_diabetes(return_X_y=True)
@@ -187,7 +183,7 @@ def test_a_feature_that_never_varied_says_nothing():
     X, y = IRIS
     with_constant = np.hstack([X, np.full((150, 1), 7.0)])
     model = quick().fit(with_constant, y)
-    moved = with_constant + [0, 0, 0, 0, 1e6]
+    moved = with_constant + np.array([0, 0, 0, 0, 1e6])
     assert np.array_equal(model.decision_function(moved), model.decision_function(with_constant))
     assert np.isinf(model.certified_radius(with_constant[:2])[:, 4]).all()
     assert model.certify(with_constant[:2], y[:2], [0.01, 0.01, 0.01, 0.01, np.inf]).verified.all()
@@ -234,7 +230,9 @@ def test_bounds_are_in_units(fitted, fitted_regressor):
 # Files
 
 
-@pytest.mark.parametrize("labels", [np.array(["a", "béta", "c"]), np.array([3, 1, 2]), np.array(["x", "y", "z"], object)])
+@pytest.mark.parametrize(
+    "labels", [np.array(["a", "béta", "c"]), np.array([3, 1, 2]), np.array(["x", "y", "z"], object)]
+)
 def test_a_classifier_is_saved_without_pickle(tmp_path, labels):
     X, y = IRIS
     frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
@@ -272,7 +270,7 @@ def test_files_that_are_something_else_are_refused(tmp_path, fitted, fitted_regr
         pb.PolynomialClassifier.load(path)
     fitted.save(path)
     content = path.read_bytes()
-    for old, new in ((b"std", b"sdt"), (b"\\\"epochs\\\"", b"\\\"epoch5\\\""), (b"[5.8", b"[[5.")):
+    for old, new in ((b"std", b"sdt"), (b'\\"epochs\\"', b'\\"epoch5\\"'), (b"[5.8", b"[[5.")):
         if old in content:
             path.write_bytes(content.replace(old, new))
             with pytest.raises(pb.FileFormatError):

@@ -91,7 +91,8 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
     def _outputs(self, X: Any) -> Array:
         """The network's outputs (samples, outputs), in float64."""
-        return evaluate(self.model_, self.scaling_(self._inputs(X)))
+        X = self._inputs(X)
+        return evaluate(self.model_, self.scaling_(X))
 
     def _more_to_write(self) -> dict[str, Any]:
         """What else a file needs, as JSON can hold it."""

@@ -194,7 +194,8 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The label whose output is largest, (samples,)."""
-        labels: npt.NDArray[Any] = self.classes_[self._outputs(X).argmax(1)]
+        best = self._outputs(X).argmax(1)
+        labels: npt.NDArray[Any] = self.classes_[best]
         return labels
 
     def predict_log_proba(self, X: Any) -> Array:

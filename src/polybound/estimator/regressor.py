@@ -173,7 +173,8 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
 
     def predict(self, X: Any) -> Array:
         """Predictions, (samples,) or (samples, outputs) as the targets were."""
-        return self._shaped(self.target_scaling_(self._outputs(X)))
+        outputs = self._outputs(X)
+        return self._shaped(self.target_scaling_(outputs))
 
     def predict_interval(self, X: Any, eps: Any, *, method: str = "auto", budget: float = 1.0) -> PredictionIntervals:
         """Proven sides of `predict` over all x' with `|x' - x| <= eps`, and the extremes that were seen there.
