@@ -22,11 +22,11 @@ DIABETES = load_diabetes(return_X_y=True)
 
 
 def quick(**options):
-    return pb.PolynomialClassifier(**{"epochs": 20, "rank": 8, "random_state": 0} | options)
+    return pb.PolynomialClassifier(**{"epochs": 20, "rank": 8, "learning_rate": 0.03, "random_state": 0} | options)
 
 
 def quick_regressor(**options):
-    return pb.PolynomialRegressor(**{"epochs": 20, "rank": 8, "random_state": 0} | options)
+    return pb.PolynomialRegressor(**{"epochs": 20, "rank": 8, "learning_rate": 0.03, "random_state": 0} | options)
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +141,8 @@ def test_other_recipes():
     for options in (
         {"form": "product"},
         {"form": "nested", "degree": 2},
-        {"optimiser": "sgd"},
-        {"optimiser": "momentum", "weight_decay": 0.01},
+        {"optimiser": "sgd", "learning_rate": 0.5},
+        {"optimiser": "momentum", "learning_rate": "auto", "weight_decay": 0.01},
         {"adversary": "pgd-0.02-3"},
         {"bound": 2.0, "norm": "2"},
         {"method": {"name": "projection", "bound": 2.0, "on": "product"}},
@@ -330,5 +330,7 @@ def test_one_class_and_no_weight_are_refused():
     X, y = IRIS
     with pytest.raises(pb.PolyboundError, match="two classes"):
         quick().fit(X[:50], y[:50])
-    with pytest.raises(pb.PolyboundError, match="weights are zero"):
+    with pytest.raises(ValueError, match="zero"):
         quick().fit(X, y, sample_weight=np.zeros(150))
+    with pytest.raises(pb.PolyboundError, match="weights are zero"):
+        quick(class_weight={0: 0.0, 1: 0.0, 2: 0.0}).fit(X, y)

@@ -124,8 +124,8 @@ def unit_radii(scaling: InputScaling, proportions: Any) -> Array:
     moves = (shares > 0) & np.isfinite(width)
     if not np.isfinite(shares).all() or not moves.any():
         raise PolyboundError("scale must be finite, and positive for a feature that varied in training")
-    with np.errstate(divide="ignore"):
-        return shares * (width[moves] / shares[moves]).min()
+    unit: Array = shares * (width[moves] / shares[moves]).min()
+    return unit
 
 
 def largest_radii(verified: Callable[[npt.NDArray[np.intp], Array], Flags], samples: int, tolerance: float) -> Array:

@@ -31,7 +31,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
     Args:
         degree: of the polynomial.
         rank: number of hidden units.
-        form: "residual" or "product" (see `CCP`), or "nested" (see `NCP`).
+        form: "product" or "residual" (see `CCP`), or "nested" (see `NCP`).
         bound: for every norm of the weights, held by projection; None for no bound.
         norm: of that bound: "inf" or "2".
         method: another method of training, by its name, as a mapping with its options, or as an object; see
@@ -40,7 +40,8 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         optimiser: "adamw", "momentum" or "sgd".
         learning_rate: of the first epoch; it falls to zero as a cosine. "auto" shrinks with the number of features.
         weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
-        label_smoothing: the share of each label that is spread over all classes.
+        label_smoothing: the share of each label that is spread over all classes; none by methods whose loss is their
+            own, such as "jacobian".
         epochs: passes over the data; "auto" makes some 3,000 steps of them.
         batch_size: samples in a step.
         early_stopping: whether to stop when the loss on a validation share no longer falls, with the best weights.
@@ -78,7 +79,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         *,
         degree: Any = 3,
         rank: Any = 32,
-        form: Any = "residual",
+        form: Any = "product",
         bound: Any = None,
         norm: Any = "inf",
         method: Any = None,

@@ -15,7 +15,7 @@ from polybound.estimator.samples import Samples, scaled_weights
 from polybound.estimator.scaling import Array
 from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.registry import check_choice
-from polybound.training import History, fit
+from polybound.training import METHODS, History, Method, fit
 
 __all__ = ["Settings", "evaluate", "make_network", "rounding", "train"]
 
@@ -100,8 +100,14 @@ def recipe_options(settings: Settings, samples: Samples, once: bool = False, **m
         options["adversary"] = settings.adversary
     if settings.early_stopping and not once:
         patience = _PATIENCE if settings.early_stopping is True else _whole("early_stopping", settings.early_stopping)
-        options |= {"validation": float(settings.validation_fraction), "early_stopping": patience}
-    return options | _method(settings) | more
+        options |= {
+            "validation": _number("validation_fraction", settings.validation_fraction),
+            "early_stopping": patience,
+        }
+    options |= _method(settings) | more
+    if "method" in options and _has_own_loss(options["method"]):
+        options.pop("label_smoothing", None)
+    return options
 
 
 def _method(settings: Settings) -> dict[str, Any]:
@@ -113,10 +119,15 @@ def _method(settings: Settings) -> dict[str, Any]:
     return {} if method is None else {"method": method}
 
 
+def _has_own_loss(method: Any) -> bool:
+    part = method if isinstance(method, Method) else METHODS.build(method)
+    return part.own_loss
+
+
 def _rate(settings: Settings, features: int) -> float:
     """`rate sqrt(64 / features)`, at most the rate: a step moves the sum over all features."""
     if settings.learning_rate != "auto":
-        return float(settings.learning_rate)
+        return _number("learning_rate", settings.learning_rate)
     if settings.optimiser not in _RATES:
         raise PolyboundError(f"optimiser {settings.optimiser!r} needs a learning_rate")
     return _RATES[settings.optimiser] * min(1.0, sqrt(64 / features))
@@ -131,7 +142,7 @@ def _epochs(epochs: object, samples: int, batch: int) -> int:
 
 def _decay(decay: Any, samples: int, features: int) -> float:
     """As asked for, or `25 features / samples`, from 0.1 to 1: what few samples leave open is kept small."""
-    return min(1.0, max(0.1, 25 * features / samples)) if decay == "auto" else float(decay)
+    return min(1.0, max(0.1, 25 * features / samples)) if decay == "auto" else _number("weight_decay", decay)
 
 
 def _whole(name: str, value: Any) -> int:
@@ -143,6 +154,14 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or number < 1:
         raise PolyboundError(f"{name} must be a whole number of at least 1, got {value!r}")
     return number
+
+
+def _number(name: str, value: Any) -> float:
+    """A number, numpy's among them."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise PolyboundError(f"{name} must be a number, got {value!r}") from None
 
 
 def _device(name: Any) -> torch.device:

@@ -47,7 +47,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
     Args:
         degree: of the polynomial.
         rank: number of hidden units.
-        form: "residual" or "product" (see `CCP`), or "nested" (see `NCP`).
+        form: "product" or "residual" (see `CCP`), or "nested" (see `NCP`).
         bound: for every norm of the weights, held by projection; None for no bound.
         norm: of that bound: "inf" or "2".
         method: another method of training; see `PolynomialClassifier`.
@@ -90,7 +90,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         *,
         degree: Any = 3,
         rank: Any = 32,
-        form: Any = "residual",
+        form: Any = "product",
         bound: Any = None,
         norm: Any = "inf",
         method: Any = None,
@@ -176,7 +176,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         outputs = self._outputs(X)
         return self._shaped(self.target_scaling_(outputs))
 
-    def predict_interval(self, X: Any, eps: Any, *, method: str = "auto", budget: float = 1.0) -> PredictionIntervals:
+    def predict_interval(self, X: Any, eps: Any, *, method: Any = "auto", budget: float = 1.0) -> PredictionIntervals:
         """Proven sides of `predict` over all x' with `|x' - x| <= eps`, and the extremes that were seen there.
 
         `output_bounds` encloses the polynomial in real numbers; the sides are moved by what float64 can be off in

@@ -47,5 +47,5 @@ def scaled_weights(weight: Array) -> Array | None:
     """Weights with a mean of one; None where all are equal."""
     if (weight == weight[0]).all():
         return None
-    share = weight / weight.max()
-    return share / share.mean()
+    share: Array = weight / weight.max()
+    return share / float(share.mean())

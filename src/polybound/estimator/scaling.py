@@ -45,8 +45,9 @@ class InputScaling:
         total = self.weight + more.weight
         share = more.weight / total
         away = more.mean - self.mean
-        variance = (1 - share) * self.std**2 + share * more.std**2 + share * (1 - share) * away**2
-        return InputScaling(self.mean + share * away, np.sqrt(variance), total)
+        within = np.hypot(np.sqrt(1 - share) * self.std, np.sqrt(share) * more.std)
+        std = np.hypot(within, np.sqrt(share * (1 - share)) * away)
+        return InputScaling(self.mean + share * away, std, total)
 
     @property
     def width(self) -> Array:
