@@ -94,8 +94,10 @@ def demo(
 
 
 @app.command(
-    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 60 "
-    "--start-epoch 30 --learning-rate 0.02[/]   "
+    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 20 "
+    "--learning-rate 0.02[/]   "
+    "[bold]polybound train --dataset digits --optimiser adamw --learning-rate 0.003 --schedule cosine "
+    "--label-smoothing 0.1 --epochs 20[/]   "
     "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]   "
     "[bold]polybound train --dataset digits --adversary pgd-0.1-20-0.01[/]   [bold]polybound train --resume[/]"
 )
@@ -116,10 +118,25 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
-        int | None, typer.Option("--start-epoch", help="First epoch with projection or adversary; 50 by default.")
+        float | None,
+        typer.Option(
+            "--start-epoch",
+            help="First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.",
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="sgd, momentum, adamw, or a plugin's; sgd by default.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="0.001 by default.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of momentum (0 by default) and adamw (0.01 by default).")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: steps, cosine or constant; steps by default.")
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option(help="Share of each label that all classes have; 0 by default.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
@@ -137,7 +154,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
-    from polybound.cli.train import read_options, run_training, unfold
+    from polybound.cli.train import epoch_or_share, read_options, run_training, unfold
     from polybound.runs import interrupted
 
     given = {
@@ -151,9 +168,14 @@ def train(
         "protocol": protocol,
         "seeds": seed or None,
         "epochs": epochs,
-        "start": start,
+        "start": epoch_or_share(start),
         "batch_size": batch_size,
+        "optimiser": optimiser,
         "learning_rate": learning_rate,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "label_smoothing": label_smoothing,
         "rank": rank,
         "samples": samples,
         "validation": validation,

@@ -145,4 +145,4 @@ def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
     return {**row, **known[key]}
 
 
-_OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "seed")
+_OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")

@@ -48,7 +48,8 @@ class Descent:
         """
         self.steps += 1
         weights = [weight.detach() for weight, _ in pairs]
-        gradients = [gradient for _, gradient in pairs]
+        # A fused kernel goes through memory, whatever the strides: autograd's gradients may lie otherwise than weights.
+        gradients = [gradient.contiguous() for _, gradient in pairs]
         if decay:
             gradients = [gradient.add(weight, alpha=decay) for weight, gradient in zip(weights, gradients, strict=True)]
         names = [self._names[weight.data_ptr()] for weight in weights]

@@ -91,7 +91,9 @@ class Recipe:
             taken |= set(mine)
             parts[kind] = replace(part, **mine)
         if unknown := [name for name in left if name not in taken]:
-            raise PolyboundError(f"{parts['method'].name} training has no option {unknown[0]!r}; {_known(parts)}")
+            raise PolyboundError(
+                f"{parts['method'].name} training has no option {unknown[0]!r}; {_known(parts)}{_owners(unknown[0])}"
+            )
         recipe = Recipe(**parts)
         recipe.check()
         return recipe
@@ -169,3 +171,14 @@ _OF_THE_ADVERSARY = {"adversary_start": "start", "adversary_protocol": "protocol
 def _known(parts: Mapping[str, Any]) -> str:
     names = [name for kind in _REGISTRIES for name in parts[kind].options()]
     return f"it has {', '.join(dict.fromkeys(names))}"
+
+
+def _owners(option: str) -> str:
+    """Which parts have an option, if there are some."""
+    found = [
+        f"{kind} {name}"
+        for kind, registry in _REGISTRIES.items()
+        for name in registry.names()
+        if option in registry.find(name).options()
+    ]
+    return f"; {option} is of {', '.join(found)}" if found else ""
