@@ -96,7 +96,7 @@ def tables(draw, regression=False):
     return plain * units + shift, y, eps, options, rng
 
 
-def points_of(x, eps, rng, count=60):
+def points_of(x, eps, rng, count=30):
     """Corners and random points of `[x - eps, x + eps]` that are float64 numbers and not outside."""
     corners = np.array(list(itertools.product([-1.0, 1.0], repeat=len(x))))
     points = x + np.vstack([corners, rng.uniform(-1, 1, (count, len(x)))]) * eps

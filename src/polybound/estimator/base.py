@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from polybound.certificates import Network
 from polybound.estimator import files
 from polybound.estimator.network import evaluate, make_network, train
 from polybound.estimator.samples import Samples, merged
@@ -92,7 +93,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     def _outputs(self, X: Any) -> Array:
         """The network's outputs (samples, outputs), in float64."""
         X = self._inputs(X)
-        return evaluate(self.model_, self.scaling_(X))
+        return evaluate(Network(self.model_), self.scaling_(X))
 
     def _more_to_write(self) -> dict[str, Any]:
         """What else a file needs, as JSON can hold it."""

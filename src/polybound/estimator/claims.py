@@ -12,9 +12,8 @@ import torch
 
 from polybound.certificates import Network, certify
 from polybound.errors import PolyboundError
-from polybound.estimator.network import evaluate
+from polybound.estimator.network import evaluate, rounding
 from polybound.estimator.scaling import Array, InputScaling
-from polybound.models import PolynomialNetwork
 
 __all__ = ["Verdicts", "checked_eps", "decide", "largest_radii", "unit_radii"]
 
@@ -65,9 +64,7 @@ def checked_eps(eps: Any, samples: int, features: int) -> Array:
     return radii
 
 
-def decide(
-    model: PolynomialNetwork, scaling: InputScaling, X: Array, labels: Labels, eps: Array, **options: Any
-) -> Verdicts:
+def decide(net: Network, scaling: InputScaling, X: Array, labels: Labels, eps: Array, **options: Any) -> Verdicts:
     """Verdicts on boxes `|x' - x| <= eps`.
 
     `certify` speaks of the polynomial in real numbers over the box of `InputScaling.box`, which contains u(x') as
@@ -76,7 +73,7 @@ def decide(
     `predict`, or it is none.
 
     Args:
-        model: the network.
+        net: the network.
         scaling: of the inputs.
         X: (samples, features).
         labels: which output should be the largest; -1 for a label that the estimator does not know.
@@ -86,23 +83,21 @@ def decide(
     status = np.full(len(X), "undecided", dtype="<U9")
     margin = np.full(len(X), -np.inf)
     counterexample = np.full(X.shape, np.nan)
-    wrong = evaluate(model, scaling(X)).argmax(1) != labels
+    wrong = evaluate(net, scaling(X)).argmax(1) != labels
     status[wrong], counterexample[wrong] = "falsified", X[wrong]
     rows = np.flatnonzero(~wrong)
     if len(rows):
-        net = Network(model)
-        lower, upper = (torch.from_numpy(side) for side in scaling.box(X[rows], eps[rows]))
-        inputs = torch.from_numpy(scaling(X[rows]))
-        found = certify(net, inputs, torch.from_numpy(labels[rows]), box=(lower, upper), **options)
-        slack = net.slack(torch.maximum(lower.abs(), upper.abs())).numpy()
+        lower, upper = scaling.box(X[rows], eps[rows])
+        box = (torch.from_numpy(lower), torch.from_numpy(upper))
+        found = certify(net, torch.from_numpy(scaling(X[rows])), torch.from_numpy(labels[rows]), box=box, **options)
         # The slack of the label and of any rival, and the rounding of these sums.
-        proven = found.margin.numpy() - 2 * slack.max(1) * (1 + 2.0**-40)
+        proven = found.margin.numpy() - 2 * rounding(net, lower, upper).max(1) * (1 + 2.0**-40)
         margin[rows] = proven
         status[rows[proven > 0]] = "verified"
         for row, point in zip(rows.tolist(), found.counterexample, strict=True):
             if point is not None:
                 near = _inside(scaling, point.reshape(-1).numpy(), X[row], eps[row])
-                if evaluate(model, scaling(near[None])).argmax(1)[0] != labels[row]:
+                if evaluate(net, scaling(near[None])).argmax(1)[0] != labels[row]:
                     status[row], counterexample[row] = "falsified", near
     return Verdicts(status, margin, counterexample)
 

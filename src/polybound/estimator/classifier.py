@@ -11,6 +11,7 @@ from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from polybound.certificates import Network
 from polybound.errors import PolyboundError
 from polybound.estimator.base import PolynomialEstimator
 from polybound.estimator.claims import Labels, Verdicts, checked_eps, decide, largest_radii, unit_radii
@@ -220,7 +221,8 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         """
         X, y = self._labelled(X, y)
         radii = checked_eps(eps, *X.shape)
-        return decide(self.model_, self.scaling_, X, self._numbers(y), radii, method=method, budget=budget)
+        options = {"method": method, "budget": budget}
+        return decide(Network(self.model_), self.scaling_, X, self._numbers(y), radii, **options)
 
     def certified_score(
         self, X: Any, y: Any, eps: Any, sample_weight: Any = None, *, method: str = "auto", budget: float = 1.0
@@ -263,7 +265,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             budget: seconds of branch and bound for each sample and each step of the search.
         """
         X, y = self._labelled(X, self.predict(X) if y is None else y)
-        labels, unit = self._numbers(y), unit_radii(self.scaling_, scale)
+        net, labels, unit = Network(self.model_), self._numbers(y), unit_radii(self.scaling_, scale)
 
         def radii(multiple: Array) -> Array:
             with np.errstate(invalid="ignore"):
@@ -271,7 +273,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
 
         def verified(rows: npt.NDArray[np.intp], multiple: Array) -> npt.NDArray[np.bool_]:
             options = {"method": method, "budget": budget}
-            return decide(self.model_, self.scaling_, X[rows], labels[rows], radii(multiple), **options).verified
+            return decide(net, self.scaling_, X[rows], labels[rows], radii(multiple), **options).verified
 
         return radii(largest_radii(verified, len(X), tolerance))
 

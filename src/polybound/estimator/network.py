@@ -173,15 +173,15 @@ def _device(name: Any) -> torch.device:
     return device
 
 
-def evaluate(model: PolynomialNetwork, inputs: Array) -> Array:
+def evaluate(net: Network, inputs: Array) -> Array:
     """The outputs (samples, outputs) in float64, off from the polynomial in real numbers by less than `rounding`."""
     with torch.no_grad():
-        outputs: Array = Network(model)(torch.from_numpy(inputs)).numpy()
+        outputs: Array = net(torch.from_numpy(inputs)).numpy()
     return outputs
 
 
-def rounding(model: PolynomialNetwork, lower: Array, upper: Array) -> Array:
+def rounding(net: Network, lower: Array, upper: Array) -> Array:
     """How far `evaluate` can be off anywhere in each of some boxes: (samples, outputs)."""
     with torch.no_grad():
-        slack: Array = Network(model).slack(torch.from_numpy(np.maximum(np.abs(lower), np.abs(upper)))).numpy()
+        slack: Array = net.slack(torch.from_numpy(np.maximum(np.abs(lower), np.abs(upper)))).numpy()
     return slack

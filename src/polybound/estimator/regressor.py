@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 
-from polybound.certificates import output_bounds
+from polybound.certificates import Network, output_bounds
 from polybound.errors import PolyboundError
 from polybound.estimator.base import PolynomialEstimator
 from polybound.estimator.claims import checked_eps
@@ -191,8 +191,9 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         X = self._inputs(X)
         lower, upper = self.scaling_.box(X, checked_eps(eps, *X.shape))
         box = (torch.from_numpy(lower), torch.from_numpy(upper))
-        found = output_bounds(self.model_, torch.from_numpy(self.scaling_(X)), box=box, method=method, budget=budget)
-        slack = rounding(self.model_, lower, upper) * (1 + 2.0**-40)
+        net, inputs = Network(self.model_), torch.from_numpy(self.scaling_(X))
+        found = output_bounds(net, inputs, box=box, method=method, budget=budget)
+        slack = rounding(net, lower, upper) * (1 + 2.0**-40)
         low, high = (
             np.nextafter(found.lower.numpy() - slack, -np.inf),
             np.nextafter(found.upper.numpy() + slack, np.inf),
