@@ -79,7 +79,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         self,
         *,
         degree: Any = 3,
-        rank: Any = 32,
+        rank: Any = 64,
         form: Any = "product",
         bound: Any = None,
         norm: Any = "inf",

@@ -11,7 +11,7 @@ import torch
 
 from polybound.certificates import Network
 from polybound.errors import PolyboundError
-from polybound.estimator.samples import Samples, scaled_weights
+from polybound.estimator.samples import Samples, repeated, scaled_weights
 from polybound.estimator.scaling import Array
 from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.registry import check_choice
@@ -66,6 +66,8 @@ def train(settings: Settings, model: PolynomialNetwork, samples: Samples, seed: 
         seed: of the batches and the validation share.
         **more: further options of `fit`; `once` for one pass at a constant rate.
     """
+    if _has_own_loss(settings.method):
+        samples = repeated(samples)
     options = recipe_options(settings, samples, **more)
     model.to(_device(settings.device))
     try:
@@ -105,7 +107,7 @@ def recipe_options(settings: Settings, samples: Samples, once: bool = False, **m
             "early_stopping": patience,
         }
     options |= _method(settings) | more
-    if "method" in options and _has_own_loss(options["method"]):
+    if _has_own_loss(settings.method):
         options.pop("label_smoothing", None)
     return options
 
@@ -120,7 +122,8 @@ def _method(settings: Settings) -> dict[str, Any]:
 
 
 def _has_own_loss(method: Any) -> bool:
-    part = method if isinstance(method, Method) else METHODS.build(method)
+    """Whether a method's loss knows neither weights nor label smoothing."""
+    part = method if isinstance(method, Method) else METHODS.build("none" if method is None else method)
     return part.own_loss
 
 

@@ -89,7 +89,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         self,
         *,
         degree: Any = 3,
-        rank: Any = 32,
+        rank: Any = 64,
         form: Any = "product",
         bound: Any = None,
         norm: Any = "inf",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from polybound.errors import PolyboundError
 from polybound.estimator.scaling import Array
 
-__all__ = ["Samples", "merged", "scaled_weights"]
+__all__ = ["Samples", "merged", "repeated", "scaled_weights"]
 
 
 class Samples(NamedTuple):
@@ -41,6 +41,15 @@ def merged(X: Array, y: npt.NDArray[Any], weight: Array) -> Samples:
     keys = sorted(sums)
     chosen = np.array([first[key] for key in keys])
     return Samples(rows[chosen], targets[chosen], np.array([sums[key] for key in keys]))
+
+
+def repeated(samples: Samples) -> Samples:
+    """The same samples without weights, each as often as its weight says, if all weights are whole numbers."""
+    counts = samples.weight.astype(np.int64)
+    if (counts != samples.weight).any():
+        return samples
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return Samples(samples.X[rows], samples.y[rows], np.ones(len(rows)))
 
 
 def scaled_weights(weight: Array) -> Array | None:
