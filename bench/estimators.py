@@ -170,6 +170,11 @@ def regression_fold(make: Callable[[], Any], X: Array, y: Array, train: Labels, 
     return {"seconds": time.process_time() - begun, "r2": float(model.score(X[test], y[test]))}
 
 
+def known() -> dict[str, Any]:
+    """What was measured before."""
+    return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {}
+
+
 def measure(results: dict[str, Any], only: str | None) -> None:
     """Everything that is not known yet, of one model or of all; what is measured is written at once."""
     for kind, data, models in (("classification", DATA, CLASSIFIERS), ("regression", REGRESSION, REGRESSORS)):
@@ -184,8 +189,9 @@ def measure(results: dict[str, Any], only: str | None) -> None:
                 if key in results or only not in (None, label):
                     continue
                 one = fold if kind == "classification" else regression_fold
-                results[key] = [one(make, X, y, train, test) for train, test in splits]
-                print(key, summary(results[key]), flush=True)
+                lines = [one(make, X, y, train, test) for train, test in splits]
+                print(key, summary(lines), flush=True)
+                results |= known() | {key: lines}  # another process may have measured another model
                 write_atomically(RESULTS, (json.dumps(results, indent=1) + "\n").encode())
 
 
@@ -254,7 +260,7 @@ def write_tables(results: dict[str, Any]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=ConvergenceWarning)  # of MLPClassifier's 200 epochs
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = known()
     if "--tables" not in sys.argv:
         measure(results, sys.argv[1] if len(sys.argv) > 1 else None)
     if all(f"classification | {name} | {label}" in results for name in DATA for label in CLASSIFIERS):

@@ -107,8 +107,9 @@ def test_class_weights_move_the_balance():
     X, y = X[:200, :3], y[:200]
     shares = [(quick(class_weight=weight).fit(X, y).predict(X) == 0).mean() for weight in ({0: 50.0}, {1: 50.0})]
     assert shares[0] > shares[1] + 0.1
-    with pytest.raises(pb.PolyboundError, match="class_weight"):
-        quick(class_weight="fair").fit(X, y)
+    for wrong in ("fair", {"0": 50.0}, {0: -1.0}):
+        with pytest.raises(pb.PolyboundError, match=r"class.weight"):
+            quick(class_weight=wrong).fit(X, y)
 
 
 def test_partial_fit_learns_in_pieces():

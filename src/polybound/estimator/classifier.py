@@ -173,15 +173,23 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         if self.class_weight is None:
             return np.ones(len(labels))
         if isinstance(self.class_weight, Mapping):
-            by_class = np.array([float(self.class_weight.get(label, 1.0)) for label in self.classes_.tolist()])
-            if not (np.isfinite(by_class) & (by_class >= 0)).all():
-                raise PolyboundError("class weights must be finite and not negative")
-            return by_class[labels]
+            return self._weights_by_label(self.class_weight)[labels]
         if self.class_weight != "balanced":
             raise PolyboundError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}")
         totals = np.bincount(labels, weight, len(self.classes_))
         share: Array = totals.sum() / (len(totals) * np.where(totals > 0, totals, 1.0))
         return share[labels]
+
+    def _weights_by_label(self, given: Mapping[Any, float]) -> Array:
+        known = self.classes_.tolist()
+        unknown = [label for label in given if label not in known]
+        # A fold may lack a class; but a label that is misspelt leaves another without its weight.
+        if unknown and not all(label in given for label in known):
+            raise PolyboundError(f"class_weight has {unknown[0]!r}, which is none of the classes {known}")
+        weights = np.array([float(given.get(label, 1.0)) for label in known])
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise PolyboundError("class weights must be finite and not negative")
+        return weights
 
     def _numbers(self, y: Any) -> Labels:
         """The class numbers of labels; -1 of a label that is none."""
