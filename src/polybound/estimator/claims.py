@@ -80,25 +80,21 @@ def decide(net: Network, scaling: InputScaling, X: Array, labels: Labels, eps: A
         eps: (samples, features).
         **options: of `certify`.
     """
-    status = np.full(len(X), "undecided", dtype="<U9")
-    margin = np.full(len(X), -np.inf)
-    counterexample = np.full(X.shape, np.nan)
+    lower, upper = scaling.box(X, eps)
+    box = (torch.from_numpy(lower), torch.from_numpy(upper))
+    asked = torch.from_numpy(np.maximum(labels, 0))
+    found = certify(net, torch.from_numpy(scaling(X)), asked, box=box, **options)
     wrong = evaluate(net, scaling(X)).argmax(1) != labels
-    status[wrong], counterexample[wrong] = "falsified", X[wrong]
-    rows = np.flatnonzero(~wrong)
-    if len(rows):
-        lower, upper = scaling.box(X[rows], eps[rows])
-        box = (torch.from_numpy(lower), torch.from_numpy(upper))
-        found = certify(net, torch.from_numpy(scaling(X[rows])), torch.from_numpy(labels[rows]), box=box, **options)
-        # The slack of the label and of any rival, and the rounding of these sums.
-        proven = found.margin.numpy() - 2 * rounding(net, lower, upper).max(1) * (1 + 2.0**-40)
-        margin[rows] = proven
-        status[rows[proven > 0]] = "verified"
-        for row, point in zip(rows.tolist(), found.counterexample, strict=True):
-            if point is not None:
-                near = _inside(scaling, point.reshape(-1).numpy(), X[row], eps[row])
-                if evaluate(net, scaling(near[None])).argmax(1)[0] != labels[row]:
-                    status[row], counterexample[row] = "falsified", near
+    # Taken off: the slack of the label and of any rival, and the rounding of these sums.
+    margin = found.margin.numpy() - 2 * rounding(net, lower, upper).max(1) * (1 + 2.0**-40)
+    margin[labels < 0] = -np.inf
+    status = np.where(wrong, "falsified", np.where(margin > 0, "verified", "undecided"))
+    counterexample = np.where(wrong[:, None], X, np.nan)
+    for row, point in enumerate(found.counterexample):
+        if point is not None and not wrong[row]:
+            near = _inside(scaling, point.reshape(-1).numpy(), X[row], eps[row])
+            if evaluate(net, scaling(near[None])).argmax(1)[0] != labels[row]:
+                status[row], counterexample[row] = "falsified", near
     return Verdicts(status, margin, counterexample)
 
 

@@ -57,7 +57,8 @@ def _scaled(bound: Bound, units: Array) -> Bound:
 
 def _in_units(model: PolynomialNetwork, scaling: InputScaling, units: Array) -> Bound:
     """In the user's units: a clip is 1-Lipschitz, and a division by the width divides a column."""
-    matrix = units[:, None] * sensitivity(model).numpy() / scaling.width
+    with np.errstate(over="ignore"):  # an infinite bound is one
+        matrix = units[:, None] * sensitivity(model).numpy() / scaling.width
     # Each entry is rounded twice, their sum once for each feature.
     value = float(matrix.sum(1).max()) * (1 + (matrix.shape[1] + 8) * 2.0**-52)
     return Bound(
