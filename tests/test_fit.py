@@ -66,6 +66,21 @@ def test_a_recipe_may_stand_where_the_labels_of_a_data_set_would():
     assert all(torch.equal(weights_of(models[0]), weights_of(model)) for model in models)
 
 
+def test_numbers_out_of_an_array_are_numbers():
+    x, y = digits(100)
+    models = [model_for() for _ in range(2)]
+    pb.fit(models[0], x, y, epochs=np.int64(2), learning_rate=np.float32(0.5), seed=np.int64(3))
+    pb.fit(models[1], x, y, epochs=2, learning_rate=0.5, seed=3)
+    assert torch.equal(weights_of(models[0]), weights_of(models[1]))
+
+
+def test_what_is_no_model_and_no_recipe():
+    with pytest.raises(PolyboundError, match="not a Linear"):
+        pb.fit(torch.nn.Linear(64, 10), *digits(10))
+    with pytest.raises(PolyboundError, match=r"a recipe is a polybound\.Recipe, got 'adamw'"):
+        pb.fit(model_for(), *digits(10), "adamw")
+
+
 X, Y = digits(30)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from polybound.data import Dataset
@@ -86,6 +87,7 @@ def fit(
     """
     if isinstance(y, Recipe):
         y, recipe = None, y
+    _check_kinds(model, recipe)
     plan = (recipe or Recipe()).changed(changes)
     seeds = _checked_seeds(seed, model.runs or 1)
     check_flag("norms", norms)
@@ -101,8 +103,16 @@ def fit(
     return keeper.history
 
 
-def _checked_seeds(seed: int | Sequence[int], runs: int) -> list[int]:
+def _check_kinds(model: object, recipe: object) -> None:
+    if not isinstance(model, PolynomialNetwork):
+        raise PolyboundError(f"fit trains polynomial networks, not a {type(model).__name__}")
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise PolyboundError(f"a recipe is a polybound.Recipe, got {recipe!r}; its options can be given by name")
+
+
+def _checked_seeds(seed: Any, runs: int) -> list[int]:
     seeds = list(seed) if isinstance(seed, Iterable) else [seed] * runs
+    seeds = [one.item() if isinstance(one, np.integer) else one for one in seeds]
     for one in seeds:
         if isinstance(one, bool) or not isinstance(one, int) or abs(one) >= 2**62:
             raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {one!r}")

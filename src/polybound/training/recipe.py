@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from polybound.errors import PolyboundError
 from polybound.registry import Part, Registry, start_epoch
 from polybound.training.adversary import Adversary
@@ -79,7 +81,8 @@ class Recipe:
 
     def changed(self, options: Mapping[str, Any]) -> Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
-        left = dict(options)
+        # Numbers out of an array, as a grid search hands them over, are numbers.
+        left = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         parts: dict[str, Any] = {"adversary": self._adversary(left)}
         taken: set[str] = {"start"} if parts["adversary"] is not None else set()
         for kind, registry in _REGISTRIES.items():
