@@ -54,7 +54,7 @@ bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
 
 docs: $(VENV)/ready
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments polybound.estimator
 	@echo "open build/docs/index.html"
 
 clean:

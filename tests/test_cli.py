@@ -172,6 +172,31 @@ def test_train(cli, tmp_path):
     assert "test accuracy" in cli("train", *words).out
 
 
+def test_train_by_other_optimisers(cli, tmp_path):
+    words = ["--dataset", "digits", "--epochs", "4", "--samples", "300", "--runs", tmp_path, "--json"]
+    words += ["--learning-rate", "0.003", "--label-smoothing", "0.1", "--schedule", "cosine", "--weight-decay", "0.5"]
+    (row,) = cli("train", *words, "--optimiser", "adamw").json["runs"]
+    recipe = Run(Path(row["run"])).spec().recipe
+    assert recipe == pb.Recipe.of(
+        optimiser="adamw", learning_rate=0.003, weight_decay=0.5, schedule="cosine", epochs=4, label_smoothing=0.1
+    )
+    assert row["accuracy"] > 0.5 and row["loss.label_smoothing"] == 0.1
+    (row,) = cli("train", *words, "--optimiser", "momentum", "--momentum", "0.5").json["runs"]
+    assert row["optimiser.momentum"] == 0.5
+
+
+def test_a_bound_is_applied_from_half_of_the_epochs_on(cli, refused, tmp_path):
+    words = ["--dataset", "digits", "--method", "projection", "--bound", "1", "--epochs", "5", "--runs", tmp_path]
+    for more, start in (([], 2), (["--start-epoch", "0.2"], 1), (["--start-epoch", "0"], 0)):
+        (row,) = cli("train", *words, *more, "--json").json["runs"]
+        assert row["method.start"] == start
+        assert pb.Projection(Run(Path(row["run"])).model(), 1.0).contains()
+    assert "would never be applied: it starts after 5 epochs" in refused("train", *words, "--start-epoch", "5")
+    assert "start is a share" in refused("train", *words, "--start-epoch", "2.5")
+    never = ("--dataset", "digits", "--adversary", "fgsm-0.1", "--epochs", "2", "--start-epoch", "9")
+    assert "adversary fgsm-0.1 would never be applied" in refused("train", *never, "--runs", tmp_path)
+
+
 def test_train_refuses_what_it_cannot_do(refused, tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text("epochs = ")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         constraints,
         data,
         defences,
+        estimator,
         evaluation,
         experiments,
         models,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         project_spectral,
         project_spectral_conv,
     )
+    from polybound.estimator import PolynomialClassifier, PolynomialRegressor
     from polybound.evaluation import Evaluation, Score, Table, evaluate
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, example, load, paper_model, stack
     from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
@@ -71,7 +73,9 @@ __all__ = [
     "NonFiniteError",
     "OutputBounds",
     "PolyboundError",
+    "PolynomialClassifier",
     "PolynomialNetwork",
+    "PolynomialRegressor",
     "Projection",
     "Radius",
     "Recipe",
@@ -90,6 +94,7 @@ __all__ = [
     "constraints",
     "data",
     "defences",
+    "estimator",
     "evaluate",
     "evaluate_run",
     "evaluate_runs",
@@ -131,6 +136,7 @@ _ROOMS = (
     "training",
     "evaluation",
     "runs",
+    "estimator",
     "experiments",
     "report",
 )

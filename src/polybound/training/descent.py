@@ -47,6 +47,7 @@ class Descent:
             decay: weight of the penalty, which is the method's; an optimiser's own decay comes on top.
         """
         self.steps += 1
+        pairs = [pair for pair in pairs if pair[0].numel()]  # an NCP of degree 1 has no matrices in between
         weights = [weight.detach() for weight, _ in pairs]
         # A fused kernel goes through memory, whatever the strides: autograd's gradients may lie otherwise than weights.
         gradients = [gradient.contiguous() for _, gradient in pairs]

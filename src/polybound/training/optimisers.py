@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from polybound.errors import PolyboundError
 from polybound.registry import Part, Registry, check_number
@@ -104,11 +105,21 @@ class Momentum(Optimiser):
         step: int,
     ) -> None:
         del step
-        for weight, gradient, velocity in zip(weights, gradients, memory[0], strict=True):
-            velocity.mul_(self.momentum).add_(gradient)
-            if self.weight_decay:
+        if self.weight_decay:
+            for weight in weights:
                 weight.mul_(1 - rate * self.weight_decay)
-            weight.sub_(velocity, alpha=rate)
+        sgd(
+            list(weights),
+            list(gradients),
+            list(memory[0]),
+            fused=_fused(weights),
+            momentum=self.momentum,
+            lr=rate,
+            weight_decay=0.0,  # PyTorch's would be part of the gradient
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
 
 @register_optimiser
@@ -146,9 +157,7 @@ class AdamW(Optimiser):
         rate: float,
         step: int,
     ) -> None:
-        # One pass over memory for all that is done to a weight: a fifth of a step's time instead of half of it.
-        device = weights[0].device
-        done = [torch.tensor(step - 1.0, device=device) for _ in weights]
+        done = [torch.tensor(step - 1.0, device=weight.device) for weight in weights]
         adamw(
             list(weights),
             list(gradients),
@@ -156,7 +165,7 @@ class AdamW(Optimiser):
             list(memory[1]),
             [],
             done,
-            fused=device.type in ("cpu", "cuda"),
+            fused=_fused(weights),
             amsgrad=False,
             beta1=self.beta1,
             beta2=self.beta2,
@@ -165,6 +174,11 @@ class AdamW(Optimiser):
             eps=1e-8,
             maximize=False,
         )
+
+
+def _fused(weights: Sequence[Tensor]) -> bool:
+    """Whether all that is done to a weight can be one pass over memory: a fifth of a step's time instead of half."""
+    return weights[0].device.type in ("cpu", "cuda")
 
 
 def _check_share(name: str, value: float) -> None:
