@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import polybound as pb
 
 README = Path(__file__).parents[1] / "README.md"
@@ -39,7 +37,6 @@ def test_other_examples(tmp_path, monkeypatch, capsys):
     assert names["found"].count("verified") > 60
 
 
-@pytest.mark.skipif("PolynomialClassifier" not in pb.__all__, reason="the estimators are not there yet")
 def test_own_table():
     (block,) = [block for block in blocks("python") if "PolynomialClassifier" in block]
     names = {"pb": pb}

@@ -295,10 +295,11 @@ def bounds(
     """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
     from rich.console import Console
 
+    from polybound.cli.progress import is_quiet
     from polybound.runs import load_subject
     from polybound.theory import bounds as all_bounds
 
-    with Console(stderr=True).status("computing bounds"):
+    with Console(stderr=True, quiet=is_quiet()).status("computing bounds"):
         table = all_bounds(load_subject(model).model, samples, radius=radius)
     if as_json:
         print(json.dumps(table.as_dict(), indent=2))
