@@ -5,7 +5,7 @@
     python bench/estimators.py --tables   # writes the tables of docs/estimators.md only
 
 The data sets, the folds and the radii below were written down and committed before the first run. The defaults of the
-estimators were tuned on other data (`TUNED_ON`), never on these.
+estimators were tuned on other data, which docs/estimators.md names, never on these.
 """
 
 from __future__ import annotations
@@ -42,11 +42,6 @@ SHOWN = 40
 """Test samples of each fold that are attacked and that certificates are asked for, the first ones."""
 RADII = (0.03, 0.1)
 """Of attacks and certificates: each feature may move by so many of its standard deviations."""
-
-TUNED_ON = (
-    "3,000 images each of MNIST and K-MNIST, make_gaussian_quantiles, make_circles, make_blobs, and "
-    "make_classification with other sizes and seeds"
-)
 
 
 def fashion() -> tuple[Array, Labels]:

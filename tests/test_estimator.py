@@ -329,6 +329,14 @@ def test_bad_radii_are_one_line(fitted):
         fitted.certified_radius(X[:1], tolerance=0.0)
 
 
+def test_a_training_that_failed_leaves_nothing_to_predict_by():
+    model = quick().fit(*IRIS)
+    with pytest.raises(pb.NonFiniteError):
+        model.set_params(learning_rate=1e9).fit(*IRIS)
+    with pytest.raises(NotFittedError):
+        model.predict(IRIS[0])
+
+
 def test_one_class_and_no_weight_are_refused():
     X, y = IRIS
     with pytest.raises(pb.PolyboundError, match="two classes"):

@@ -40,6 +40,9 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         tags.input_tags.sparse = True
         return tags
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
     def _inputs(self, X: Any) -> Array:
         """Inputs as float64, (samples, features), of a fitted estimator."""
         check_is_fitted(self)
@@ -84,7 +87,11 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
     def _train(self, samples: Samples, **more: Any) -> History:
         ready = samples._replace(X=self.scaling_(samples.X), y=self._scaled_targets(samples.y))
-        return train(self, self.model_, ready, self._batch_seed + self.n_iter_, **more)
+        try:
+            return train(self, self.model_, ready, self._batch_seed + self.n_iter_, **more)
+        except BaseException:
+            del self.model_  # half trained, or overflowed: nobody should predict by it
+            raise
 
     def _scaled_targets(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What the network learns from targets."""

@@ -45,7 +45,8 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             own, such as "jacobian".
         epochs: passes over the data; "auto" makes some 3,000 steps of them.
         batch_size: samples in a step.
-        early_stopping: whether to stop when the loss on a validation share no longer falls, with the best weights.
+        early_stopping: whether to stop, with the best weights, after 10 epochs (or as many as given) in which nothing
+            got better on a validation share.
         validation_fraction: that share.
         class_weight: weights by class, or "balanced".
         random_state: of the initial weights and the batches.

@@ -56,7 +56,8 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
         epochs: passes over the data; "auto" makes some 3,000 steps of them.
         batch_size: samples in a step.
-        early_stopping: whether to stop when the loss on a validation share no longer falls, with the best weights.
+        early_stopping: whether to stop, with the best weights, after 10 epochs (or as many as given) in which nothing
+            got better on a validation share.
         validation_fraction: that share.
         random_state: of the initial weights and the batches.
         verbose: whether to show the progress.
