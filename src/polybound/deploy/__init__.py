@@ -1,0 +1,41 @@
+"""Out of the lab: networks as ONNX, questions as VNN-LIB. What needs an extra says which one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from polybound.errors import PolyboundError
+
+if TYPE_CHECKING:
+    from polybound.deploy.vnnlib import Property, read_vnnlib
+
+__all__ = ["Property", "read_vnnlib"]
+
+_HOME = {"Property": "vnnlib", "read_vnnlib": "vnnlib"}
+
+_EXTRAS = {
+    "onnx": ("onnx", "ONNX files need"),
+    "onnxruntime": ("onnx", "running ONNX files needs"),
+    "onnxscript": ("onnx", "torch's ONNX exporter needs"),
+}
+"""The packages of the extras: the extra's name, and what needs the package."""
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when first used: what lies under them needs extras."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'polybound.deploy' has no attribute {name!r}")
+    try:
+        value = globals()[name] = getattr(import_module(f"polybound.deploy.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        extra, who = _EXTRAS[package]
+        raise PolyboundError(f"{who} {package}: pip install 'polybound[{extra}]'") from None
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
