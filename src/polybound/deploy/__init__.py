@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
+    from polybound.deploy.onnx_export import to_onnx
+    from polybound.deploy.onnx_files import OnnxMetadata
+    from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
     from polybound.deploy.vnnlib import Property, read_vnnlib
 
-__all__ = ["Property", "read_vnnlib"]
+__all__ = ["OnnxMetadata", "OnnxNetwork", "Property", "from_onnx", "read_onnx", "read_vnnlib", "to_onnx"]
 
-_HOME = {"Property": "vnnlib", "read_vnnlib": "vnnlib"}
+_HOME = {
+    "OnnxMetadata": "onnx_files",
+    "OnnxNetwork": "onnx_read",
+    "Property": "vnnlib",
+    "from_onnx": "onnx_read",
+    "read_onnx": "onnx_read",
+    "read_vnnlib": "vnnlib",
+    "to_onnx": "onnx_export",
+}
 
 _EXTRAS = {
     "onnx": ("onnx", "ONNX files need"),
