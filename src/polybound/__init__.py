@@ -28,7 +28,15 @@ if TYPE_CHECKING:
         training,
     )
     from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, parse_attack
-    from polybound.certificates import Certificates, Radius, certified_accuracy, certified_radius, certify
+    from polybound.certificates import (
+        Certificates,
+        OutputBounds,
+        Radius,
+        certified_accuracy,
+        certified_radius,
+        certify,
+        output_bounds,
+    )
     from polybound.constraints import (
         Projection,
         project_l1_rows,
@@ -62,6 +70,7 @@ __all__ = [
     "History",
     "ModelSpec",
     "NonFiniteError",
+    "OutputBounds",
     "PolyboundError",
     "PolynomialNetwork",
     "Projection",
@@ -95,6 +104,7 @@ __all__ = [
     "lipschitz",
     "load",
     "models",
+    "output_bounds",
     "paper_model",
     "parse_attack",
     "project_l1_rows",

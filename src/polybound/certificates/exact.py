@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polybound.models import Affine, Chain, Factors, Identity
 
-__all__ = ["exact_logits", "exact_margin"]
+__all__ = ["exact_forms", "exact_logits", "exact_margin"]
 
 
 def exact_logits(factors: Factors, x: Tensor) -> list[Fraction]:
@@ -30,6 +30,16 @@ def exact_margin(factors: Factors, x: Tensor, label: int, rival: int) -> Fractio
     """`f_label(x) - f_rival(x)`."""
     logits = exact_logits(factors, x)
     return logits[label] - logits[rival]
+
+
+def exact_forms(factors: Factors, x: Tensor, a: Tensor, b: Tensor) -> list[Fraction]:
+    """`a f(x) + b`, row by row, for a (forms, classes) and b (forms,)."""
+    logits = exact_logits(factors, x)
+    rows = [_fractions(row) for row in a]
+    return [
+        sum((weight * value for weight, value in zip(row, logits, strict=True) if weight), start)
+        for row, start in zip(rows, _fractions(b), strict=True)
+    ]
 
 
 def _fractions(values: Tensor) -> list[Fraction]:

@@ -29,7 +29,8 @@ class Certificates:
         cost: seconds of each rung, over all images.
         label: the labels.
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
-        eps: radius of each box, (images,).
+        eps: radius of each box, (images,), or of each feature, (images, *shape); None if the sides were given.
+        box: the sides that were given, (images, *shape) each; None if radii were.
         method: the method asked for.
         proofs: proofs by image and rival, if they were kept; `save_certificates` writes them.
     """
@@ -42,7 +43,8 @@ class Certificates:
     cost: dict[str, float]
     label: Tensor
     rival: Tensor
-    eps: Tensor
+    eps: Tensor | None
+    box: tuple[Tensor, Tensor] | None
     method: str
     proofs: dict[tuple[int, int], dict[str, Any]] | None = field(default=None, repr=False)
 
