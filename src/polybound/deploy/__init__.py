@@ -11,18 +11,38 @@ if TYPE_CHECKING:
     from polybound.deploy.onnx_export import to_onnx
     from polybound.deploy.onnx_files import OnnxMetadata
     from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
-    from polybound.deploy.vnnlib import Property, read_vnnlib
+    from polybound.deploy.verify import Verdict, verify
+    from polybound.deploy.vnnlib import Property, Region, read_vnnlib
+    from polybound.deploy.vnnlib_write import export_benchmark, robustness_vnnlib
 
-__all__ = ["OnnxMetadata", "OnnxNetwork", "Property", "from_onnx", "read_onnx", "read_vnnlib", "to_onnx"]
+__all__ = [
+    "OnnxMetadata",
+    "OnnxNetwork",
+    "Property",
+    "Region",
+    "Verdict",
+    "export_benchmark",
+    "from_onnx",
+    "read_onnx",
+    "read_vnnlib",
+    "robustness_vnnlib",
+    "to_onnx",
+    "verify",
+]
 
 _HOME = {
     "OnnxMetadata": "onnx_files",
     "OnnxNetwork": "onnx_read",
     "Property": "vnnlib",
+    "Region": "vnnlib",
+    "Verdict": "verify",
+    "export_benchmark": "vnnlib_write",
     "from_onnx": "onnx_read",
     "read_onnx": "onnx_read",
     "read_vnnlib": "vnnlib",
+    "robustness_vnnlib": "vnnlib_write",
     "to_onnx": "onnx_export",
+    "verify": "verify",
 }
 
 _EXTRAS = {

@@ -13,6 +13,7 @@ import onnx
 import torch
 from onnx import TensorProto
 
+from polybound.certificates import Network
 from polybound.deploy.onnx_constants import constant_of, fold, sizes_of
 from polybound.deploy.onnx_files import OnnxMetadata, read_proto
 from polybound.deploy.onnx_maps import as_affine
@@ -56,6 +57,11 @@ class OnnxNetwork:
         ones = torch.ones(A[0].outputs, dtype=torch.float64)
         nested = any(step.S for step in found.steps)
         return Factors("NCP" if nested else "CCP", tuple(A), tuple(S), ones, last, constant=True)
+
+    @cached_property
+    def network(self) -> Network:
+        """The factors made ready for bounding, once for all questions."""
+        return Network(self.factors)
 
     def model(self) -> PolynomialNetwork:
         """The model; float32 if the graph is and nothing was lost by it, else float64.
