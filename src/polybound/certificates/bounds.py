@@ -65,12 +65,13 @@ def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: Network, cells: Cells) -> tuple[Bounded, Second]:
+def by_second(net: Network, cells: Cells, spectral: bool = True) -> tuple[Bounded, Second]:
     """The bounds of second order, each only for the cells that the one before it left open.
 
     1. H made diagonally dominant, the remainder subtracted as a number.
     2. The remainder absorbed into H, which is then made diagonally dominant.
-    3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough.
+    3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough; with
+       `spectral` only, since it takes several times as long as the others.
     """
     c, r = cells.centre()
     active = cells.moving()
@@ -84,7 +85,7 @@ def by_second(net: Network, cells: Cells) -> tuple[Bounded, Second]:
     last = _better(last, _dominant(net, cells, some, H, R, last.v, active, absorbed=True))
     last = replace(last, bend=(some.H - H).abs().sum(-1) / 2)
     hard = torch.nonzero(last.lower <= cells.level).squeeze(1)
-    if len(hard) and len(active) > 1:
+    if spectral and len(hard) and len(active) > 1:
         found = _spectral(net, cells[hard], some.rows(hard), H[hard], R[hard], last.v[hard], active)
         last = last.put(hard, _better(last.rows(hard), found))
     return best.put(rows, last), second

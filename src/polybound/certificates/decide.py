@@ -117,5 +117,5 @@ def _search(
     ledger = Decisions(forms, 1, boxes.inner, keep=False)
     with torch.no_grad():
         _ = net.stretch, net.norms_S
-        Ladder(forms, boxes, ledger, budget=max(0.0, deadline - time.perf_counter())).climb()
+        Ladder(forms, boxes, ledger, budget=max(0.0, deadline - time.perf_counter()), strict=True).climb()
     return ledger.counterexample.get(0), not bool((ledger.bound > 0).all())

@@ -76,7 +76,7 @@ def checked_radii(net: Network, eps: float | Tensor, images: int) -> Tensor:
         raise PolyboundError("eps must be finite and not negative")
     if radii.shape in ((), (images,)):
         return radii.expand(images).clone()
-    if radii.ndim > 1 and radii.shape[0] in (1, images) and radii.shape[1:] in (net.shape, (net.features,)):
+    if radii.ndim > 1 and radii.shape[0] in (1, images) and radii[0:1].numel() == net.features:
         return radii.reshape(len(radii), net.features).expand(images, -1).clone()
     raise PolyboundError(
         f"eps must be one number, one for each input, shape ({images},), or one for each feature, shape "
@@ -92,7 +92,7 @@ def checked_domain(net: Network, domain: Domain | None) -> Sides | None:
         raise PolyboundError(f"a domain is a smallest and a largest value, got {domain!r}")
     sides = [torch.as_tensor(side, dtype=torch.float64).detach().cpu() for side in domain]
     for side in sides:
-        if side.shape not in ((), net.shape, (net.features,)):
+        if side.ndim > 0 and side.numel() != net.features:
             raise PolyboundError(f"a side of a domain is a number or of shape {net.shape}, got {tuple(side.shape)}")
     least, most = (side if side.ndim == 0 else side.reshape(-1) for side in sides)
     if not (torch.isfinite(least).all() and torch.isfinite(most).all() and (least <= most).all()):
@@ -148,9 +148,9 @@ def _side(net: Network, side: Tensor, images: int | None) -> Tensor:
     """A side as (1 or images, features)."""
     if side.ndim == 0:
         return side.expand(1, net.features)
-    if side.shape in (net.shape, (net.features,)):
+    if side.numel() == net.features:
         return side.reshape(1, net.features)
-    if side.shape[1:] in (net.shape, (net.features,)) and (images is None or len(side) in (1, images)):
+    if side[0:1].numel() == net.features and (images is None or len(side) == images):
         return side.reshape(len(side), net.features)
     raise PolyboundError(
         f"a side of a box has the shape of the inputs, (images,) + {net.shape}, got {tuple(side.shape)}"

@@ -42,6 +42,7 @@ class Ladder:
         ledger: where decisions or bounds are entered.
         top: the last rung to take: "first", "second" or "branch".
         budget: seconds of branch and bound for each image.
+        strict: whether the budget is for all that comes after first order, and not for branch and bound only.
         on_progress: called with the number of images that are through.
     """
 
@@ -53,11 +54,12 @@ class Ladder:
         *,
         top: str = "branch",
         budget: float = 10.0,
+        strict: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.net, self.forms, self.x, self.ledger = forms.net, forms, boxes.x, ledger
         self.lower, self.upper = boxes.outer
-        self.top, self.budget, self.on_progress = top, budget, on_progress
+        self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
         self.units = max(At.shape[1] for At in self.net.At)
 
     def climb(self) -> None:
@@ -74,7 +76,10 @@ class Ladder:
         if self.top == "first" or not len(cells):
             self.ledger.settle(cells)
             return
-        cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
+        if self.strict:
+            cells = self._hurried(cells)
+        else:
+            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
         if self.top == "branch":
             for image in sorted(set(cells.image.tolist())):
                 self._branch(cells[cells.image == image])
@@ -147,13 +152,34 @@ class Ladder:
         self.ledger.charge("second", images, begun)
         return cells
 
-    def _round(self, cells: Cells, rung: str) -> Cells:
+    def _hurried(self, cells: Cells) -> Cells:
+        """The same, while the images' time lasts: the most urgent first, and what takes long at the end."""
+        for rounds, spectral in ((ROUNDS, False), (1, True)):
+            for _ in range(rounds):
+                width = float((cells.upper - cells.lower).sum())
+                cells = cells[self.ledger.urgency(cells).argsort()]
+                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.units, limit=2**20)]
+                cells = self.ledger.undecided(join([*parts, cells[:0]]))
+                if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
+                    break
+        return cells
+
+    def _in_time(self, cells: Cells, spectral: bool) -> Cells:
+        """One round for the cells of images that have time left; returns all that stay open."""
+        begun, late = time.perf_counter(), self.ledger.spent[cells.image] >= self.budget
+        if late.all():
+            return cells
+        left = self._round(cells[~late], "second", spectral)
+        self.ledger.charge("second", cells.image[~late], begun)
+        return self.ledger.undecided(join([left, cells[late]]))
+
+    def _round(self, cells: Cells, rung: str, spectral: bool = True) -> Cells:
         """One round: bound, close, try the corner, fix what is monotone and cut off what is excluded."""
         cells = self.forms.combined(self._points(cells))
         if not len(cells):
             return cells
         ledger = self.ledger
-        bounded, second = by_second(self.net, cells)
+        bounded, second = by_second(self.net, cells, spectral)
         proven = bounded.lower > cells.level
         for index in torch.nonzero(proven).squeeze(1).tolist():
             ledger.prove(cells, index, bounded)
@@ -194,7 +220,8 @@ class Ladder:
             start = cells.lower + (cells.upper - cells.lower) * part
             self._descend(cells, start)
         cells = self.ledger.undecided(cells)
-        while len(cells) and time.perf_counter() - begun < self.budget:
+        budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
+        while len(cells) and time.perf_counter() - begun < budget:
             cells = cells[self.ledger.urgency(cells).argsort()]
             chunk = next(iter(chunks(cells, self.units, limit=2**20)))
             rest = cells[slice(len(chunk), None)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def output_bounds(
         weights: (rows, classes), the linear combinations of outputs; by default each output by itself.
         constant: (rows,), zero by default.
         domain: as in `certify`.
-        budget: seconds of branch and bound for each image, of all its rows together.
+        budget: seconds for each image, of all its rows together; first order is computed in any case.
         method: "auto" takes all rungs; "first" and "second" stop after that rung; "crown", "zonotope" and "interval"
             are bounds to compare with, without a search for attained values.
         tolerance: what each end may lack, as a share of the attained width, before branch and bound stops there.
@@ -120,7 +120,8 @@ def output_bounds(
     with torch.no_grad():
         _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
         if method in TOPS:
-            Ladder(forms, boxes, ledger, top=TOPS[method], budget=budget, on_progress=on_progress).climb()
+            options: dict[str, Any] = {"top": TOPS[method], "budget": budget, "strict": True}
+            Ladder(forms, boxes, ledger, **options, on_progress=on_progress).climb()
         else:
             relax(forms, boxes, ledger, method, on_progress)
         value, where = ledger.attained()

@@ -103,7 +103,7 @@ def certified_radius(
 
 def _checked_scale(net: Network, scale: Tensor) -> Tensor:
     units = scale.detach().double().cpu()
-    if units.shape not in (net.shape, (1, *net.shape), (net.features,)):
+    if units.numel() != net.features:
         raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
     if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():
         raise PolyboundError("scale must be finite and not negative, and not zero everywhere")

@@ -231,7 +231,8 @@ def evaluate(
 @app.command(
     epilog="Examples:  [bold]polybound certify runs/NAME --eps 0.01 --eps 0.02[/]   "
     "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json[/]   "
-    "[bold]polybound certify m.safetensors --check proofs.json[/]"
+    "[bold]polybound certify m.safetensors --check proofs.json[/]   "
+    "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs[/]"
 )
 def certify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
@@ -241,7 +242,12 @@ def certify(
     method: Annotated[
         str, typer.Option(help="auto, second, first; crown, zonotope, interval, lipschitz to compare.")
     ] = "auto",
-    budget: Annotated[float, typer.Option(help="Seconds of branch and bound for an image.")] = 10.0,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds of branch and bound for an image: 10, or 1 with --outputs.")
+    ] = None,
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="Intervals that the outputs provably stay in, in the place of decisions.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the certificates with their proofs to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
@@ -249,13 +255,18 @@ def certify(
 ) -> None:
     """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
     from polybound.cli.certify import run_certify, run_check
+    from polybound.cli.outputs import run_outputs
 
     if check is not None:
         run_check(run, check, as_json)
     elif not eps:
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
+    elif outputs and save is not None:
+        raise PolyboundError("--save writes certificates; --outputs has none")
+    elif outputs:
+        run_outputs(run, eps, images, dataset, data_dir, method, 1.0 if budget is None else budget, as_json)
     else:
-        run_certify(run, eps, images, dataset, data_dir, method, budget, save, as_json)
+        run_certify(run, eps, images, dataset, data_dir, method, 10.0 if budget is None else budget, save, as_json)
 
 
 @app.command(
