@@ -12,6 +12,7 @@ import typer
 from polybound._version import __version__
 from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
+from polybound.cli.interchange import add_interchange
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
 from polybound.plugins import load_plugins
@@ -31,9 +32,12 @@ app = typer.Typer(
 app.add_typer(data_app)
 app.add_typer(runs_app)
 add_commands(app)
+add_interchange(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
+Network = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, an ONNX file, or a run folder.")
+]
 
 
 def main() -> None:
@@ -176,7 +180,8 @@ def train(
 )
 def evaluate(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or models that model.save(path) wrote.")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, models that model.save(path) wrote, or ONNX files."),
     ],
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
@@ -235,7 +240,9 @@ def evaluate(
     "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs[/]"
 )
 def certify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, a model that model.save(path) wrote, or an ONNX file.")
+    ],
     eps: Annotated[list[float] | None, typer.Option(help="Radius of the l_inf ball, in units of the data.")] = None,
     images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many test images.")] = 100,
     dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,

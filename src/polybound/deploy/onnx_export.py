@@ -81,6 +81,8 @@ def to_onnx(
     path = Path(path)
     if path.suffix != ".onnx":
         raise PolyboundError(f"{path}: the name of an ONNX file ends in .onnx")
+    if not path.parent.is_dir():
+        raise PolyboundError(f"{path.parent}: no such folder")
     if graph not in ("plain", "torch"):
         raise PolyboundError(f"graph must be 'plain' or 'torch', got {graph!r}")
     if class_names and len(class_names) != model.classes:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from fractions import Fraction
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,12 @@ class Verdict:
         named = [("X", self.inputs), ("Y", self.outputs)]
         lines = [f"({name}_{i} {value!r})" for name, values in named for i, value in enumerate(values.tolist())]
         return self.answer + "\n(" + "\n".join(lines) + ")"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON."""
+        values = {"inputs": self.inputs, "outputs": self.outputs}
+        plain = {name: None if tensor is None else tensor.tolist() for name, tensor in values.items()}
+        return {"answer": self.answer, "seconds": self.seconds, "replayed": self.replayed, **plain}
 
 
 def verify(
