@@ -11,6 +11,7 @@ from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
 from polybound.deploy.onnx_operators import Node, Operand
+from polybound.deploy.onnx_select import gather, slice_parts
 from polybound.deploy.onnx_values import Constant, Value
 from polybound.errors import PolyboundError
 from polybound.theory import DENSE_LIMIT
@@ -41,9 +42,10 @@ def constant_of(tensor: onnx.TensorProto) -> Constant:
     return Constant(array.double() if tensor.data_type in _FLOATS else array.long())
 
 
-def sizes_of(value: Value) -> Constant:
+def sizes_of(value: Value, node: Node) -> Constant:
     """The sizes of a tensor that depends on the input: 0 for the batch, which may be of any size."""
-    return Constant(torch.tensor([0, *value.shape]), sizes=True)
+    sizes = [0, *value.shape][node.get("start", 0) : node.get("end", None)]
+    return Constant(torch.tensor(sizes, dtype=torch.long), sizes=True)
 
 
 def _axes(node: Node, operands: Sequence[Tensor]) -> list[int]:
@@ -66,25 +68,6 @@ def _unsqueeze(node: Node, operands: Sequence[Tensor]) -> Tensor:
 def _squeeze(node: Node, operands: Sequence[Tensor]) -> Tensor:
     axes = _axes(node, operands)
     return operands[0].squeeze(tuple(axes)) if axes else operands[0].squeeze()
-
-
-def _slice(_: Node, operands: Sequence[Tensor]) -> Tensor:
-    source, starts, ends = operands[0], operands[1].tolist(), operands[2].tolist()
-    axes = operands[3].tolist() if len(operands) > 3 else range(len(starts))
-    steps = operands[4].tolist() if len(operands) > 4 else [1] * len(starts)
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        if step < 1:
-            raise PolyboundError("slices backwards are not read")
-        places = range(source.shape[axis])[slice(start, end, step)]
-        source = source.index_select(axis, torch.tensor(list(places), dtype=torch.long))
-    return source
-
-
-def _gather(node: Node, operands: Sequence[Tensor]) -> Tensor:
-    source, index = operands
-    axis = node.get("axis", 0) % source.ndim
-    chosen = source.index_select(axis, index.reshape(-1).remainder(source.shape[axis]))
-    return chosen.reshape(*source.shape[:axis], *index.shape, *source.shape[axis + 1 :])
 
 
 def _cast(node: Node, operands: Sequence[Tensor]) -> Tensor:
@@ -119,13 +102,13 @@ FOLDED: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "Concat": lambda node, operands: torch.cat(list(operands), dim=node.get("axis", 0)),
     "Div": _divide,
     "Expand": _expand,
-    "Gather": _gather,
+    "Gather": lambda node, operands: gather(operands[0], node.attributes, operands[1:])[0],
     "Identity": lambda _, operands: operands[0],
     "MatMul": lambda _, operands: operands[0] @ operands[1],
     "Mul": lambda _, operands: operands[0] * operands[1],
     "Neg": lambda _, operands: -operands[0],
     "Reshape": _reshape,
-    "Slice": _slice,
+    "Slice": lambda node, operands: slice_parts(operands[0], node.attributes, operands[1:])[0],
     "Squeeze": _squeeze,
     "Sub": lambda _, operands: operands[0] - operands[1],
     "Transpose": _transpose,

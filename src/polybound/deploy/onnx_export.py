@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from os import PathLike
@@ -15,25 +15,17 @@ from typing import Any, Literal
 
 import onnx
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from polybound.deploy.onnx_files import OnnxMetadata, write_proto
 from polybound.deploy.onnx_graph import INPUT, OUTPUT, plain_graph
+from polybound.deploy.onnx_layers import layers
 from polybound.errors import PolyboundError
-from polybound.models import ConvCCP, PolynomialNetwork
+from polybound.models import PolynomialNetwork
 from polybound.theory import lipschitz
 
 __all__ = ["Graph", "to_onnx"]
 
 Graph = Literal["plain", "torch"]
-
-CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-POOLINGS: dict[int, Callable[[Tensor, int], Tensor]] = {
-    1: functional.avg_pool1d,
-    2: functional.avg_pool2d,
-    3: functional.avg_pool3d,
-}
 
 
 def to_onnx(
@@ -55,8 +47,8 @@ def to_onnx(
     Args:
         model: a model or a stack.
         path: the file, ending in .onnx; the files appear whole or not at all.
-        graph: "plain", of `Gemm, Conv, Mul, AveragePool, Flatten`, which verifiers read; or "torch", what torch's
-            exporter makes of the model's own forward pass, with all factors in one product of matrices.
+        graph: "plain", of `Gemm, Conv, Mul, AveragePool, Flatten`, which verifiers read; or "torch", by torch's
+            exporter, with all factors in one product of matrices, or in one convolution, which is faster for those.
         run: the only run of a stack to write, to the path as it is.
         class_names: one name for each class.
         domain: the smallest and largest value of an entry of an input; the bounds are then about inputs that the
@@ -115,7 +107,7 @@ def _proven(model: PolynomialNetwork, domain: tuple[float, float] | None) -> tup
 
 
 def _torch_graph(model: PolynomialNetwork) -> onnx.ModelProto:
-    """What torch's exporter makes of the forward pass."""
+    """What torch's exporter makes of a model."""
     try:
         import onnxscript  # noqa: F401  # torch's own message does not say which extra has it
     except ModuleNotFoundError:
@@ -123,7 +115,7 @@ def _torch_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     parameter = next(model.parameters())
     example = torch.zeros(3, *model.shape, dtype=parameter.dtype, device=parameter.device)
     options: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False, "dynamo": True}
-    forward = _Layers(model) if isinstance(model, ConvCCP) else model
+    forward = layers(model)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             forward.eval(), (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), **options
@@ -145,29 +137,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-class _Layers(nn.Module):
-    """A ConvCCP layer by layer, for any batch: its own forward pass chooses its way by the size of the batch."""
-
-    def __init__(self, model: ConvCCP) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        model = self.model
-        convolve, pool = CONVOLUTIONS[model.dims], POOLINGS[model.dims]
-        if model.pre is not None:
-            x = convolve(x, model.P, model.c, padding=model.pre // 2)
-        # All factors are the output channels of one convolution.
-        factors = convolve(x, model.K.flatten(0, 1), padding=model.kernel // 2).tensor_split(model.degree, dim=1)
-        y, poolings = factors[0], 0
-        for n, factor in enumerate(factors, 1):
-            for _ in range(poolings):
-                factor = pool(factor, 2)
-            if n > 1:
-                y = factor * y + y
-            if n in model.pool:
-                y = pool(y, 2)
-                poolings += 1
-        return functional.linear(y.flatten(1), model.C[:, :-1], model.C[:, -1])

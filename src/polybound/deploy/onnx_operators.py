@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polybound.deploy.onnx_maps import written_out
+from polybound.deploy.onnx_select import PARTS
 from polybound.deploy.onnx_values import Constant, Value, add, multiply, scale, shift
 from polybound.deploy.onnx_windows import average_pool, convolution
 from polybound.errors import PolyboundError
@@ -159,8 +160,8 @@ def _reshape(node: Node, operands: Sequence[Operand]) -> Value:
     if not isinstance(value, Value) or not isinstance(target, Constant):
         raise PolyboundError("the new shape depends on the input")
     sizes = [int(size) for size in target.tensor.reshape(-1).tolist()]
-    if not sizes or node.get("allowzero", 0):
-        raise PolyboundError(f"the new shape {sizes} has no batch, or allows no size to be kept")
+    if not sizes or (0 in sizes and node.get("allowzero", 0) and not target.sizes):
+        raise PolyboundError(f"the new shape {sizes} has no batch, or is empty")
     old = (0, *value.shape)
     rest = [old[place] if size == 0 and 0 < place < len(old) else size for place, size in enumerate(sizes)][1:]
     known = prod(size for size in rest if size != -1)
@@ -259,4 +260,4 @@ def why_not(operator: str) -> str:
     for operators, reason in _REASONS.items():
         if operator in operators:
             return reason
-    return f"only {', '.join(OPERATORS)} are read"
+    return f"only {', '.join(sorted((*OPERATORS, *PARTS)))} are read"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,6 +21,7 @@ from polybound.deploy.onnx_maps import as_affine
 from polybound.deploy.onnx_models import build_model
 from polybound.deploy.onnx_operators import OPERATORS, Node, Operand, why_not
 from polybound.deploy.onnx_polynomial import Multiplication, Polynomial
+from polybound.deploy.onnx_select import PARTS, parts_of
 from polybound.deploy.onnx_values import Constant, Value
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Factors, PolynomialNetwork
@@ -145,10 +147,9 @@ class _Reader:
         name = self.graph.output[0].name
         for node in self._needed(name):
             try:
-                result = self._result(node)
+                self.found |= zip(node.output, self._results(node), strict=False)
             except PolyboundError as error:
                 raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {error}") from None
-            self.found[node.output[0]] = result
         value = self._operand(name)
         if not isinstance(value, Value):
             raise PolyboundError(f"the output {name!r} does not depend on the input")
@@ -170,24 +171,45 @@ class _Reader:
             self.found[name] = constant_of(self.tensors[name])
         return self.found[name]
 
-    def _result(self, node: onnx.NodeProto) -> Operand:
+    def _results(self, node: onnx.NodeProto) -> Sequence[Operand]:
         if node.domain not in ("", "ai.onnx"):
             raise PolyboundError(f"operators of the domain {node.domain!r} are not read")
-        if len([name for name in node.output if name]) != 1:
-            raise PolyboundError("nodes of several outputs are not read")
         if any(attribute.type in _GRAPHS for attribute in node.attribute):
             raise PolyboundError(why_not(node.op_type))
-        plain = Node(node.op_type, _name(node), _attributes(node))
         if node.op_type == "Constant":
-            return _constant(node)
+            return [_constant(node)]
+        plain = Node(node.op_type, _name(node), _attributes(node))
         operands = [self._operand(name) for name in node.input]
-        if node.op_type == "Shape" and isinstance(operands[0], Value):
-            return sizes_of(operands[0])
+        if node.op_type in PARTS:
+            return _parts(plain, operands, len(node.output))
+        if len([name for name in node.output if name]) != 1:
+            raise PolyboundError("nodes of several outputs are not read")
+        return [self._result(plain, operands)]
+
+    def _result(self, node: Node, operands: list[Operand]) -> Operand:
+        if node.operator == "Shape" and isinstance(operands[0], Value):
+            return sizes_of(operands[0], node)
         if not any(isinstance(operand, Value) for operand in operands):
-            return fold(plain, operands)
-        if node.op_type not in OPERATORS:
-            raise PolyboundError(why_not(node.op_type))
-        return OPERATORS[node.op_type](plain, operands)
+            return fold(node, operands)
+        if node.operator not in OPERATORS:
+            raise PolyboundError(why_not(node.operator))
+        return OPERATORS[node.operator](node, operands)
+
+
+def _parts(node: Node, operands: Sequence[Operand], outputs: int) -> Sequence[Operand]:
+    """What a node makes that takes parts of a tensor."""
+    source, others = operands[0], [operand for operand in operands[1:] if isinstance(operand, Constant)]
+    if len(others) < len([operand for operand in operands[1:] if operand is not None]):
+        raise PolyboundError("which part it takes depends on the input")
+    attributes = node.attributes | {"outputs": outputs}
+    if isinstance(source, Value):
+        return parts_of(node.operator, source, attributes, others)
+    if node.operator != "Split":
+        return [fold(node, operands)]
+    if not isinstance(source, Constant) or source.sizes:
+        raise PolyboundError("it splits the sizes of a tensor")
+    parts = PARTS["Split"](source.tensor, attributes, [other.tensor for other in others])
+    return [Constant(part) for part in parts]
 
 
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)

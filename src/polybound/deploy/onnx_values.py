@@ -84,6 +84,8 @@ class Value:
 
 def scale(value: Value, by: Tensor) -> Value:
     """`by * value`, entry by entry; `by` is flat."""
+    if value.steps and isinstance(last := value.steps[-1], Diagonal) and _is_scale(last):
+        return replace(value, steps=(*value.steps[:-1], Diagonal(last.weight * by)))
     return value.then(Diagonal(by), value.shape)
 
 
