@@ -22,7 +22,7 @@ from polybound.deploy.onnx_models import build_model
 from polybound.deploy.onnx_operators import OPERATORS, Node, Operand, why_not
 from polybound.deploy.onnx_polynomial import Multiplication, Polynomial
 from polybound.deploy.onnx_select import PARTS, parts_of
-from polybound.deploy.onnx_values import Constant, Value
+from polybound.deploy.onnx_values import Constant, Value, absorbed
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Factors, PolynomialNetwork
 from polybound.theory import DENSE_LIMIT
@@ -119,7 +119,7 @@ def _polynomial(value: Value, single: bool) -> Polynomial:
     steps: list[Multiplication] = []
     last, base = value.steps, value.base
     while base is not None:
-        before = base.before
+        before = absorbed(base.before)
         steps.append(Multiplication(base.A, before.steps if before.base is not None else (), base.node))
         if before.base is None:
             return Polynomial(value.features, before.steps, tuple(reversed(steps)), last, single)

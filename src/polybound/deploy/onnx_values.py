@@ -17,7 +17,7 @@ from polybound.deploy.onnx_maps import Diagonal, Steps, folded, is_linear, same_
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense
 
-__all__ = ["Constant", "Product", "Value", "add", "multiply", "scale", "shift"]
+__all__ = ["Constant", "Product", "Value", "absorbed", "add", "multiply", "scale", "shift"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +84,8 @@ class Value:
 
 def scale(value: Value, by: Tensor) -> Value:
     """`by * value`, entry by entry; `by` is flat."""
+    if bool((by == 1).all()):
+        return value
     if value.steps and isinstance(last := value.steps[-1], Diagonal) and _is_scale(last):
         return replace(value, steps=(*value.steps[:-1], Diagonal(last.weight * by)))
     return value.then(Diagonal(by), value.shape)
@@ -91,6 +93,8 @@ def scale(value: Value, by: Tensor) -> Value:
 
 def shift(value: Value, by: Tensor) -> Value:
     """`value + by`; `by` is flat."""
+    if not by.any():
+        return value
     return value.then(Diagonal(torch.ones_like(by), by), value.shape)
 
 
@@ -98,7 +102,7 @@ def _is_scale(step: Affine) -> bool:
     return isinstance(step, Diagonal) and is_linear((step,))
 
 
-def _absorbed(value: Value) -> Value:
+def absorbed(value: Value) -> Value:
     """The same value, a scale right after its product taken into that product's map of the input: d (A B) = (d A) B."""
     while value.base is not None and value.steps and _is_scale(value.steps[0]):
         base = replace(value.base, A=(*value.base.A, value.steps[0]))
@@ -112,22 +116,29 @@ def multiply(one: Value, other: Value, node: str) -> Value:
     Raises:
         PolyboundError: both are of degree two or more, and neither is a plain product of maps of the input.
     """
-    one, other = _absorbed(one), _absorbed(other)
     if one.base is None and other.base is None and len(one.steps) > len(other.steps):
         one, other = other, one  # y_1 = V x, y_2 = (A x) * (S y_1 + b): the longer chain is of y_1
     if one.base is not None and other.base is None:
         one, other = other, one
     if one.base is None:
-        return Value(Product(one.steps, other, node), (), one.shape, one.features)
+        return Value(_product(one.steps, other, node), (), one.shape, one.features)
+    one, other = absorbed(one), absorbed(other)
     for value, rest in ((one, other), (other, one)):
         if (factors := _plain_factors(value)) is not None:
             for factor in factors:
-                rest = Value(Product(factor, rest, node), (), value.shape, value.features)
+                rest = Value(_product(factor, rest, node), (), value.shape, value.features)
             return rest
     raise PolyboundError(
         f"it multiplies polynomials of degree {one.degree} and {other.degree} with maps in between; in a CCP, NCP or"
         " ConvCCP one of two factors is an affine map of the input"
     )
+
+
+def _product(A: Steps, before: Value, node: str) -> Product:
+    """The product; a scale of the second factor is one of the first: A (d B) = (d A) B."""
+    while before.steps and _is_scale(before.steps[-1]):
+        A, before = (*A, before.steps[-1]), replace(before, steps=before.steps[:-1])
+    return Product(A, before, node)
 
 
 def _plain_factors(value: Value) -> list[Steps] | None:
@@ -150,7 +161,7 @@ def add(one: Value, other: Value) -> Value:
     if one.base is other.base:
         return _same_base(one, other)
     high, low = (one, other) if one.degree > other.degree else (other, one)
-    high = _absorbed(high)
+    high = absorbed(high)
     for base in _ways(high):
         weight = _multiple(high, base, low)
         if weight is not None:
@@ -191,7 +202,7 @@ def _ways(value: Value) -> Iterator[Product]:
     yield value.base
     before = value.base.before
     if before.base is None:
-        yield replace(value.base, A=before.steps, before=replace(before, steps=value.base.A))
+        yield _product(before.steps, replace(before, steps=value.base.A), value.base.node)
 
 
 def _multiple(high: Value, base: Product, low: Value) -> Tensor | None:
