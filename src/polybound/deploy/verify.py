@@ -89,15 +89,10 @@ def verify(
 def _decide(net: Network, region: Region, seconds: float) -> tuple[str, Tensor | None]:
     """The answer for one region, proven for the box rounded outwards, or with a point of the box rounded inwards."""
     begun = time.perf_counter()
-    outer = region.sides(outwards=True)
-    if outer is None:
-        return "unsat", None
-    found = decide(net, outer, region.unsafe(net.classes, outwards=True), timeout=seconds)
+    found = decide(net, region.sides(outwards=True), region.unsafe(net.classes, outwards=True), timeout=seconds)
     if found.point is None:
         return found.answer, None
     inner = region.sides(outwards=False)
-    if inner is None:
-        return "unknown", None
     point = found.point.reshape(-1)
     inside = torch.minimum(torch.maximum(point, inner[0]), inner[1])
     if (torch.equal(point, inside) and region.is_exact(net.classes)) or _holds(net, region, inside):
@@ -129,12 +124,12 @@ def _shown(net: OnnxNetwork, factors: Network, region: Region, point: Tensor, be
 
 
 def _candidates(net: OnnxNetwork, region: Region, point: Tensor) -> list[Tensor]:
-    """Points near a counterexample whose entries the file's precision holds, and it itself."""
+    """A point near a counterexample whose entries the file's precision holds, where the box has such, and it itself."""
     if not net.polynomial.single:
         return [point]
     lower, upper = (_float32(sides, up) for sides, up in ((region.lower, True), (region.upper, False)))
     near = torch.minimum(torch.maximum(point.float(), lower), upper).double()
-    return [near, point] if bool((lower <= upper).all()) else [point]
+    return [torch.where(lower <= upper, near, point), point]
 
 
 def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:

@@ -35,12 +35,16 @@ class Region:
     upper: tuple[Fraction, ...]
     polytopes: tuple[tuple[Literal, ...], ...]
 
-    def sides(self, outwards: bool) -> tuple[Tensor, Tensor] | None:
-        """The sides in float64, rounded outwards or inwards; None if that leaves nothing in between."""
+    def sides(self, outwards: bool) -> tuple[Tensor, Tensor]:
+        """The sides in float64, rounded outwards or inwards.
+
+        A side that is too thin to hold a float64 number inwards, such as `0.1 <= X_0 <= 0.1`, holds the nearest one.
+        """
         lower = [rounded(side, up=not outwards) for side in self.lower]
         upper = [rounded(side, up=outwards) for side in self.upper]
-        if any(low > high for low, high in zip(lower, upper, strict=True)):
-            return None
+        for place, (low, high) in enumerate(zip(lower, upper, strict=True)):
+            if low > high:
+                lower[place] = upper[place] = float(self.lower[place])
         return torch.tensor(lower, dtype=torch.float64), torch.tensor(upper, dtype=torch.float64)
 
     def unsafe(self, outputs: int, outwards: bool) -> list[Polytope]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
 from os import PathLike
@@ -67,9 +68,14 @@ def robustness_vnnlib(
     lines.append("")
     for i, value in enumerate(values):
         lower, upper = _side(value, -eps, domain), _side(value, eps, domain)
-        lines += [f"(assert (>= X_{i} {lower!r}))", f"(assert (<= X_{i} {upper!r}))"]
+        lines += [f"(assert (>= X_{i} {_decimal(lower)}))", f"(assert (<= X_{i} {_decimal(upper)}))"]
     rivals = [f"    (and (>= Y_{j} Y_{label}))" for j in range(classes) if j != label]
     return "\n".join([*lines, "", "(assert (or", *rivals, "))", ""])
+
+
+def _decimal(value: float) -> str:
+    """All digits and no exponent, which not every reader knows."""
+    return f"{Decimal(repr(value)):f}"
 
 
 def _side(value: float, reach: float, domain: tuple[float, float] | None) -> float:
