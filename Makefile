@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves.
+# `make demo` and `make test` set up what they need by themselves.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,21 +8,28 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help demo test quick lint types check bench docs clean
 
 help:
-	@echo "make demo   train a plain and a projected network on the built-in digits"
+	@echo "make demo   train a plain and a projected network on the built-in digits, attack and certify both"
 	@echo "make test   run all tests;  make quick: fewer examples, no slow ones"
 	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
 	@echo "make bench  speed as ratios, to bench/results.json"
 	@echo "make docs   API reference, to build/docs"
 	@echo "make clean  remove the environment and everything that was built"
 
-$(VENV)/ready: pyproject.toml constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# In two steps into one environment: what the demo needs, and all that developers need on top of it.
+$(VENV)/ready-for-demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
-	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchattacks
+	$(PIP) -e '.[plot]'
 	touch $@
 
-demo: $(VENV)/ready
+$(VENV)/ready: $(VENV)/ready-for-demo
+	$(PIP) -e '.[dev,docs]'
+	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
+	$(PIP) --no-deps torchattacks
+	touch $@
+
+demo: $(VENV)/ready-for-demo
 	$(BIN)/polybound demo
 
 test: $(VENV)/ready

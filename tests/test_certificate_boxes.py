@@ -24,7 +24,7 @@ def inputs(model, seed, images=4):
     return x, down, up, model(x).argmax(1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.one_of(ccps(), ncps(), convs()), seeds, st.sampled_from(["eps", "box"]))
 def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, kind):
     assume(model.classes > 1)
@@ -145,3 +145,11 @@ def test_a_wider_domain_is_refused(tmp_path):
     content["domain"] = [[-1.0] * 2, [1.0] * 2]
     content.setdefault("digest", "")
     refused(tmp_path, model, content, "does not fit")
+
+
+def test_bounds_to_compare_with_have_no_proofs(tmp_path):
+    model = randomise(pb.CCP(3, 3, 2, 2, dtype=F64), 0, 0.3)
+    x = torch.zeros(1, 3, dtype=F64)
+    found = pb.certify(model, x, [0], 0.1, method="crown", keep=True)
+    with pytest.raises(pb.PolyboundError, match="no proofs"):
+        save_certificates(tmp_path / "proofs.json", model, found, x, (-1.0, 1.0))

@@ -56,7 +56,7 @@ def judged(model, x, label, status, counterexample, rival, sides, seed):
         assert exact_values(model, point, weights, torch.zeros(1))[0] <= 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=35)
 @given(networks(), seeds, st.booleans())
 def test_a_radius_for_each_feature(model, seed, one_for_all):
     assume(model.classes > 1)
@@ -74,7 +74,7 @@ def test_a_radius_for_each_feature(model, seed, one_for_all):
     assert found.eps.shape == x.shape and found.box is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(networks(), seeds)
 def test_boxes_that_are_not_symmetric(model, seed):
     assume(model.classes > 1)
@@ -88,7 +88,7 @@ def test_boxes_that_are_not_symmetric(model, seed):
         judged(model, x[i], int(y[i]), status, found.counterexample[i], int(found.rival[i]), sides, seed)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(networks(), seeds, st.sampled_from([0.0, 0.01, 0.1, 0.3]))
 def test_a_constant_radius_is_the_scalar_one(model, seed, eps):
     x, _, y = drawn(model, seed)
@@ -131,7 +131,7 @@ def test_features_that_matter_little_may_move_much():
     assert float(still.certified) == 400.0 and float(still.attacked) == torch.inf
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.one_of(ccps(max_features=3), ncps(max_features=3)), seeds)
 def test_the_scaled_radius_is_proven_and_the_attacked_one_is_reached(model, seed):
     assume(model.classes > 1)
@@ -168,9 +168,14 @@ def test_what_is_refused():
         ({"box": (x, torch.full_like(x, torch.inf))}, "finite"),
         ({"box": (x[:2], x[:2])}, "shape of the inputs"),
         ({"eps": 0.1, "domain": 3}, "domain"),
+        ({"eps": 0.1, "domain": ("a", "b")}, "domain"),
+        ({"eps": "wide"}, "eps must be numbers"),
+        ({"eps": {}}, "eps must be numbers"),
+        ({"x": x.numpy(), "eps": 0.1}, "inputs must be floats"),
+        ({"x": x.long(), "eps": 0.1}, "inputs must be floats"),
     ):
         with pytest.raises(pb.PolyboundError, match=message):
-            pb.certify(model, x, [0] * 5, **options)
+            pb.certify(model, **({"x": x, "y": [0] * 5} | options))
     for scale, message in (
         (torch.zeros(1, 2, 3), "zero"),
         (torch.ones(7), "shape"),

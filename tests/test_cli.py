@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,21 +96,40 @@ def test_info(cli, model_file):
     assert facts["numbers"] == sum(p.numel() for p in pb.load(model_file).parameters())
 
 
+@pytest.fixture
+def few_radii(monkeypatch):
+    """Those of the table alone, which is faster."""
+    monkeypatch.setattr("polybound.cli.demo.RADII", (0.2, 0.3))
+
+
+@pytest.mark.usefixtures("few_radii")
 def test_demo(cli, tmp_path):
-    result = cli("demo", "--epochs", 4, "--save", tmp_path / "models", "-o", tmp_path / "plot.png")
+    result = cli("demo", "--epochs", 4, "--save", tmp_path / "models", "-o", tmp_path / "plot.png", columns=80)
     assert result.code == 0, result.err
-    for word in ("plain", "projected", "test accuracy", "times less"):
+    for word in ("plain", "projected", "test accuracy", "under PGD, eps 0.2", "proven accuracy, eps 0.3", "times less"):
         assert word in result.out
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", result.out).splitlines())) <= 80
+    assert f"plot: {tmp_path / 'plot.png'}" in result.err and "next: polybound certify" in result.err
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     projected = pb.load(tmp_path / "models" / "projected.safetensors")
     assert pb.Projection(projected, 1.0).contains()
     assert not pb.Projection(pb.load(tmp_path / "models" / "plain.safetensors"), 1.0).contains()
 
 
+@pytest.mark.usefixtures("few_radii")
 def test_demo_as_json(cli, tmp_path):
-    report = cli("demo", "--epochs", 2, "--json", "--no-plot", cwd=tmp_path).json
-    assert report["runs"] == ["plain", "projected"] and set(report["final"]) >= {"test accuracy", "theta"}
-    assert list(tmp_path.iterdir()) == []
+    result = cli("demo", "--epochs", 2, "--json", "--no-plot", "--save", "models", "--quiet", cwd=tmp_path)
+    report, test = result.json, pb.data.load_digits("test")
+    assert result.err == "" and [path.name for path in tmp_path.iterdir()] == ["models"]
+    assert report["runs"] == ["plain", "projected"] and report["eps"] == [0.2, 0.3]
+    assert set(report["final"]) >= {"test accuracy", "theta"}
+    for index, name in enumerate(report["runs"]):
+        model = pb.load(tmp_path / "models" / f"{name}.safetensors")
+        clean, pgd, proven = report["final"]["test accuracy"][index], report["pgd"][name], report["certified"][name]
+        assert clean == float(pb.accuracy(model, test))
+        # An attack leaves at least what is proven: the proven share of each radius, by one call.
+        assert all(clean >= a >= b for a, b in zip(pgd, proven, strict=True))
+        assert proven[1] <= pb.certified_accuracy(model, test, 0.3, budget=0.0)
 
 
 def test_bad_files_are_refused_in_one_line(refused, tmp_path, model_file):

@@ -33,7 +33,7 @@ def holds(model, polytope, x):
     return all(value <= 0 for value in exact_values(model, x, polytope.weights, polytope.constant))
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(questions(), seeds)
 def test_answers_are_never_contradicted(question, seed):
     model, lower, upper, unsafe = question
@@ -51,7 +51,7 @@ def test_answers_are_never_contradicted(question, seed):
             assert not holds(model, polytope, points[worst.argmin()])
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(1, 3), st.integers(1, 5), seeds, st.sampled_from(["ccp", "ncp"]))
 def test_small_questions_are_decided(features, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP

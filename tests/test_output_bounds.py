@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 import polybound as pb
 from box_search import exact_values, inside, points_in
 from networks import F64, ccps, convs, ncps, randomise, seeds
+from polybound.certificates.boxes import centre
+from polybound.certificates.cells import Cells, chunks
+from polybound.certificates.expansion import slopes_over
+from polybound.certificates.network import Network
 
 METHODS = ("auto", "auto", "auto", "second", "first", "crown", "zonotope", "interval")
 
@@ -37,7 +41,7 @@ def forms(classes, seed):
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=35)
 @given(networks(), seeds, st.sampled_from(METHODS))
 def test_no_value_lies_outside_of_its_bounds(model, seed, method):
     x, lower, upper = random_box(model.features, seed)
@@ -58,7 +62,7 @@ def test_no_value_lies_outside_of_its_bounds(model, seed, method):
             assert sign * exact <= sign * Fraction(float(bound[0, row]))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.one_of(ccps(max_features=3, max_degree=5), ncps(max_features=3, max_degree=5)), seeds)
 def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
     x = torch.rand(2, model.features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 1.6 - 0.8
@@ -68,6 +72,38 @@ def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
     assert (found.lowest - found.lower <= 0.01 * width + size).all()
     assert (found.upper - found.highest <= 0.01 * width + size).all()
     assert (found.gap <= 0.02 * width + 2 * size).all()
+
+
+@settings(max_examples=35)
+@given(networks(), seeds)
+def test_slopes_over_a_box_enclose_the_gradient_at_every_point(model, seed):
+    net = Network(model)
+    _, lower, upper = random_box(model.features, seed)
+    weights, _ = forms(model.classes, seed)
+    c, r = (t.expand(len(weights), -1) for t in centre(lower, upper))
+    slope, away = slopes_over(net, c, r, weights @ net.C)
+    points = points_in(model, lower[0], upper[0], weights[:1], seed, 40)
+    slack = net.slack(torch.maximum(lower.abs(), upper.abs())) @ weights.T.abs()
+    for row in range(len(weights)):
+        at = points.clone().requires_grad_()
+        actual = torch.autograd.grad((net(at) @ weights[row]).sum(), at)[0] * r[row]
+        # As `at_least_ends` has it; autograd's own rounding is another part of the same.
+        off = away[row] * (1 + 4 * net.roundings * 2.0**-52) + 2 * net.degree * slack[0, row]
+        assert ((actual - slope[row]).abs() <= off).all()
+
+
+def test_groups_of_cells_stay_small_when_different_coordinates_move():
+    lower = torch.zeros(64, 256, dtype=F64)
+    upper = torch.zeros_like(lower)
+    for i in range(64):
+        upper[i, 4 * i : 4 * i + 4] = 1.0
+    one, index = torch.ones(64, dtype=F64), torch.arange(64)
+    cells = Cells(lower, upper, one.unsqueeze(1), one, one, index, index, one, one, one, index, index)
+    groups = list(chunks(cells, units=16, limit=2**14))
+    assert torch.equal(torch.cat([group.image for group in groups]), index)
+    assert all(len(g) == 1 or len(g) * len(g.moving()) * max(16, len(g.moving())) <= 2**14 for g in groups)
+    assert len(groups) > 2
+    assert len(list(chunks(cells, units=16, limit=1))) == 64 and not list(chunks(cells[:0], units=16))
 
 
 def test_linear_networks_are_bounded_exactly_feature_by_feature():

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.cells import Cells
-from polybound.certificates.expansion import First, Second, second_order
+from polybound.certificates.expansion import First, Second, second_order, slopes_over
 from polybound.certificates.network import Network
 from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
 from polybound.theory import ULP
 
-__all__ = ["Bounded", "by_second", "lower_first", "monotone", "shrink"]
+__all__ = ["Bounded", "at_least_ends", "by_second", "lower_first", "monotone", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +176,18 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     lower[:, bounded.active] = torch.where(sound & (bounded.p < 0), torch.maximum(low, high - width), low)
     upper[:, bounded.active] = torch.where(sound & (bounded.p > 0), torch.minimum(high, low + width), high)
     return cells.narrowed(lower, upper)
+
+
+def at_least_ends(net: Network, cells: Cells) -> Cells:
+    """The cells without the coordinates along which their forms rise or fall everywhere, as first order shows it.
+
+    Along those the least value is at an end, at which they are fixed. `monotone` sees more of them, and takes longer.
+    """
+    c, r = cells.centre()
+    slope, away = slopes_over(net, c, r, cells.w)
+    away = away * (1 + 4 * net.roundings * ULP) + (net.degree * cells.slack).unsqueeze(-1)
+    lower = torch.where(slope < -away, cells.upper, cells.lower)
+    return cells.narrowed(lower, torch.where(slope > away, cells.lower, cells.upper))
 
 
 def monotone(net: Network, cells: Cells, second: Second) -> Tensor:

@@ -102,8 +102,18 @@ def join(parts: list[Cells]) -> Cells:
 
 
 def chunks(cells: Cells, units: int, limit: int = 2**22) -> Iterator[Cells]:
-    """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least."""
-    moving = int((cells.upper > cells.lower).sum(1).max()) if len(cells) else 0
-    size = max(1, limit // max(1, moving * max(moving, units)))
-    for start in range(0, len(cells), size):
+    """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least.
+
+    A group's expansions are in all coordinates that move in any of its cells.
+    """
+    moves = cells.upper > cells.lower
+    alone = moves.sum(1).tolist()
+    start = 0
+    while start < len(cells):
+        size = max(1, limit // max(1, alone[start] * max(alone[start], units)))
+        if size > 1:
+            moving = moves[start : start + size].cummax(0).values.sum(1)
+            entries = moving * moving.clamp_min(units) * torch.arange(1, len(moving) + 1)
+            size = max(1, int((entries <= limit).sum()))
         yield cells[slice(start, start + size)]
+        start += size

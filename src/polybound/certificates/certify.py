@@ -81,12 +81,10 @@ def certify(
         else:
             relax(forms, boxes, ledger, method, on_progress)
             ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
-    return _certificates(ledger, labels, boxes, x.shape[1:], method, keep)
+    return _certificates(ledger, labels, boxes, x.shape[1:], method)
 
 
-def _certificates(
-    ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequence[int], method: str, keep: bool
-) -> Certificates:
+def _certificates(ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequence[int], method: str) -> Certificates:
     margin = ledger.bound.amin(1)
     status: list[Status] = []
     for image, least in enumerate(margin.tolist()):
@@ -107,7 +105,7 @@ def _certificates(
         eps=boxes.eps if boxes.eps is None or boxes.eps.ndim == 1 else boxes.eps.reshape(len(labels), *shape),
         box=boxes.sides and (boxes.sides[0].reshape(len(labels), *shape), boxes.sides[1].reshape(len(labels), *shape)),
         method=method,
-        proofs=ledger.proofs if keep else None,
+        proofs=ledger.proofs if ledger.keep else None,
     )
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from polybound.certificates.conjunctions import Conjunctions
 from polybound.certificates.decisions import Decisions
-from polybound.certificates.exact import exact_logits
 from polybound.certificates.inputs import Boxes, checked_boxes, checked_forms
 from polybound.certificates.ladder import Ladder
 from polybound.certificates.network import Network
@@ -44,9 +43,9 @@ class Decision:
     Attributes:
         answer: "unsat": no point of the box has unsafe outputs, proven. "sat": `point` has. "unknown": neither was
             shown in time.
-        point: a float64 point of the box in the shape of an input, whose outputs rational arithmetic shows to be
-            unsafe; None unless "sat".
-        outputs: the outputs there, exact values rounded to float64, (classes,); None unless "sat".
+        point: a float64 point of the box in the shape of an input. That its outputs are unsafe is proven: by values
+            farther from zero than float64 can be off, or else in rational arithmetic. None unless "sat".
+        outputs: the outputs there as float64 computes them, (classes,); None unless "sat".
         polytope: which of the polytopes holds those outputs; None unless "sat".
         seconds: how long it took.
     """
@@ -61,7 +60,7 @@ class Decision:
 def decide(
     model: PolynomialNetwork | Factors | Network,
     box: tuple[Tensor, Tensor],
-    unsafe: Sequence[Polytope],
+    unsafe: Polytope | Sequence[Polytope],
     *,
     timeout: float = 60.0,
 ) -> Decision:
@@ -74,7 +73,7 @@ def decide(
     Args:
         model: a model, or its factors.
         box: the sides (lower, upper), tensors of the shape of one input.
-        unsafe: the polytopes; none at all means "unsat".
+        unsafe: the polytopes, or the only one; none at all means "unsat".
         timeout: seconds, after which the answer is "unknown". It may be overrun by what one batch of cells takes.
 
     >>> import torch, polybound as pb
@@ -91,7 +90,8 @@ def decide(
     boxes = checked_boxes(net, None, None, box, None)
     if len(boxes.x) != 1:
         raise PolyboundError(f"one box at a time, got {len(boxes.x)}")
-    rows = [checked_forms(net, polytope.weights, polytope.constant) for polytope in unsafe]
+    polytopes = [unsafe] if isinstance(unsafe, Polytope) else unsafe
+    rows = [checked_forms(net, polytope.weights, polytope.constant) for polytope in polytopes]
     empty = [index for index, (a, _) in enumerate(rows) if not len(a)]
     if empty:  # no condition: every point will do
         found: tuple[Tensor, int] | None = boxes.x[0], empty[0]
@@ -102,8 +102,7 @@ def decide(
     if found is None:
         return Decision("unknown" if open_ else "unsat", None, None, None, seconds)
     point, polytope = found
-    outputs = torch.tensor([float(value) for value in exact_logits(net.factors, point)], dtype=torch.float64)
-    return Decision("sat", point.reshape(net.shape), outputs, polytope, seconds)
+    return Decision("sat", point.reshape(net.shape), net(point.unsqueeze(0))[0], polytope, seconds)
 
 
 def _search(

@@ -43,7 +43,8 @@ class Decisions(Ledger):
         if not value.shape[1]:
             return
         worst, claim = value.min(1)
-        for row in torch.nonzero(worst <= slack.amax(1)).squeeze(1).tolist():
+        # Infinity stands for what is not asked.
+        for row in torch.nonzero((worst <= slack.amax(1)) & (worst < inf)).squeeze(1).tolist():
             self.falsify(int(images[row]), x[row], int(claim[row]), "clean")
 
     def see(self, cells: Cells, value: Tensor, where: Tensor) -> None:

@@ -115,7 +115,7 @@ def check_file(
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise FileFormatError(f"{path}: not a file of certificates")

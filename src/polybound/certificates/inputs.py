@@ -15,6 +15,7 @@ from polybound.errors import PolyboundError
 
 __all__ = [
     "Boxes",
+    "as_float64",
     "checked_boxes",
     "checked_domain",
     "checked_forms",
@@ -70,8 +71,7 @@ def checked_labels(net: Network, y: Tensor | Sequence[int], images: int) -> Tens
 
 def checked_radii(net: Network, eps: float | Tensor, images: int) -> Tensor:
     """Radii as float64: (images,), or (images, features) where each feature has one of its own."""
-    # Not by way of `torch.as_tensor(eps)`, which would round a float to float32.
-    radii = eps.detach().double().cpu() if isinstance(eps, Tensor) else torch.tensor(eps, dtype=torch.float64)
+    radii = as_float64(eps, "eps")
     if not (torch.isfinite(radii) & (radii >= 0)).all():
         raise PolyboundError("eps must be finite and not negative")
     if radii.shape in ((), (images,)):
@@ -90,7 +90,7 @@ def checked_domain(net: Network, domain: Domain | None) -> Sides | None:
         return None
     if not isinstance(domain, Sequence) or len(domain) != 2:
         raise PolyboundError(f"a domain is a smallest and a largest value, got {domain!r}")
-    sides = [torch.as_tensor(side, dtype=torch.float64).detach().cpu() for side in domain]
+    sides = [as_float64(side, "the sides of a domain") for side in domain]
     for side in sides:
         if side.ndim > 0 and side.numel() != net.features:
             raise PolyboundError(f"a side of a domain is a number or of shape {net.shape}, got {tuple(side.shape)}")
@@ -125,10 +125,11 @@ def checked_boxes(
 
 
 def _given(net: Network, x: Tensor | None, box: tuple[Tensor, Tensor], domain: Sides | None) -> Boxes:
-    if not isinstance(box, Sequence) or len(box) != 2 or not all(isinstance(side, Tensor) for side in box):
+    if not isinstance(box, Sequence) or len(box) != 2:
         raise PolyboundError("box must be a pair of tensors, (lower, upper)")
     points = None if x is None else checked_points(net, x)
-    sides = [_side(net, side.detach().double().cpu(), None if points is None else len(points)) for side in box]
+    given = [as_float64(side, "the sides of a box") for side in box]
+    sides = [_side(net, side, None if points is None else len(points)) for side in given]
     images = max(len(side) for side in sides) if points is None else len(points)
     if any(len(side) not in (1, images) for side in sides):
         raise PolyboundError("the sides of a box must be of the same shape")
@@ -169,10 +170,10 @@ def checked_forms(
     net: Network, weights: Tensor | Sequence[Sequence[float]] | None, constant: Tensor | Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """Linear forms of the outputs as float64, (rows, classes) and (rows,); by default each output by itself."""
-    a = torch.eye(net.classes, dtype=torch.float64) if weights is None else _float64(weights, "weights")
+    a = torch.eye(net.classes, dtype=torch.float64) if weights is None else as_float64(weights, "weights")
     if a.ndim != 2 or a.shape[1] != net.classes:
         raise PolyboundError(f"weights must have the shape (rows, {net.classes}), got {tuple(a.shape)}")
-    b = a.new_zeros(len(a)) if constant is None else _float64(constant, "constant")
+    b = a.new_zeros(len(a)) if constant is None else as_float64(constant, "constant")
     if b.shape != (len(a),):
         raise PolyboundError(f"constant must have the shape ({len(a)},), one for each row, got {tuple(b.shape)}")
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
@@ -180,9 +181,10 @@ def checked_forms(
     return a, b
 
 
-def _float64(values: Tensor | Sequence[Any], name: str) -> Tensor:
+def as_float64(values: Any, name: str) -> Tensor:
+    """Numbers as a float64 tensor on the CPU."""
     try:
-        # Lists of floats are not to pass through float32.
+        # With the type named: otherwise floats would pass through float32.
         return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise PolyboundError(f"{name} must be numbers: {error}") from error

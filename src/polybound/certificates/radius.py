@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polybound.certificates.boxes import Domain
 from polybound.certificates.certify import Method, certify
-from polybound.certificates.inputs import checked_boxes, checked_labels
+from polybound.certificates.inputs import as_float64, checked_boxes, checked_labels
 from polybound.certificates.network import Network
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
@@ -19,7 +19,7 @@ from polybound.models import Factors, PolynomialNetwork
 __all__ = ["Radius", "certified_radius"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Radius:
     """For each input: no perturbation within `certified` changes its prediction; one within `attacked` does.
 
@@ -32,6 +32,14 @@ class Radius:
 
     certified: Tensor
     attacked: Tensor
+
+    def __repr__(self) -> str:
+        """The range of both ends, in one line."""
+        if not len(self.certified):
+            return "Radius(0 images)"
+        ends = ((name, getattr(self, name)) for name in ("certified", "attacked"))
+        ranges = (f"{name} {float(values.min()):.3g} to {float(values.max()):.3g}" for name, values in ends)
+        return f"Radius({len(self.certified)} images: {', '.join(ranges)})"
 
 
 def certified_radius(
@@ -102,7 +110,7 @@ def certified_radius(
 
 
 def _checked_scale(net: Network, scale: Tensor) -> Tensor:
-    units = scale.detach().double().cpu()
+    units = as_float64(scale, "scale")
     if units.numel() != net.features:
         raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
     if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():

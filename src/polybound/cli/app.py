@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from polybound._version import __version__
+from polybound.cli.commands import INTERRUPTED, command, make_app, say_stopped
 from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.interchange import add_interchange
@@ -19,18 +20,12 @@ from polybound.plugins import load_plugins
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="polybound",
-    help="Train, bound, attack and certify polynomial networks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+NETWORKS, DATA = "Networks", "Data and runs"
+"""Headings of the list of commands."""
 
-app.add_typer(data_app)
-app.add_typer(runs_app)
+app = make_app("polybound", "Train, bound, attack and certify polynomial networks.", completion=True)
+app.add_typer(data_app, rich_help_panel=DATA)
+app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)
 add_interchange(app)
 
@@ -46,6 +41,9 @@ def main() -> None:
         if _does_something(sys.argv[1:]):
             load_plugins()
         app()
+    except KeyboardInterrupt:  # before there is a command
+        say_stopped("nothing was begun")
+        sys.exit(INTERRUPTED)
     except PolyboundError as error:
         _fail(str(error))
     except OSError as error:
@@ -78,30 +76,38 @@ def common(
     """Train, bound, attack and certify polynomial networks."""
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound demo[/]   [bold]polybound demo --bound 0.8 --epochs 100[/]   "
-    "[bold]polybound demo --json --no-plot[/]"
+@command(
+    app,
+    "polybound demo",
+    "polybound demo --bound 0.8 --epochs 100",
+    "polybound demo --json --no-plot",
+    panel=NETWORKS,
+    stopped="nothing was kept; the same command begins anew",
 )
 def demo(
     bound: Annotated[float, typer.Option(help="Bound of the projected model's row-l1 norms.")] = 1.0,
     epochs: Annotated[int, typer.Option(min=2, help="Epochs; projections begin halfway.")] = 60,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the batches.")] = 0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the plot goes.")] = Path("polybound-demo.png"),
-    plot: Annotated[bool, typer.Option(help="Draw the plot (needs matplotlib).")] = True,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no plot, which needs matplotlib.")] = False,
     save: Annotated[Path | None, typer.Option(help="Folder to save both models in.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a plain and a projected PN-4 on the built-in digits; show accuracy and bounds side by side."""
+    """Train a plain and a projected PN-4 on the built-in digits; attack and certify both."""
     from polybound.cli.demo import run_demo
 
-    run_demo(bound, epochs, seed, output if plot else None, save, as_json)
+    run_demo(bound, epochs, seed, None if no_plot else output, save, as_json)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 60 "
-    "--start-epoch 30 --learning-rate 0.02[/]   "
-    "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]   "
-    "[bold]polybound train --dataset digits --adversary pgd-0.1-20-0.01[/]   [bold]polybound train --resume[/]"
+@command(
+    app,
+    "polybound train --dataset digits --method projection --bound 1 --epochs 20 --learning-rate 0.02",
+    "polybound train --dataset digits --optimiser adamw --learning-rate 0.003 --schedule cosine --epochs 20",
+    "polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1",
+    "polybound train --dataset digits --adversary pgd-0.1-20-0.01",
+    "polybound train --resume",
+    panel=NETWORKS,
+    stopped="every step up to here is saved; the same command goes on, and so does polybound train --resume",
 )
 def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
@@ -120,10 +126,25 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
-        int | None, typer.Option("--start-epoch", help="First epoch with projection or adversary; 50 by default.")
+        float | None,
+        typer.Option(
+            "--start-epoch",
+            help="First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.",
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="sgd, momentum, adamw, or a plugin's; sgd by default.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="0.001 by default.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of momentum (0 by default) and adamw (0.01 by default).")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: steps, cosine or constant; steps by default.")
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option(help="Share of each label that all classes have; 0 by default.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
@@ -141,7 +162,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
-    from polybound.cli.train import read_options, run_training, unfold
+    from polybound.cli.train import epoch_or_share, read_options, run_training, unfold
     from polybound.runs import interrupted
 
     given = {
@@ -155,9 +176,14 @@ def train(
         "protocol": protocol,
         "seeds": seed or None,
         "epochs": epochs,
-        "start": start,
+        "start": epoch_or_share(start),
         "batch_size": batch_size,
+        "optimiser": optimiser,
         "learning_rate": learning_rate,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "label_smoothing": label_smoothing,
         "rank": rank,
         "samples": samples,
         "validation": validation,
@@ -173,10 +199,13 @@ def train(
     run_training(stacks, runs, data_dir, device, tensorboard, as_json)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound evaluate runs/* --attacks paper --protocol both --means[/]   "
-    "[bold]polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500[/]   "
-    "[bold]polybound evaluate m.safetensors --dataset digits --attacks fgsm-0.1 --picture attack.png[/]"
+@command(
+    app,
+    "polybound evaluate runs/* --attacks paper --protocol both --means",
+    "polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500",
+    "polybound evaluate m.safetensors --dataset digits --attacks fgsm-0.1 --picture attack.png",
+    panel=NETWORKS,
+    stopped="runs keep what was measured of them; the same command goes on",
 )
 def evaluate(
     runs: Annotated[
@@ -233,11 +262,14 @@ def evaluate(
     run_evaluation(runs, attacks, options, count=count, shown=shown, means=means, per_class=per_class, **files)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound certify runs/NAME --eps 0.01 --eps 0.02[/]   "
-    "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json[/]   "
-    "[bold]polybound certify m.safetensors --check proofs.json[/]   "
-    "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs[/]"
+@command(
+    app,
+    "polybound certify runs/NAME --eps 0.01 --eps 0.02",
+    "polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json",
+    "polybound certify m.safetensors --check proofs.json",
+    "polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs",
+    panel=NETWORKS,
+    stopped="no proofs were written; the same command begins anew",
 )
 def certify(
     run: Annotated[
@@ -276,8 +308,11 @@ def certify(
         run_certify(run, eps, images, dataset, data_dir, method, 10.0 if budget is None else budget, save, as_json)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds runs/NAME --json[/]"
+@command(
+    app,
+    "polybound bounds model.safetensors",
+    "polybound bounds runs/NAME --json",
+    panel=NETWORKS,
 )
 def bounds(
     model: Network,
@@ -303,7 +338,12 @@ def bounds(
         show_bounds(table)
 
 
-@app.command(epilog="Example:  [bold]polybound info model.safetensors[/]   [bold]polybound info runs/NAME[/]")
+@command(
+    app,
+    "polybound info model.safetensors",
+    "polybound info runs/NAME",
+    panel=NETWORKS,
+)
 def info(model: Network, as_json: AsJson = False) -> None:
     """Show what a model file or a run folder holds: its kind, its configuration, its parameters."""
     from polybound.runs import load_subject

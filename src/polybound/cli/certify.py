@@ -35,6 +35,8 @@ def run_certify(
         raise PolyboundError("--save takes the certificates of one --eps")
     if save is not None and not save.parent.is_dir():
         raise PolyboundError(f"{save.parent}: no such folder")
+    if save is not None and save.is_dir():
+        raise PolyboundError(f"{save}: a folder, not a file")
     model, data = model_and_images(path, dataset, data_dir)
     x, y = data.x[:images], data.y[:images]
     rows = []

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import MofNCompleteColumn
 
-from polybound.cli.progress import progress_bar
+from polybound.cli.commands import command
+from polybound.cli.progress import hint, progress_bar
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
@@ -50,24 +51,8 @@ AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    app.command("experiments", epilog="Example:  [bold]polybound experiments[/]")(list_experiments)
-    app.command(
-        epilog="Examples:  [bold]polybound sweep table-1 --dry-run[/]   "
-        "[bold]polybound sweep figure-2 --dataset fashion-mnist --model pn-4 --seeds 5[/]   "
-        "[bold]polybound sweep table-5 --engine dask --address tcp://10.0.0.1:8786[/]"
-    )(sweep)
-    app.command(
-        epilog="Examples:  [bold]polybound reproduce figure-5[/]   "
-        "[bold]polybound reproduce table-1 --dataset fashion-mnist --model pn-4 --budget 0.1[/]"
-    )(reproduce)
-    app.command(epilog="Examples:  [bold]polybound compare runs[/]   [bold]polybound compare scores.csv --json[/]")(
-        compare
-    )
-    app.command(
-        epilog="Examples:  [bold]polybound report table-1 figure-2 --dataset fashion-mnist -o report.html[/]   "
-        "[bold]polybound report runs/* -o report.html[/]   "
-        "[bold]polybound report table-5 --seeds 10 --measure-every 25 --scores docs/results/scores.csv[/]"
-    )(report)
+    for function, name, examples in _COMMANDS:
+        command(app, *examples, name=name, panel="The paper's experiments", stopped=_STOPPED)(function)
 
 
 def list_experiments(as_json: AsJson = False) -> None:
@@ -159,7 +144,7 @@ def sweep(
         rows = [dict(row) for experiment in chosen for row in experiment_scores(experiment, runs, data_dir=data_dir)]
         print(json.dumps(rows, indent=1))
     else:
-        print("all done; this shows it:")
+        hint("all done; this shows it:")
         print(_report_command(names, runs, data_dir, *changes))
 
 
@@ -379,3 +364,36 @@ def _show_comparison(found: Sequence[Comparison], protocol: str, as_csv: bool) -
         print_wrapped(
             f"{near} of the {len(off)} others within 2 standard deviations of both, the paper's and these seeds'"
         )
+
+
+_STOPPED = "what was trained and measured is saved; the same command goes on"
+_COMMANDS = (
+    (list_experiments, "experiments", ["polybound experiments"]),
+    (
+        reproduce,
+        "reproduce",
+        [
+            "polybound reproduce figure-5",
+            "polybound reproduce table-1 --dataset fashion-mnist --model pn-4 --budget 0.1",
+        ],
+    ),
+    (
+        sweep,
+        "sweep",
+        [
+            "polybound sweep table-1 --dry-run",
+            "polybound sweep figure-2 --dataset fashion-mnist --model pn-4 --seeds 5",
+            "polybound sweep table-5 --engine dask --address tcp://10.0.0.1:8786",
+        ],
+    ),
+    (
+        report,
+        "report",
+        [
+            "polybound report runs/* -o report.html",
+            "polybound report table-1 figure-2 --dataset fashion-mnist -o report.html",
+            "polybound report table-5 --seeds 10 --measure-every 25 --scores docs/results/scores.csv",
+        ],
+    ),
+    (compare, "compare", ["polybound compare runs", "polybound compare scores.csv --json"]),
+)

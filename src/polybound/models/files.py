@@ -61,7 +61,7 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
         raise FileFormatError(f"{path}: not a whole safetensors file ({error})") from error
     except FileFormatError:
         raise
-    except (PolyboundError, TypeError, KeyError, ValueError) as error:
+    except (PolyboundError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: its config is not that of a polybound model ({error})") from error
     if len({tensor.dtype for tensor in state.values()}) != 1 or not all(t.is_floating_point() for t in state.values()):
         raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
