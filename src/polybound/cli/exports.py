@@ -54,6 +54,7 @@ class Exported:
 
 def export_model(about: Exported, target: Path, options: dict[str, Any]) -> list[Path]:
     """An ONNX file; with class names and domain if the data are there."""
+    model = about.model
     try:
         data = about.data()
     except (PolyboundError, OSError) as error:
@@ -62,8 +63,25 @@ def export_model(about: Exported, target: Path, options: dict[str, Any]) -> list
         note(f"without class names and domain, because the run's data cannot be loaded: {error}")
         data = None
     if data is not None:
-        options = options | {"class_names": data.class_names, "domain": data.domain}
-    return to_onnx(about.model, target, **options)
+        options = options | _described(data, options)
+    return to_onnx(model, target, **options)
+
+
+def _described(data: Dataset, options: dict[str, Any]) -> dict[str, Any]:
+    """What the data say of a network's inputs and outputs."""
+    scaling = _scaling(data) if options["scaling"] is None else options["scaling"]
+    return {"class_names": data.class_names, "domain": data.domain, "scaling": scaling}
+
+
+def _scaling(data: Dataset) -> tuple[float, float] | None:
+    """Factor and offset, if the images were bytes, or whole numbers up to 16 as the digits are; else None."""
+    low, high = data.domain
+    some = data.x[:256].double()
+    for most in (255, 16):
+        raw = (some - low) * most / (high - low)
+        if bool(((raw - raw.round()).abs() < 1e-3).all()):
+            return (high - low) / most, low
+    return None
 
 
 def export_properties(
@@ -89,5 +107,5 @@ def export_properties(
             right = torch.cat([model(part).argmax(1) for (part,) in inputs]) == y
         x, y = x[right], y[right]
     name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in about.path.stem) or "network"
-    options = options | {"class_names": data.class_names, "domain": data.domain, "name": name, "timeout": timeout}
+    options = options | _described(data, options) | {"name": name, "timeout": timeout}
     return export_benchmark(model, folder, x[:images], y[:images], eps, **options)

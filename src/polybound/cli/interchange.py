@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polybound.cli.commands import command
 from polybound.errors import PolyboundError
 
 __all__ = ["add_interchange"]
@@ -17,14 +18,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def add_interchange(app: typer.Typer) -> None:
     """Make the two commands known."""
-    app.command(
-        epilog="Examples:  [bold]polybound export m.safetensors net.onnx[/]   "
-        "[bold]polybound export runs/NAME net.onnx --graph torch[/]   "
-        "[bold]polybound export runs/NAME --vnnlib --eps 0.02 --images 100 -o benchmark[/]"
+    panel = "Other tools"
+    command(
+        app,
+        "polybound export m.safetensors net.onnx",
+        "polybound export runs/NAME net.onnx --graph torch",
+        "polybound export runs/NAME --vnnlib --eps 0.02 --images 100 -o benchmark",
+        panel=panel,
+        stopped="files that were written are whole",
     )(export)
-    app.command(
-        epilog="Examples:  [bold]polybound verify net.onnx property.vnnlib --timeout 60[/]   "
-        "[bold]polybound verify net.onnx property.vnnlib -o result.txt[/]"
+    command(
+        app,
+        "polybound verify net.onnx property.vnnlib --timeout 60",
+        "polybound verify net.onnx property.vnnlib -o result.txt",
+        panel=panel,
     )(verify)
 
 
@@ -40,7 +47,10 @@ def export(
     run: Annotated[int | None, typer.Option(help="Only this run of a stack; without it, a file for each.")] = None,
     dataset: Annotated[str | None, typer.Option(help="For class names and domain; by default the run's own.")] = None,
     scaling: Annotated[
-        str | None, typer.Option(metavar="FACTOR,OFFSET", help="What made inputs of raw values, for the metadata.")
+        str | None,
+        typer.Option(
+            metavar="FACTOR,OFFSET", help="What makes inputs of raw values; found for images in whole numbers."
+        ),
     ] = None,
     bounds: Annotated[bool, typer.Option(help="Prove Lipschitz bounds, for the metadata.")] = True,
     vnnlib: Annotated[bool, typer.Option("--vnnlib", help="A benchmark as VNN-COMP has them.")] = False,
