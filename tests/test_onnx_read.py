@@ -255,6 +255,37 @@ def test_every_truncation_is_refused(tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "model", [pb.CCP(4, 3, 2, 3, seed=0), pb.ConvCCP((1, 4, 4), 2, 2, 2, 3, pre=3, pool=(1,), seed=0)]
+)
+def test_damaged_files_are_read_or_refused_in_one_line(model, tmp_path):
+    [file] = to_onnx(model, tmp_path / "net.onnx", bounds=False)
+    content, rng = file.read_bytes(), np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(content)
+        for place in rng.integers(len(content), size=rng.integers(1, 4)):
+            damaged[place] ^= 1 << rng.integers(8)
+        file.write_bytes(bytes(damaged))
+        try:
+            from_onnx(file)
+        except pb.PolyboundError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_few_nodes_cannot_make_a_huge_polynomial(tmp_path):
+    squares = [node("Mul", f"v{n} v{n}", f"v{n + 1}") for n in range(40)]
+    nodes = [linear("W", "v0"), *squares, node("Identity", "v40", "output")]
+    with pytest.raises(pb.PolyboundError, match=r"the_v10.*degree above"):
+        from_onnx(save_graph(tmp_path / "net.onnx", nodes, MATRICES))
+
+
+def test_few_numbers_cannot_make_a_huge_constant(tmp_path):
+    nodes = [node("Expand", "one big", "e"), linear("W", "h"), node("Add", "h e", "output")]
+    tensors = MATRICES | {"one": np.float32([1]), "big": np.array([2**20, 2**20])}
+    with pytest.raises(pb.PolyboundError, match=r"the_e.*too large"):
+        from_onnx(save_graph(tmp_path / "net.onnx", nodes, tensors))
+
+
 def test_other_files_are_not_opened(tmp_path):
     [file] = to_onnx(pb.CCP(6, 4, 3, 3, seed=0), tmp_path / "net.onnx", bounds=False)
     with pytest.raises(pb.FileFormatError, match="another file"):

@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
+from polybound.deploy.onnx_files import type_name
 from polybound.deploy.onnx_operators import Node, Operand
 from polybound.deploy.onnx_select import gather, slice_parts
 from polybound.deploy.onnx_values import Constant, Value
@@ -29,8 +30,9 @@ def constant_of(tensor: onnx.TensorProto) -> Constant:
         PolyboundError: its type is none of float32, float64, int32 and int64, or it does not hold what it claims.
     """
     if tensor.data_type not in (*_FLOATS, *_WHOLE):
-        kind = TensorProto.DataType.Name(tensor.data_type)
-        raise PolyboundError(f"tensors of type {kind} are not read; FLOAT, DOUBLE, INT32 and INT64 are")
+        raise PolyboundError(
+            f"tensors of type {type_name(tensor.data_type)} are not read; FLOAT, DOUBLE, INT32 and INT64 are"
+        )
     if prod(tensor.dims) > DENSE_LIMIT:
         raise PolyboundError(f"a tensor of shape {list(tensor.dims)} is too large: {DENSE_LIMIT:,} entries fit")
     try:

@@ -17,7 +17,7 @@ from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
 
-__all__ = ["LARGEST_FILE", "OnnxMetadata", "read_proto", "write_proto"]
+__all__ = ["LARGEST_FILE", "OnnxMetadata", "read_proto", "type_name", "write_proto"]
 
 LARGEST_FILE = 2**30
 """Bytes of the largest ONNX file that is read; protocol buffers end at 2 GB."""
@@ -132,6 +132,12 @@ def read_proto(path: str | PathLike[str]) -> onnx.ModelProto:
         first = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         raise FileFormatError(f"{path}: not a valid ONNX file ({first})") from None
     return proto
+
+
+def type_name(code: int) -> str:
+    """What ONNX calls a type of tensors; a number that is none, as it is."""
+    known = dict(onnx.TensorProto.DataType.items())
+    return next((name for name, number in known.items() if number == code), str(code))
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -64,8 +64,8 @@ def written_out(linear: Callable[[Tensor], Tensor], inputs: int) -> Dense:
         PolyboundError: the matrix has too many entries to be written out.
     """
     outputs = linear(torch.zeros(1, inputs, dtype=torch.float64)).shape[1]
-    if inputs * outputs > DENSE_LIMIT:
-        raise PolyboundError(f"a map from {inputs:,} to {outputs:,} numbers has too many entries to be written out")
+    if inputs * max(inputs, outputs) > DENSE_LIMIT:
+        raise PolyboundError(f"a map from {inputs:,} to {outputs:,} numbers is too large to be written out")
     return Dense(linear(torch.eye(inputs, dtype=torch.float64)).T.contiguous())
 
 
@@ -80,6 +80,8 @@ def folded(steps: Sequence[Affine], inputs: int) -> tuple[Tensor, Tensor]:
             weight, constant = weight * scale.unsqueeze(1), constant * scale + step.constant
         return weight, constant
     chain = as_affine(steps, inputs)
+    if chain.outputs <= inputs and inputs * chain.outputs <= DENSE_LIMIT:
+        return chain.adjoint(torch.eye(chain.outputs, dtype=torch.float64)), chain.constant
     return written_out(chain.linear, inputs).weight, chain.constant
 
 

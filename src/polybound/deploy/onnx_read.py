@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from polybound.certificates import Network
 from polybound.deploy.onnx_constants import constant_of, fold, sizes_of
-from polybound.deploy.onnx_files import OnnxMetadata, read_proto
+from polybound.deploy.onnx_files import OnnxMetadata, read_proto, type_name
 from polybound.deploy.onnx_maps import as_affine
 from polybound.deploy.onnx_models import build_model
 from polybound.deploy.onnx_operators import OPERATORS, Node, Operand, why_not
@@ -222,12 +222,16 @@ def _name(node: onnx.NodeProto) -> str:
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
+    }
 
 
 def _constant(node: onnx.NodeProto) -> Constant:
     """The tensor of a Constant node."""
-    [attribute] = node.attribute
+    if len(node.attribute) != 1:
+        raise PolyboundError("a constant has one value")
+    attribute = node.attribute[0]
     value = onnx.helper.get_attribute_value(attribute)
     if attribute.name == "value":
         return constant_of(value)
@@ -242,7 +246,7 @@ def _input_shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
     """The shape of one input, without the batch."""
     tensor = info.type.tensor_type
     if tensor.elem_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        kind = TensorProto.DataType.Name(tensor.elem_type)
+        kind = type_name(tensor.elem_type)
         raise PolyboundError(f"the input {info.name!r} has type {kind}; FLOAT and DOUBLE are read")
     sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param for size in tensor.shape.dim]
     if len(sizes) < 2:

@@ -19,6 +19,9 @@ from polybound.models import Affine, Dense
 
 __all__ = ["Constant", "Product", "Value", "absorbed", "add", "multiply", "scale", "shift"]
 
+_HIGHEST = 1000
+"""A few nodes that square each other would make any degree."""
+
 
 @dataclass(frozen=True, eq=False)
 class Constant:
@@ -35,16 +38,19 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """`A(x) * before`: one product of the chain, and the name of the node that it was found at."""
+    """`A(x) * before`: one product of the chain.
+
+    Attributes:
+        A: the maps of the input.
+        before: the other factor.
+        node: the name of the node that it was found at.
+        degree: its degree as a polynomial of the input.
+    """
 
     A: Steps
     before: Value
     node: str
-
-    @property
-    def degree(self) -> int:
-        """The degree as a polynomial of the input."""
-        return self.before.degree + 1
+    degree: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +128,8 @@ def multiply(one: Value, other: Value, node: str) -> Value:
         one, other = other, one
     if one.base is None:
         return Value(_product(one.steps, other, node), (), one.shape, one.features)
+    if one.degree + other.degree > _HIGHEST:
+        raise PolyboundError(f"it makes a polynomial of a degree above {_HIGHEST}")
     one, other = absorbed(one), absorbed(other)
     for value, rest in ((one, other), (other, one)):
         if (factors := _plain_factors(value)) is not None:
@@ -138,7 +146,7 @@ def _product(A: Steps, before: Value, node: str) -> Product:
     """The product; a scale of the second factor is one of the first: A (d B) = (d A) B."""
     while before.steps and _is_scale(before.steps[-1]):
         A, before = (*A, before.steps[-1]), replace(before, steps=before.steps[:-1])
-    return Product(A, before, node)
+    return Product(A, before, node, before.degree + 1)
 
 
 def _plain_factors(value: Value) -> list[Steps] | None:
