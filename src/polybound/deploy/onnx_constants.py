@@ -133,12 +133,7 @@ def fold(node: Node, operands: Sequence[Operand]) -> Constant:
         raise PolyboundError(f"of constants only {', '.join(FOLDED)} are read")
     if sizes and node.operator not in _MOVES:
         raise PolyboundError("it computes with the size of the batch, which may be any")
-    try:
-        result = FOLDED[node.operator](node, [constant.tensor for constant in constants])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if isinstance(error, PolyboundError):
-            raise
-        raise PolyboundError(f"its constants do not fit ({str(error).splitlines()[0]})") from None
+    result = FOLDED[node.operator](node, [constant.tensor for constant in constants])
     if result.numel() > DENSE_LIMIT:
         raise PolyboundError(f"a constant of shape {tuple(result.shape)} is too large")
     return Constant(result, sizes)

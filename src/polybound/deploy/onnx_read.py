@@ -150,6 +150,9 @@ class _Reader:
                 self.found |= zip(node.output, self._results(node), strict=False)
             except PolyboundError as error:
                 raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {error}") from None
+            except _UNFIT as error:
+                why = f"its attributes and operands do not fit each other ({str(error).partition(chr(10))[0]})"
+                raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {why}") from None
         value = self._operand(name)
         if not isinstance(value, Value):
             raise PolyboundError(f"the output {name!r} does not depend on the input")
@@ -212,6 +215,8 @@ def _parts(node: Node, operands: Sequence[Operand], outputs: int) -> Sequence[Op
     return [Constant(part) for part in parts]
 
 
+# What torch and Python say of windows, axes and shapes that no tensor has; files may hold any.
+_UNFIT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 

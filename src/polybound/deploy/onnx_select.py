@@ -78,11 +78,7 @@ def parts_of(operator: str, value: Value, attributes: Attributes, operands: Sequ
     axes = [attributes.get("axis", 0)] if operator != "Slice" else _slice_axes(constants)
     if any(axis % places.ndim == 0 for axis in axes):
         raise PolyboundError("it takes a part of the batch")
-    try:
-        chosen = PARTS[operator](places, attributes, constants)
-    except (RuntimeError, IndexError) as error:
-        raise PolyboundError(f"its parts do not fit {value.shape} ({str(error).splitlines()[0]})") from None
-    return [_selected(value, part[0]) for part in chosen]
+    return [_selected(value, part[0]) for part in PARTS[operator](places, attributes, constants)]
 
 
 def _slice_axes(operands: Sequence[Tensor]) -> list[int]:

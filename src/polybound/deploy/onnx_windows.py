@@ -103,7 +103,8 @@ def average_pool(attributes: Mapping[str, Any], shape: tuple[int, ...]) -> tuple
     def pool(x: Tensor) -> Tensor:
         return _POOLINGS[dims](_padded(x.reshape(-1, *shape), margins), window, strides)
 
-    return written_out(lambda x: pool(x).flatten(1), prod(shape)), _out_shape(pool, shape)
+    out = _out_shape(pool, shape)
+    return written_out(lambda x: pool(x).flatten(1), prod(shape)), out
 
 
 def _out_shape(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> tuple[int, ...]:
