@@ -51,7 +51,20 @@ def model_file(tmp_path_factory):
 def test_help_names_every_command_and_does_not_load_torch(cli):
     result = process("-c", LIGHT)
     assert result.returncode == 0, result.stderr
-    names = ("demo", "train", "evaluate", "certify", "bounds", "info", "sweep", "reproduce", "report", "compare")
+    names = (
+        "demo",
+        "train",
+        "evaluate",
+        "certify",
+        "bounds",
+        "info",
+        "export",
+        "verify",
+        "sweep",
+        "reproduce",
+        "report",
+        "compare",
+    )
     for command in names:
         assert command in result.stdout
         assert "Example" in cli(command, "--help").out

@@ -12,6 +12,7 @@ from polybound._version import __version__
 from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.experiments import add_commands
+from polybound.cli.interchange import add_interchange
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
 
@@ -24,9 +25,12 @@ app = make_app("polybound", "Train, bound, attack and certify polynomial network
 app.add_typer(data_app, rich_help_panel=DATA)
 app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)
+add_interchange(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
+Network = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, an ONNX file, or a run folder.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -179,7 +183,8 @@ def train(
 )
 def evaluate(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, or models that model.save(path) wrote.")
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, models that model.save(path) wrote, or ONNX files."),
     ],
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
@@ -242,7 +247,9 @@ def evaluate(
     stopped="no proofs were written; the same command begins anew",
 )
 def certify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, a model that model.save(path) wrote, or an ONNX file.")
+    ],
     eps: Annotated[
         list[float] | None, typer.Option(metavar="<float>", help="Radius of the l_inf ball, in units of the data.")
     ] = None,

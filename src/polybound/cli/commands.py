@@ -25,6 +25,8 @@ ORDER = (
     "certify",
     "bounds",
     "info",
+    "export",
+    "verify",
     "data",
     "runs",
     "experiments",

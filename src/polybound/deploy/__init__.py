@@ -1,0 +1,72 @@
+"""Out of the lab: networks as ONNX, questions as VNN-LIB. What needs an extra says which one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from polybound.errors import PolyboundError
+
+if TYPE_CHECKING:
+    from polybound.deploy.onnx_export import to_onnx
+    from polybound.deploy.onnx_files import OnnxMetadata
+    from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
+    from polybound.deploy.verify import Verdict, verify
+    from polybound.deploy.vnnlib import Property, Region, read_vnnlib
+    from polybound.deploy.vnnlib_write import export_benchmark, robustness_vnnlib
+
+__all__ = [
+    "OnnxMetadata",
+    "OnnxNetwork",
+    "Property",
+    "Region",
+    "Verdict",
+    "export_benchmark",
+    "from_onnx",
+    "read_onnx",
+    "read_vnnlib",
+    "robustness_vnnlib",
+    "to_onnx",
+    "verify",
+]
+
+_HOME = {
+    "OnnxMetadata": "onnx_files",
+    "OnnxNetwork": "onnx_read",
+    "Property": "vnnlib",
+    "Region": "vnnlib",
+    "Verdict": "verify",
+    "export_benchmark": "vnnlib_write",
+    "from_onnx": "onnx_read",
+    "read_onnx": "onnx_read",
+    "read_vnnlib": "vnnlib",
+    "robustness_vnnlib": "vnnlib_write",
+    "to_onnx": "onnx_export",
+    "verify": "verify",
+}
+
+_EXTRAS = {
+    "onnx": ("onnx", "ONNX files need"),
+    "onnxruntime": ("onnx", "running ONNX files needs"),
+    "onnxscript": ("onnx", "torch's ONNX exporter needs"),
+}
+"""The packages of the extras: the extra's name, and what needs the package."""
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when first used: what lies under them needs extras."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'polybound.deploy' has no attribute {name!r}")
+    try:
+        value = globals()[name] = getattr(import_module(f"polybound.deploy.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        extra, who = _EXTRAS[package]
+        raise PolyboundError(f"{who} {package}: pip install 'polybound[{extra}]'") from None
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
