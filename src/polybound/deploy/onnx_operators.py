@@ -162,6 +162,8 @@ def _reshape(node: Node, operands: Sequence[Operand]) -> Value:
     sizes = [int(size) for size in target.tensor.reshape(-1).tolist()]
     if not sizes or (0 in sizes and node.get("allowzero", 0) and not target.sizes):
         raise PolyboundError(f"the new shape {sizes} has no batch, or is empty")
+    if sizes[0] not in (0, 1, -1) or (target.sizes and 0 in sizes[1:]):
+        raise PolyboundError(f"the new shape {sizes} does not begin with the batch, which may be of any size")
     old = (0, *value.shape)
     rest = [old[place] if size == 0 and 0 < place < len(old) else size for place, size in enumerate(sizes)][1:]
     known = prod(size for size in rest if size != -1)
