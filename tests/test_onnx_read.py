@@ -245,6 +245,31 @@ def test_many_ways_to_write_a_convolution_or_pooling(tmp_path):
     assert off(from_onnx(file).double()(x.double()), run(file, x)) < 1e-5
 
 
+def test_images_that_are_reshaped_on_the_way_are_no_conv_ccp(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {f"K{n}": rng.normal(size=(2, 1, 3, 3)).astype(np.float32) for n in range(2)}
+    tensors |= {
+        "Q": rng.normal(size=(3, 72)).astype(np.float32),
+        "wide": np.array([0, 1, 4, 9]),
+        "b": np.ones(2, np.float32),
+    }
+    nodes = [
+        node("Reshape", "input wide", "i"),
+        node("Conv", "i K0", "g", pads=[1, 1, 1, 1]),
+        node("Conv", "i K1 b", "h", pads=[1, 1, 1, 1]),
+        node("Mul", "h g", "p"),
+        node("Flatten", "p", "f"),
+        node("Gemm", "f Q", "output", transB=1),
+    ]
+    file = save_graph(tmp_path / "net.onnx", nodes, tensors, shape=("batch", 1, 6, 6))
+    model, x = from_onnx(file), torch.randn(5, 1, 6, 6)
+    assert isinstance(model, pb.CCP) and off(model(x), run(file, x)) < 1e-5
+    unreshaped = save_graph(
+        tmp_path / "conv.onnx", [node("Identity", "input", "i"), *nodes[1:]], tensors, shape=("batch", 1, 6, 6)
+    )
+    assert isinstance(from_onnx(unreshaped), pb.ConvCCP)
+
+
 def test_unused_nodes_do_no_harm(tmp_path):
     nodes = [linear("W", "output"), node("Relu", "output", "unused")]
     assert from_onnx(save_graph(tmp_path / "net.onnx", nodes, MATRICES)).degree == 1
