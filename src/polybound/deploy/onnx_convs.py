@@ -90,12 +90,13 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _alike(factors: list[_Factor]) -> bool:
-    """Whether the factors have one pre-convolution, square kernels of one shape, and constants 0, 1, ..., 1."""
+    """Whether the factors have one pre-convolution, as wide as they, square kernels of one shape, and constants 0, 1, ..."""
     shapes = {tuple(factor.kernel.weight.shape) for factor in factors}
     square = all(len(set(conv.weight.shape[2:])) == 1 for f in factors for conv in (*f.before, f.kernel))
     constants = [factor.shift for factor in factors] == [0.0] + [1.0] * (len(factors) - 1)
     one = all(same_steps(factors[0].before, factor.before) for factor in factors[1:])
-    return len(shapes) == 1 and square and constants and one
+    wide = all(conv.channels == factors[0].kernel.channels for conv in factors[0].before)
+    return len(shapes) == 1 and square and constants and one and wide
 
 
 def _pooled(factors: list[_Factor], between: list[Steps], shape: tuple[int, ...]) -> list[int] | None:
