@@ -90,7 +90,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _alike(factors: list[_Factor]) -> bool:
-    """Whether the factors have one pre-convolution, as wide as they, square kernels of one shape, and constants 0, 1, ..."""
+    """Whether the factors are of one kind: kernels square and of one shape, one pre-convolution, constants 0, 1, ..."""
     shapes = {tuple(factor.kernel.weight.shape) for factor in factors}
     square = all(len(set(conv.weight.shape[2:])) == 1 for f in factors for conv in (*f.before, f.kernel))
     constants = [factor.shift for factor in factors] == [0.0] + [1.0] * (len(factors) - 1)
