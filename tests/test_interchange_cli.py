@@ -12,6 +12,7 @@ import torch
 
 import polybound as pb
 from onnx_graphs import off, run
+from polybound.runs import DataSpec, Spec, train_together
 
 DOCS = Path(__file__).parents[1] / "docs" / "interchange.md"
 
@@ -71,6 +72,16 @@ def test_a_benchmark_by_one_command(cli, model_file, tmp_path):
         assert answer.code == 0 and (tmp_path / "r").read_text() == answer.out
         answers.add(answer.out.splitlines()[0])
     assert answers <= {"sat", "unsat"} and "sat" in answers
+
+
+def test_run_folders_know_their_data(cli, tmp_path):
+    recipe = pb.Recipe.of(epochs=1)
+    (run,) = train_together([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path / "runs")
+    assert cli("export", run.path, tmp_path / "net.onnx", "--no-bounds").code == 0
+    assert pb.deploy.read_onnx(tmp_path / "net.onnx").metadata.class_names == tuple("0123456789")
+    assert cli("export", run.path, "--vnnlib", "--eps", "0.1", "-n", "2", "--no-bounds", "-o", tmp_path / "b").code == 0
+    [network] = (tmp_path / "b" / "onnx").iterdir()
+    assert network.name == f"{run.path.name}.onnx"
 
 
 def test_correct_images_only(cli, model_file, tmp_path, model):

@@ -139,6 +139,17 @@ REFUSED = {
         ],
         "the_t.*size of the batch",
     ),
+    "batch not first": (
+        [
+            node("Shape", "input", "s"),
+            node("Slice", "s zero one zero", "n"),
+            node("Concat", "four n", "t", axis=0),
+            node("Reshape", "input t", "r"),
+            linear("W", "output", "r"),
+        ],
+        "the_r.*begin with the batch",
+    ),
+    "batch of a number": ([node("Reshape", "input fixed", "r"), linear("W", "output", "r")], "the_r.*begin with"),
     "transposed batch": ([linear("W", "h"), node("Transpose", "h", "output", perm=[1, 0])], "the_output.*batch"),
     "power": ([linear("W", "h"), node("Pow", "h half", "output")], "the_output.*are read"),
     "constant output": ([node("Identity", "W", "output")], "does not depend"),
@@ -150,6 +161,8 @@ NUMBERS = {
     "zero": np.array([0]),
     "one": np.array([1]),
     "two": np.array([2]),
+    "four": np.array([4]),
+    "fixed": np.array([5, 4]),
     "half": np.float32(0.5),
     "S2": np.ones((3, 2), np.float32),
     "W16": np.ones((3, 16), np.float32),
@@ -230,6 +243,31 @@ def test_many_ways_to_write_a_convolution_or_pooling(tmp_path):
     file = save_graph(tmp_path / "net.onnx", nodes, kernels, shape=(1, 2, 6, 7), out=(1, "many"))
     x = torch.randn(1, 2, 6, 7)
     assert off(from_onnx(file).double()(x.double()), run(file, x)) < 1e-5
+
+
+def test_images_that_are_reshaped_on_the_way_are_no_conv_ccp(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {f"K{n}": rng.normal(size=(2, 1, 3, 3)).astype(np.float32) for n in range(2)}
+    tensors |= {
+        "Q": rng.normal(size=(3, 72)).astype(np.float32),
+        "wide": np.array([0, 1, 4, 9]),
+        "b": np.ones(2, np.float32),
+    }
+    nodes = [
+        node("Reshape", "input wide", "i"),
+        node("Conv", "i K0", "g", pads=[1, 1, 1, 1]),
+        node("Conv", "i K1 b", "h", pads=[1, 1, 1, 1]),
+        node("Mul", "h g", "p"),
+        node("Flatten", "p", "f"),
+        node("Gemm", "f Q", "output", transB=1),
+    ]
+    file = save_graph(tmp_path / "net.onnx", nodes, tensors, shape=("batch", 1, 6, 6))
+    model, x = from_onnx(file), torch.randn(5, 1, 6, 6)
+    assert isinstance(model, pb.CCP) and off(model(x), run(file, x)) < 1e-5
+    unreshaped = save_graph(
+        tmp_path / "conv.onnx", [node("Identity", "input", "i"), *nodes[1:]], tensors, shape=("batch", 1, 6, 6)
+    )
+    assert isinstance(from_onnx(unreshaped), pb.ConvCCP)
 
 
 def test_unused_nodes_do_no_harm(tmp_path):

@@ -106,6 +106,11 @@ def export_properties(
             inputs = DataLoader(TensorDataset(x.to(next(model.parameters()).dtype)), batch_size=256)
             right = torch.cat([model(part).argmax(1) for (part,) in inputs]) == y
         x, y = x[right], y[right]
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in about.path.stem) or "network"
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in _stem(about.path)) or "network"
     options = options | _described(data, options) | {"name": name, "timeout": timeout}
     return export_benchmark(model, folder, x[:images], y[:images], eps, **options)
+
+
+def _stem(path: Path) -> str:
+    """A folder's name, which may have dots, or a file's without its ending."""
+    return path.resolve().name if path.is_dir() else path.stem

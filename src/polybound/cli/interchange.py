@@ -37,7 +37,7 @@ def add_interchange(app: typer.Typer) -> None:
 
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model's file.")],
-    out: Annotated[Path | None, typer.Argument(metavar="[OUT.onnx]", help="The ONNX file.")] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT.onnx", help="The ONNX file.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The same; with --vnnlib the benchmark's folder.")
     ] = None,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-import torch
 from torch import Tensor
 
 from polybound.deploy.onnx_maps import Diagonal, Steps, folded, same_steps
@@ -30,18 +30,19 @@ def as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
     if not polynomial.steps:
         place = max((n for n, step in enumerate(first, 1) if isinstance(step, Conv | Pool)), default=0)
         first, last = first[:place], first[place:]
-    factors = [_factor(steps) for steps in (first, *(step.A for step in polynomial.steps))]
+    factors = [_factor(steps, shape) for steps in (first, *(step.A for step in polynomial.steps))]
     known = [factor for factor in factors if factor is not None]
-    if len(known) < len(factors) or not _alike(known) or [f.shift for f in known] != [0.0] + [1.0] * (len(known) - 1):
+    if len(known) < len(factors) or not _alike(known):
         return None
-    pool = _pooled(known, [step.S for step in polynomial.steps[1:]])
-    if pool is None:
-        return None
+    between = [step.S for step in polynomial.steps[1:]]
     if last and isinstance(last[0], Pool):
-        pool, last = [*pool, len(known)], last[1:]
-    if len(set(pool)) < len(pool) or any(isinstance(step, Conv | Pool) for step in last):
+        between, last = [*between, last[:1]], last[1:]
+    else:
+        between = [*between, ()]
+    pool = _pooled(known, between, shape)
+    if pool is None or any(isinstance(step, Conv | Pool) for step in last):
         return None
-    units = known[0].kernel.channels * torch.Size(n >> len(pool) for n in shape[1:]).numel()
+    units = known[0].kernel.channels * prod(n >> len(pool) for n in shape[1:])
     Q, beta = folded(last, units)
     before = known[0].before
     pre, bias = (before[0].weight, before[0].bias) if before else (None, None)
@@ -49,14 +50,24 @@ def as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
     return ConvCCP.from_factors(kernels, Q, beta, shape=shape, pre=pre, pre_bias=bias, pool=pool)
 
 
-def _factor(steps: Steps) -> _Factor | None:
+def _follow(steps: Steps, shape: tuple[int, ...]) -> bool:
+    """Whether each map is of images of the shape that the one before it makes; a reshape may have come between."""
+    for step in steps:
+        if isinstance(step, Conv | Pool):
+            if step.shape != shape:
+                return False
+            shape = step.out_shape
+    return True
+
+
+def _factor(steps: Steps, shape: tuple[int, ...]) -> _Factor | None:
     """What a chain of maps of the input is as a factor of a ConvCCP; None if it is none."""
     convs = []
     for step in steps:
         if not isinstance(step, Conv):
             break
         convs.append(step)
-    if not 1 <= len(convs) <= 2:
+    if not 1 <= len(convs) <= 2 or not _follow(steps, shape):
         return None
     shift, poolings = _uniform(convs[-1].bias), 0
     for step in steps[len(convs) :]:
@@ -79,21 +90,32 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _alike(factors: list[_Factor]) -> bool:
-    """Whether the factors have one pre-convolution and kernels of one shape, as wide in each direction."""
+    """Whether the factors are of one kind: kernels square and of one shape, one pre-convolution, constants 0, 1, ..."""
     shapes = {tuple(factor.kernel.weight.shape) for factor in factors}
     square = all(len(set(conv.weight.shape[2:])) == 1 for f in factors for conv in (*f.before, f.kernel))
-    return len(shapes) == 1 and square and all(same_steps(factors[0].before, f.before) for f in factors[1:])
+    constants = [factor.shift for factor in factors] == [0.0] + [1.0] * (len(factors) - 1)
+    one = all(same_steps(factors[0].before, factor.before) for factor in factors[1:])
+    wide = all(conv.channels == factors[0].kernel.channels for conv in factors[0].before)
+    return len(shapes) == 1 and square and constants and one and wide
 
 
-def _pooled(factors: list[_Factor], between: list[Steps]) -> list[int] | None:
-    """The degrees after which the product is pooled; None if the factors are not pooled as often as it is."""
+def _pooled(factors: list[_Factor], between: list[Steps], shape: tuple[int, ...]) -> list[int] | None:
+    """The degrees after which the product is pooled, once each; None if the factors are not pooled as often as it is.
+
+    Args:
+        factors: the factors.
+        between: the maps after the second product, after the third, and so on, and those after the last.
+        shape: shape of one input.
+    """
+    degree = len(factors)
+    # What is done after the first factor is part of it; of degree one it was split off.
+    after = [*([()] if degree > 1 else []), *between]
     pool = [1] * factors[0].poolings
-    for n, factor in enumerate(factors[1:], 2):
-        if n > 2:
-            maps = between[n - 3]
-            if not all(isinstance(step, Pool) for step in maps):
-                return None
-            pool += [n - 1] * len(maps)
-        if factor.poolings != len(pool):
+    for n, (factor, maps) in enumerate(zip(factors, after, strict=True), 1):
+        image = (factors[0].kernel.channels, *(size >> len(pool) for size in shape[1:]))
+        if (n > 1 and factor.poolings != len(pool)) or not all(isinstance(step, Pool) for step in maps):
             return None
-    return pool
+        if not _follow(maps, image):
+            return None
+        pool += [n] * len(maps)
+    return pool if len(set(pool)) == len(pool) else None

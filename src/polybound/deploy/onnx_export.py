@@ -116,13 +116,17 @@ def _torch_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     example = torch.zeros(3, *model.shape, dtype=parameter.dtype, device=parameter.device)
     options: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False, "dynamo": True}
     forward = layers(model)
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            forward.eval(), (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), **options
-        )
-    if program is None:
-        raise AssertionError("torch's exporter returned no program")
-    return program.model_proto
+    options["dynamic_shapes"] = ({0: torch.export.Dim.DYNAMIC},)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(forward.eval(), (example,), **options)
+        if program is None:
+            raise RuntimeError("it returned nothing")
+        return program.model_proto
+    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
+        # Its own errors are essays; older versions of torch lack what is asked for.
+        why = str(error).strip().partition("\n")[0]
+        raise PolyboundError(f"torch's exporter cannot write this model ({why}); graph='plain' can") from error
 
 
 @contextlib.contextmanager

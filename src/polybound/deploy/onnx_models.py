@@ -65,13 +65,17 @@ def _as_ccp(polynomial: Polynomial, shape: tuple[int, ...], form: str) -> CCP | 
     plain = [n for n, (_, constant) in enumerate(maps) if not constant.any()]
     if plain:
         maps.insert(0, maps.pop(plain[0]))  # the order of factors does not matter
-    weights, constants = ([pair[i] for pair in maps] for i in (0, 1))
-    if plain and (form != "product" or beta.any()) and all(bool((constant == 1).all()) for constant in constants[1:]):
-        return CCP.from_factors(weights, Q, beta, shape=shape)
+    ones = all(bool((constant == 1).all()) for _, constant in maps[1:])
+    if plain and ones and (form != "product" or beta.any()):
+        return CCP.from_factors([weight for weight, _ in maps], Q, beta, shape=shape)
     U = [torch.cat([weight, constant.unsqueeze(1)], 1) for weight, constant in maps]
+    return _product_form(U, Q, beta, shape)
+
+
+def _product_form(U: list[Tensor], Q: Tensor, beta: Tensor, shape: tuple[int, ...]) -> CCP:
+    """A CCP in product form; one more unit that is always 1 carries the output's constant, if there is one."""
     if beta.any():
-        # One more unit that is always 1 carries the output's constant.
-        unit = torch.zeros(1, polynomial.features + 1, dtype=torch.float64)
+        unit = torch.zeros(1, U[0].shape[1], dtype=torch.float64)
         unit[0, -1] = 1.0
         U, Q = [torch.cat([rows, unit]) for rows in U], torch.cat([Q, beta.unsqueeze(1)], 1)
     return CCP.from_factors(U, Q, form="product", shape=shape)

@@ -162,14 +162,20 @@ def _reshape(node: Node, operands: Sequence[Operand]) -> Value:
     sizes = [int(size) for size in target.tensor.reshape(-1).tolist()]
     if not sizes or (0 in sizes and node.get("allowzero", 0) and not target.sizes):
         raise PolyboundError(f"the new shape {sizes} has no batch, or is empty")
-    old = (0, *value.shape)
-    rest = [old[place] if size == 0 and 0 < place < len(old) else size for place, size in enumerate(sizes)][1:]
-    known = prod(size for size in rest if size != -1)
-    if rest.count(-1) == 1 and known > 0:
-        rest = [value.size // known if size == -1 else size for size in rest]
+    if sizes[0] not in (0, 1, -1) or (target.sizes and 0 in sizes[1:]):
+        raise PolyboundError(f"the new shape {sizes} does not begin with the batch, which may be of any size")
+    rest = _inferred(sizes, value)
     if any(size < 1 for size in rest) or prod(rest) != value.size:
         raise PolyboundError(f"{value.shape} to {sizes} would mix the inputs of a batch")
     return replace(value, shape=tuple(rest))
+
+
+def _inferred(sizes: list[int], value: Value) -> list[int]:
+    """A new shape without the batch: 0 keeps a size, and -1, if there is one, is whatever is left."""
+    kept = [0, *value.shape] + [0] * len(sizes)
+    rest = [size or kept[place] for place, size in enumerate(sizes) if place]
+    known = prod(size for size in rest if size != -1)
+    return [value.size // known if size == -1 and known > 0 else size for size in rest]
 
 
 def _axes(node: Node, operands: Sequence[Operand]) -> list[int]:

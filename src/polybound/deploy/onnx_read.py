@@ -62,8 +62,10 @@ class OnnxNetwork:
 
     @cached_property
     def network(self) -> Network:
-        """The factors made ready for bounding, once for all questions."""
-        return Network(self.factors)
+        """The factors made ready for bounding, once for all questions; of PN-Conv that takes a minute or so."""
+        network = Network(self.factors)
+        _ = network.stretch, network.norms_S
+        return network
 
     def model(self) -> PolynomialNetwork:
         """The model; float32 if the graph is and nothing was lost by it, else float64.

@@ -62,7 +62,7 @@ def verify(
     Args:
         network: an ONNX file, or what `read_onnx` made of it.
         question: a VNN-LIB file, or what `read_vnnlib` made of it.
-        timeout: seconds, from the start of the search; reading the files is not counted.
+        timeout: seconds, from the start of the search; reading the files and `OnnxNetwork.network` are not counted.
 
     Raises:
         PolyboundError: a file cannot be read, or the two do not fit each other.
