@@ -11,6 +11,7 @@ import typer
 
 from polybound._version import __version__
 from polybound.cli.data import data_app
+from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app)
+app.add_typer(encrypt_app)
 app.add_typer(runs_app)
 add_commands(app)
 

@@ -1,4 +1,4 @@
-"""Out of the lab: networks as ONNX, questions as VNN-LIB. What needs an extra says which one."""
+"""Out of the lab: networks as ONNX, questions as VNN-LIB, encrypted inference. What needs an extra says which one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,47 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
+    from polybound.deploy.encrypted.client import Client
+    from polybound.deploy.encrypted.http import serve
+    from polybound.deploy.encrypted.plan import Plan, plan_encryption
+    from polybound.deploy.encrypted.public import PublicPlan
+    from polybound.deploy.encrypted.remote import Answer, RemoteClassifier
+    from polybound.deploy.encrypted.server import Server
     from polybound.deploy.vnnlib import Property, read_vnnlib
 
-__all__ = ["Property", "read_vnnlib"]
+__all__ = [
+    "Answer",
+    "Client",
+    "Plan",
+    "Property",
+    "PublicPlan",
+    "RemoteClassifier",
+    "Server",
+    "plan_encryption",
+    "read_vnnlib",
+    "serve",
+]
 
-_HOME = {"Property": "vnnlib", "read_vnnlib": "vnnlib"}
+_HOME = {
+    "Answer": "encrypted.remote",
+    "Client": "encrypted.client",
+    "Plan": "encrypted.plan",
+    "Property": "vnnlib",
+    "PublicPlan": "encrypted.public",
+    "RemoteClassifier": "encrypted.remote",
+    "Server": "encrypted.server",
+    "plan_encryption": "encrypted.plan",
+    "read_vnnlib": "vnnlib",
+    "serve": "encrypted.http",
+}
 
 _EXTRAS = {
     "onnx": ("onnx", "ONNX files need"),
     "onnxruntime": ("onnx", "running ONNX files needs"),
     "onnxscript": ("onnx", "torch's ONNX exporter needs"),
+    "tenseal": ("encrypted", "encrypted inference needs"),
+    "tornado": ("encrypted", "serving encrypted inference needs"),
+    "zstandard": ("encrypted", "encrypted inference in batches needs"),
 }
 """The packages of the extras: the extra's name, and what needs the package."""
 

@@ -13,7 +13,10 @@ from polybound.deploy.encrypted.layout import Layout
 from polybound.deploy.encrypted.parameters import Parameters
 from polybound.errors import PolyboundError
 
-__all__ = ["PublicPlan"]
+__all__ = ["PLAN_HEADER", "PublicPlan"]
+
+PLAN_HEADER = "Polybound-Plan"
+"""The header of a request that names the digest of its plan."""
 
 _VERSION = 1
 
