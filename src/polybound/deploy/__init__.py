@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
+    from polybound.deploy.encrypted.batch import BatchClient, BatchServer
+    from polybound.deploy.encrypted.batch_plan import BatchPlan, plan_batches
     from polybound.deploy.encrypted.client import Client
     from polybound.deploy.encrypted.http import serve
     from polybound.deploy.encrypted.plan import Plan, plan_encryption
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "BatchClient",
+    "BatchPlan",
+    "BatchServer",
     "Client",
     "Plan",
     "Property",
     "PublicPlan",
     "RemoteClassifier",
     "Server",
+    "plan_batches",
     "plan_encryption",
     "read_vnnlib",
     "serve",
@@ -31,12 +37,16 @@ __all__ = [
 
 _HOME = {
     "Answer": "encrypted.remote",
+    "BatchClient": "encrypted.batch",
+    "BatchPlan": "encrypted.batch_plan",
+    "BatchServer": "encrypted.batch",
     "Client": "encrypted.client",
     "Plan": "encrypted.plan",
     "Property": "vnnlib",
     "PublicPlan": "encrypted.public",
     "RemoteClassifier": "encrypted.remote",
     "Server": "encrypted.server",
+    "plan_batches": "encrypted.batch_plan",
     "plan_encryption": "encrypted.plan",
     "read_vnnlib": "vnnlib",
     "serve": "encrypted.http",
