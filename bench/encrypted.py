@@ -149,8 +149,16 @@ def table(results: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", "| network | ring: moduli (bits) | client | server | largest error | estimate, images | estimate, domain |",
-              "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    header = (
+        "network",
+        "ring: moduli (bits)",
+        "client",
+        "server",
+        "largest error",
+        "estimate, images",
+        "estimate, domain",
+    )
+    lines += ["", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for r in (first, bounded, mnist):
         bits = ", ".join(map(str, r["parameters"]["bits"]))
         lines.append(

@@ -49,8 +49,8 @@ class BatchClient:
 
         Compressed they are a little more than half as large, and take twice the server's time.
         """
-        images = np.asarray(images, dtype=np.float64).reshape(len(images), -1)
-        if images.shape[1] != self.features or not 0 < len(images) <= self.parameters.ring // 2:
+        images = np.asarray(images, dtype=np.float64)
+        if images.shape[1:] != (self.features,) or not 0 < len(images) <= self.parameters.ring // 2:
             raise PolyboundError(
                 f"1 to {self.parameters.ring // 2} images of {self.features} pixels are wanted, got {images.shape}"
             )

@@ -76,7 +76,8 @@ class Client:
             raise PolyboundError("the reply is no ciphertext of the plan")
         plain = sealapi.Plaintext()
         self._decryptor.decrypt(result, plain)
-        logits: Array = np.array(self._encoder.decode_double(plain)[: self.plan.layout.classes])
+        first, classes = self.plan.layout.first, self.plan.layout.classes
+        logits: Array = np.array(self._encoder.decode_double(plain)[first : first + classes])
         return logits
 
     def _encrypt(self, slots: Any) -> Any:

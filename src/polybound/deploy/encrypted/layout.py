@@ -14,17 +14,40 @@ whole logit, that of class `s mod T`: there are no partial sums.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Layout", "padded"]
+__all__ = ["Layout", "padded", "peaks"]
 
 
 def padded(n: int) -> int:
     """The smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
+
+
+@lru_cache
+def peaks(slots: int) -> npt.NDArray[np.float64]:
+    """How much the error of a key switch is larger in a slot than in the mean of all: a ratio of variances.
+
+    SEAL's digits lie between 0 and q_i, not around 0. Their mean adds `(1 + X + ... + X^(N-1)) e(X) q_i / 2` to the
+    error, which at the root of unity z of a slot is `2 / (1 - z)` times e(z): large where z is near 1.
+    """
+    ring = 2 * slots
+    exponents = np.array([pow(3, slot, 2 * ring) for slot in range(slots)])
+    return 0.25 + 0.75 / (ring * np.sin(np.pi * exponents / (2 * ring)) ** 2)
+
+
+@lru_cache
+def _calmest(slots: int, period: int, window: int) -> tuple[int, float]:
+    """The first slot of the calmest window, a multiple of the period, and its highest peak."""
+    height = peaks(slots)
+    starts = np.arange(0, slots, period)
+    worst = np.max([height[(starts + n) % slots] for n in range(window)], axis=0)
+    best = int(np.argmin(worst))
+    return int(starts[best]), float(worst[best])
 
 
 @dataclass(frozen=True)
@@ -50,9 +73,13 @@ class Layout:
     baby: int
 
     def fits(self) -> bool:
-        """Whether rows and columns have room, and the rotations divide the diagonals."""
-        sizes = (self.rows, self.columns, self.class_period)
-        return max(sizes) <= self.slots and self.uploads * self.baby <= self.diagonals
+        """Whether the sizes make sense, rows and columns have room, and the rotations divide the diagonals."""
+        sizes = (self.features, self.classes, self.rank, self.slots, self.uploads, self.baby)
+        if min(sizes) < 1 or not 0 <= self.depth < 8 or any(n & (n - 1) for n in sizes[3:]):
+            return False
+        if max(self.rows, self.class_period) > self.slots:
+            return False
+        return self.columns <= self.slots and self.uploads * self.baby <= self.diagonals
 
     @property
     def pairs(self) -> int:
@@ -93,6 +120,21 @@ class Layout:
     def class_period(self) -> int:
         """The number T of slots after which the logits repeat."""
         return padded(self.classes)
+
+    @property
+    def first(self) -> int:
+        """The slot of the first logit; those of the other classes follow."""
+        return self._window[0]
+
+    @property
+    def peak(self) -> float:
+        """How much larger the errors of key switches are near the logits' slots than in the mean; as variances."""
+        return max(1.0, self._window[1])
+
+    @property
+    def _window(self) -> tuple[int, float]:
+        # The output map gathers from as many slots after a logit's own as there are units.
+        return _calmest(self.slots, self.class_period, min(self.slots, self.class_period + self.units))
 
     @property
     def out_diagonals(self) -> int:

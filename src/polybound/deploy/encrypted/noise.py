@@ -6,6 +6,7 @@ variance v has slots of variance N v, and slots of one polynomial are uncorrelat
 - encryption: coefficients of standard deviation 3.2; encoding: rounding, 1/12;
 - rescaling and the end of a key switch: both parts are rounded, `(1 + 2 N / 3) / 12` with a ternary secret;
 - a key switch: digits below q_i times errors of the keys, divided by the special prime P: `N 3.2^2 sum q_i^2 / 3 P^2`;
+  in few slots it is much larger (see `layout.peaks`): the logits lie where it is not, the rest counts the largest;
 - a product: each side's error times the largest value of the other.
 
 The estimate is seven standard deviations. It takes these errors as independent of the image, and the values at the
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polybound.deploy.encrypted.layout import Layout
+from polybound.deploy.encrypted.layout import Layout, peaks
 from polybound.deploy.encrypted.polynomial import Array, Polynomial
 from polybound.deploy.encrypted.ranges import Ranges
 
@@ -106,14 +107,16 @@ def error_of(layout: Layout, gains: Gains, scales: Scales, length: float) -> Arr
     def at(scale: Array, variance: float) -> Array:
         return np.asarray(variance * 4.0**-scale)[..., None]
 
-    pixels = fresh_variance(ring) + switch[0] * (layout.baby - 1)
+    highest = float(peaks(layout.slots).max())
+    # One of the pixels may lie in the slot of the highest peak.
+    pixels = fresh_variance(ring) + switch[0] * (layout.baby - 1) * max(1.0, highest / layout.pairs)
     total = gains.pixels * at(scales.pixels, pixels) / 2
-    rotations = 2 * (layout.giant * layout.copies + 1) + (depth > 0)
+    rotations = 2 * (layout.giant * layout.copies + highest) + (depth > 0) * highest
     factors = at(scales.weights, 2 * length**2 * ring / 12) + at(scales.level(0), rotations * switch[0])
     total = total + gains.factors * factors
     for n in range(1, depth + 1):
-        error = at(scales.level(n), rounding + (switch[n] if n < depth else 0.0))
-        error = error + at(2 * scales.level(n - 1), switch[n - 1])
+        error = at(scales.level(n), rounding + (switch[n] * highest if n < depth else 0.0))
+        error = error + at(2 * scales.level(n - 1), switch[n - 1] * highest)
         total = total + gains.levels[n - 1] * error
     total = total + _output_error(layout, gains, scales, at, switch[-1], rounding)
     estimate: Array = DEVIATIONS * np.sqrt(total)
@@ -128,10 +131,10 @@ def _output_error(
     final = products + scales.output
     # Weights that repeat after p slots are polynomials of 2 p coefficients: only these are rounded.
     coefficients = 2 * max(layout.units, layout.class_period)
-    error = gains.levels[-1] * at(products, (layout.out_baby - 1) * switch)
+    error = gains.levels[-1] * at(products, (layout.out_baby - 1) * layout.peak * switch)
     error = error + at(scales.output, gains.products * coefficients / 12)
     folded = layout.units // layout.out_diagonals
-    error = error + at(final, (layout.out_giant + 1) * folded * switch)
+    error = error + at(final, (layout.out_giant + 1) * folded * layout.peak * switch)
     spare = len(scales.primes) - 1 - layout.depth
     if spare:
         error = error + at(final - sum(scales.primes[1 : spare + 1]), 2 * rounding)

@@ -123,7 +123,7 @@ def _moduli(limit: int, depth: int, spare: int) -> Iterator[tuple[int, ...]]:
     """Sizes of primes to compare: the last data prime, the spare ones and those of the tree; the special prime."""
     others = depth + spare
     for last in range(44, 61, 2):
-        for special in range(34, 61, 2):
+        for special in (34, 38, 42, 46, 50, 54, 58, 60):
             each = min(60, (limit - last - special) // others) if others else 0
             if others == 0 or each >= 24:
                 yield (last, *[each] * others, special)
@@ -134,11 +134,11 @@ def _scales_for(bits: tuple[int, ...], layout: Layout, ranges: Ranges) -> Scales
     primes = tuple(map(float, bits[:-1]))
     spare = len(primes) - 1 - layout.depth
     final = sum(primes[: spare + 1]) - 1 - MARGIN - np.log2(max(ranges.logits.max(), 1.0))
-    output = np.arange(2.0, 50.0)[:, None]
+    output = np.arange(2.0, 50.0, 2.0)[:, None]
     level = final - output
     for k in reversed(range(layout.depth)):
         level = (level + primes[-1 - k]) / 2
-    pixels = np.arange(8.0, 50.0)[None, :]
+    pixels = np.arange(8.0, 42.0)[None, :]
     return Scales(primes, float(bits[-1]), pixels, level - pixels, output)
 
 

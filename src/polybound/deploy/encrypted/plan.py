@@ -96,7 +96,7 @@ def _layouts(polynomial: Polynomial, uploads: int) -> Iterator[tuple[float, Layo
     depth = (polynomial.degree - 1).bit_length()
     found = []
     for ring in MODULUS_BITS:
-        for baby in (1, 2, 4, 8, 16):
+        for baby in (1, 2, 4):
             for spare in (0, 1, 2):
                 sizes = (polynomial.features, polynomial.classes, polynomial.rank, depth, ring // 2)
                 layout = Layout(*sizes, uploads, baby)
@@ -150,11 +150,24 @@ def _refusal(polynomial: Polynomial, ranges: Ranges, tolerance: float, uploads: 
 
 
 def _largest_bound(polynomial: Polynomial, tolerance: float, uploads: int) -> float:
-    """The largest bound of the l1 norms of all rows, to two digits, that makes the model fit; 0 if none does."""
+    """The largest bound of the l1 norms of all rows, to some digits, that makes the model fit; 0 if none does."""
+    # What fits anything fits the packing with the most slots and the fewest rotations of pixels.
+    most = [found for found in _layouts(polynomial, uploads) if found[1].baby == 1]
+    widest = max(layout.slots for _, layout, _ in most)
+    candidates = [(layout, spare) for _, layout, spare in most if layout.slots == widest]
+
+    def fits(bound: float) -> bool:
+        smaller = polynomial.bounded(bound)
+        proven, usual = Demand.of(smaller, proven_ranges(smaller)), Demand.of(smaller, usual_ranges(smaller))
+        choices = (best_parameters(layout, proven, usual, spare, tolerance) for layout, spare in candidates)
+        return any(choice is not None and choice.error <= tolerance for choice in choices)
+
     low, high = 0.0, float(max(np.abs(polynomial.W).sum(-1).max(), np.abs(polynomial.C).sum(-1).max()))
-    for _ in range(12):
-        middle = (low + high) / 2 if low else high / 2
-        smaller = polynomial.bounded(middle)
-        fits = _fastest(smaller, proven_ranges(smaller), tolerance, uploads) is not None
-        low, high = (middle, high) if fits else (low, middle)
+    # By factors first: the norms may be far too large.
+    while high > 1e-3 and not fits(high / 4):
+        high /= 4
+    low = high / 4 if high > 1e-3 else 0.0
+    for _ in range(5 if low else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low

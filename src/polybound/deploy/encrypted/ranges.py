@@ -157,6 +157,7 @@ def _ranges(
         others.append(np.stack([reach(sorted(everything - set(group))) for group in level]))
     logits = outward(np.abs(polynomial.C) @ nodes[-1][0] + np.abs(polynomial.beta), polynomial.rank + 1)
     length = np.sqrt(polynomial.features) * pixel if length is None else length
+    length = float(length) * (1 + 16 * _ULP)
     rows = np.zeros_like(nodes[0])
     rows[: polynomial.degree] = np.linalg.norm(polynomial.W, axis=-1)
-    return Ranges(float(length), pixel, rows, tuple(nodes), tuple(others), logits)
+    return Ranges(length, pixel, rows, tuple(nodes), tuple(others), logits)

@@ -65,9 +65,7 @@ class ResidueFormat:
             PolyboundError: it is something else.
         """
         raw = self._unpacked(content)
-        expected = (*self.parms_id, 1, 2, self.ring, len(self.moduli), scale, 1)
-        (count,) = _COUNT.unpack_from(raw, PREFIX - _COUNT.size)
-        if _FIELDS.unpack_from(raw) != expected or count != self.words:
+        if bytes(raw[:PREFIX]) != self._prefix(scale):
             raise PolyboundError("a ciphertext of other parameters than the plan's")
         residues = np.frombuffer(raw, np.uint64, offset=PREFIX).reshape(2, len(self.moduli), self.ring)
         if (residues.max((0, 2)) >= np.array(self.moduli, dtype=np.uint64)).any():
@@ -82,9 +80,12 @@ class ResidueFormat:
     def write(self, residues: npt.NDArray[np.uint64], scale: float) -> bytes:
         """A ciphertext in SEAL's format, not compressed."""
         words = np.ascontiguousarray(residues, dtype="<u8").tobytes()
-        inner = self._header(HEADER.size + _COUNT.size + len(words)) + _COUNT.pack(self.words)
+        return self._header(HEADER.size + PREFIX + len(words)) + self._prefix(scale) + words
+
+    def _prefix(self, scale: float) -> bytes:
+        """All between the header and the words."""
         fields = _FIELDS.pack(*self.parms_id, 1, 2, self.ring, len(self.moduli), scale, 1)
-        return self._header(HEADER.size + PREFIX + len(words)) + fields + inner + words
+        return fields + self._header(HEADER.size + _COUNT.size + 8 * self.words) + _COUNT.pack(self.words)
 
     def _header(self, size: int) -> bytes:
         return HEADER.pack(_MAGIC, HEADER.size, *self.version, _PLAIN, 0, size)

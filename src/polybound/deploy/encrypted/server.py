@@ -174,15 +174,16 @@ class Server:
         return total
 
     def _mask(self, logits: Any, keys: Keys) -> None:
-        """Add the output map's constants, random values to all slots but the first of each class, and a fresh zero.
+        """Add the output map's constants, random values to all slots but one of each class, and a fresh zero.
 
         The slots hold whole logits only, no partial sums. The random values hide their copies, whose errors differ; the
         zero, encrypted under the client's public key, hides how the ciphertext was computed.
         """
         layout = self.plan.layout
-        slots = self._biases.copy()
         reach = float(self.plan.ranges.logits.max())
-        slots[layout.classes :] = self._random.uniform(-reach, reach, layout.slots - layout.classes)
+        slots = self._random.uniform(-reach, reach, layout.slots)
+        used = slice(layout.first, layout.first + layout.classes)
+        slots[used] = self._biases[used]
         self._evaluator.add_plain_inplace(logits, self._encode_at(slots, logits))
         zero = sealapi.Ciphertext()
         keys.encryptor.encrypt_zero(logits.parms_id(), zero)
