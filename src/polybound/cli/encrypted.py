@@ -80,22 +80,20 @@ def run_server(name: str, port: int, host: str, clients: int, domain: tuple[floa
 
 def run_classify(url: str, given: list[str], data_dir: Path | None, shown: bool) -> list[dict[str, Any]]:
     """Classify images by a server; the answers as records, also shown as a table."""
-    remote = RemoteClassifier(url)
-    images = read_images(given, remote.plan.shape, remote.plan.domain, data_dir)
     records: list[dict[str, Any]] = []
-    for name, image in images:
-        answer = remote.classify(image)
-        records.append(
-            {
-                "image": name,
-                "class": answer.name,
-                "logits": [round(float(value), 6) for value in answer.logits],
-                "sent": answer.sent,
-                "received": answer.received,
-                "seconds": round(answer.seconds, 4),
-            }
-        )
-    remote.close()
+    with RemoteClassifier(url) as remote:
+        for name, image in read_images(given, remote.plan.shape, remote.plan.domain, data_dir):
+            answer = remote.classify(image)
+            records.append(
+                {
+                    "image": name,
+                    "class": answer.name,
+                    "logits": [round(float(value), 6) for value in answer.logits],
+                    "sent": answer.sent,
+                    "received": answer.received,
+                    "seconds": round(answer.seconds, 4),
+                }
+            )
     if shown:
         rows = [
             [r["image"], r["class"], f"{max(r['logits']):.2f}", f"{r['sent'] / 1e3:.0f} kB",
@@ -139,10 +137,9 @@ def run_encrypted_demo(index: int, data_dir: Path | None) -> None:
         with _other_process(model) as url:
             console.print(f"[bold]server[/]  {model}, in a process of its own: {url}", markup=True)
             print(draw(image, data.domain))
-            remote = RemoteClassifier(url)
-            remote.classify(image)  # sends the keys
-            answer = remote.classify(image)
-            remote.close()
+            with RemoteClassifier(url) as remote:
+                remote.classify(image)  # sends the keys
+                answer = remote.classify(image)
     size = image.size * 8
     console.print(f"[bold]client[/]  {remote.key_bytes / 1e6:.1f} MB of public keys, sent once")
     console.print(f"        an image of {size / 1e3:.1f} kB becomes {answer.sent / 1e3:.0f} kB, encrypted")

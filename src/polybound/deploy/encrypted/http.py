@@ -101,8 +101,6 @@ class _Upload(_Handler):
             raise HTTPError(411, "a Content-Length is needed")
         if int(length) > self.size_limit():
             raise HTTPError(413, f"{length} bytes are more than the {self.size_limit()} of this plan")
-        if self.request.headers.get(PLAN_HEADER) != self.service.public.digest:
-            raise HTTPError(409, f"the request is for another plan than this server's, or names none in {PLAN_HEADER}")
 
     def size_limit(self) -> int:
         """The largest body, in bytes."""
@@ -114,9 +112,14 @@ class _Upload(_Handler):
             raise HTTPError(413, "the body is too large")
 
     def checked(self, work: Callable[[bytes], Any]) -> Any:
-        """What `work` makes of the body."""
+        """What `work` makes of the body, if it is for this plan.
+
+        That is looked at after the body has been read: a client that is still sending would not see the answer.
+        """
         content = bytes(self.body)
         self.body.clear()
+        if self.request.headers.get(PLAN_HEADER) != self.service.public.digest:
+            raise HTTPError(409, f"the request is for another plan than this server's, or names none in {PLAN_HEADER}")
         try:
             return work(content)
         except PolyboundError as error:
@@ -137,18 +140,16 @@ class _Classify(_Upload):
     def size_limit(self) -> int:
         return sum(self.service.server.request_limits)
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.keys = self.service.keys(self.path_args[0])
-        if self.keys is None:
-            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
-
-    def post(self, _: str) -> None:
-        keys = self.keys
-        assert keys is not None  # noqa: S101
-        reply = self.checked(lambda content: self.service.server.classify(content, keys))
+    def post(self, digest: str) -> None:
+        reply = self.checked(lambda content: self._classify(content, digest))
         self.set_header("Content-Type", "application/octet-stream")
         self.finish(reply)
+
+    def _classify(self, content: bytes, digest: str) -> bytes:
+        keys = self.service.keys(digest)
+        if keys is None:
+            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
+        return self.service.server.classify(content, keys)
 
 
 class _Nothing(_Handler):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from polybound.deploy.encrypted.client import Client
@@ -40,7 +40,7 @@ class Answer:
 
 
 class RemoteClassifier:
-    """A client with a secret key of its own, connected to a server.
+    """A client with a secret key of its own, connected to a server; `with` closes the connection.
 
     Args:
         url: `http://127.0.0.1:8731`; https where something in front of the server speaks it.
@@ -62,10 +62,20 @@ class RemoteClassifier:
             self._connection = kind(parts.hostname, parts.port, timeout=timeout)
         except ValueError as error:
             raise PolyboundError(f"{url}: {error}") from None
-        self.plan = PublicPlan.from_json(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
-        self.client = Client(self.plan)
         self.key_bytes = 0
         self._keys = ""
+        try:
+            self.plan = PublicPlan.from_json(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
+            self.client = Client(self.plan)
+        except PolyboundError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def classify(self, image: Any) -> Answer:
         """The answer for one image of the plan's shape and domain."""
