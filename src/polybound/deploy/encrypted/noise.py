@@ -61,7 +61,7 @@ class Gains:
     """How much the errors at each place count in the logits: squares of factors, each (classes,).
 
     Attributes:
-        pixels: of errors of the pixels, by the rows' norms.
+        pixels: of errors of the pixels, by the norms of the factors' rows.
         factors: of errors of the factors.
         levels: of errors of the products at level 1, 2, ... of the tree; the last are the output map's.
         products: the square of the l2 norm of all products.
@@ -77,7 +77,10 @@ class Gains:
         """The gains for values of these ranges."""
         C2 = polynomial.C**2
         squares = [others**2 for others in ranges.others]
-        pixels = C2 @ (squares[0] * ranges.rows**2).sum(0)
+        # An error of the pixels is the same for all rows: as they may be alike, it adds up. Two bounds of that.
+        together = C2 @ squares[0].sum(0) * np.linalg.norm(polynomial.W.reshape(-1, polynomial.features), 2) ** 2
+        alone = (np.abs(polynomial.C) @ (ranges.others[0] * ranges.rows).sum(0)) ** 2
+        pixels = np.minimum(together, alone)
         levels = tuple(C2 @ square.sum(0) for square in squares)
         return Gains(pixels, levels[0], levels[1:] or (C2.sum(1),), float((ranges.products**2).sum()))
 
