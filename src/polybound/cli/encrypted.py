@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from polybound.cli.pictures import draw, read_images
-from polybound.cli.tables import show_table
+from polybound.cli.tables import note, show_table
 from polybound.deploy import Plan, RemoteClassifier, plan_encryption, serve
 from polybound.errors import PolyboundError
 from polybound.models import EXAMPLES, PolynomialNetwork, example
@@ -72,10 +72,9 @@ def run_server(name: str, port: int, host: str, clients: int, domain: tuple[floa
     def ready(port: int) -> None:
         print(f"polybound: serving {name} on http://{host}:{port}, logits within {plan.error:.2g}", flush=True)
 
-    try:
+    with suppress(KeyboardInterrupt):
         serve(plan, port, host, clients, ready)
-    except KeyboardInterrupt:
-        print("polybound: stopped", file=sys.stderr)
+    note("stopped")
 
 
 def run_classify(url: str, given: list[str], data_dir: Path | None, shown: bool) -> list[dict[str, Any]]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import signal
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tornado.httpserver import HTTPServer
@@ -174,7 +176,7 @@ def serve(
     clients: int = 16,
     ready: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Answer requests until the process is interrupted.
+    """Answer requests until the process is interrupted or told to end.
 
     Args:
         plan: the plan of the network.
@@ -190,7 +192,17 @@ def serve(
         server = HTTPServer(_application(service), max_body_size=2**40, idle_connection_timeout=300, body_timeout=300)
         sockets = bind_sockets(port, host)
         server.add_sockets(sockets)
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Not everywhere, and in the main thread only.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         ready(sockets[0].getsockname()[1])
-        await asyncio.Event().wait()
+        await stopped.wait()
+        server.stop()
+        await server.close_all_connections()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        service.server.exchange.close()
