@@ -1,6 +1,6 @@
 """A CCP of at least 98.9 % on MNIST, small enough to be evaluated encrypted: trained by a plain loop of its own.
 
-    python bench/mnist_network.py mnist.safetensors --rank 64
+    python bench/mnist_network.py mnist.safetensors
 
 AdamW, cosine, label smoothing, random shifts, rotations and scalings of the images, and the mean of the last weights
 (an exponential average), which is what is saved. The test split is looked at once, at the end.
@@ -52,7 +52,7 @@ def train(args: argparse.Namespace) -> pb.PolynomialNetwork:
             x = distorted(data.x[chosen], args.shift, args.turn, args.zoom, generator)
             loss = F.cross_entropy(model(x), data.y[chosen], label_smoothing=0.1)
             optimiser.zero_grad()
-            (loss + args.l1 * sum(a.weight.abs().sum(-1).square().mean() for a in model.factors().A)).backward()
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             schedule.step()
@@ -70,9 +70,9 @@ def train(args: argparse.Namespace) -> pb.PolynomialNetwork:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output")
-    for name, default in {"rank": 64, "degree": 4, "epochs": 40, "batch": 256, "seed": 0}.items():
+    for name, default in {"rank": 64, "degree": 4, "epochs": 80, "batch": 256, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    defaults = {"learning-rate": 3e-3, "weight-decay": 0.05, "shift": 2.0, "turn": 0.2, "zoom": 0.1, "l1": 0.0}
+    defaults = {"learning-rate": 1.5e-3, "weight-decay": 0.05, "shift": 1.5, "turn": 0.12, "zoom": 0.08}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=float, default=value)
     args = parser.parse_args()

@@ -75,6 +75,27 @@ def test_the_example_network_gives_the_class_of_the_plain_one():
         assert np.abs(found - logits).max() <= pair.plan.error_at(image[None])
 
 
+@pytest.mark.parametrize("part", ["V", "C"])
+def test_networks_that_are_constant_are_refused(part):
+    model = network(2, 4, 12)
+    getattr(model, part).data.zero_()
+    with pytest.raises(PolyboundError, match="constant"):
+        Server(plan_encryption(model))
+
+
+def test_some_weights_may_be_zero():
+    model = network(3, 4, 12)
+    model.V.data[:, 1:, 3:] = 0.0
+    model.C.data[1] = 0.0
+    pair, image = Pair(model), images()[0]
+    assert np.abs(pair.logits(image) - pair.plan.polynomial(image[None])[0]).max() <= pair.plan.error
+
+
+def test_a_plan_without_room_for_its_domain(pair):
+    with pytest.raises(PolyboundError, match="no room"):
+        Client(replace(pair.plan.public, domain=(-1e40, 1e40))).encrypt(np.full(12, 1e40))
+
+
 def test_another_domain():
     model = network(2, 4, 12)
     pair = Pair(model, domain=(0.0, 3.0))

@@ -167,6 +167,7 @@ def test_a_plan_travels_as_json():
         ({"pixels": float("nan")}, "scales"),
         ({"shape": [5]}, "image shape"),
         ({"class_names": ["a"]}, "class names"),
+        ({"class_names": ["a", "b", "\x1b[2J"]}, "no names"),
         ({"domain": [1, -1]}, "domain"),
         ({"domain": [float("nan"), 1]}, "domain"),
         ({"layout": {}}, "cannot be read"),

@@ -82,6 +82,9 @@ class Client:
 
     def _encrypt(self, slots: Any) -> Any:
         plain = sealapi.Plaintext()
-        self._encoder.encode(slots.tolist(), 2.0**self.plan.pixels, plain)
+        try:
+            self._encoder.encode(slots.tolist(), 2.0**self.plan.pixels, plain)
+        except (RuntimeError, ValueError) as error:
+            raise PolyboundError(f"the plan's scale has no room for its domain ({error})") from None
         # Symmetric and serializable: the second half is a seed, and the ciphertext half as large.
         return self._encryptor.encrypt_symmetric(plain)

@@ -95,6 +95,8 @@ class PublicPlan:
             raise PolyboundError("the plan's packing does not fit its ring")
         if prod(self.shape) != layout.features or len(self.class_names) != layout.classes:
             raise PolyboundError("the plan's image shape or class names do not fit its packing")
+        if not all(name.isprintable() and len(name) <= 100 for name in self.class_names):
+            raise PolyboundError("the plan's class names are no names")
         if len(self.bits) < layout.depth + 2 or sum(self.bits[:-1]) < self.pixels + 2:
             raise PolyboundError("the plan's moduli are too few for its network")
         low, high = self.domain

@@ -129,8 +129,8 @@ class RemoteClassifier:
 
 
 def _reason(content: bytes) -> str:
-    """The server's own words, shortened."""
+    """The server's own words, shortened, and without what a terminal would take for commands."""
     try:
-        return str(json.loads(content)["error"])[:300]
+        return "".join(c for c in str(json.loads(content)["error"])[:300] if c.isprintable())
     except (ValueError, KeyError, TypeError):
         return "no reason given"

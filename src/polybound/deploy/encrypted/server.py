@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,8 @@ class Server:
         self._constants = packing.constants(layout, polynomial)
         self._biases = packing.output_constants(layout, polynomial)
         self._constant_plain: Any = None
-        self._random = np.random.Generator(np.random.Philox(secrets.randbits(256)))
+        if not any(_present(self._weights)) or not any(_present(self._output)):
+            raise PolyboundError("the network's weights are zero, or too small to count: it is constant")
 
     @property
     def key_limits(self) -> list[int]:
@@ -181,7 +183,9 @@ class Server:
         """
         layout = self.plan.layout
         reach = float(self.plan.ranges.logits.max())
-        slots = self._random.uniform(-reach, reach, layout.slots)
+        # The client sees these numbers, so they come from the system's generator, which cannot be predicted.
+        words = np.frombuffer(secrets.token_bytes(8 * layout.slots), np.uint64)
+        slots = (words / 2.0**63 - 1) * reach
         used = slice(layout.first, layout.first + layout.classes)
         slots[used] = self._biases[used]
         self._evaluator.add_plain_inplace(logits, self._encode_at(slots, logits))
@@ -227,3 +231,12 @@ class Server:
         for _ in range(dropped):
             data = data.next_context_data()
         return data.parms_id()
+
+
+def _present(weights: Any) -> Iterator[Any]:
+    """Whether there is a plaintext, for every place of nested lists."""
+    for one in weights:
+        if isinstance(one, list):
+            yield from _present(one)
+        else:
+            yield one is not None
