@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves.
+# `make demo` and `make test` set up what they need by themselves.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,21 +8,30 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help demo test quick lint types check bench docs clean
 
 help:
-	@echo "make demo   train a plain and a projected network on the built-in digits"
+	@echo "make demo   train a plain and a projected network on the built-in digits, attack and certify both"
 	@echo "make test   run all tests;  make quick: fewer examples, no slow ones"
 	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
 	@echo "make bench  speed as ratios, to bench/results.json"
 	@echo "make docs   API reference, to build/docs"
 	@echo "make clean  remove the environment and everything that was built"
 
-$(VENV)/ready: pyproject.toml constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# In two steps into one environment: what the demo needs, and all that developers need on top of it.
+$(VENV)/ready-for-demo: pyproject.toml constraints.txt
+	@echo "installing into $(VENV) what the demo needs; torch is large, this takes some minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
-	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchattacks
+	$(PIP) -e '.[plot]'
 	touch $@
 
-demo: $(VENV)/ready
+$(VENV)/ready: $(VENV)/ready-for-demo
+	@echo "installing into $(VENV) what developers need"
+	$(PIP) -e '.[dev,docs]'
+	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
+	$(PIP) --no-deps torchattacks
+	touch $@
+
+demo: $(VENV)/ready-for-demo
 	$(BIN)/polybound demo
 
 test: $(VENV)/ready
@@ -45,7 +54,7 @@ bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
 
 docs: $(VENV)/ready
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments polybound.estimator
 	@echo "open build/docs/index.html"
 
 clean:

@@ -155,6 +155,21 @@ def stacked_rows(degree: int, data: Dataset) -> list[dict[str, Any]]:
     ]
 
 
+def optimiser_rows(degree: int, data: Dataset) -> list[dict[str, Any]]:
+    """An epoch of a stack and of one model by AdamW, against plain SGD."""
+    found = []
+    for runs in (len(BOUNDS), 1):
+        model = pb.paper_model(f"pn-{degree}", runs=runs, seed=[0] * runs)
+        adamw, plain = (
+            Trainer(model, data, Recipe.of(optimiser=name, learning_rate=1e-9), [0] * runs) for name in ("adamw", "sgd")
+        )
+        times = interleaved(partial(one_epoch, adamw), partial(one_epoch, plain))
+        what = f"PN-{degree}, per run and step: {f'stack of {runs}' if runs > 1 else 'one model'}"
+        share = SAMPLES / BATCH * runs
+        found.append(row(f"{what}, AdamW / SGD (lower is better)", *(time / share for time in times), 1.5, True))
+    return found
+
+
 def curve_row(data: Dataset) -> dict[str, Any]:
     """All of `polybound train` but loading the data: half of the epochs before the first projection, and all files.
 
@@ -286,8 +301,10 @@ def rows() -> list[dict[str, Any]]:
     data = synthetic()
     return [
         *stacked_rows(4, data),
+        *optimiser_rows(4, data),
         curve_row(data),
         *stacked_rows(10, data),
+        *optimiser_rows(10, data),
         fitted_row(data),
         *derivative_rows(data),
         nested_row(data),

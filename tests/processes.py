@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "sklearn.datasets", "polybound.experiments", "polybound.cli"])
@@ -15,14 +16,26 @@ class Command:
 
     Args:
         *words: the arguments.
+        errors: a file for what it prints to standard error.
     """
 
-    def __init__(self, *words):
-        self.process = _context.Process(target=_run, args=([str(word) for word in words],))
+    def __init__(self, *words, errors=os.devnull):
+        self.process = _context.Process(target=_run, args=([str(word) for word in words], str(errors)))
         self.process.start()
 
     def running(self):
         return self.process.is_alive()
+
+    def worked(self):
+        """The seconds that it has kept a core busy."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def interrupt(self):
+        """Ctrl-C; its exit code."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        self.process.join()
+        return self.process.exitcode
 
     def kill(self):
         """Kill -9 for the process and all that it started; whether it was still running."""
@@ -32,11 +45,10 @@ class Command:
         return self.process.exitcode == -signal.SIGKILL
 
 
-def _run(words):
+def _run(words, errors):
     os.setsid()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     import torch
 
     from polybound.cli import main

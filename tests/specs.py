@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from polybound.evaluation import Score
 from polybound.runs import DataSpec, ModelSpec, Spec
-from polybound.training import METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
+from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES, Adversary, CrossEntropy, Recipe
 
 # Names that CSV, JSON and labels could take for something else.
 words = st.one_of(
@@ -43,30 +43,44 @@ attacks = st.sampled_from(
 )
 protocols = st.sampled_from(["sound", "published"])
 
+starts = st.one_of(epochs, st.floats(0, 0.99))
+below_one = st.one_of(st.just(0), st.floats(0, 0.99))
+steps_of = {"epochs": whole, "batch_size": whole}
 METHOD_OPTIONS = {
     "none": {},
     "l2": {"weight": numbers},
     "jacobian": {"weight": numbers, "how": st.sampled_from(["random", "exact"])},
-    "certified": {"eps": numbers, "start": epochs},
+    "certified": {"eps": numbers, "start": starts},
     "projection": {
         "bound": bounds,
         "norm": st.sampled_from(["inf", "2"]),
         "on": st.sampled_from(["weights", "operator", "product"]),
         "every": whole,
-        "start": epochs,
+        "start": starts,
     },
 }
+OPTIMISER_OPTIONS = {
+    "sgd": {"learning_rate": numbers},
+    "momentum": {"learning_rate": numbers, "momentum": below_one, "weight_decay": numbers},
+    "adamw": {"learning_rate": numbers, "beta1": below_one, "beta2": below_one, "weight_decay": numbers},
+}
+SCHEDULE_OPTIONS = {
+    "steps": {**steps_of, "milestones": st.lists(epochs, max_size=3), "factor": numbers},
+    "cosine": steps_of,
+    "constant": steps_of,
+}
+LOSS_OPTIONS = {"cross-entropy": {"label_smoothing": below_one}, "squared": {}}
+OPTIONS = {
+    "method": METHOD_OPTIONS,
+    "optimiser": OPTIMISER_OPTIONS,
+    "schedule": SCHEDULE_OPTIONS,
+    "loss": LOSS_OPTIONS,
+}
+REGISTRIES = {"method": METHODS, "optimiser": OPTIMISERS, "schedule": SCHEDULES, "loss": LOSSES}
 PARTS = {
     "data": {"name": words, "digest": digests, "samples": st.integers(0, 10**5), "held_out": shares},
     "model": {"name": st.sampled_from(["pn-4", "pn-10", "pn-conv", "ncp-4"]), "rank": st.integers(0, 100)},
-    "optimiser": {"learning_rate": numbers},
-    "schedule": {
-        "epochs": whole,
-        "batch_size": whole,
-        "milestones": st.lists(epochs, max_size=3),
-        "factor": numbers,
-    },
-    "adversary": {"attack": attacks, "protocol": protocols, "start": epochs},
+    "adversary": {"attack": attacks, "protocol": protocols, "start": starts},
 }
 
 
@@ -75,26 +89,29 @@ def all_of(options):
     return st.fixed_dictionaries(options)
 
 
-def method_of(name):
-    return all_of(METHOD_OPTIONS[name]).map(lambda drawn: METHODS.build({"name": name, **drawn}))
+def part_of(kind, name):
+    return all_of(OPTIONS[kind][name]).map(lambda drawn: REGISTRIES[kind].build({"name": name, **drawn}))
 
 
-methods = st.one_of(*map(method_of, METHOD_OPTIONS))
+def any_part(kind):
+    return st.one_of(*(part_of(kind, name) for name in OPTIONS[kind]))
+
+
+methods = any_part("method")
 adversaries = all_of(PARTS["adversary"]).map(lambda drawn: Adversary(**drawn))
 data_specs = all_of(PARTS["data"]).map(lambda drawn: DataSpec(**drawn))
 model_specs = all_of(PARTS["model"]).map(lambda drawn: ModelSpec(**drawn))
-optimisers = all_of(PARTS["optimiser"]).map(lambda drawn: OPTIMISERS.build({"name": "sgd", **drawn}))
-schedules = all_of(PARTS["schedule"]).map(lambda drawn: SCHEDULES.build({"name": "steps", **drawn}))
-
-
 perhaps_adversaries = st.none() | adversaries
 
 
 @st.composite
-def recipes(draw, methods=methods, adversaries=perhaps_adversaries):
-    method = draw(methods)
-    adversary = draw(adversaries) if method.takes_adversary else None
-    return Recipe(method, adversary, draw(optimisers), draw(schedules))
+def recipes(draw, adversaries=perhaps_adversaries, **parts):
+    """Recipes; parts that are given are drawn from, others from all."""
+    given = {kind: parts.get(kind, any_part(kind)) for kind in OPTIONS}
+    method = draw(given["method"].filter(lambda method: "loss" not in parts or not method.own_loss))
+    loss = CrossEntropy() if method.own_loss else draw(given["loss"])
+    adversary = draw(adversaries) if method.takes_adversary and loss.classifies else None
+    return Recipe(method, adversary, draw(given["optimiser"]), draw(given["schedule"]), loss)
 
 
 def specs_of(recipes):
@@ -104,8 +121,8 @@ def specs_of(recipes):
 specs = specs_of(recipes())
 
 FIELDS = [
-    *((kind, option) for kind in ("data", "model", "optimiser", "schedule", "adversary") for option in PARTS[kind]),
-    *(("method", option, name) for name, options in METHOD_OPTIONS.items() for option in options),
+    *((kind, option) for kind in PARTS for option in PARTS[kind]),
+    *((kind, option, name) for kind in OPTIONS for name, options in OPTIONS[kind].items() for option in options),
     ("adversary", "none"),
     ("seed",),
 ]
@@ -128,7 +145,7 @@ def pairs_in(draw, field):
     option = field[1]
     if kind == "adversary":
         able = methods.filter(lambda method: method.takes_adversary)
-        spec = draw(specs_of(recipes(able, adversaries)))
+        spec = draw(specs_of(recipes(adversaries, method=able, loss=part_of("loss", "cross-entropy"))))
         mine = spec.recipe.adversary
         other = None
         if option != "none":
@@ -139,9 +156,8 @@ def pairs_in(draw, field):
         spec = draw(specs)
         part = replace(getattr(spec, kind), **{option: draw(PARTS[kind][option])})
         return spec, replace(spec, **{kind: part})
-    spec = draw(specs_of(recipes(method_of(field[2])))) if kind == "method" else draw(specs)
-    value = draw(METHOD_OPTIONS[field[2]][option] if kind == "method" else PARTS[kind][option])
-    part = replace(getattr(spec.recipe, kind), **{option: value})
+    spec = draw(specs_of(recipes(**{kind: part_of(kind, field[2])})))
+    part = replace(getattr(spec.recipe, kind), **{option: draw(OPTIONS[kind][field[2]][option])})
     return spec, replace(spec, recipe=replace(spec.recipe, **{kind: part}))
 
 

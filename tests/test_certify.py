@@ -325,6 +325,9 @@ def test_huge_weights_end_undecided_not_wrong():
     model = randomise(pb.CCP(4, 3, 3, 10, dtype=F64), 0, 1e60)
     result = pb.certify(model, torch.rand(3, 4, dtype=F64), [0, 1, 2], 0.1, budget=0.1)
     assert "verified" not in result.status
+    # One class has no rival, and cannot be misclassified.
+    one = randomise(pb.CCP(4, 3, 1, 10, dtype=F64), 0, 1e60)
+    assert pb.certify(one, torch.rand(3, 4, dtype=F64), [0, 0, 0], 0.1, budget=0.1).count("falsified") == 0
 
 
 @pytest.mark.slow

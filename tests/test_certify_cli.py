@@ -55,3 +55,21 @@ def test_what_is_refused(refused, trained, tmp_path):
     assert "one --eps" in refused("certify", trained, *known, "--eps", 0.2, "--save", tmp_path / "x.json")
     missing = refused("certify", tmp_path / "none.safetensors", *known)
     assert "none.safetensors" in missing and "no run folder" in missing
+
+
+def test_intervals_of_outputs(cli, refused, trained, tmp_path):
+    words = ("--dataset", "digits", "--eps", 0.05, "--images", 2, "--outputs", "--budget", 0.2)
+    found = cli("certify", trained, *words, "--json")
+    assert found.code == 0, found.err
+    rows = found.json["rows"]
+    assert len(rows) == 20 and {row["output"] for row in rows} == set(range(10))
+    model, data = pb.load(trained), pb.data.load_digits("test")
+    logits = model(data.x[:2]).detach()
+    for row in rows:
+        value = float(logits[row["image"], row["output"]])
+        assert row["lower"] <= row["lowest"] <= value + 1e-5 and value - 1e-5 <= row["highest"] <= row["upper"]
+        assert row["label"] == int(data.y[row["image"]])
+    shown = cli("certify", trained, *words)
+    assert shown.code == 0 and all(word in shown.out for word in ("proven from", "attained from", "output"))
+    assert "--outputs has none" in refused("certify", trained, *words, "--save", tmp_path / "x.json")
+    assert "method must be" in refused("certify", trained, *words, "--method", "lipschitz")

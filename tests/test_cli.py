@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,20 @@ def model_file(tmp_path_factory):
 def test_help_names_every_command_and_does_not_load_torch(cli):
     result = process("-c", LIGHT)
     assert result.returncode == 0, result.stderr
-    names = ("demo", "train", "evaluate", "certify", "bounds", "info", "sweep", "reproduce", "report", "compare")
+    names = (
+        "demo",
+        "train",
+        "evaluate",
+        "certify",
+        "bounds",
+        "info",
+        "export",
+        "verify",
+        "sweep",
+        "reproduce",
+        "report",
+        "compare",
+    )
     for command in names:
         assert command in result.stdout
         assert "Example" in cli(command, "--help").out
@@ -95,21 +109,40 @@ def test_info(cli, model_file):
     assert facts["numbers"] == sum(p.numel() for p in pb.load(model_file).parameters())
 
 
+@pytest.fixture
+def few_radii(monkeypatch):
+    """Those of the table alone, which is faster."""
+    monkeypatch.setattr("polybound.cli.demo.RADII", (0.2, 0.3))
+
+
+@pytest.mark.usefixtures("few_radii")
 def test_demo(cli, tmp_path):
-    result = cli("demo", "--epochs", 4, "--save", tmp_path / "models", "-o", tmp_path / "plot.png")
+    result = cli("demo", "--epochs", 4, "--save", tmp_path / "models", "-o", tmp_path / "plot.png", columns=80)
     assert result.code == 0, result.err
-    for word in ("plain", "projected", "test accuracy", "times less"):
+    for word in ("plain", "projected", "test accuracy", "under PGD, eps 0.2", "proven accuracy, eps 0.3", "times less"):
         assert word in result.out
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", result.out).splitlines())) <= 80
+    assert f"plot: {tmp_path / 'plot.png'}" in result.err and "next: polybound certify" in result.err
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     projected = pb.load(tmp_path / "models" / "projected.safetensors")
     assert pb.Projection(projected, 1.0).contains()
     assert not pb.Projection(pb.load(tmp_path / "models" / "plain.safetensors"), 1.0).contains()
 
 
+@pytest.mark.usefixtures("few_radii")
 def test_demo_as_json(cli, tmp_path):
-    report = cli("demo", "--epochs", 2, "--json", "--no-plot", cwd=tmp_path).json
-    assert report["runs"] == ["plain", "projected"] and set(report["final"]) >= {"test accuracy", "theta"}
-    assert list(tmp_path.iterdir()) == []
+    result = cli("demo", "--epochs", 2, "--json", "--no-plot", "--save", "models", "--quiet", cwd=tmp_path)
+    report, test = result.json, pb.data.load_digits("test")
+    assert result.err == "" and [path.name for path in tmp_path.iterdir()] == ["models"]
+    assert report["runs"] == ["plain", "projected"] and report["eps"] == [0.2, 0.3]
+    assert set(report["final"]) >= {"test accuracy", "theta"}
+    for index, name in enumerate(report["runs"]):
+        model = pb.load(tmp_path / "models" / f"{name}.safetensors")
+        clean, pgd, proven = report["final"]["test accuracy"][index], report["pgd"][name], report["certified"][name]
+        assert clean == float(pb.accuracy(model, test))
+        # An attack leaves at least what is proven: the proven share of each radius, by one call.
+        assert all(clean >= a >= b for a, b in zip(pgd, proven, strict=True))
+        assert proven[1] <= pb.certified_accuracy(model, test, 0.3, budget=0.0)
 
 
 def test_bad_files_are_refused_in_one_line(refused, tmp_path, model_file):
@@ -150,6 +183,31 @@ def test_train(cli, tmp_path):
         assert row["accuracy"] == score.accuracy == float(pb.accuracy(run.model(), pb.data.load_digits("test")))
     assert cli("train", *words, "--json").json["runs"] == rows
     assert "test accuracy" in cli("train", *words).out
+
+
+def test_train_by_other_optimisers(cli, tmp_path):
+    words = ["--dataset", "digits", "--epochs", "4", "--samples", "300", "--runs", tmp_path, "--json"]
+    words += ["--learning-rate", "0.003", "--label-smoothing", "0.1", "--schedule", "cosine", "--weight-decay", "0.5"]
+    (row,) = cli("train", *words, "--optimiser", "adamw").json["runs"]
+    recipe = Run(Path(row["run"])).spec().recipe
+    assert recipe == pb.Recipe.of(
+        optimiser="adamw", learning_rate=0.003, weight_decay=0.5, schedule="cosine", epochs=4, label_smoothing=0.1
+    )
+    assert row["accuracy"] > 0.5 and row["loss.label_smoothing"] == 0.1
+    (row,) = cli("train", *words, "--optimiser", "momentum", "--momentum", "0.5").json["runs"]
+    assert row["optimiser.momentum"] == 0.5
+
+
+def test_a_bound_is_applied_from_half_of_the_epochs_on(cli, refused, tmp_path):
+    words = ["--dataset", "digits", "--method", "projection", "--bound", "1", "--epochs", "5", "--runs", tmp_path]
+    for more, start in (([], 2), (["--start-epoch", "0.2"], 1), (["--start-epoch", "0"], 0)):
+        (row,) = cli("train", *words, *more, "--json").json["runs"]
+        assert row["method.start"] == start
+        assert pb.Projection(Run(Path(row["run"])).model(), 1.0).contains()
+    assert "would never be applied: it starts after 5 epochs" in refused("train", *words, "--start-epoch", "5")
+    assert "start is a share" in refused("train", *words, "--start-epoch", "2.5")
+    never = ("--dataset", "digits", "--adversary", "fgsm-0.1", "--epochs", "2", "--start-epoch", "9")
+    assert "adversary fgsm-0.1 would never be applied" in refused("train", *never, "--runs", tmp_path)
 
 
 def test_train_refuses_what_it_cannot_do(refused, tmp_path):

@@ -16,7 +16,7 @@ from polybound.defences import find_defence
 from polybound.defences import registry as defences
 from polybound.experiments import Experiment, experiment, experiment_names, find_experiment
 from polybound.models import model_names, paper
-from polybound.training import METHODS
+from polybound.training import METHODS, OPTIMISERS, SCHEDULES
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL))
@@ -25,7 +25,8 @@ SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.
 @pytest.fixture(autouse=True)
 def _registries(monkeypatch):
     """What is registered here is forgotten afterwards."""
-    monkeypatch.setattr(METHODS, "_parts", dict(METHODS._parts))
+    for registry in (METHODS, OPTIMISERS, SCHEDULES):
+        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
     for module, name in (
         (attacks, "KINDS"),
         (defences, "KINDS"),
@@ -59,7 +60,17 @@ def trained(tmp_path):
 
 
 def test_every_section_says_what_it_touches():
-    assert list(SECTIONS) == ["A method", "An attack", "A data set", "A model", "An experiment", "A defence"]
+    parts = [
+        "A method",
+        "An optimiser",
+        "A schedule",
+        "An attack",
+        "A data set",
+        "A model",
+        "An experiment",
+        "A defence",
+    ]
+    assert list(SECTIONS) == parts
     for text in SECTIONS.values():
         assert "Files touched in the package: 0." in " ".join(text.split())
 
@@ -76,6 +87,23 @@ def test_a_method(tmp_path):
         lambda name: "00"
     )
     assert [spec.recipe.method.name for spec in specs] == ["large-logits"]
+
+
+def test_an_optimiser(tmp_path):
+    names = run("An optimiser")
+    assert len(names["history"]) == 2 and names["history"]["loss"][1] < names["history"]["loss"][0]
+    words = ("--optimiser", "lion", "--set", "beta=0.8", "--epochs", 1, "--runs", tmp_path)
+    shell("train", "--dataset", "digits", *words)
+    (folder,) = tmp_path.glob("digits-*")
+    assert pb.Run(folder).spec().recipe.optimiser == names["Lion"](beta=0.8)
+
+
+def test_a_schedule(tmp_path):
+    recipe = run("A schedule")["recipe"]
+    assert [recipe.rate(epoch) for epoch in (0, 1, 3, 9)] == pytest.approx([0.00025, 0.0005, 0.001, 0.001])
+    shell("train", "--dataset", "digits", "--schedule", "warm", "--epochs", 1, "--runs", tmp_path)
+    (folder,) = tmp_path.glob("digits-*")
+    assert pb.Run(folder).spec().recipe.schedule.rises == 5
 
 
 def test_an_attack(trained):

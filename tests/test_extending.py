@@ -212,10 +212,10 @@ def test_what_is_not_known_names_what_is():
         pb.fit(small_model(), DIGITS, method="large-logits", bound=1.0)
     with pytest.raises(PolyboundError, match="method none has no option 'weight'; it has none"):
         METHODS.build({"name": "none", "weight": 1.0})
-    with pytest.raises(PolyboundError, match="optimiser must be one of sgd, got 'adam'"):
+    with pytest.raises(PolyboundError, match="optimiser must be one of sgd, momentum, adamw, got 'adam'"):
         pb.Recipe.of(optimiser="adam")
-    with pytest.raises(PolyboundError, match="schedule must be one of steps, got 'cosine'"):
-        pb.Recipe.of(schedule="cosine")
+    with pytest.raises(PolyboundError, match="schedule must be one of steps, cosine, constant, got 'warm'"):
+        pb.Recipe.of(schedule="warm")
 
 
 def test_a_part_without_a_name_is_refused():

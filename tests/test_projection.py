@@ -206,10 +206,22 @@ def test_modules_that_cannot_be_projected():
         pb.Projection(pb.NCP(6, 3, 2, 2), on="product")
 
 
-def test_operator_mode_keeps_the_constant_of_product_form():
-    model = randomise(pb.CCP(6, 3, 2, 2, "product", dtype=F64), 0, 1.0)
-    before = snapshot(model)
-    pb.Projection(model, 0.5).apply_()
-    assert torch.equal(model.U[..., -1], before["U"][..., -1])  # on the weights of x only
-    pb.Projection(model, 0.5, on="operator").apply_()
-    assert float(lifted_norm(model.factors().A[0], False)) <= 0.5 * (1 + 1e-12)
+@pytest.mark.parametrize("norm", ["inf", "2"])
+def test_the_bound_of_the_product_form_is_on_all_of_its_matrices(norm):
+    """Their constant columns too, which no bound of the weights of x alone would keep from growing."""
+    model = randomise(pb.CCP(6, 3, 2, 2, "product", dtype=F64), 0, 0.01)
+    with torch.no_grad():
+        model.U[0, 0, -1] = 50.0
+    projection = pb.Projection(model, 1.0, norm=norm)
+    assert projection.norms()["U1"] >= 50 and not projection.contains()
+    projection.apply_()
+    assert projection.contains() and all(norm <= 1 for norm in projection.norms().values())
+    if norm == "inf":
+        assert float(lifted_norm(model.factors().A[0], False)) <= 1 + 1e-12
+        assert projection.norms() == pb.Projection(model, 1.0, on="operator").norms()
+
+
+def test_a_projection_is_shown_in_a_line():
+    stack = pb.CCP(6, 3, 2, 2, runs=2)
+    assert repr(pb.Projection(stack.run(0), 1.5)) == "Projection(CCP, U1 1.5, U2 1.5, C 1.5, norm='inf', on='weights')"
+    assert "C 1 2" in repr(pb.Projection(stack, {"C": [1.0, 2.0]}))

@@ -11,7 +11,7 @@ import specs as drawn
 from polybound.errors import PolyboundError
 from polybound.evaluation import Table, labels, read_table
 from polybound.runs import DataSpec, ModelSpec, Spec, address_of
-from polybound.training import METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
+from polybound.training import Adversary, Recipe
 
 DIGITS = DataSpec("digits", "00ff")
 SCORE = {
@@ -22,15 +22,16 @@ SCORE = {
 
 
 def test_every_option_of_every_part_is_drawn():
-    assert set(METHODS.names()) >= set(drawn.METHOD_OPTIONS)
-    for name, options in drawn.METHOD_OPTIONS.items():
-        assert set(METHODS.find(name).options()) == set(options)
-    assert set(OPTIMISERS.find("sgd").options()) == set(drawn.PARTS["optimiser"])
-    assert set(SCHEDULES.find("steps").options()) == set(drawn.PARTS["schedule"])
+    for kind, registry in drawn.REGISTRIES.items():
+        assert set(registry.names()) >= set(drawn.OPTIONS[kind])
+        for name, options in drawn.OPTIONS[kind].items():
+            assert set(registry.find(name).options()) == set(options)
     assert set(Adversary("fgsm-0.1").as_dict()) == set(drawn.PARTS["adversary"])
     assert set(Spec(DIGITS).as_dict()["data"]) == set(drawn.PARTS["data"])
     assert set(Spec(DIGITS).as_dict()["model"]) == set(drawn.PARTS["model"])
-    assert set(Spec(DIGITS).as_dict()) == {"data", "model", "method", "adversary", "optimiser", "schedule", "seed"}
+    parts = {"data", "model", "method", "adversary", "optimiser", "schedule", "seed"}
+    assert set(Spec(DIGITS).as_dict()) == parts  # which has the address of the first runs: no loss is named in it
+    assert set(Spec(DIGITS, recipe=Recipe.of(label_smoothing=0.1)).as_dict()) == {*parts, "loss"}
 
 
 @given(drawn.specs)
@@ -57,6 +58,11 @@ def test_two_specs_that_differ_in_one_field(field, data):
     found = one.difference(other)
     if column == "adversary" and None in (one.recipe.adversary, other.recipe.adversary):
         assert set(found) == {"adversary", "adversary.protocol", "adversary.start"}
+    elif column.startswith("loss."):
+        assert set(found) <= {"loss", column} and column in found  # the paper's loss is not named
+    elif column == "schedule.epochs":
+        starts = {"method.start", "adversary.start"}  # which may be shares of the epochs
+        assert set(found) - starts == {column}
     else:
         # A rank that is not given is the model's own.
         assert set(found) - {"model.rank"} == {column} - {"model.rank"} and column in found
@@ -89,6 +95,10 @@ def test_different_specs_have_different_labels(specs):
         ({"learning_rate": 1}, {"learning_rate": 1.0}),
         ({"factor": 1}, {"factor": 1.0}),
         ({"milestones": [1, 2]}, {"milestones": (1, 2)}),
+        ({"method": "projection", "epochs": 7}, {"method": "projection", "start": 3, "epochs": 7}),
+        ({"method": "certified", "start": 0.29}, {"method": "certified", "start": 29}),
+        ({"label_smoothing": 0}, {"loss": "cross-entropy"}),
+        ({"schedule": "cosine", "epochs": 7}, {"schedule": {"name": "cosine", "epochs": 7}}),
         ({"adversary": "pgd-0.1-20-0.01"}, {"adversary": pb.PGD(0.1, 20, 0.01)}),
         ({"adversary": "fgsm-0.10"}, {"adversary": {"attack": "FGSM-0.1", "protocol": "sound", "start": 50}}),
     ],

@@ -148,7 +148,7 @@ def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
 
 
 def test_a_held_out_share_is_what_is_validated_on(tmp_path):
-    spec = replace(spec_of(epochs=1), data=DataSpec.of("digits", samples=300, held_out=0.25))
+    spec = replace(spec_of(epochs=1, start=0), data=DataSpec.of("digits", samples=300, held_out=0.25))
     (run,) = train_together([spec], tmp_path)
     validation = pb.data.load("digits", "validation", validation=0.25)
     assert run.history()[0]["validation accuracy"] == pytest.approx(pb.accuracy(run.model(), validation).item())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         data,
         defences,
         deploy,
+        estimator,
         evaluation,
         experiments,
         models,
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
         training,
     )
     from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, parse_attack
-    from polybound.certificates import Certificates, Radius, certified_accuracy, certified_radius, certify
+    from polybound.certificates import (
+        Certificates,
+        OutputBounds,
+        Radius,
+        certified_accuracy,
+        certified_radius,
+        certify,
+        output_bounds,
+    )
     from polybound.constraints import (
         Projection,
         project_l1_rows,
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
         project_spectral,
         project_spectral_conv,
     )
+    from polybound.estimator import PolynomialClassifier, PolynomialRegressor
     from polybound.evaluation import Evaluation, Score, Table, evaluate
     from polybound.models import CCP, NCP, ConvCCP, Factors, PolynomialNetwork, example, load, paper_model, stack
     from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
@@ -62,8 +72,11 @@ __all__ = [
     "History",
     "ModelSpec",
     "NonFiniteError",
+    "OutputBounds",
     "PolyboundError",
+    "PolynomialClassifier",
     "PolynomialNetwork",
+    "PolynomialRegressor",
     "Projection",
     "Radius",
     "Recipe",
@@ -83,6 +96,7 @@ __all__ = [
     "data",
     "defences",
     "deploy",
+    "estimator",
     "evaluate",
     "evaluate_run",
     "evaluate_runs",
@@ -95,6 +109,7 @@ __all__ = [
     "lipschitz",
     "load",
     "models",
+    "output_bounds",
     "paper_model",
     "parse_attack",
     "project_l1_rows",
@@ -124,6 +139,7 @@ _ROOMS = (
     "training",
     "evaluation",
     "runs",
+    "estimator",
     "experiments",
     "report",
 )

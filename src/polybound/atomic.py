@@ -17,7 +17,11 @@ def write_atomically(path: str | PathLike[str], content: bytes) -> None:
     new name survives a power cut.
     """
     path = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)  # the name that was asked for, not that of the file beside it
+        raise
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -16,9 +16,11 @@ __all__ = [
     "check_epoch",
     "check_flag",
     "check_number",
+    "check_start",
     "check_text",
     "check_whole",
     "shown",
+    "start_epoch",
 ]
 
 
@@ -145,6 +147,24 @@ def check_epoch(name: str, value: object) -> None:
     """Refuse anything but an epoch, counted from 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise PolyboundError(f"{name} is an epoch, counted from 0, got {value!r}")
+
+
+def check_start(name: str, value: object) -> None:
+    """Refuse anything but an epoch, counted from 0, or a share of all epochs, from 0.0 on and below 1.0."""
+    if isinstance(value, float):
+        if not 0 <= value < 1:
+            raise PolyboundError(f"{name} is a share of the epochs below 1, or an epoch, a whole number; got {value!r}")
+    else:
+        check_epoch(name, value)
+
+
+def start_epoch(start: float, epochs: int) -> int:
+    """The epoch, from 0, that a start means: itself, or that at a share of all epochs, rounded down.
+
+    >>> start_epoch(30, 100), start_epoch(0.5, 100), start_epoch(0.29, 100), start_epoch(0.5, 1)
+    (30, 50, 29, 0)
+    """
+    return int(start * epochs + 1e-9) if isinstance(start, float) else start
 
 
 def check_number(name: str, value: object) -> None:

@@ -7,10 +7,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["drawn", "seeded"]
+from polybound.errors import PolyboundError
+
+__all__ = ["check_seed", "drawn", "seeded"]
 
 # Large odd numbers; torch's Mersenne twister spreads nearby seeds well enough.
 _FACTORS = (0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+
+
+def check_seed(seed: object) -> None:
+    """Refuse anything but a whole number that random numbers can begin with.
+
+    They are the same for seeds 2**63 apart: further apart than that, one network would count as two.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 2**62:
+        raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {seed!r}")
 
 
 def seeded(seed: int, *part: int) -> torch.Generator:

@@ -1,18 +1,25 @@
-"""Certificates: proofs that no perturbation of an input changes a polynomial network's prediction."""
+"""Certificates: proofs of what a polynomial network does over all inputs of a box."""
 
 from polybound.certificates.certify import certified_accuracy, certify
+from polybound.certificates.decide import Decision, Polytope, decide
 from polybound.certificates.files import check_file, save_certificates
 from polybound.certificates.network import Network
+from polybound.certificates.outputs import OutputBounds, output_bounds
 from polybound.certificates.radius import Radius, certified_radius
 from polybound.certificates.result import Certificates
 
 __all__ = [
     "Certificates",
+    "Decision",
     "Network",
+    "OutputBounds",
+    "Polytope",
     "Radius",
     "certified_accuracy",
     "certified_radius",
     "certify",
     "check_file",
+    "decide",
+    "output_bounds",
     "save_certificates",
 ]

@@ -1,4 +1,4 @@
-"""Lower bounds of the margins over boxes, and what each bound excludes of its box."""
+"""Lower bounds of linear forms of the logits over boxes, and what each bound excludes of its box."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.cells import Cells
-from polybound.certificates.expansion import First, Second, second_order
+from polybound.certificates.expansion import First, Second, second_order, slopes_over
 from polybound.certificates.network import Network
 from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
 from polybound.theory import ULP
 
-__all__ = ["Bounded", "by_second", "lower_first", "monotone", "shrink"]
+__all__ = ["Bounded", "at_least_ends", "by_second", "lower_first", "monotone", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Bounded:
 
 
 def lower_first(net: Network, first: First, slack: Tensor) -> Tensor:
-    """`g0 - sum_d |G_d| - R`, rounded down: (boxes, rivals)."""
+    """`g0 - sum_d |G_d| - R`, rounded down: (boxes, forms)."""
     total = first.G.abs().sum(-1) + first.R
     return _down(first.g0, total, slack, net)
 
@@ -65,26 +65,27 @@ def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: Network, cells: Cells) -> tuple[Bounded, Second]:
+def by_second(net: Network, cells: Cells, spectral: bool = True) -> tuple[Bounded, Second]:
     """The bounds of second order, each only for the cells that the one before it left open.
 
     1. H made diagonally dominant, the remainder subtracted as a number.
     2. The remainder absorbed into H, which is then made diagonally dominant.
-    3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough.
+    3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough; with
+       `spectral` only, since it takes several times as long as the others.
     """
     c, r = cells.centre()
     active = cells.moving()
     second = second_order(net, c, r, cells.w, cells.constant, active)
     best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
-    rows = torch.nonzero(best.lower <= 0).squeeze(1)
+    rows = torch.nonzero(best.lower <= cells.level).squeeze(1)
     if not len(rows):
         return best, second
     cells, some, last = cells[rows], second.rows(rows), best.rows(rows)
     H, R = some.absorbed()
     last = _better(last, _dominant(net, cells, some, H, R, last.v, active, absorbed=True))
     last = replace(last, bend=(some.H - H).abs().sum(-1) / 2)
-    hard = torch.nonzero(last.lower <= 0).squeeze(1)
-    if len(hard) and len(active) > 1:
+    hard = torch.nonzero(last.lower <= cells.level).squeeze(1)
+    if spectral and len(hard) and len(active) > 1:
         found = _spectral(net, cells[hard], some.rows(hard), H[hard], R[hard], last.v[hard], active)
         last = last.put(hard, _better(last.rows(hard), found))
     return best.put(rows, last), second
@@ -112,7 +113,9 @@ def _spectral(net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, 
         v = descend(second.G, H, shift.mu, rows, v, steps=12)
         last = _bounded(net, cells, second, R, minorant(second.G, H, shift.mu, shift.lack, v), active, absorbed=True)
         found.append(_better(found[-1], last) if found else last)
-        if bool((found[-1].lower > 0).all()) or (turn > 0 and not _promising(*found[-2:])):
+        if bool((found[-1].lower > cells.level).all()) or (
+            turn > 0 and not _promising(found[-2], found[-1], cells.level)
+        ):
             break
         cost = shift.mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
         cost = cost / cost.sum(-1, keepdim=True).clamp_min(2.0**-900)
@@ -125,10 +128,10 @@ PATTERNS = 8
 """Diagonals that the spectral bound tries."""
 
 
-def _promising(before: Bounded, after: Bounded) -> bool:
+def _promising(before: Bounded, after: Bounded, level: Tensor) -> bool:
     """Whether at this pace any open cell could be closed in the turns that are left."""
     pace = after.lower - before.lower
-    return bool(((after.lower <= 0) & (after.lower + PATTERNS * pace > 0)).any())
+    return bool(((after.lower <= level) & (after.lower + PATTERNS * pace > level)).any())
 
 
 def _bounded(
@@ -175,8 +178,20 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     return cells.narrowed(lower, upper)
 
 
+def at_least_ends(net: Network, cells: Cells) -> Cells:
+    """The cells without the coordinates along which their forms rise or fall everywhere, as first order shows it.
+
+    Along those the least value is at an end, at which they are fixed. `monotone` sees more of them, and takes longer.
+    """
+    c, r = cells.centre()
+    slope, away = slopes_over(net, c, r, cells.w)
+    away = away * (1 + 4 * net.roundings * ULP) + (net.degree * cells.slack).unsqueeze(-1)
+    lower = torch.where(slope < -away, cells.upper, cells.lower)
+    return cells.narrowed(lower, torch.where(slope > away, cells.lower, cells.upper))
+
+
 def monotone(net: Network, cells: Cells, second: Second) -> Tensor:
-    """Where the margin rises (1) or falls (-1) along a coordinate all over the cell; 0 elsewhere: (N, n).
+    """Where the form rises (1) or falls (-1) along a coordinate all over the cell; 0 elsewhere: (N, n).
 
     `dg/du_d` lies within `G_d +- (sum_e |H_de| + rest_d)`, and float64 is off by less than `degree * slack`: the
     derivative of P by `x_d`, times `x_d`, is at most k times P.

@@ -7,21 +7,24 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 
-__all__ = ["box_around", "centre"]
+__all__ = ["Domain", "Sides", "box_around", "centre"]
 
 _DOWN, _UP = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)
 
 
 Sides = tuple[Tensor, Tensor]
 
+Domain = tuple[float | Tensor, float | Tensor]
+"""The smallest and the largest value of an entry: a number for all, or a tensor of the shape of one input."""
 
-def box_around(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tuple[Sides, Sides]:
+
+def box_around(x: Tensor, eps: Tensor, domain: Domain | None) -> tuple[Sides, Sides]:
     """The box `[x - eps, x + eps]` cut to the domain, its sides rounded outwards, and the same rounded inwards.
 
     Args:
         x: (batch, features), float64.
-        eps: (batch, 1) or (), float64, not negative.
-        domain: the smallest and largest value of an entry; None for no limits.
+        eps: (batch, features), (batch, 1) or (), float64, not negative.
+        domain: the smallest and largest value of an entry, numbers or (features,); None for no limits.
     """
     lower, upper = x - eps, x + eps
     # Where nothing was rounded (eps = 0, or all bits fit) nothing is moved.
@@ -35,11 +38,15 @@ def box_around(x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> tu
         torch.where(above < 0, torch.nextafter(upper, _DOWN), upper),
     )
     if domain is not None:
-        least, most = domain
+        least, most = (torch.as_tensor(side, dtype=torch.float64) for side in domain)
         if not ((x >= least) & (x <= most)).all():
-            raise PolyboundError(f"the inputs leave the domain [{least:g}, {most:g}]; pass the domain of your data")
-        outer, inner = ((low.clamp_min(least), high.clamp_max(most)) for low, high in (outer, inner))
+            raise PolyboundError(f"the inputs leave the domain {_shown(least, most)}; pass the domain of your data")
+        outer, inner = ((torch.maximum(low, least), torch.minimum(high, most)) for low, high in (outer, inner))
     return outer, inner
+
+
+def _shown(least: Tensor, most: Tensor) -> str:
+    return f"[{float(least):g}, {float(most):g}]" if least.numel() == most.numel() == 1 else "of their features"
 
 
 def _excess(a: Tensor, b: Tensor, total: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Boxes with the margin that is to be bounded over each: what the rungs of the ladder work on."""
+"""Boxes with the form that is to be bounded over each: what the rungs of the ladder work on."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from polybound.certificates.boxes import centre
-from polybound.certificates.network import Network
+from polybound.certificates.boxes import Sides, centre
+from polybound.certificates.forms import Block
 
 __all__ = ["Cells", "chunks", "join"]
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """N boxes, each with one margin `f_y - f_rival`; a row each in every tensor.
+    """N boxes, each with one linear form g of the logits, a margin for instance; a row each in every tensor.
 
     Attributes:
         lower: the boxes' lower corners, (N, features).
         upper: their upper corners.
-        w: the margin as weights of the last product, `C_y - C_rival`: (N, units).
-        constant: `beta_y - beta_rival`, (N,).
+        w: the form as weights of the last product (`C_y - C_rival` of a margin): (N, units).
+        constant: its constant, (N,).
         slack: how far float64 can be off over the box, (N,).
         image: index of the image, (N,).
-        rival: index of the rival class, (N,).
+        claim: which of the image's claims the form is about (of margins, the rival class), (N,).
         bound: the best lower bound proven so far, (N,).
-        target: what is cut off of the box has a margin of at least this, which is positive, (N,).
+        level: what the form is to be proven to exceed; 0 where its sign is asked, (N,).
+        target: what is cut off of the box has a form of at least this, which is not below the level, (N,).
         axis: the coordinate to split next, (N,).
         node: where the proof of this cell goes, an index into the ledger's nodes, (N,).
     """
@@ -38,8 +39,9 @@ class Cells:
     constant: Tensor
     slack: Tensor
     image: Tensor
-    rival: Tensor
+    claim: Tensor
     bound: Tensor
+    level: Tensor
     target: Tensor
     axis: Tensor
     node: Tensor
@@ -51,7 +53,7 @@ class Cells:
         return Cells(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     def narrowed(self, lower: Tensor, upper: Tensor) -> Cells:
-        """The same margins over smaller boxes."""
+        """The same forms over smaller boxes."""
         return replace(self, lower=lower, upper=upper)
 
     def centre(self) -> tuple[Tensor, Tensor]:
@@ -73,22 +75,25 @@ class Cells:
         return replace(self, node=node)
 
     @staticmethod
-    def of_pairs(
-        net: Network,
-        images: Tensor,
-        y: Tensor,
-        lower: Tensor,
-        upper: Tensor,
-        slack: Tensor,
-        chosen: Tensor,
-        bound: Tensor,
-    ) -> Cells:
-        """The pairs (image, rival) where `chosen`, (images, classes), holds; slack and bound are of that shape, too."""
-        row, rival = torch.nonzero(chosen, as_tuple=True)
-        label = y[row]
-        w, constant = net.C[label] - net.C[rival], net.beta[label] - net.beta[rival]
-        off, zero = slack[chosen], torch.zeros_like(row)
-        return Cells(lower[row], upper[row], w, constant, off, images[row], rival, bound[chosen], off, zero, zero)
+    def of_pairs(images: Tensor, block: Block, rows: Tensor, sides: Sides, chosen: Tensor, bound: Tensor) -> Cells:
+        """The pairs (image, claim) where `chosen`, (images, claims), holds.
+
+        Args:
+            images: indices of the images.
+            block: their forms.
+            rows: which of the forms to begin with, (images, claims).
+            sides: lower and upper corners of their boxes.
+            chosen: (images, claims).
+            bound: what is proven of each pair, (images, claims).
+        """
+        index, claim = torch.nonzero(chosen, as_tuple=True)
+        row = rows[index, claim]
+        w, constant, slack = (t[index, row] for t in (block.w, block.constant, block.slack))
+        zero, level = torch.zeros_like(index), torch.zeros_like(constant)
+        lower, upper = (side[index] for side in sides)
+        return Cells(
+            lower, upper, w, constant, slack, images[index], claim, bound[chosen], level, slack, axis=zero, node=zero
+        )
 
 
 def join(parts: list[Cells]) -> Cells:
@@ -97,8 +102,18 @@ def join(parts: list[Cells]) -> Cells:
 
 
 def chunks(cells: Cells, units: int, limit: int = 2**22) -> Iterator[Cells]:
-    """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least."""
-    moving = int((cells.upper > cells.lower).sum(1).max()) if len(cells) else 0
-    size = max(1, limit // max(1, moving * max(moving, units)))
-    for start in range(0, len(cells), size):
+    """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least.
+
+    A group's expansions are in all coordinates that move in any of its cells.
+    """
+    moves = cells.upper > cells.lower
+    alone = moves.sum(1).tolist()
+    start = 0
+    while start < len(cells):
+        size = max(1, limit // max(1, alone[start] * max(alone[start], units)))
+        if size > 1:
+            moving = moves[start : start + size].cummax(0).values.sum(1)
+            entries = moving * moving.clamp_min(units) * torch.arange(1, len(moving) + 1)
+            size = max(1, int((entries <= limit).sum()))
         yield cells[slice(start, start + size)]
+        start += size

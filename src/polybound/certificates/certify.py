@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from math import inf, isfinite
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
-from polybound.certificates.boxes import box_around, centre
-from polybound.certificates.ladder import Ladder
-from polybound.certificates.ledger import Ledger
+from polybound.certificates.boxes import Domain
+from polybound.certificates.decisions import Decisions
+from polybound.certificates.forms import Margins
+from polybound.certificates.inputs import Boxes, checked_boxes, checked_labels, checked_method
+from polybound.certificates.ladder import TOPS, Ladder
 from polybound.certificates.network import Network
+from polybound.certificates.relax import relax
 from polybound.certificates.result import Certificates, Status
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
-__all__ = ["Labelled", "Method", "certified_accuracy", "certify", "checked"]
+__all__ = ["Labelled", "Method", "certified_accuracy", "certify"]
 
 Method = Literal["auto", "second", "first", "crown", "zonotope", "interval", "lipschitz"]
-_TOPS = {"auto": "branch", "second": "second", "first": "first"}
-_RELAXATIONS = {
-    "crown": crown_bound,
-    "zonotope": zonotope_bound,
-    "interval": interval_bound,
-    "lipschitz": lipschitz_bound,
-}
-_CHUNK = 32
-_ENTRIES = 2**24  # of the rows that a linear relaxation sends back through the network, one for each unit
 
 
 def certify(
     model: PolynomialNetwork | Factors | Network,
     x: Tensor,
     y: Tensor | Sequence[int],
-    eps: float | Tensor,
+    eps: float | Tensor | None = None,
     *,
-    domain: tuple[float, float] | None = (-1.0, 1.0),
+    box: tuple[Tensor, Tensor] | None = None,
+    domain: Domain | None = (-1.0, 1.0),
     method: Method = "auto",
     budget: float = 10.0,
     keep: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> Certificates:
-    """Decide for each input whether some x' of the domain with `|x' - x|_inf <= eps` is not classified as its label.
+    """Decide for each input whether some x' of the domain with `|x' - x| <= eps` is not classified as its label.
 
     The statement is about the polynomial with the model's weights in real arithmetic, and holds in spite of float64's
     rounding: see `Network`. `docs/certificates.md` says how it is proven.
@@ -54,8 +46,12 @@ def certify(
         model: a model, or its factors.
         x: inputs, (images, *shape) or (images, features).
         y: labels.
-        eps: radius of the l_inf ball, one for all or one for each, in the units of x.
-        domain: the smallest and largest value that an entry of an input can have; None for no limits.
+        eps: how far an entry of an input can move, in the units of x: one number for all, one for each input,
+            (images,), or one for each feature, (1, *shape) or (images, *shape).
+        box: in the place of eps, the sides (lower, upper) themselves, tensors that broadcast to x and have x between
+            them. They must lie within the domain.
+        domain: the smallest and largest value that an entry of an input can have, numbers or tensors of the shape of
+            one input; None for no limits.
         method: "auto" takes all rungs: first order, attacks, second order, branch and bound. "first" and "second" stop
             after that rung. "crown", "zonotope", "interval" and "lipschitz" are bounds to compare with, without
             attacks.
@@ -69,84 +65,26 @@ def certify(
     >>> label = model(x.double()).argmax(1)
     >>> pb.certify(model, x, label, eps=0.01).status
     ['verified']
+    >>> pb.certify(model, x, label, eps=torch.tensor([[0.02, 0.0, 0.01, 0.001]])).status
+    ['verified']
     """
     net = model if isinstance(model, Network) else Network(model)
-    points, labels, radii = checked(net, x, y, eps, domain)
-    if method not in get_args(Method):
-        raise PolyboundError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    if not budget >= 0:
-        raise PolyboundError(f"budget must be a number of seconds, got {budget!r}")
-    (lower, upper), inner = box_around(points, radii.unsqueeze(1), domain)
+    boxes = checked_boxes(net, x, eps, box, domain)
+    labels = checked_labels(net, y, len(boxes.x))
+    checked_method(method, get_args(Method), budget)
+    forms = Margins(net, labels)
+    ledger = Decisions(forms, len(labels), boxes.inner, keep and method in TOPS)
     with torch.no_grad():
         _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
-        if method in _TOPS:
-            options: dict[str, Any] = {"top": _TOPS[method], "budget": budget, "keep": keep, "on_progress": on_progress}
-            ledger = Ladder(net, points, labels, lower, upper, inner, **options).climb()
+        if method in TOPS:
+            Ladder(forms, boxes, ledger, top=TOPS[method], budget=budget, on_progress=on_progress).climb()
         else:
-            ledger = _relaxed(net, points, labels, lower, upper, inner, method, on_progress)
-    return _certificates(ledger, radii, x.shape[1:], method, keep)
+            relax(forms, boxes, ledger, method, on_progress)
+            ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
+    return _certificates(ledger, labels, boxes, x.shape[1:], method)
 
 
-def checked(
-    net: Network, x: Tensor, y: Tensor | Sequence[int], eps: float | Tensor, domain: tuple[float, float] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs (images, features) and radii (images,) in float64, and labels; anything else is refused."""
-    if x.ndim < 2 or x[0:1].numel() != net.features or not x.is_floating_point():
-        raise PolyboundError(f"inputs must be floats of shape (images,) + {net.shape}, got {tuple(x.shape)}")
-    points = x.detach().double().cpu().reshape(len(x), net.features)
-    labels = torch.as_tensor(y).cpu()
-    if labels.shape != (len(x),) or labels.is_floating_point():
-        raise PolyboundError(f"one whole label for each of {len(x)} inputs, got shape {tuple(labels.shape)}")
-    labels = labels.long()
-    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < net.classes):
-        raise PolyboundError(f"labels must be from 0 to {net.classes - 1}")
-    # Not by way of `torch.as_tensor(eps)`, which would round a float to float32.
-    radii = eps.detach().double().cpu() if isinstance(eps, Tensor) else torch.tensor(eps, dtype=torch.float64)
-    if radii.shape not in ((), (len(x),)):
-        raise PolyboundError(f"eps must be one number or one for each of {len(x)} inputs")
-    if not (torch.isfinite(radii) & (radii >= 0)).all():
-        raise PolyboundError("eps must be finite and not negative")
-    if not torch.isfinite(points).all():
-        raise PolyboundError("the inputs are not all finite")
-    if domain is not None and not (len(domain) == 2 and all(isfinite(s) for s in domain) and domain[0] <= domain[1]):
-        raise PolyboundError(f"a domain is a smallest and a largest value, got {domain!r}")
-    return points, labels, radii.expand(len(x)).clone()
-
-
-def _relaxed(
-    net: Network,
-    x: Tensor,
-    y: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    inner: tuple[Tensor, Tensor],
-    method: str,
-    on_progress: Callable[[int], None] | None,
-) -> Ledger:
-    ledger = Ledger(net, y, inner, keep=False)
-    units = max(At.shape[1] for At in net.At)
-    chunk = max(1, min(_CHUNK, _ENTRIES // units**2))
-    for start in range(0, len(x), chunk):
-        begun = time.perf_counter()
-        images = torch.arange(start, min(start + chunk, len(x)))
-        label = y[images].unsqueeze(1)
-        logits = net(x[images]).scatter(1, label, -inf)
-        c, r = centre(lower[images], upper[images])
-        slack = net.slack(torch.maximum(lower[images].abs(), upper[images].abs()))
-        slack = slack + slack.gather(1, label)
-        w, constant = net.C[y[images]].unsqueeze(1) - net.C, net.beta[y[images]].unsqueeze(1) - net.beta
-        bound = _RELAXATIONS[method](net, c, r, w, constant, slack).scatter(1, label, inf)
-        for row in torch.nonzero((bound <= 0).any(1)).squeeze(1).tolist():
-            ledger.falsify(int(images[row]), x[images[row]], int(logits[row].argmax()), "clean")
-        ledger.first(images, bound)
-        ledger.charge(method, images, begun)
-        if on_progress is not None:
-            on_progress(int(images[-1]) + 1)
-    ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
-    return ledger
-
-
-def _certificates(ledger: Ledger, eps: Tensor, shape: Sequence[int], method: str, keep: bool) -> Certificates:
+def _certificates(ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequence[int], method: str) -> Certificates:
     margin = ledger.bound.amin(1)
     status: list[Status] = []
     for image, least in enumerate(margin.tolist()):
@@ -162,11 +100,12 @@ def _certificates(ledger: Ledger, eps: Tensor, shape: Sequence[int], method: str
         rung=ledger.rung,
         seconds=ledger.spent,
         cost=ledger.cost,
-        label=ledger.y,
+        label=labels,
         rival=torch.tensor([-1 if pair is None else pair[1] for pair in found], dtype=torch.int64),
-        eps=eps,
+        eps=boxes.eps if boxes.eps is None or boxes.eps.ndim == 1 else boxes.eps.reshape(len(labels), *shape),
+        box=boxes.sides and (boxes.sides[0].reshape(len(labels), *shape), boxes.sides[1].reshape(len(labels), *shape)),
         method=method,
-        proofs=ledger.proofs if keep else None,
+        proofs=ledger.proofs if ledger.keep else None,
     )
 
 
@@ -189,8 +128,9 @@ class Labelled(Protocol):
 def certified_accuracy(
     model: PolynomialNetwork | Factors | Network,
     data: Labelled,
-    eps: float,
+    eps: float | Tensor | None = None,
     *,
+    box: tuple[Tensor, Tensor] | None = None,
     images: int | None = None,
     method: Method = "auto",
     budget: float = 1.0,
@@ -200,7 +140,8 @@ def certified_accuracy(
     Args:
         model: a model, or its factors.
         data: a data set; its domain is what perturbations stay in.
-        eps: radius of the l_inf ball, in the units of the inputs.
+        eps: how far an entry can move, in the units of the inputs, as in `certify`.
+        box: as in `certify`.
         images: how many inputs, from the first on; all by default.
         method: as in `certify`.
         budget: seconds of branch and bound for each input.
@@ -213,4 +154,5 @@ def certified_accuracy(
     x, y = data.x[:images], data.y[:images]
     if not len(x):
         raise PolyboundError("no inputs to certify")
-    return certify(model, x, y, eps, domain=data.domain, method=method, budget=budget).count("verified") / len(x)
+    found = certify(model, x, y, eps, box=box, domain=data.domain, method=method, budget=budget)
+    return found.count("verified") / len(x)

@@ -29,22 +29,29 @@ from polybound.models import PolynomialNetwork
 
 __all__ = ["Checker"]
 
+Numbers = float | list[float]
+"""One number for all features, or one for each."""
+
 
 class Checker:
     """Proves the certificates of one model anew.
 
     Args:
         model: the model.
-        domain: the inputs' domain, or None.
+        domain: the inputs' domain, two numbers or two lists of one for each feature; or None.
         stretch: of the squares, as `Enclosures` takes it.
         norms: of the mixing matrices, as `Enclosures` takes them.
     """
 
     def __init__(
-        self, model: PolynomialNetwork, domain: list[float] | None, stretch: list[list[float]], norms: list[float]
+        self,
+        model: PolynomialNetwork,
+        domain: list[Numbers] | None,
+        stretch: list[list[float]],
+        norms: list[float],
     ) -> None:
         self.factors = model.factors().double()
-        self.domain = domain
+        self.domain = None if domain is None else [self._exactly(side) for side in domain]
         self.enclosures = Enclosures(self.factors, stretch, norms)
 
     def check(self, entry: dict[str, Any]) -> None:
@@ -52,7 +59,7 @@ class Checker:
         x, label = [float(v) for v in entry["x"]], int(entry["label"])
         if len(x) != self.factors.features:
             raise RefusedError("an input does not fit the model")
-        box = self._box(x, float(entry["eps"]))
+        box = self._box(entry, [Fraction(v) for v in x])
         if entry["status"] == "falsified":
             self._counterexample(entry, box, label)
         elif entry["status"] == "verified":
@@ -63,15 +70,29 @@ class Checker:
         elif entry["status"] != "undecided":
             raise RefusedError(f"there is no status {entry['status']!r}")
 
-    def _box(self, x: list[float], eps: float) -> tuple[list[Fraction], list[Fraction]]:
-        low, high = ([Fraction(v) + s * Fraction(eps) for v in x] for s in (-1, 1))
-        if eps < 0:
-            raise RefusedError("a negative radius")
-        if self.domain is not None:
-            least, most = (Fraction(side) for side in self.domain)
-            low, high = [max(v, least) for v in low], [min(v, most) for v in high]
-        if any(a > b for a, b in zip(low, high, strict=True)):
-            raise RefusedError("an input lies outside of the domain")
+    def _exactly(self, values: Numbers) -> list[Fraction]:
+        """One number for each feature, from one for all or a list of them."""
+        each = values if isinstance(values, list) else [values] * self.factors.features
+        if len(each) != self.factors.features:
+            raise RefusedError("a box does not fit the model")
+        return [Fraction(float(value)) for value in each]
+
+    def _box(self, entry: dict[str, Any], x: list[Fraction]) -> tuple[list[Fraction], list[Fraction]]:
+        if ("box" in entry) == ("eps" in entry):
+            raise RefusedError("a box must have either sides or radii")
+        if "box" in entry:
+            low, high = (self._exactly(list(side)) for side in entry["box"])
+        else:
+            eps = self._exactly(entry["eps"])
+            if any(value < 0 for value in eps):
+                raise RefusedError("a negative radius")
+            low, high = ([v + s * e for v, e in zip(x, eps, strict=True)] for s in (-1, 1))
+            if self.domain is not None:
+                least, most = self.domain
+                low = [max(v, end) for v, end in zip(low, least, strict=True)]
+                high = [min(v, end) for v, end in zip(high, most, strict=True)]
+        if any(not a <= v <= b for a, v, b in zip(low, x, high, strict=True)):
+            raise RefusedError("an input lies outside of its box or of the domain")
         return low, high
 
     def _counterexample(self, entry: dict[str, Any], box: tuple[list[Fraction], list[Fraction]], label: int) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from polybound.models import Affine, Chain, Factors, Identity
+from polybound.models import Affine, Chain, Conv, Factors, Identity, Pool
 
-__all__ = ["exact_logits", "exact_margin"]
+__all__ = ["exact_forms", "exact_logits", "exact_margin"]
+
+Whole = npt.NDArray[Any]
+"""Whole numbers of any size."""
 
 
 def exact_logits(factors: Factors, x: Tensor) -> list[Fraction]:
@@ -19,11 +28,11 @@ def exact_logits(factors: Factors, x: Tensor) -> list[Fraction]:
     >>> exact_logits(model.factors().double(), torch.zeros(3)) == [Fraction(b) for b in model.C[:, -1].tolist()]
     True
     """
-    point = _fractions(x)
-    y = [a * s for a, s in zip(_apply(factors.A[0], point), _fractions(factors.s1), strict=True)]
+    point = _Dyadic.of(x)
+    y = _apply(factors.A[0], point) * _Dyadic.of(factors.s1)
     for a, s in zip(factors.A[1:], factors.S, strict=True):
-        y = [left * right for left, right in zip(_apply(a, point), _apply(s, y), strict=True)]
-    return _apply(factors.C, y)
+        y = _apply(a, point) * _apply(s, y)
+    return _apply(factors.C, y).fractions()
 
 
 def exact_margin(factors: Factors, x: Tensor, label: int, rival: int) -> Fraction:
@@ -32,20 +41,86 @@ def exact_margin(factors: Factors, x: Tensor, label: int, rival: int) -> Fractio
     return logits[label] - logits[rival]
 
 
+def exact_forms(factors: Factors, x: Tensor, a: Tensor, b: Tensor) -> list[Fraction]:
+    """`a f(x) + b`, row by row, for a (forms, classes) and b (forms,)."""
+    logits = exact_logits(factors, x)
+    rows = [_fractions(row) for row in a]
+    return [
+        sum((weight * value for weight, value in zip(row, logits, strict=True) if weight), start)
+        for row, start in zip(rows, _fractions(b), strict=True)
+    ]
+
+
 def _fractions(values: Tensor) -> list[Fraction]:
     return [Fraction(value) for value in values.detach().double().tolist()]
 
 
-def _apply(step: Affine, x: list[Fraction]) -> list[Fraction]:
+@dataclass(frozen=True, eq=False)
+class _Dyadic:
+    """A vector of `whole * 2^exponent`, what floats and their sums and products are: no fraction is ever reduced."""
+
+    whole: Whole
+    exponent: int
+
+    @classmethod
+    def of(cls, values: Tensor) -> _Dyadic:
+        mantissas, exponents = np.frexp(values.detach().double().numpy())
+        whole = (mantissas * 2.0**53).astype(np.int64).astype(object)
+        least = int(exponents[mantissas != 0].min(initial=0))
+        shifts = np.maximum(exponents - least, 0).astype(object)
+        return cls(whole << shifts, least - 53)
+
+    def __mul__(self, other: _Dyadic) -> _Dyadic:
+        return _Dyadic(self.whole * other.whole, self.exponent + other.exponent)
+
+    def __add__(self, other: _Dyadic) -> _Dyadic:
+        least = min(self.exponent, other.exponent)
+        return _Dyadic((self.whole << self.exponent - least) + (other.whole << other.exponent - least), least)
+
+    def fractions(self) -> list[Fraction]:
+        unit = Fraction(2) ** self.exponent
+        return [Fraction(value) * unit for value in self.whole]
+
+
+def _apply(step: Affine, x: _Dyadic) -> _Dyadic:
     if isinstance(step, Identity):
         return x
     if isinstance(step, Chain):
         # A chain's own matrix and constant would be rounded; its parts' are not.
         for part in step.maps:
             x = _apply(part, x)
-        return [value + Fraction(step.shift) for value in x]
-    result = _fractions(step.constant)
+        return x + _Dyadic.of(torch.tensor([step.shift], dtype=torch.float64))
+    if isinstance(step, Conv):
+        return _convolve(step, x) + _Dyadic.of(step.constant)
+    if isinstance(step, Pool):
+        return _pool(step, x)
     matrix = step.matrix()
-    for row, column in matrix.nonzero().tolist():
-        result[row] += Fraction(float(matrix[row, column])) * x[column]
-    return result
+    rows, columns = matrix.nonzero().T.numpy()
+    weights = _Dyadic.of(matrix[rows, columns])
+    total = np.zeros(step.outputs, dtype=object)
+    np.add.at(total, rows, weights.whole * x.whole[columns])
+    return _Dyadic(total, weights.exponent + x.exponent) + _Dyadic.of(step.constant)
+
+
+def _convolve(step: Conv, x: _Dyadic) -> _Dyadic:
+    """The convolution without its constant, one entry of the kernel's window after another: its matrix may be huge."""
+    kernel = _Dyadic.of(step.weight)
+    window = step.weight.shape[2:]
+    # Not by np.pad, whose zeros are numpy's own and overflow.
+    image = np.zeros([step.shape[0], *(n + 2 * (w // 2) for n, w in zip(step.shape[1:], window, strict=True))], object)
+    inside = (slice(w // 2, w // 2 + n) for n, w in zip(step.shape[1:], window, strict=True))
+    image[(slice(None), *inside)] = x.whole.reshape(step.shape)
+    total = np.zeros((step.channels, prod(step.shape[1:])), dtype=object)
+    for place in np.ndindex(*window):
+        part = image[(slice(None), *(slice(p, p + size) for p, size in zip(place, step.shape[1:], strict=True)))]
+        total += kernel.whole[(slice(None), slice(None), *place)] @ part.reshape(step.shape[0], -1)
+    return _Dyadic(total.reshape(-1), kernel.exponent + x.exponent)
+
+
+def _pool(step: Pool, x: _Dyadic) -> _Dyadic:
+    """The sums of the windows of two in each direction, over 2^dims."""
+    image = x.whole.reshape(step.shape)
+    for axis, size in enumerate(step.out_shape[1:], 1):
+        even, odd = (np.take(image, range(start, 2 * size, 2), axis) for start in (0, 1))
+        image = even + odd
+    return _Dyadic(image.reshape(-1), x.exponent - step.dims)

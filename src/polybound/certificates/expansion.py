@@ -29,7 +29,7 @@ from torch import Tensor
 from polybound.certificates.network import Network
 from polybound.theory import ULP
 
-__all__ = ["GRAM_UNITS", "First", "Second", "first_order", "second_order", "split_sum"]
+__all__ = ["GRAM_UNITS", "First", "Second", "first_order", "second_order", "slopes_over", "split_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +190,34 @@ def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor,
         if n > 0:
             lam, ell = _one_back(box, n, lam, ell)
     return First(g0, G * r.unsqueeze(1), R)
+
+
+def slopes_over(net: Network, c: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `w.y_k` over boxes `x = c + r * u`: `|dg/du - G| <= away`, (boxes, features) both.
+
+    `dg/du = r A_n^T (lambda_n(u) q_n(u))`, summed over n, with both factors in intervals: much looser than second order
+    gives it, and as cheap as first order.
+
+    Args:
+        net: the network.
+        c: centres (boxes, features).
+        r: radii (boxes, features).
+        w: (boxes, units).
+    """
+    box = _Box(net, c, r)
+    spread = [torch.zeros_like(box.q[0])]  # of q_n(u) about q_n
+    for n in range(1, net.degree):
+        wider = spread[n - 1] * (box.size[n - 1] + box.rho[n - 1]) + box.rho[n - 1] * box.q[n - 1].abs()
+        spread.append(net.spread(wider, n))
+    G, away = torch.zeros_like(c), torch.zeros_like(c)
+    lam, ell = w.unsqueeze(1), torch.zeros_like(w).unsqueeze(1)
+    for n in reversed(range(net.degree)):
+        at, off = lam.squeeze(1), ell.squeeze(1)
+        G = G + (at * box.q[n]) @ net.At[n].T
+        away = away + (off * (box.q[n].abs() + spread[n]) + at.abs() * spread[n]) @ net.absolute_At[n].T
+        if n > 0:
+            lam, ell = _one_back(box, n, lam, ell)
+    return G * r, away * r
 
 
 def _one_back(box: _Box, n: int, lam: Tensor, ell: Tensor) -> tuple[Tensor, Tensor]:

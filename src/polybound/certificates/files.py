@@ -1,6 +1,7 @@
 """Certificates on disk: JSON with the boxes, the counterexamples and the proofs, tied to the weights by their SHA-256.
 
-A proof is a tree of steps about one rival over a box, which begins as the ball around the input:
+An image's box is given by `eps`, one radius or one for each feature, and the domain, or by its own sides, `box`. A
+proof is a tree of steps about one rival over a box, which begins as the whole of it:
 
     {"by": "first" | "slopes"}                       the bound of first order is positive over the box
     {"by": "second" | "absorbed", on, v, mu}         so is the one that mu and v prove, in the coordinates `on`
@@ -24,6 +25,8 @@ from typing import Any
 from torch import Tensor
 
 from polybound.atomic import write_atomically
+from polybound.certificates.boxes import Domain
+from polybound.certificates.inputs import checked_domain
 from polybound.certificates.network import Network
 from polybound.certificates.result import Certificates
 from polybound.errors import FileFormatError, PolyboundError
@@ -39,7 +42,7 @@ def save_certificates(
     model: PolynomialNetwork,
     found: Certificates,
     x: Tensor,
-    domain: tuple[float, float] | None,
+    domain: Domain | None,
 ) -> None:
     """Write certificates with their proofs; `certify(..., keep=True)` made them of these inputs in this domain."""
     if found.proofs is None:
@@ -50,8 +53,8 @@ def save_certificates(
     points = x.detach().double().reshape(len(x), -1)
     images: list[dict[str, Any]] = []
     for i, status in enumerate(found.status):
-        entry: dict[str, Any] = {"status": status, "label": int(found.label[i]), "eps": float(found.eps[i])}
-        entry["x"] = points[i].tolist()
+        entry: dict[str, Any] = {"status": status, "label": int(found.label[i]), "x": points[i].tolist()}
+        entry |= _box(found, i)
         point = found.counterexample[i]
         if point is not None:
             entry |= {"counterexample": point.reshape(-1).tolist(), "rival": int(found.rival[i])}
@@ -59,10 +62,20 @@ def save_certificates(
             rivals = [rival for rival in range(net.classes) if rival != entry["label"]]
             entry["proofs"] = {str(rival): found.proofs[i, rival] for rival in rivals}
         images.append(entry)
-    content: dict[str, Any] = {"format": _FORMAT, "model": weights_digest(model), "domain": domain and list(domain)}
+    limits = checked_domain(net, domain)
+    content: dict[str, Any] = {"format": _FORMAT, "model": weights_digest(model)}
+    content["domain"] = limits and [side.tolist() for side in limits]
     content |= {"stretch": [mu.tolist() for mu in net.stretch], "norms": net.norms_S, "images": images}
     content["digest"] = _digest(content)
     write_atomically(path, (json.dumps(content) + "\n").encode())
+
+
+def _box(found: Certificates, image: int) -> dict[str, Any]:
+    """What an image's box is made from: one radius, one for each feature, or its sides."""
+    if found.eps is None:
+        return {"box": [side[image].reshape(-1).tolist() for side in found.box or ()]}
+    eps = found.eps[image]
+    return {"eps": float(eps) if eps.ndim == 0 else eps.reshape(-1).tolist()}
 
 
 def check_file(
@@ -94,7 +107,7 @@ def check_file(
                 on_progress(done, len(content["images"]))
     except PolyboundError as error:
         raise PolyboundError(f"{path}: {error}") from error
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
         raise FileFormatError(f"{path}: a certificate is damaged ({type(error).__name__}: {error})") from error
     return counts
 
@@ -102,7 +115,7 @@ def check_file(
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise FileFormatError(f"{path}: not a file of certificates")

@@ -1,4 +1,4 @@
-"""The ladder: every rung only for what the rungs before it left open, all images and rivals together."""
+"""The ladder: every rung only for what the rungs before it left open, all images and claims together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polybound.certificates.attack import descend_margin
-from polybound.certificates.bounds import by_second, lower_first, monotone, shrink
+from polybound.certificates.attack import descend
+from polybound.certificates.bounds import at_least_ends, by_second, lower_first, monotone, shrink
 from polybound.certificates.boxes import centre
 from polybound.certificates.cells import Cells, chunks, join
-from polybound.certificates.exact import exact_margin
 from polybound.certificates.expansion import GRAM_UNITS, first_order
+from polybound.certificates.forms import Forms
+from polybound.certificates.inputs import Boxes
 from polybound.certificates.ledger import Ledger
-from polybound.certificates.network import Network
 
-__all__ = ["Ladder"]
+__all__ = ["TOPS", "Ladder"]
+
+TOPS = {"auto": "branch", "second": "second", "first": "first"}
+"""The last rung that each method takes."""
 
 IMAGES = 32
 """Images that the first rung takes at once."""
@@ -26,60 +29,60 @@ IMAGES = 32
 ROUNDS = 6
 """How often a cell is shrunk and bounded again before it is split."""
 
+FIXINGS = 2
+"""How often monotone coordinates are looked for to first order: fixing some makes the box smaller for the others."""
+
 STARTS = 8
 """Random starts of the attack before branching."""
 
 
 class Ladder:
-    """Decides images within their boxes; what it finds stands in its `ledger`.
+    """Proves the claims of all images over their boxes, as far as it gets; what it finds stands in its ledger.
 
     Args:
-        net: the network.
-        x: inputs (images, features), float64.
-        y: labels.
-        lower: the boxes' lower corners, (images, features).
-        upper: their upper corners.
-        inner: the same boxes rounded inwards, where counterexamples must lie.
+        forms: what is claimed of each image.
+        boxes: the boxes.
+        ledger: where decisions or bounds are entered.
         top: the last rung to take: "first", "second" or "branch".
         budget: seconds of branch and bound for each image.
-        keep: whether to keep the proofs.
+        strict: whether the budget is for all that comes after first order, and not for branch and bound only.
         on_progress: called with the number of images that are through.
     """
 
     def __init__(
         self,
-        net: Network,
-        x: Tensor,
-        y: Tensor,
-        lower: Tensor,
-        upper: Tensor,
-        inner: tuple[Tensor, Tensor],
+        forms: Forms,
+        boxes: Boxes,
+        ledger: Ledger,
         *,
         top: str = "branch",
         budget: float = 10.0,
-        keep: bool = False,
+        strict: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.net, self.x, self.y, self.lower, self.upper = net, x, y, lower, upper
-        self.top, self.budget, self.on_progress = top, budget, on_progress
-        self.ledger = Ledger(net, y, inner, keep)
-        self.units = max(At.shape[1] for At in net.At)
+        self.net, self.forms, self.x, self.ledger = forms.net, forms, boxes.x, ledger
+        self.lower, self.upper = boxes.outer
+        self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
+        self.units = max(At.shape[1] for At in self.net.At)
 
-    def climb(self) -> Ledger:
+    def climb(self) -> None:
         """Take all rungs, block after block of images."""
         for start in range(0, len(self.x), IMAGES):
             end = min(start + IMAGES, len(self.x))
             self._block(torch.arange(start, end))
             if self.on_progress is not None:
                 self.on_progress(end)
-        return self.ledger
 
     def _block(self, images: Tensor) -> None:
         cells, start = self._first(images)
         cells = self._slopes(self._attack(cells, start))
         if self.top == "first" or not len(cells):
+            self.ledger.settle(cells)
             return
-        cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
+        if self.strict:
+            cells = self._hurried(cells)
+        else:
+            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
         if self.top == "branch":
             for image in sorted(set(cells.image.tolist())):
                 self._branch(cells[cells.image == image])
@@ -87,37 +90,36 @@ class Ladder:
             self.ledger.settle(cells)
 
     def _first(self, images: Tensor) -> tuple[Cells, Tensor]:
-        """Clean predictions and first order; returns the open pairs, and for each a corner to attack from."""
+        """The inputs themselves and first order; returns the open pairs, and for each a corner to attack from."""
         begun = time.perf_counter()
-        net, ledger, y = self.net, self.ledger, self.y[images]
-        label = y.unsqueeze(1)
-        logits = net(self.x[images])
-        margin = (logits.gather(1, label) - logits).scatter(1, label, torch.inf)
-        worst, rival = margin.min(1)
+        net, ledger, forms = self.net, self.ledger, self.forms
         lower, upper = self.lower[images], self.upper[images]
-        slack = net.slack(torch.maximum(lower.abs(), upper.abs()))
-        slack = slack + slack.gather(1, label)
-        for row in torch.nonzero(worst <= slack.amax(1)).squeeze(1).tolist():
-            ledger.falsify(int(images[row]), self.x[images[row]], int(rival[row]), "clean")
+        block = forms.block(images, net.slack(torch.maximum(lower.abs(), upper.abs())))
+        x = self.x[images]
+        ledger.see_inputs(images, x, forms.by_claim(forms.values(images, net(x))), block.slack)
         c, r = centre(lower, upper)
-        w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
-        first = first_order(net, c, r, w, constant)
-        bound = lower_first(net, first, slack).scatter(1, label, torch.inf)
+        first = first_order(net, c, r, block.w, block.constant)
+        each = torch.where(block.asked, lower_first(net, first, block.slack), torch.inf)
+        bound, rows = forms.by_claim(each), forms.first_rows(each)
         # Beyond the reach of float64 nothing can be shown, and an image stays undecided.
-        chosen = ledger.first(images, bound) & torch.isfinite(slack)
-        cells = Cells.of_pairs(net, images, y, lower, upper, slack, chosen, bound)
+        chosen = ledger.first(images, bound) & torch.isfinite(block.slack.gather(1, rows))
+        cells = Cells.of_pairs(images, block, rows, (lower, upper), chosen, bound)
         cells = cells.at_nodes(ledger.enter(cells))
         ledger.charge("first", images, begun)
-        return cells, torch.where(first.G[chosen] > 0, cells.lower, cells.upper)
+        index, claim = torch.nonzero(chosen, as_tuple=True)
+        return cells, torch.where(first.G[index, rows[index, claim]] > 0, cells.lower, cells.upper)
+
+    def _descend(self, cells: Cells, start: Tensor, *steps: tuple[float, ...]) -> Tensor:
+        """Descend from a point in every cell, and enter what is seen; returns the least form seen in each."""
+        value, where = descend(self.net, cells, start, self.forms.members(cells), *steps)
+        self.ledger.see(cells, value, where)
+        return value
 
     def _attack(self, cells: Cells, start: Tensor) -> Cells:
-        """Descend from a point in every cell; returns the cells of the images that survive."""
+        """Descend from a point in every cell; returns the cells that stay open."""
         begun = time.perf_counter()
         if len(cells):
-            value, where = descend_margin(self.net, cells, start)
-            self.ledger.falsify_where(cells, value, where)
-            # Cutting off only what is above a part of the least margin seen leaves a margin worth telling.
-            cells = replace(cells, target=torch.maximum(cells.slack, 0.1 * value))
+            cells = self.ledger.aimed(cells, self._descend(cells, start))
         self.ledger.charge("attack", cells.image, begun)
         return self.ledger.undecided(cells)
 
@@ -134,10 +136,11 @@ class Ladder:
             c, r = pairs[slice(0, 1)].centre()
             w, constant = pairs.w.unsqueeze(0), pairs.constant.unsqueeze(0)
             bound = lower_first(net, first_order(net, c, r, w, constant, slopes=True), pairs.slack).squeeze(0)
-            for index in torch.nonzero(bound > 0).squeeze(1).tolist():
-                self.ledger.prove_first(pairs, index)
+            proven = bound > pairs.level
+            for index in torch.nonzero(proven).squeeze(1).tolist():
+                self.ledger.prove_by(pairs, index, "slopes")
                 self.ledger.close(pairs, index, float(bound[index]), "first")
-            left.append(pairs[bound <= 0])
+            left.append(replace(pairs, bound=torch.maximum(pairs.bound, bound))[~proven])
             self.ledger.charge("first", pairs.image[:1], begun)
         return join(left) if left else cells
 
@@ -152,14 +155,43 @@ class Ladder:
         self.ledger.charge("second", images, begun)
         return cells
 
-    def _round(self, cells: Cells, rung: str) -> Cells:
+    def _hurried(self, cells: Cells) -> Cells:
+        """The same, while the images' time lasts: the most urgent first, and what takes long at the end."""
+        for rounds, spectral in ((ROUNDS, False), (1, True)):
+            for _ in range(rounds):
+                width = float((cells.upper - cells.lower).sum())
+                cells = self._fixed(cells[self.ledger.urgency(cells).argsort()])
+                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.units, limit=2**20)]
+                cells = self.ledger.undecided(join([*parts, cells[:0]]))
+                if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
+                    break
+        return cells
+
+    def _fixed(self, cells: Cells) -> Cells:
+        """The cells with fewer coordinates, where that is cheap to see and no proof is kept."""
+        if not self.strict or not self.forms.alone or self.ledger.keep:
+            return cells
+        for _ in range(FIXINGS):
+            cells = at_least_ends(self.net, cells)
+        return cells
+
+    def _in_time(self, cells: Cells, spectral: bool) -> Cells:
+        """One round for the cells of images that have time left; returns all that stay open."""
+        begun, late = time.perf_counter(), self.ledger.spent[cells.image] >= self.budget
+        if late.all():
+            return cells
+        left = self._round(cells[~late], "second", spectral)
+        self.ledger.charge("second", cells.image[~late], begun)
+        return self.ledger.undecided(join([left, cells[late]]))
+
+    def _round(self, cells: Cells, rung: str, spectral: bool = True) -> Cells:
         """One round: bound, close, try the corner, fix what is monotone and cut off what is excluded."""
-        cells = self._points(cells)
+        cells = self.forms.combined(self._points(cells))
         if not len(cells):
             return cells
         ledger = self.ledger
-        bounded, second = by_second(self.net, cells)
-        proven = bounded.lower > 0
+        bounded, second = by_second(self.net, cells, spectral)
+        proven = bounded.lower > cells.level
         for index in torch.nonzero(proven).squeeze(1).tolist():
             ledger.prove(cells, index, bounded)
             ledger.close(cells, index, float(bounded.lower[index]), rung)
@@ -167,11 +199,14 @@ class Ladder:
         if not len(rows):
             return cells[rows]
         sign = monotone(self.net, cells, second)[rows]
+        if not self.forms.alone:
+            # Where one form falls another may rise: the point where all are least need not be at an end.
+            sign = torch.zeros_like(sign)
         cells, bounded = cells[rows], bounded.rows(rows)
         active = bounded.active
-        ledger.falsify_where(cells, *descend_margin(self.net, cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5)))
+        self._descend(cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5))
         narrow = shrink(cells, bounded, cells.target)
-        # Along a monotone coordinate the least margin is at the end where it falls to.
+        # Along a monotone coordinate the least value is at the end where the form falls to.
         low, high = cells.lower[:, active], cells.upper[:, active]
         lower, upper = narrow.lower.clone(), narrow.upper.clone()
         lower[:, active] = torch.where(sign < 0, high, torch.where(sign > 0, low, lower[:, active]))
@@ -181,12 +216,10 @@ class Ladder:
         return ledger.narrow(cells, bounded, sign, narrow)
 
     def _points(self, cells: Cells) -> Cells:
-        """Decide cells that are single points by rational arithmetic; returns the others."""
+        """Settle the cells that are single points; returns the others."""
         moves = (cells.upper > cells.lower).any(1)
         for index in torch.nonzero(~moves).squeeze(1).tolist():
-            image, rival = int(cells.image[index]), int(cells.rival[index])
-            margin = exact_margin(self.net.factors, cells.lower[index], int(self.y[image]), rival)
-            self.ledger.close_point(cells, index, margin)
+            self.ledger.close_point(cells, index)
         return cells if bool(moves.all()) else cells[moves]
 
     def _branch(self, cells: Cells) -> None:
@@ -196,13 +229,14 @@ class Ladder:
         for _ in range(STARTS):
             part = torch.rand(cells.lower.shape, generator=generator, dtype=torch.float64)
             start = cells.lower + (cells.upper - cells.lower) * part
-            self.ledger.falsify_where(cells, *descend_margin(self.net, cells, start))
+            self._descend(cells, start)
         cells = self.ledger.undecided(cells)
-        while len(cells) and time.perf_counter() - begun < self.budget:
-            cells = cells[cells.bound.argsort()]
+        budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
+        while len(cells) and time.perf_counter() - begun < budget:
+            cells = cells[self.ledger.urgency(cells).argsort()]
             chunk = next(iter(chunks(cells, self.units, limit=2**20)))
             rest = cells[slice(len(chunk), None)]
-            halves = self._halves(chunk)
+            halves = self._fixed(self._halves(chunk))
             cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
         if len(cells):
             self.ledger.settle(cells)

@@ -1,19 +1,19 @@
-"""What has been decided, by what, and in how many seconds: the books that the rungs of the ladder write into."""
+"""What has been proven, by what, and in how many seconds: the books that the rungs of the ladder write into."""
 
 from __future__ import annotations
 
 import time
-from fractions import Fraction
-from math import inf, nextafter
+from abc import ABC, abstractmethod
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polybound.certificates.attack import confirm
 from polybound.certificates.bounds import Bounded
+from polybound.certificates.boxes import Sides
 from polybound.certificates.cells import Cells
-from polybound.certificates.network import Network
+from polybound.certificates.forms import Forms
 
 __all__ = ["Ledger", "Node"]
 
@@ -21,36 +21,65 @@ Node = dict[str, Any]
 """A step of a proof; `polybound.certificates.files` says what it holds."""
 
 
-class Ledger:
-    """The state of all images while they are being decided.
+class Ledger(ABC):
+    """The state of all images while their claims are being proven.
+
+    What is asked differs: `Decisions` asks for signs, `Extremes` for bounds.
 
     Args:
-        net: the network.
-        y: labels, (images,).
+        forms: what is claimed of each image.
+        images: how many there are.
         inner: sides of the boxes, rounded inwards, (images, features) each.
         keep: whether to keep the proofs.
 
     Attributes:
-        bound: proven lower bounds of the margins, (images, classes); infinity for the label itself.
-        rung: the name of what decided each image; empty while it is open.
-        counterexample: of each falsified image, with the rival it falls to.
+        bound: proven lower bounds of what is claimed, (images, claims).
         spent: seconds of each image: its share of what was done in batches.
         cost: seconds of each rung.
-        proofs: for each image and rival, the first step of its proof.
+        proofs: for each image and claim, the first step of its proof.
     """
 
-    def __init__(self, net: Network, y: Tensor, inner: tuple[Tensor, Tensor], keep: bool) -> None:
-        self.net, self.y, self.inner, self.keep = net, y, inner, keep
-        self.bound = torch.full((len(y), net.classes), -inf, dtype=torch.float64)
-        self.bound.scatter_(1, y.unsqueeze(1), inf)
-        self.rung = [""] * len(y)
-        self.counterexample: dict[int, tuple[Tensor, int]] = {}
-        self.spent = torch.zeros(len(y), dtype=torch.float64)
+    def __init__(self, forms: Forms, images: int, inner: Sides, keep: bool) -> None:
+        self.forms, self.inner, self.keep = forms, inner, keep
+        self.bound = torch.full((images, forms.claims), -inf, dtype=torch.float64)
+        self.spent = torch.zeros(images, dtype=torch.float64)
         self.cost: dict[str, float] = {}
         self.proofs: dict[tuple[int, int], Node] = {}
         self._nodes: list[Node] = []
         self._open: dict[tuple[int, int], int] = {}  # cells of each pair that are still open
         self._floor: dict[tuple[int, int], float] = {}  # least bound of those that were closed or cut off
+
+    @abstractmethod
+    def see_inputs(self, images: Tensor, x: Tensor, value: Tensor, slack: Tensor, /) -> None:
+        """Take note of what is claimed at the inputs themselves, (images, claims)."""
+
+    @abstractmethod
+    def see(self, cells: Cells, value: Tensor, where: Tensor) -> None:
+        """Take note of each cell's form at a point of its box, (N,) and (N, features)."""
+
+    @abstractmethod
+    def first(self, images: Tensor, bound: Tensor) -> Tensor:
+        """Enter the bounds of first order, (images, claims); returns which pairs stay open."""
+
+    @abstractmethod
+    def undecided(self, cells: Cells) -> Cells:
+        """The cells that are still to be bounded, with the levels that they are now to exceed."""
+
+    @abstractmethod
+    def aimed(self, cells: Cells, value: Tensor, /) -> Cells:
+        """The cells with targets that suit the least forms seen in them, (N,)."""
+
+    @abstractmethod
+    def urgency(self, cells: Cells) -> Tensor:
+        """A number for each cell; those with the least are split first."""
+
+    @abstractmethod
+    def close_point(self, cells: Cells, index: int) -> None:
+        """Settle a cell that is one point."""
+
+    @abstractmethod
+    def _proven(self, image: int, rung: str, /) -> None:
+        """All cells of one of the image's claims are closed, the last one by that rung."""
 
     def charge(self, rung: str, images: Tensor, begun: float) -> None:
         """Share the time since `begun`, spent on a rung, among images (each as often as it is named)."""
@@ -60,32 +89,13 @@ class Ledger:
             share = taken / len(images)
             self.spent.index_add_(0, images, torch.full((len(images),), share, dtype=torch.float64))
 
-    def falsify(self, image: int, x: Tensor, rival: int, rung: str) -> None:
-        """Write down a counterexample, if the real polynomial confirms it at the nearest point of the true box."""
-        x = torch.minimum(torch.maximum(x, self.inner[0][image]), self.inner[1][image])
-        if image not in self.counterexample and confirm(self.net, x, int(self.y[image]), rival):
-            self.counterexample[image] = (x.clone(), rival)
-            self.rung[image] = rung
-
-    def falsify_where(self, cells: Cells, value: Tensor, where: Tensor) -> None:
-        """The same for every cell in which a margin of at most zero was seen."""
-        for index in torch.nonzero(value <= 0).squeeze(1).tolist():
-            self.falsify(int(cells.image[index]), where[index], int(cells.rival[index]), "attack")
-
-    def first(self, images: Tensor, bound: Tensor) -> Tensor:
-        """Enter the bounds of first order, (images, classes); returns which pairs stay open."""
-        self.bound[images] = torch.maximum(self.bound[images], bound)
-        for image in images[(bound > 0).all(1)].tolist():
-            self.rung[image] = self.rung[image] or "first"
-        if self.keep:
-            for row, rival in torch.nonzero((bound > 0) & (bound < inf)).tolist():
-                self.proofs[int(images[row]), rival] = {"by": "first"}
-        falsified = torch.tensor([image in self.counterexample for image in images.tolist()], dtype=torch.bool)
-        return (bound <= 0) & ~falsified.unsqueeze(1)
+    def within(self, image: int, x: Tensor) -> Tensor:
+        """The nearest point of the true box."""
+        return torch.minimum(torch.maximum(x, self.inner[0][image]), self.inner[1][image])
 
     def enter(self, cells: Cells) -> Tensor:
         """Open a proof for each cell, the only one of its pair so far; returns the nodes' indices."""
-        pairs = list(zip(cells.image.tolist(), cells.rival.tolist(), strict=True))
+        pairs = list(zip(cells.image.tolist(), cells.claim.tolist(), strict=True))
         for pair in pairs:
             self._open[pair] = 1
             self._floor[pair] = inf
@@ -99,40 +109,29 @@ class Ledger:
         self._nodes.append({})
         return len(self._nodes) - 1
 
-    def undecided(self, cells: Cells) -> Cells:
-        """The cells of images that are not falsified."""
-        stay = [image not in self.counterexample for image in cells.image.tolist()]
-        return cells if all(stay) else cells[torch.tensor(stay, dtype=torch.bool)]
+    def lower_floor(self, cells: Cells, index: int, value: float) -> tuple[int, int]:
+        """No more than `value` is proven of a part of a cell that is left; returns the cell's pair."""
+        pair = int(cells.image[index]), int(cells.claim[index])
+        self._floor[pair] = min(self._floor[pair], value)
+        return pair
 
     def close(self, cells: Cells, index: int, lower: float, rung: str) -> None:
-        """A cell's margin is proven to be at least `lower` > 0."""
-        pair = int(cells.image[index]), int(cells.rival[index])
-        self._floor[pair] = min(self._floor[pair], lower)
+        """A cell's form is proven to be at least `lower`, which is above its level."""
+        pair = self.lower_floor(cells, index, lower)
         self._open[pair] -= 1
         if self._open[pair] == 0:
-            image, rival = pair
-            self.bound[image, rival] = max(float(self.bound[image, rival]), self._floor[pair])
-            if bool((self.bound[image] > 0).all()):
-                self.rung[image] = self.rung[image] or rung
-
-    def close_point(self, cells: Cells, index: int, margin: Fraction) -> None:
-        """A cell is one point, whose margin is known exactly."""
-        if margin <= 0:
-            self.falsify(int(cells.image[index]), cells.lower[index], int(cells.rival[index]), "attack")
-        else:
-            if self.keep:
-                self._nodes[int(cells.node[index])]["by"] = "point"
-            self.close(cells, index, max(nextafter(float(margin), -inf), 5e-324), "branch")
+            self.bound[pair] = max(float(self.bound[pair]), self._floor[pair])
+            self._proven(pair[0], rung)
 
     def prove(self, cells: Cells, index: int, bounded: Bounded) -> None:
         """Write down what bounded a cell."""
         if self.keep:
             self._nodes[int(cells.node[index])].update(_step(bounded, index))
 
-    def prove_first(self, cells: Cells, index: int) -> None:
-        """Write down that first order, with slopes, bounds a cell."""
+    def prove_by(self, cells: Cells, index: int, rule: str) -> None:
+        """Write down that a rule without constants of its own bounds a cell."""
         if self.keep:
-            self._nodes[int(cells.node[index])].update(by="slopes")
+            self._nodes[int(cells.node[index])]["by"] = rule
 
     def narrow(self, cells: Cells, bounded: Bounded, sign: Tensor, narrowed: Cells) -> Cells:
         """Write down what was cut off of cells, row by row, and for which reason."""
@@ -140,10 +139,8 @@ class Ledger:
         fixed = torch.zeros_like(cut)
         fixed[:, bounded.active] = sign != 0
         lost = (cut & ~fixed).any(1)
-        for index in range(len(cells)):
-            if lost[index]:
-                pair = int(cells.image[index]), int(cells.rival[index])
-                self._floor[pair] = min(self._floor[pair], float(cells.target[index]))
+        for index in torch.nonzero(lost).squeeze(1).tolist():
+            self.lower_floor(cells, index, float(cells.target[index]))
         if not self.keep:
             return narrowed
         nodes = narrowed.node.clone()
@@ -160,7 +157,7 @@ class Ledger:
 
     def split(self, cells: Cells, at: Tensor) -> Tensor:
         """Each cell becomes two at `at` of its axis; returns the nodes of the lower and of the upper halves, (2N,)."""
-        for pair in zip(cells.image.tolist(), cells.rival.tolist(), strict=True):
+        for pair in zip(cells.image.tolist(), cells.claim.tolist(), strict=True):
             self._open[pair] += 1
         if not self.keep:
             return cells.node.repeat(2)
@@ -175,8 +172,8 @@ class Ledger:
 
     def settle(self, cells: Cells) -> None:
         """Enter what is proven of pairs that stay open."""
-        for pair in set(zip(cells.image.tolist(), cells.rival.tolist(), strict=True)):
-            rows = (cells.image == pair[0]) & (cells.rival == pair[1])
+        for pair in set(zip(cells.image.tolist(), cells.claim.tolist(), strict=True)):
+            rows = (cells.image == pair[0]) & (cells.claim == pair[1])
             least = min(float(cells.bound[rows].min()), self._floor[pair])
             self.bound[pair] = max(float(self.bound[pair]), least)
 

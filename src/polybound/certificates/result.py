@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ __all__ = ["Certificates", "Status"]
 Status = Literal["verified", "falsified", "undecided"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Certificates:
     """One certificate for each image.
 
@@ -29,7 +29,8 @@ class Certificates:
         cost: seconds of each rung, over all images.
         label: the labels.
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
-        eps: radius of each box, (images,).
+        eps: radius of each box, (images,), or of each feature, (images, *shape); None if the sides were given.
+        box: the sides that were given, (images, *shape) each; None if radii were.
         method: the method asked for.
         proofs: proofs by image and rival, if they were kept; `save_certificates` writes them.
     """
@@ -42,12 +43,17 @@ class Certificates:
     cost: dict[str, float]
     label: Tensor
     rival: Tensor
-    eps: Tensor
+    eps: Tensor | None
+    box: tuple[Tensor, Tensor] | None
     method: str
-    proofs: dict[tuple[int, int], dict[str, Any]] | None = field(default=None, repr=False)
+    proofs: dict[tuple[int, int], dict[str, Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.status)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{status}={self.count(status)}" for status in get_args(Status))
+        return f"Certificates(images={len(self)}, {counts}, method={self.method!r})"
 
     def count(self, status: Status) -> int:
         """How many images have that status."""

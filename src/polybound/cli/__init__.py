@@ -1,5 +1,5 @@
 """The command line: `polybound COMMAND`. Everything that it does can be done from Python."""
 
-from polybound.cli.app import main
+from polybound.cli.entry import main
 
 __all__ = ["main"]

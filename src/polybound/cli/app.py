@@ -1,64 +1,38 @@
-"""The commands, and how their errors are shown."""
+"""The commands."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polybound._version import __version__
+from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
+from polybound.cli.interchange import add_interchange
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
-from polybound.plugins import load_plugins
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
-app = typer.Typer(
-    name="polybound",
-    help="Train, bound, attack and certify polynomial networks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+NETWORKS, DATA = "Networks", "Data and runs"
+"""Headings of the list of commands."""
 
-app.add_typer(data_app)
-app.add_typer(encrypt_app)
-app.add_typer(runs_app)
+app = make_app("polybound", "Train, bound, attack and certify polynomial networks.", completion=True)
+app.add_typer(encrypt_app, rich_help_panel=NETWORKS)
+app.add_typer(data_app, rich_help_panel=DATA)
+app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)
+add_interchange(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Network = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, or a run folder.")]
-
-
-def main() -> None:
-    """Run the command line: bad input ends in one line on standard error and exit code 2."""
-    try:
-        if _does_something(sys.argv[1:]):
-            load_plugins()
-        app()
-    except PolyboundError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-
-
-def _does_something(arguments: list[str]) -> bool:
-    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
-    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
-
-
-def _fail(message: str) -> None:
-    # One line, whatever a library put into its message.
-    print(f"polybound: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+Network = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, an ONNX file, or a run folder.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -76,30 +50,38 @@ def common(
     """Train, bound, attack and certify polynomial networks."""
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound demo[/]   [bold]polybound demo --bound 0.8 --epochs 100[/]   "
-    "[bold]polybound demo --json --no-plot[/]"
+@command(
+    app,
+    "polybound demo",
+    "polybound demo --bound 0.8 --epochs 100",
+    "polybound demo --json --no-plot",
+    panel=NETWORKS,
+    stopped="nothing was kept; the same command begins anew",
 )
 def demo(
     bound: Annotated[float, typer.Option(help="Bound of the projected model's row-l1 norms.")] = 1.0,
     epochs: Annotated[int, typer.Option(min=2, help="Epochs; projections begin halfway.")] = 60,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the batches.")] = 0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the plot goes.")] = Path("polybound-demo.png"),
-    plot: Annotated[bool, typer.Option(help="Draw the plot (needs matplotlib).")] = True,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no plot, which needs matplotlib.")] = False,
     save: Annotated[Path | None, typer.Option(help="Folder to save both models in.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a plain and a projected PN-4 on the built-in digits; show accuracy and bounds side by side."""
+    """Train a plain and a projected PN-4 on the built-in digits; attack and certify both."""
     from polybound.cli.demo import run_demo
 
-    run_demo(bound, epochs, seed, output if plot else None, save, as_json)
+    run_demo(bound, epochs, seed, None if no_plot else output, save, as_json)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound train --dataset digits --method projection --bound 1 --epochs 60 "
-    "--start-epoch 30 --learning-rate 0.02[/]   "
-    "[bold]polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1[/]   "
-    "[bold]polybound train --dataset digits --adversary pgd-0.1-20-0.01[/]   [bold]polybound train --resume[/]"
+@command(
+    app,
+    "polybound train --dataset digits --method projection --bound 1 --epochs 20 --learning-rate 0.02",
+    "polybound train --dataset digits --optimiser adamw --learning-rate 0.003 --schedule cosine --epochs 20",
+    "polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1",
+    "polybound train --dataset digits --adversary pgd-0.1-20-0.01",
+    "polybound train --resume",
+    panel=NETWORKS,
+    stopped="every step up to here is saved; the same command goes on, and so does polybound train --resume",
 )
 def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
@@ -107,21 +89,38 @@ def train(
     method: Annotated[
         str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
     ] = None,
-    bound: Annotated[list[float] | None, typer.Option(help="Bound of the projection; several train together.")] = None,
+    bound: Annotated[
+        list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")
+    ] = None,
     weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,
     adversary: Annotated[
         str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seed; several train together.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(metavar="<int>", help="Seed; several train together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
     # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
-        int | None, typer.Option("--start-epoch", help="First epoch with projection or adversary; 50 by default.")
+        float | None,
+        typer.Option(
+            "--start-epoch",
+            help="First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.",
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="sgd, momentum, adamw, or a plugin's; sgd by default.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="0.001 by default.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of momentum (0 by default) and adamw (0.01 by default).")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: steps, cosine or constant; steps by default.")
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option(help="Share of each label that all classes have; 0 by default.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
@@ -139,7 +138,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
-    from polybound.cli.train import read_options, run_training, unfold
+    from polybound.cli.train import epoch_or_share, read_options, run_training, unfold
     from polybound.runs import interrupted
 
     given = {
@@ -153,9 +152,14 @@ def train(
         "protocol": protocol,
         "seeds": seed or None,
         "epochs": epochs,
-        "start": start,
+        "start": epoch_or_share(start),
         "batch_size": batch_size,
+        "optimiser": optimiser,
         "learning_rate": learning_rate,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "label_smoothing": label_smoothing,
         "rank": rank,
         "samples": samples,
         "validation": validation,
@@ -171,14 +175,18 @@ def train(
     run_training(stacks, runs, data_dir, device, tensorboard, as_json)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound evaluate runs/* --attacks paper --protocol both --means[/]   "
-    "[bold]polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500[/]   "
-    "[bold]polybound evaluate m.safetensors --dataset digits --attacks fgsm-0.1 --picture attack.png[/]"
+@command(
+    app,
+    "polybound evaluate runs/* --attacks paper --protocol both --means",
+    "polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500",
+    "polybound evaluate m.safetensors --dataset digits --attacks fgsm-0.1 --picture attack.png",
+    panel=NETWORKS,
+    stopped="runs keep what was measured of them; the same command goes on",
 )
 def evaluate(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or models that model.save(path) wrote.")
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, models that model.save(path) wrote, or ONNX files."),
     ],
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
@@ -198,7 +206,8 @@ def evaluate(
     defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     certified: Annotated[
-        list[float] | None, typer.Option("--certify", help="Certified accuracy at this radius as well; repeatable.")
+        list[float] | None,
+        typer.Option("--certify", metavar="<float>", help="Certified accuracy at this radius as well; repeatable."),
     ] = None,
     save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
@@ -230,20 +239,33 @@ def evaluate(
     run_evaluation(runs, attacks, options, count=count, shown=shown, means=means, per_class=per_class, **files)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound certify runs/NAME --eps 0.01 --eps 0.02[/]   "
-    "[bold]polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json[/]   "
-    "[bold]polybound certify m.safetensors --check proofs.json[/]"
+@command(
+    app,
+    "polybound certify runs/NAME --eps 0.01 --eps 0.02",
+    "polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json",
+    "polybound certify m.safetensors --check proofs.json",
+    "polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs",
+    panel=NETWORKS,
+    stopped="no proofs were written; the same command begins anew",
 )
 def certify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a model that model.save(path) wrote.")],
-    eps: Annotated[list[float] | None, typer.Option(help="Radius of the l_inf ball, in units of the data.")] = None,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, a model that model.save(path) wrote, or an ONNX file.")
+    ],
+    eps: Annotated[
+        list[float] | None, typer.Option(metavar="<float>", help="Radius of the l_inf ball, in units of the data.")
+    ] = None,
     images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many test images.")] = 100,
     dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
     method: Annotated[
         str, typer.Option(help="auto, second, first; crown, zonotope, interval, lipschitz to compare.")
     ] = "auto",
-    budget: Annotated[float, typer.Option(help="Seconds of branch and bound for an image.")] = 10.0,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds of branch and bound for an image: 10, or 1 with --outputs.")
+    ] = None,
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="Intervals that the outputs provably stay in, in the place of decisions.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the certificates with their proofs to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
@@ -251,17 +273,25 @@ def certify(
 ) -> None:
     """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
     from polybound.cli.certify import run_certify, run_check
+    from polybound.cli.outputs import run_outputs
 
     if check is not None:
         run_check(run, check, as_json)
     elif not eps:
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
+    elif outputs and save is not None:
+        raise PolyboundError("--save writes certificates; --outputs has none")
+    elif outputs:
+        run_outputs(run, eps, images, dataset, data_dir, method, 1.0 if budget is None else budget, as_json)
     else:
-        run_certify(run, eps, images, dataset, data_dir, method, budget, save, as_json)
+        run_certify(run, eps, images, dataset, data_dir, method, 10.0 if budget is None else budget, save, as_json)
 
 
-@app.command(
-    epilog="Examples:  [bold]polybound bounds model.safetensors[/]   [bold]polybound bounds runs/NAME --json[/]"
+@command(
+    app,
+    "polybound bounds model.safetensors",
+    "polybound bounds runs/NAME --json",
+    panel=NETWORKS,
 )
 def bounds(
     model: Network,
@@ -274,10 +304,11 @@ def bounds(
     """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
     from rich.console import Console
 
+    from polybound.cli.progress import is_quiet
     from polybound.runs import load_subject
     from polybound.theory import bounds as all_bounds
 
-    with Console(stderr=True).status("computing bounds"):
+    with Console(stderr=True, quiet=is_quiet()).status("computing bounds"):
         table = all_bounds(load_subject(model).model, samples, radius=radius)
     if as_json:
         print(json.dumps(table.as_dict(), indent=2))
@@ -287,7 +318,12 @@ def bounds(
         show_bounds(table)
 
 
-@app.command(epilog="Example:  [bold]polybound info model.safetensors[/]   [bold]polybound info runs/NAME[/]")
+@command(
+    app,
+    "polybound info model.safetensors",
+    "polybound info runs/NAME",
+    panel=NETWORKS,
+)
 def info(model: Network, as_json: AsJson = False) -> None:
     """Show what a model file or a run folder holds: its kind, its configuration, its parameters."""
     from polybound.runs import load_subject

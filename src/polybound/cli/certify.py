@@ -16,7 +16,7 @@ from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.runs import Loaded, load_subject
 
-__all__ = ["run_certify", "run_check"]
+__all__ = ["model_and_images", "run_certify", "run_check"]
 
 
 def run_certify(
@@ -35,9 +35,9 @@ def run_certify(
         raise PolyboundError("--save takes the certificates of one --eps")
     if save is not None and not save.parent.is_dir():
         raise PolyboundError(f"{save.parent}: no such folder")
-    loaded = load_subject(path)
-    model = loaded.model
-    data = _fitting(_data(loaded, dataset, data_dir), model)
+    if save is not None and save.is_dir():
+        raise PolyboundError(f"{save}: a folder, not a file")
+    model, data = model_and_images(path, dataset, data_dir)
     x, y = data.x[:images], data.y[:images]
     rows = []
     net = Network(model)
@@ -68,6 +68,12 @@ def run_check(path: Path, file: Path, as_json: bool) -> None:
         print(json.dumps(counts, indent=2))
     else:
         print(f"{file}: confirmed {counts['verified']} verified and {counts['falsified']} falsified images")
+
+
+def model_and_images(path: Path, dataset: str | None, data_dir: Path | None) -> tuple[PolynomialNetwork, Dataset]:
+    """A model, and test images that fit it: the run's own, or of the data set that is named."""
+    loaded = load_subject(path)
+    return loaded.model, _fitting(_data(loaded, dataset, data_dir), loaded.model)
 
 
 def _data(loaded: Loaded, dataset: str | None, data_dir: Path | None) -> Dataset:

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polybound.cli.commands import command, make_app
+
 if TYPE_CHECKING:
     from polybound.data import Directories, Source
 
 __all__ = ["data_app"]
 
-data_app = typer.Typer(
-    name="data",
-    help="List, download and check data sets.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+data_app = make_app("data", "List, download and check data sets.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[
@@ -30,7 +26,7 @@ DataDir = Annotated[
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `polybound data list` shows them.")]
 
 
-@data_app.command("list", epilog="Examples:  [bold]polybound data list[/]   [bold]polybound data list --json[/]")
+@command(data_app, "polybound data list", "polybound data list --json", name="list")
 def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show all data sets: their sizes, licences and sources, and where they were found."""
     from polybound.data import Directories, find_source, names
@@ -43,7 +39,7 @@ def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         _show(rows)
 
 
-@data_app.command(epilog="Examples:  [bold]polybound data get mnist[/]   [bold]polybound data get nsynth --full[/]")
+@command(data_app, "polybound data get mnist", "polybound data get nsynth --full")
 def get(
     name: Name,
     data_dir: DataDir = None,
@@ -60,7 +56,7 @@ def get(
         print(path)
 
 
-@data_app.command(epilog="Example:  [bold]polybound data verify mnist[/]")
+@command(data_app, "polybound data verify mnist")
 def verify(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check all files of a data set; exit with code 2 if one is damaged, swapped or missing."""
     from polybound.data import Directories, MissingDataError, find_source

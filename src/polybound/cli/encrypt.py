@@ -8,20 +8,16 @@ from typing import Annotated
 
 import typer
 
+from polybound.cli.commands import command, make_app
+
 __all__ = ["encrypt_app"]
 
-encrypt_app = typer.Typer(
-    name="encrypt",
-    help="Classify encrypted images: a client with the key, a server that cannot decrypt.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+encrypt_app = make_app("encrypt", "Classify encrypted images: a client with the key, a server that cannot decrypt.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
 Network = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model file, a run folder, or an example: pn-4, pn-4-bound-1.")
+    str, typer.Argument(metavar="MODEL", help="A model file, a run folder, or an example: digits, pn-4, pn-4-bound-1.")
 ]
 Tolerance = Annotated[float, typer.Option(help="The largest error of a logit, over all possible images.")]
 
@@ -30,9 +26,7 @@ Domain = Annotated[
 ]
 
 
-@encrypt_app.command(
-    epilog="Examples:  [bold]polybound encrypt plan pn-4[/]   [bold]polybound encrypt plan m.safetensors --json[/]"
-)
+@command(encrypt_app, "polybound encrypt plan pn-4", "polybound encrypt plan m.safetensors --json")
 def plan(model: Network, tolerance: Tolerance = 1.0, domain: Domain = (-1.0, 1.0), as_json: AsJson = False) -> None:
     """Show how a network would be evaluated: ring, moduli, scales, ranges and error; refuse what does not fit."""
     from polybound.cli.encrypted import show_plan
@@ -40,9 +34,7 @@ def plan(model: Network, tolerance: Tolerance = 1.0, domain: Domain = (-1.0, 1.0
     show_plan(model, domain, tolerance, as_json)
 
 
-@encrypt_app.command(
-    epilog="Examples:  [bold]polybound encrypt serve pn-4 --port 8731[/]   [bold]polybound encrypt serve runs/NAME[/]"
-)
+@command(encrypt_app, "polybound encrypt serve pn-4 --port 8731", "polybound encrypt serve runs/NAME")
 def serve(
     model: Network,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8731,
@@ -57,9 +49,10 @@ def serve(
     run_server(model, port, host, clients, domain, tolerance)
 
 
-@encrypt_app.command(
-    epilog="Examples:  [bold]polybound encrypt classify fashion-mnist:0-9[/]   "
-    "[bold]polybound encrypt classify --server http://127.0.0.1:8731 images.npz shoe.png[/]"
+@command(
+    encrypt_app,
+    "polybound encrypt classify fashion-mnist:0-9",
+    "polybound encrypt classify --server http://127.0.0.1:8731 images.npz shoe.png",
 )
 def classify(
     images: Annotated[
@@ -77,7 +70,7 @@ def classify(
         print(json.dumps(answers, indent=2))
 
 
-@encrypt_app.command(epilog="Examples:  [bold]polybound encrypt demo[/]   [bold]polybound encrypt demo --index 7[/]")
+@command(encrypt_app, "polybound encrypt demo", "polybound encrypt demo --index 7")
 def demo(
     index: Annotated[int, typer.Option(min=0, help="Which test image.")] = 0,
     data_dir: DataDir = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,9 @@ __all__ = ["run_classify", "run_encrypted_demo", "run_server", "show_plan"]
 def _plan(name: str, domain: tuple[float, float], tolerance: float) -> Plan:
     """The plan of a model file, a run folder or an example, with what is known of its data."""
     if name in EXAMPLES and not Path(name).exists():
-        return plan_encryption(example(name), domain, _class_names("fashion-mnist"), tolerance)
+        return plan_encryption(
+            example(name), domain, _class_names("digits" if name.startswith("digits") else "fashion-mnist"), tolerance
+        )
     from polybound.runs import load_subject
 
     loaded = load_subject(Path(name))
@@ -125,34 +126,21 @@ def run_encrypted_demo(index: int, data_dir: Path | None) -> None:
     from polybound.data import load, missing
 
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory() as folder:
-        if missing("fashion-mnist", data_dir):
-            model, data = _trained_on_digits(Path(folder) / "digits.safetensors"), load("digits", "test")
-        else:
-            model, data = "pn-4", load("fashion-mnist", "test", data_dir=data_dir)
-        if index >= len(data.x):
-            raise PolyboundError(f"{data.name}: its test split has images 0 to {len(data.x) - 1}, not {index}")
-        image = data.x[index].double().numpy()
-        with _other_process(model) as url:
-            console.print(f"[bold]server[/]  {model}, in a process of its own: {url}", markup=True)
-            print(draw(image, data.domain))
-            with RemoteClassifier(url) as remote:
-                remote.classify(image)  # sends the keys
-                answer = remote.classify(image)
+    if missing("fashion-mnist", data_dir):
+        model, data = "digits", load("digits", "test")
+    else:
+        model, data = "pn-4", load("fashion-mnist", "test", data_dir=data_dir)
+    if index >= len(data.x):
+        raise PolyboundError(f"{data.name}: its test split has images 0 to {len(data.x) - 1}, not {index}")
+    image = data.x[index].double().numpy()
+    with _other_process(model) as url:
+        console.print(f"[bold]server[/]  {model}, in a process of its own: {url}")
+        print(draw(image, data.domain))
+        with RemoteClassifier(url) as remote:
+            remote.classify(image)  # sends the keys
+            answer = remote.classify(image)
     size = image.size * 8
     console.print(f"[bold]client[/]  {remote.key_bytes / 1e6:.1f} MB of public keys, sent once")
     console.print(f"        an image of {size / 1e3:.1f} kB becomes {answer.sent / 1e3:.0f} kB, encrypted")
     console.print(f"[bold]answer[/]  {answer.name} (label: {data.class_names[int(data.y[index])]})")
     console.print(f"        {answer.received / 1e3:.0f} kB, {answer.seconds * 1e3:.0f} ms, never decrypted on the way")
-
-
-def _trained_on_digits(path: Path) -> str:
-    from polybound.data import load
-    from polybound.models import CCP
-    from polybound.training import fit
-
-    data = load("digits", "train")
-    model = CCP(data.x[0].numel(), 16, data.classes, degree=4, shape=data.shape, seed=0)
-    fit(model, data, epochs=30, learning_rate=0.01)
-    model.save(path)
-    return str(path)

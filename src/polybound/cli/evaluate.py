@@ -20,6 +20,7 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import Evaluation, Examples, Table, count_images, keep_examples
 from polybound.models import stack
 from polybound.registry import check_choice
+from polybound.report import check_figure_file
 from polybound.runs import evaluate_runs, subjects_of
 
 __all__ = ["run_evaluation"]
@@ -48,8 +49,10 @@ def run_evaluation(
     for file in (examples, picture):
         if file is not None and not file.parent.is_dir():
             raise PolyboundError(f"{file.parent}: no such folder")
-    if picture is not None and find_spec("matplotlib") is None:
-        raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
+    if picture is not None:
+        check_figure_file(picture)
+        if find_spec("matplotlib") is None:
+            raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
     chosen = parse_attacks(attacks)
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=None)

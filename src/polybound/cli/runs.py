@@ -8,21 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from polybound.cli.commands import command, make_app
+
 __all__ = ["runs_app"]
 
-runs_app = typer.Typer(
-    name="runs",
-    help="List, show and clean run folders.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+runs_app = make_app("runs", "List, show and clean run folders.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Root = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of the run folders.")]
+Root = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the run folders.")]
 
 
-@runs_app.command("list", epilog="Examples:  [bold]polybound runs list[/]   [bold]polybound runs list sweep --json[/]")
+@command(runs_app, "polybound runs list", "polybound runs list sweep --json", name="list")
 def list_command(folder: Root = Path("runs"), as_json: AsJson = False) -> None:
     """List all runs in a folder: what each is, whether it is finished, how much was measured."""
     from polybound.cli.tables import show_table
@@ -38,7 +34,7 @@ def list_command(folder: Root = Path("runs"), as_json: AsJson = False) -> None:
     print(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs")
 
 
-@runs_app.command(epilog="Example:  [bold]polybound runs show runs/NAME[/]")
+@command(runs_app, "polybound runs show runs/NAME")
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,
@@ -75,9 +71,7 @@ def show(
         show_table(["attack", "protocol", "counted", "split", "accuracy", "images"], rows)
 
 
-@runs_app.command(
-    epilog="Examples:  [bold]polybound runs clean --dry-run[/]   [bold]polybound runs clean runs --failed --yes[/]"
-)
+@command(runs_app, "polybound runs clean --dry-run", "polybound runs clean runs --failed --yes")
 def clean(
     folder: Root = Path("runs"),
     failed: Annotated[bool, typer.Option("--failed", help="Also runs that diverged.")] = False,

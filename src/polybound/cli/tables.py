@@ -155,7 +155,7 @@ def show_means(result: Evaluation, scores: Scores) -> None:
 def show_bounds(table: BoundTable) -> None:
     """Print all bounds of a model, each with the set it holds on."""
     rows = [[row.quantity, row.shown(), row.name, row.assumptions[0] if row.assumptions else ""] for row in table]
-    show_table(["quantity", "value", "by", "holds for"], rows, title=table.title)
+    show_table(["quantity", "value", "by", "holds for"], rows, title=table.title, notes=table.notes)
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:

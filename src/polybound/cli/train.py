@@ -20,7 +20,7 @@ from polybound.report import EventLog
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_together
 from polybound.training import Recipe, start_workers, stop_workers, worker_number
 
-__all__ = ["read_options", "run_training", "unfold"]
+__all__ = ["epoch_or_share", "read_options", "run_training", "unfold"]
 
 _NOT_THE_RECIPES = ("dataset", "model", "rank", "seeds", "bounds", "validation", "samples")
 
@@ -34,7 +34,7 @@ def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> 
             raise PolyboundError(f"there is no recipe called {recipe!r}: take 'paper', or a TOML file")
         try:
             options = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PolyboundError(f"{file}: not TOML ({error})") from error
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -44,10 +44,15 @@ def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> 
     return options | {name: value for name, value in given.items() if value is not None}
 
 
+def epoch_or_share(start: float | None) -> float | None:
+    """A start as people type it: a whole number is an epoch, anything else a share of the epochs."""
+    return int(start) if start is not None and start.is_integer() else start
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

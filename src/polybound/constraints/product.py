@@ -52,7 +52,9 @@ def project_product(
     allocations and their runners-up; these are refined on finer cells and finished by Newton's method.
 
     Units inside already, counted in float64, come back bit for bit, and only the others cost time. The result is
-    inside in float64 whatever its own precision, hence the projection is idempotent bit for bit.
+    inside in float64 whatever its own precision, hence the projection is idempotent bit for bit. In exact arithmetic
+    a product of norms may then be above the bound by some roundings, a few times 1e-16 of it; `polybound.theta`, which
+    is rounded outwards, has that.
 
     Args:
         weights: The factors, shape ``(..., k, m, d)``: ``k`` matrices of ``m`` rows each.
@@ -83,7 +85,7 @@ def project_product(
         raise NonFiniteError("project_product: the weights hold NaN or infinity, or overflow when summed")
     units = result.transpose(-3, -2)  # (..., m, k, d), a view
     beta, norms = beta.transpose(-2, -1), norms.transpose(-2, -1)
-    outside = _product(norms + beta) > limit
+    outside = _exceeds(norms + beta, limit)
     if bool(outside.any()):
         chosen, room, fixed = units[outside], limit[outside], beta[outside]
         size = max(1, CHUNK // (chosen.shape[-2] * chosen.shape[-1]))
@@ -127,6 +129,12 @@ def _product(sizes: Tensor) -> Tensor:
     for i in range(1, sizes.shape[-1]):
         result *= sizes[..., i]
     return result
+
+
+def _exceeds(sizes: Tensor, limit: Tensor) -> Tensor:
+    """Whether the product over the last dimension is above the limit, also where it is too small for float64."""
+    product = _product(sizes)
+    return (product > limit) | ((product == 0) & (limit == 0) & (sizes > 0).all(-1))
 
 
 def _margin(rows: Tensor) -> float:
@@ -181,13 +189,13 @@ def _inside(w: Tensor, limit: Tensor, beta: Tensor, dtype: torch.dtype) -> Tenso
     over = torch.arange(len(w), device=w.device)
     shrink = torch.zeros_like(target)
     for _ in range(64):
-        product = _product(result[over].double().abs().sum(-1) + beta[over])
-        still = product > target[over]
+        sizes = result[over].double().abs().sum(-1) + beta[over]
+        product, still = _product(sizes), _exceeds(sizes, target[over])
         if not bool(still.any()):
             break
         over, product = over[still], product[still]
         # Three times what is needed, as rounding anew may cost a part of it.
-        needed = 3 * (1 - (target[over] / product) ** (1 / k))
+        needed = (3 * (1 - (target[over] / product) ** (1 / k))).nan_to_num(nan=1.0)  # 0 / 0: both underflowed
         shrink[over] = torch.maximum(2 * shrink[over], needed).clamp(min=_EPS, max=1)
         result[over] = (w[over] * (1 - shrink[over])[:, None, None]).to(dtype)
     return result

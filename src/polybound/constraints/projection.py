@@ -15,6 +15,7 @@ from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
 from polybound.errors import PolyboundError
 from polybound.models import Block, PolynomialNetwork
+from polybound.registry import shown
 from polybound.theory import torus_norm
 
 __all__ = ["Projection"]
@@ -33,10 +34,11 @@ class Projection:
             named stay free). For a stack each bound may be a sequence, one number for each run. `inf` is no bound.
         norm: "inf", the largest row-l1 norm (of a convolution: of its matricised kernel, by Theorem 5), or "2", the
             spectral norm (of a convolution: the norm on the torus, never below that of the operator).
-        on: what the bound is about. "weights": the weights as published: every V_i and kernel, and `[C, bias]` and a
-            pre-convolution with its bias together. "operator": the U_i with their constant columns; where that is
-            the residual form's fixed 1, the rest of the row gets `bound - 1`. "product": the product over i of the
-            row-l1 norms of the U_i, for every unit (names "product", "C" and "pre").
+        on: what the bound is about. "weights": all weights that can move: every V_i and kernel as published, the whole
+            U_i of the product form with its constant column, and `[C, bias]` and a pre-convolution with its bias
+            together. "operator": the U_i with their constant columns; where that is the residual form's fixed 1, the
+            rest of the row gets `bound - 1`. "product": the product over i of the row-l1 norms of the U_i, for every
+            unit (names "product", "C" and "pre").
 
     One bound for all of PN-Conv leaves its first kernel at `max(bound, 1)`, as published.
 
@@ -67,7 +69,7 @@ class Projection:
             raise PolyboundError(f"on must be 'weights', 'operator' or 'product', got {on!r}")
         if on != "weights" and str(norm) != "inf":
             raise PolyboundError(f"on={on!r} goes with norm='inf'")
-        self.model = model
+        self.model, self._options = model, f"norm={str(norm)!r}, on={on!r}"
         blocks = self._blocks()
         if on == "product" and not any(block.coupled for block in blocks):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
@@ -85,6 +87,10 @@ class Projection:
             if block.floors and kind is _Rows and not isinstance(bound, Mapping):
                 radius = torch.maximum(radius, torch.tensor(block.floors, dtype=radius.dtype))
             self._rules.append(kind(block, radius, on))
+
+    def __repr__(self) -> str:
+        bounds = [f"{name} {shown(bound.tolist())}" for name, bound in self.bounds().items()]
+        return f"Projection({type(self.model).__name__}, {', '.join(bounds)}, {self._options})"
 
     def _blocks(self) -> list[Block]:
         # Asked for anew each time: moving a model, or loading a state, may replace its parameters.
@@ -110,7 +116,7 @@ class Projection:
         """The largest of a run's norms relative to its bound, in the precision of the weights; for norm "inf"."""
         ratios = []
         for rule, block in zip(self._rules, self._blocks(), strict=True):
-            rows = _joined(block, lifted=rule.on == "operator")
+            rows = _joined(block)
             lead = rows.ndim > 3
             norms = (rows[run] if lead else rows).abs().sum(-1).amax(-1)
             ratios.append((norms / (rule.radius[run] if lead else rule.radius).to(norms.device)).amax())
@@ -170,7 +176,7 @@ class _Rule(ABC):
         self.names = self.names_of(block)
         self.radius = radius
         self.free = bool(torch.isinf(radius).all())
-        self.on = on
+        del on  # the same for most kinds of norms
 
     @staticmethod
     def names_of(block: Block) -> tuple[str, ...]:
@@ -183,11 +189,9 @@ class _Rule(ABC):
     def norms(self, block: Block) -> Tensor: ...
 
 
-def _joined(block: Block, lifted: bool) -> Tensor:
+def _joined(block: Block) -> Tensor:
     """Matrices (*lead, names, rows, columns), kernels matricised; a view unless there is a bias to join."""
     rows = block.weight.flatten(-block.dims - 1) if block.dims else block.weight
-    if block.lifted and not lifted:
-        rows = rows[..., :-1]
     return rows if block.bias is None else torch.cat([rows, block.bias.unsqueeze(-1)], dim=-1)
 
 
@@ -213,13 +217,13 @@ class _Rows(_Rule):
         self.room: float | Tensor = float(room.flatten()[0]) if (room == room.flatten()[0]).all() else room
 
     def project(self, block: Block) -> None:
-        rows = _joined(block, lifted=self.on == "operator")
+        rows = _joined(block)
         if isinstance(self.room, Tensor):
             self.room = self.room.to(rows.device)
         _write_back(block, project_l1_rows(rows, self.room, out=rows))
 
     def norms(self, block: Block) -> Tensor:
-        rows = _joined(block, lifted=self.on == "operator").double().abs().sum(-1)
+        rows = _joined(block).double().abs().sum(-1)
         return rows.amax(-1) + self.constants.to(rows.device)
 
 
@@ -235,7 +239,7 @@ class _Spectral(_Rule):
         if block.dims:
             block.weight.copy_(project_spectral_conv(block.weight, self.radius, block.space))
         else:
-            rows = _joined(block, lifted=False)
+            rows = _joined(block)
             projected = project_spectral(rows, self.radius)
             if block.bias is None:
                 rows.copy_(projected)
@@ -244,7 +248,7 @@ class _Spectral(_Rule):
     def norms(self, block: Block) -> Tensor:
         if block.dims:
             return torus_norm(block.weight, block.space)
-        norms: Tensor = torch.linalg.matrix_norm(_joined(block, lifted=False).double(), 2)
+        norms: Tensor = torch.linalg.matrix_norm(_joined(block).double(), 2)
         return norms
 
 
@@ -261,9 +265,9 @@ class _Product(_Rule):
         self.offset = torch.tensor(block.constants or (0.0,) * len(block.names), dtype=torch.float64)
 
     def project(self, block: Block) -> None:
-        rows = _joined(block, lifted=True)
+        rows = _joined(block)
         rows.copy_(project_product(rows, self.radius.squeeze(-1), offset=self.offset))
 
     def norms(self, block: Block) -> Tensor:
-        rows = _joined(block, lifted=True).double().abs().sum(-1)
+        rows = _joined(block).double().abs().sum(-1)
         return (rows + self.offset.to(rows.device).unsqueeze(-1)).prod(-2).amax(-1, keepdim=True)

@@ -1,7 +1,7 @@
 """Data sets in memory: found on disk or downloaded, checked, and scaled to [-1, 1]."""
 
 from polybound.data.catalogue import find_source, names, register
-from polybound.data.dataset import Dataset, Samples, Splits
+from polybound.data.dataset import Dataset, Samples, Splits, carve_indices
 from polybound.data.directories import Directories, MissingDataError
 from polybound.data.files import DataFile
 from polybound.data.loading import digest_of, load, load_digits, load_splits, missing
@@ -15,6 +15,7 @@ __all__ = [
     "Samples",
     "Source",
     "Splits",
+    "carve_indices",
     "digest_of",
     "find_source",
     "load",

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 
-__all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "content_digest", "hold_out"]
+__all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "carve_indices", "content_digest", "hold_out"]
 
 TEST_SHARE = 0.2  # of data that come without an official test split
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Inputs and labels of one split.
 
@@ -104,6 +104,12 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        """What it is, without the arrays."""
+        low, high = self.domain
+        inputs = f"{len(self):,} inputs of shape {self.shape} in [{low:g}, {high:g}]"
+        return f"Dataset({self.name} {self.split}: {inputs}, {self.classes} classes)"
+
 
 class _Known(NamedTuple):
     """A digest, and the very arrays and facts for which it is true."""
@@ -147,7 +153,7 @@ def content_digest(
     return hashed.hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
     """Inputs and labels of one split, not yet scaled.
 
@@ -205,6 +211,21 @@ def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
     if not chosen.any() or chosen.all():
         raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
     return samples[np.flatnonzero(~chosen)], samples[np.flatnonzero(chosen)]
+
+
+def carve_indices(
+    y: npt.NDArray[np.int64], share: float, seed: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """As `carve`, for labels alone: the places of what is left, and of the carved part.
+
+    >>> left, carved = carve_indices(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0)
+    >>> len(left), len(carved), len(set(carved // 4))
+    (6, 2, 2)
+    """
+    chosen = _carve_samples(y, share, seed)
+    if not chosen.any() or chosen.all():
+        raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def hold_out(samples: Samples, split: str, note: str) -> Samples:

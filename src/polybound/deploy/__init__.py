@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from polybound.deploy.encrypted.public import PublicPlan
     from polybound.deploy.encrypted.remote import Answer, RemoteClassifier
     from polybound.deploy.encrypted.server import Server
-    from polybound.deploy.vnnlib import Property, read_vnnlib
+    from polybound.deploy.onnx_export import to_onnx
+    from polybound.deploy.onnx_files import OnnxMetadata
+    from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
+    from polybound.deploy.verify import Verdict, verify
+    from polybound.deploy.vnnlib import Property, Region, read_vnnlib
+    from polybound.deploy.vnnlib_write import export_benchmark, robustness_vnnlib
 
 __all__ = [
     "Answer",
@@ -24,15 +29,25 @@ __all__ = [
     "BatchPlan",
     "BatchServer",
     "Client",
+    "OnnxMetadata",
+    "OnnxNetwork",
     "Plan",
     "Property",
     "PublicPlan",
+    "Region",
     "RemoteClassifier",
     "Server",
+    "Verdict",
+    "export_benchmark",
+    "from_onnx",
     "plan_batches",
     "plan_encryption",
+    "read_onnx",
     "read_vnnlib",
+    "robustness_vnnlib",
     "serve",
+    "to_onnx",
+    "verify",
 ]
 
 _HOME = {
@@ -41,15 +56,25 @@ _HOME = {
     "BatchPlan": "encrypted.batch_plan",
     "BatchServer": "encrypted.batch",
     "Client": "encrypted.client",
+    "OnnxMetadata": "onnx_files",
+    "OnnxNetwork": "onnx_read",
     "Plan": "encrypted.plan",
     "Property": "vnnlib",
     "PublicPlan": "encrypted.public",
+    "Region": "vnnlib",
     "RemoteClassifier": "encrypted.remote",
     "Server": "encrypted.server",
+    "Verdict": "verify",
+    "export_benchmark": "vnnlib_write",
+    "from_onnx": "onnx_read",
     "plan_batches": "encrypted.batch_plan",
     "plan_encryption": "encrypted.plan",
+    "read_onnx": "onnx_read",
     "read_vnnlib": "vnnlib",
+    "robustness_vnnlib": "vnnlib_write",
     "serve": "encrypted.http",
+    "to_onnx": "onnx_export",
+    "verify": "verify",
 }
 
 _EXTRAS = {

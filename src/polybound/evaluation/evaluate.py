@@ -25,7 +25,7 @@ __all__ = ["Evaluation", "Examples", "evaluate", "keep_examples", "questions_for
 Attacks = str | Attack | Iterable[str | Attack]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Examples:
     """The first images, as they are and attacked.
 
@@ -44,7 +44,7 @@ class Examples:
     predictions: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """All scores of an evaluation.
 
@@ -65,6 +65,11 @@ class Evaluation:
     skipped: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """How much there is; `print` shows it all."""
+        runs = len(self.scores.values("run"))
+        return f"Evaluation({len(self.scores)} scores of {runs} run{'s'[: runs != 1]}; print it to see them)"
 
     def find(self, attack: str, protocol: str = "sound", run: str | None = None, counted: str = "robust") -> Score:
         """The score of an attack; of the first run, if none is named."""

@@ -17,6 +17,7 @@ from polybound.defences import Defence, Defended
 from polybound.errors import PolyboundError
 from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text
 from polybound.models import PolynomialNetwork, stack, weights_digest
+from polybound.seeds import check_seed
 
 __all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "measure"]
 
@@ -102,6 +103,7 @@ class Measuring:
         batch_size: int | None = None,
         progress: Callable[[int, str], None] | None = None,
     ) -> None:
+        check_seed(seed)
         self.model, self.data, self.total, self.seed, self.progress = model, data, total, seed, progress
         self.classifier = Classifier(model, data.shape)
         self.batch = _images_at_a_time(self.classifier, data, batch_size)

@@ -174,15 +174,15 @@ def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
 
 
 def _other_recipe(row: Row) -> list[str]:
-    """In what a run's optimiser and schedule differ from the paper's, apart from the number of epochs."""
+    """In what a run's optimiser, schedule and loss differ from the paper's, apart from the number of epochs."""
     papers = Spec(DataSpec("", "")).columns()
-    names = [name for name in papers if name.startswith(("optimiser", "schedule"))]
+    names = [name for name in {**papers, **row} if name.partition(".")[0] in ("optimiser", "schedule", "loss")]
     scaled = row["schedule.epochs"] != papers["schedule.epochs"]  # milestones follow the number of epochs
     left = ("schedule.epochs", "schedule.milestones") if scaled else ()
     return [
         f"{column_label(name)} {value_label(row.get(name))}"
         for name in names
-        if name not in left and row.get(name) != papers[name]
+        if name not in left and row.get(name) != papers.get(name)
     ]
 
 

@@ -258,15 +258,15 @@ def find_experiment(name: str) -> Experiment:
     """
     own = _OWN.get(name) or (Path(name) if name.endswith(".toml") else None)
     if own is not None:
-        text, label = own.read_text(encoding="utf-8"), name if name in _OWN else own.stem
+        file, label = own, name if name in _OWN else own.stem
     elif name in experiment_names():
-        text, label = (_folder() / f"{name}.toml").read_text(encoding="utf-8"), name
+        file, label = _folder() / f"{name}.toml", name
     else:
         raise PolyboundError(f"no experiment is called {name!r}; there are {', '.join(experiment_names())}")
     try:
-        content = tomllib.loads(text)
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
         return Experiment(**{"name": label, "title": label, **content})
-    except (tomllib.TOMLDecodeError, TypeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, RecursionError) as error:
         raise PolyboundError(f"{name}: not an experiment ({error})") from error
 
 

@@ -169,7 +169,7 @@ class StudyJob:
         """What the work found."""
         try:
             return json.loads(self.file(root).read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FileFormatError(f"{self.file(root)}: not JSON ({error})") from error
 
 

@@ -12,6 +12,7 @@ from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import covers
 from polybound.experiments.search import resolve
+from polybound.registry import check_whole
 from polybound.runs import Run, Spec, find_runs, is_run
 
 __all__ = ["experiment_scores", "read_runs", "read_scores", "runs_of", "skipped_runs"]
@@ -142,7 +143,8 @@ def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
         )
     if "epoch" not in row:
         raise PolyboundError(f"not a file of scores: run {row['run']} has no epoch")
+    check_whole("epoch", row["epoch"])
     return {**row, **known[key]}
 
 
-_OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "seed")
+_OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")

@@ -23,6 +23,7 @@ from polybound.data import Dataset, missing
 from polybound.errors import PolyboundError
 from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
+from polybound.experiments.interrupts import own_interrupts, spared_from_interrupts
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
@@ -136,7 +137,7 @@ def _carry_out_all(
                 on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
             errors.append(_attempt(job, root, data_dir))
     else:
-        with _Watch(jobs, root, on_progress), _backend(engine, workers, cluster) as parallel:
+        with _Watch(jobs, root, on_progress), own_interrupts(), _backend(engine, workers, cluster) as parallel:
             errors = parallel(_delayed(job, root, data_dir) for job in todo)
     if failed := [error for error in errors if error is not None]:
         # A data set that is not there must not keep the others from being used.
@@ -207,7 +208,11 @@ class _backend:  # noqa: N801 - used as a function
         self.config = joblib.parallel_config(backend=self.engine, n_jobs=self.workers or -1)
         self.config.__enter__()
         # One job at a time to each worker: they are long, and of very different lengths.
-        return joblib.Parallel(batch_size=1, pre_dispatch="all")
+        parallel = joblib.Parallel(batch_size=1, pre_dispatch="all")
+        if self.engine == "loky":
+            with spared_from_interrupts():
+                parallel(joblib.delayed(os.getpid)() for _ in range(joblib.effective_n_jobs(self.workers or -1)))
+        return parallel
 
     def __exit__(self, *error: Any) -> None:
         self.config.__exit__(*error)

@@ -8,7 +8,7 @@ from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form, ha
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example
 from polybound.models.factors import Factors, lift
-from polybound.models.files import load, weights_digest
+from polybound.models.files import load, read_metadata, save, weights_digest
 from polybound.models.ncp import NCP
 from polybound.models.paper import PAPER_MODELS, ModelBuilder, model_names, paper_model, paper_rank, register_model
 
@@ -38,7 +38,9 @@ __all__ = [
     "model_names",
     "paper_model",
     "paper_rank",
+    "read_metadata",
     "register_model",
+    "save",
     "stack",
     "weights_digest",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from os import PathLike
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from polybound.errors import PolyboundError
 from polybound.models.blocks import Block
 from polybound.models.factors import Factors
+from polybound.seeds import check_seed
 
 __all__ = ["Config", "PolynomialNetwork", "check_count", "damping", "fill_uniform", "gather", "stack"]
 
@@ -54,6 +56,40 @@ def gather(name: str, tensors: Tensor | Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors))
 
 
+def _checked_seed(seed: int | Sequence[int] | None, runs: int) -> int | Sequence[int] | None:
+    """A seed for all runs, or one for each, or none."""
+    if isinstance(seed, Sequence):
+        if len(seed) != runs:
+            raise PolyboundError(f"{len(seed)} seeds for {runs} runs")
+        for one in seed:
+            check_seed(one)
+    elif seed is not None:
+        check_seed(seed)
+    return seed
+
+
+def _room_for(shape: Sequence[int], device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
+    """An empty tensor, unless the machine cannot hold it: the system might grant it, and end the process later."""
+    size = math.prod(shape) * (dtype or torch.get_default_dtype()).itemsize
+    message = f"a parameter of shape {tuple(shape)} needs {size / 1e9:,.0f} GB: more than there is"
+    if torch.device(device or "cpu").type == "cpu" and size > _memory():
+        raise PolyboundError(message)
+    try:
+        return torch.empty(*shape, device=device, dtype=dtype)
+    except (RuntimeError, TypeError) as error:
+        if size > 2**30:
+            raise PolyboundError(message) from error
+        raise
+
+
+def _memory() -> float:
+    """Bytes of memory that this machine has; infinity where it does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return math.inf
+
+
 class PolynomialNetwork(nn.Module, ABC):
     """The base of `CCP`, `NCP` and `ConvCCP`: a polynomial classifier, or a stack of `runs` independent ones.
 
@@ -75,9 +111,7 @@ class PolynomialNetwork(nn.Module, ABC):
         self.classes = check_count("classes", classes)
         self.degree = check_count("degree", degree)
         self.runs = None if runs is None else check_count("runs", runs)
-        if seed is not None and not isinstance(seed, int) and len(seed) != (self.runs or 1):
-            raise PolyboundError(f"{len(seed)} seeds for {self.runs or 1} runs")
-        self._seed = seed
+        self._seed = _checked_seed(seed, self.runs or 1)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -119,7 +153,7 @@ class PolynomialNetwork(nn.Module, ABC):
             self._initialise(generator, None if self.runs is None else e)
 
     def _parameter(self, *shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
-        return nn.Parameter(torch.empty(*self.lead, *shape, device=device, dtype=dtype))
+        return nn.Parameter(_room_for((*self.lead, *shape), device, dtype))
 
     def _one_run(self, parameter: Tensor, run: int | None) -> Tensor:
         return parameter if run is None else parameter[run]

@@ -19,8 +19,6 @@ class Block:
         bias: (*lead, len(names), rows), bounded together with the rows; None if there is none.
         constants: for each matrix, the entry of its constant column (the residual form's fixed 1), which no
             projection can move.
-        lifted: whether the last column is a free constant column, which belongs to the operator but not to the
-            weights of x.
         dims: spatial dimensions of the kernels, 0 for matrices.
         space: sizes of the image that a kernel runs over, if known.
         coupled: whether the matrices are the factors of one product, row by row.
@@ -31,7 +29,6 @@ class Block:
     weight: Tensor
     bias: Tensor | None = None
     constants: tuple[float, ...] = ()
-    lifted: bool = False
     dims: int = 0
     space: tuple[int, ...] = ()
     coupled: bool = False

@@ -186,7 +186,7 @@ class CCP(PolynomialNetwork):
         if self.form == "residual":
             maps = Block(names, self.V, constants=(0.0,) + (1.0,) * (self.degree - 1), coupled=True)
         else:
-            maps = Block(names, self.U, lifted=True, coupled=True)
+            maps = Block(names, self.U, coupled=True)
         return [maps, Block(("C",), self.C.unsqueeze(-3))]
 
     def to_product(self) -> CCP:

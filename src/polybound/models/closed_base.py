@@ -36,7 +36,10 @@ class ClosedForm(ABC):
 
     @abstractmethod
     def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of every parameter and its gradient, from the logits' gradient d, (E, classes, batch)."""
+        """Pairs of every parameter and its gradient, from the logits' gradient d, (E, classes, batch).
+
+        The next call may overwrite the gradients.
+        """
 
     @abstractmethod
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:

@@ -56,6 +56,7 @@ class _ClosedDense(ClosedForm):
         self.weight = self.weight if weight.ndim == 4 else self.weight.unsqueeze(0)
         self.C = C.detach() if C.ndim == 3 else C.detach().unsqueeze(0)
         self.runs, self.degree, self.rank, self.columns = self.weight.shape
+        self._gradient: Tensor | None = None  # memory that is asked for anew costs a tenth of a step
 
     @abstractmethod
     def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
@@ -91,8 +92,10 @@ class _ClosedDense(ClosedForm):
     def _gradients(
         self, factors: Tensor, others: list[tuple[Tensor, Tensor]], x: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        gradient = torch.bmm(factors.view(len(x), -1, x.shape[1]), x).view(self.weight.shape)
-        return [(self.weight, gradient), *others]
+        if self._gradient is None:
+            self._gradient = torch.empty_like(self.weight)
+        torch.bmm(factors.view(len(x), -1, x.shape[1]), x, out=self._gradient.view(len(x), -1, self.columns))
+        return [(self.weight, self._gradient), *others]
 
     def input_gradient(self, d: Tensor) -> Tensor:
         factors = self._factor_gradient(torch.bmm(self.C[..., : self.rank].transpose(1, 2), d))

@@ -28,7 +28,7 @@ def lift(step: Affine, constant_unit: bool) -> Tensor:
     return torch.cat([rows, last], dim=-2)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Factors:
     """Every polynomial network as one chain of products of affine maps.
 
@@ -55,6 +55,11 @@ class Factors:
     C: Affine
     constant: bool
     working: bool = False
+
+    def __repr__(self) -> str:
+        runs = f", runs={self.lead[0]}" if self.lead else ""
+        sizes = f"degree={self.degree}, features={self.features}, classes={self.C.outputs}"
+        return f"Factors({self.kind}, {sizes}{runs})"
 
     @property
     def degree(self) -> int:

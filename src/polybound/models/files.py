@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -18,18 +19,18 @@ from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 
-__all__ = ["load", "save", "weights_digest"]
+__all__ = ["load", "read_metadata", "save", "weights_digest"]
 
 _KINDS: dict[str, type[PolynomialNetwork]] = {kind.__name__: kind for kind in (CCP, NCP, ConvCCP)}
 _KEY = "polybound"
 
 
-def save(model: PolynomialNetwork, path: str | PathLike[str]) -> None:
-    """Write a model; the file appears whole or not at all."""
+def save(model: PolynomialNetwork, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a model, and more metadata beside its config; the file appears whole or not at all."""
     header = {"kind": type(model).__name__, "config": model.config()}
     content = to_bytes(
         {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
-        metadata={_KEY: json.dumps(header)},
+        metadata={**(metadata or {}), _KEY: json.dumps(header)},
     )
     write_atomically(path, content)
 
@@ -61,12 +62,25 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
         raise FileFormatError(f"{path}: not a whole safetensors file ({error})") from error
     except FileFormatError:
         raise
-    except (PolyboundError, TypeError, KeyError, ValueError) as error:
+    except (PolyboundError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: its config is not that of a polybound model ({error})") from error
     if len({tensor.dtype for tensor in state.values()}) != 1 or not all(t.is_floating_point() for t in state.values()):
         raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
     model.load_state_dict(state, assign=True)
     return model.requires_grad_()
+
+
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
+    """All metadata of a safetensors file.
+
+    Raises:
+        FileFormatError: the file is truncated or damaged.
+    """
+    try:
+        with safe_open(Path(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise FileFormatError(f"{path}: not a whole safetensors file ({error})") from error
 
 
 def weights_digest(model: PolynomialNetwork) -> str:

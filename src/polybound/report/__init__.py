@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from polybound.report.attacks import draw_attacks
     from polybound.report.build import Report, build_report, report_runs
     from polybound.report.demo import draw_demo
+    from polybound.report.figure_files import check_figure_file
     from polybound.report.tensorboard import EventLog
 
-__all__ = ["EventLog", "Report", "build_report", "draw_attacks", "draw_demo", "report_runs"]
+__all__ = ["EventLog", "Report", "build_report", "check_figure_file", "draw_attacks", "draw_demo", "report_runs"]
 
 _HOME = {
     "EventLog": "tensorboard",
     "Report": "build",
     "build_report": "build",
+    "check_figure_file": "figure_files",
     "draw_attacks": "attacks",
     "draw_demo": "demo",
     "report_runs": "build",

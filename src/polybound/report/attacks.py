@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.evaluation import Evaluation, Examples
+from polybound.report.figure_files import check_figure_file
 
 __all__ = ["draw_attacks"]
 
@@ -28,6 +29,7 @@ def draw_attacks(path: Path, result: Evaluation, count: int = 8) -> None:
         result: an evaluation that kept examples.
         count: number of images.
     """
+    check_figure_file(path)
     kept = result.examples
     if kept is None or not kept.adversarial:
         raise PolyboundError("a picture needs an attack and images: evaluate(..., keep=100)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from polybound.runs.spec import Spec, address_of
 
 __all__ = ["Checkpoint", "checkpoints", "path_for"]
 
-_REFUSED = (SafetensorError, KeyError, TypeError, ValueError)
+_REFUSED = (SafetensorError, KeyError, TypeError, ValueError, RecursionError)
+
+_MEMORY = "optimiser "  # no parameter's name has a blank in it
 
 
 def path_for(root: Path, specs: Sequence[Spec]) -> Path:
@@ -45,6 +47,7 @@ class Checkpoint:
         tensors: the stack's parameters.
         sums: losses summed over the steps of the present epoch.
         peaks: by leader, the largest norm relative to its bound so far.
+        memory: what the optimiser remembers of the stack's parameters.
     """
 
     specs: list[Spec]
@@ -56,6 +59,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     sums: Tensor | None
     peaks: dict[int, Tensor]
+    memory: dict[str, Tensor] = field(default_factory=dict)
 
     def write(self, file: Path) -> None:
         """Write it atomically."""
@@ -63,6 +67,7 @@ class Checkpoint:
         state = {name: getattr(self, name) for name in names}
         content = json.dumps(state | {"specs": [spec.as_dict() for spec in self.specs]})
         extra = {f"peak {run}": peak.cpu() for run, peak in self.peaks.items()}
+        extra |= {f"{_MEMORY}{name}": tensor.cpu().contiguous() for name, tensor in self.memory.items()}
         if self.sums is not None:
             extra["sums"] = self.sums
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +83,7 @@ class Checkpoint:
             specs = [Spec.from_dict(content) for content in state["specs"]]
             sums = tensors.pop("sums").cpu() if "sums" in tensors else None
             peaks = {i: tensors.pop(f"peak {i}") for i in range(len(specs)) if f"peak {i}" in tensors}
+            memory = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_MEMORY)}
             return cls(
                 specs=specs,
                 epoch=state["epoch"],
@@ -88,6 +94,7 @@ class Checkpoint:
                 tensors=tensors,
                 sums=sums,
                 peaks=peaks,
+                memory={name.removeprefix(_MEMORY): tensor for name, tensor in memory.items()},
             )
         except _REFUSED as error:
             raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error

@@ -48,11 +48,14 @@ def find_runs(root: Path) -> list[Run]:
     return [Run(file.parent) for file in sorted(root.glob(f"*/{SPEC}"))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One run's folder."""
 
     path: Path
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def of(cls, spec: Spec, root: Path) -> Run:
@@ -90,7 +93,7 @@ class Run:
             content = json.loads(file.read_text(encoding="utf-8"))
             address, stored = content["address"], content["spec"]
             intact = address == address_of(stored)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FileFormatError(f"{file}: not a run's spec ({error})") from error
         try:
             spec = Spec.from_dict(stored)
@@ -245,7 +248,7 @@ def _last_epoch(lines: Iterable[dict[str, Any]]) -> int:
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{file}: not JSON lines ({error})") from error
     if not all(isinstance(line, dict) and isinstance(line.get("weights", {}), dict) for line in lines):
         raise FileFormatError(f"{file}: not a run's history")

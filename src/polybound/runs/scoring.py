@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from polybound import deploy
 from polybound.attacks import PAPER_ATTACKS, Attack, parse_attacks, protocols
 from polybound.data import Dataset, load
 from polybound.defences import Defence, GuidedDenoiser, find_defence
@@ -76,14 +77,14 @@ class Loaded:
 
 
 def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
-    """The network of a run folder, also after an earlier epoch, or of a model file.
+    """The network of a run folder, also after an earlier epoch, or of a model file, also an ONNX file.
 
     Raises:
         PolyboundError: there is none, or it is not what the run trained; the message names it.
     """
     path = Path(path)
     if path.is_file():
-        model = load_model(path)
+        model = deploy.from_onnx(path) if path.suffix == ".onnx" else load_model(path)
         return Loaded(path, Subject(model, short_digest(weights_digest(model))), {"run": str(path)})
     run = Run(path)
     model, spec = run.model(epoch), run.spec()

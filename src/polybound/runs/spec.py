@@ -13,7 +13,8 @@ from polybound.data import Dataset, digest_of, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork, paper_model, paper_rank
 from polybound.registry import check_text, check_whole
-from polybound.training import METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
+from polybound.seeds import check_seed
+from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
 
 __all__ = ["DataSpec", "ModelSpec", "Spec", "address_of"]
 
@@ -91,7 +92,7 @@ class ModelSpec:
         return paper_model(self.name, data.shape, data.classes, rank=self.rank, **options)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spec:
     """Everything that determines a run. Two runs with the same spec are the same run.
 
@@ -106,9 +107,11 @@ class Spec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # Random numbers are the same for seeds 2**63 apart: one network would count as two.
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**62:
-            raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {self.seed!r}")
+        check_seed(self.seed)
+
+    def __repr__(self) -> str:
+        """The label and the address; `columns()` has everything."""
+        return f"Spec({self.label}, {self.address})"
 
     def as_dict(self) -> dict[str, Any]:
         """The canonical form, as JSON can hold it."""
@@ -124,6 +127,7 @@ class Spec:
                 None if adversary is None else Adversary.of(adversary),
                 OPTIMISERS.build(content["optimiser"]),
                 SCHEDULES.build(content["schedule"]),
+                LOSSES.build(content.get("loss", "cross-entropy")),
             )
             return cls(DataSpec(**content["data"]), ModelSpec(**content["model"]), recipe, content["seed"])
         except (KeyError, TypeError) as error:
@@ -154,7 +158,7 @@ class Spec:
             PolyboundError: a column is missing, or has a value that it cannot have.
         """
         content: dict[str, Any] = {"adversary": None, "seed": row.get("seed")}
-        for part in ("data", "model", "method", "adversary", "optimiser", "schedule"):
+        for part in ("data", "model", "method", "adversary", "optimiser", "schedule", "loss"):
             if row.get(part) is not None:
                 options = {name[len(part) + 1 :]: row[name] for name in row if name.startswith(f"{part}.")}
                 head = "attack" if part == "adversary" else "name"

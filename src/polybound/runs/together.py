@@ -210,6 +210,7 @@ class _Session:
         self.peaks: dict[int, Tensor] = {}
         self.epoch = self.step = 0
         self.sums: Tensor | None = None
+        self.memory: dict[str, Tensor] = {}
         self.model = specs[0].model.build(
             data, runs=len(self.members), seed=[self.seeds[i] for i in self.members], device=device
         )
@@ -229,6 +230,8 @@ class _Session:
     def _branch(self, leader: list[int]) -> None:
         places = [self.place(run) for run in sorted(set(leader))]
         self.model = stack([self.model.run(place) for place in places])
+        # Every run goes on with what the optimiser remembers of the run that it was trained as.
+        self.memory = {name: tensor[places] if tensor.ndim else tensor for name, tensor in self.memory.items()}
         self.leader, self.parted = leader, True
 
     def runs_with_inactive_bounds(self) -> list[int]:
@@ -258,6 +261,7 @@ class _Session:
             recipe = common_recipe([self.specs[i] for i in self.members])
         trainer = Trainer(self.model, self.data, recipe, [self.seeds[i] for i in self.members], callbacks)
         trainer.epoch, trainer.step = self.epoch, self.step
+        trainer.descent.load(self.memory)
         if self.sums is not None:
             trainer.sums = self.sums.to(trainer.sums.device)
         if isinstance(trainer.after_method, ProjectAfterStep):
@@ -316,10 +320,11 @@ class _Session:
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint."""
         self.epoch, self.step, self.sums = trainer.epoch, trainer.step, trainer.sums.cpu() if trainer.step else None
+        self.memory = trainer.descent.tensors()
         if worker_number() == 0:
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
             state = (self.specs, self.epoch, self.step, self.leader, self.parted, self.histories)
-            Checkpoint(*state, tensors, self.sums, self.peaks).write(self.file)
+            Checkpoint(*state, tensors, self.sums, self.peaks, self.memory).write(self.file)
 
     def _resume(self, device: str) -> None:
         if not self.file.exists():
@@ -332,6 +337,7 @@ class _Session:
         if state.parted and not self.parted:
             self._branch(state.leader)
         self.model.load_state_dict(state.tensors)
+        self.memory = state.memory
 
     def write_finished(self, epoch: int) -> None:
         """Write the history and then the model of each run that is kept after this epoch, unless they are there."""

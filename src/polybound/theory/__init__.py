@@ -6,6 +6,7 @@ from polybound.theory.products import face_splitting, khatri_rao, kronecker
 from polybound.theory.rademacher import Generalisation, generalisation, rademacher
 from polybound.theory.result import Bound, BoundTable
 from polybound.theory.rounding import ULP
+from polybound.theory.sensitivity import sensitivity
 from polybound.theory.table import bounds
 from polybound.theory.torus import torus_norm, torus_sizes
 
@@ -27,6 +28,7 @@ __all__ = [
     "lipschitz",
     "operator_norm",
     "rademacher",
+    "sensitivity",
     "theta",
     "torus_norm",
     "torus_sizes",

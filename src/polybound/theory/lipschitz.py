@@ -11,9 +11,18 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork
 from polybound.theory.interval import Interval
-from polybound.theory.norms import can_write_out, each_run, exponent, factor_norms, matrix_norm, operator_norm
+from polybound.theory.norms import (
+    can_write_out,
+    each_run,
+    exponent,
+    factor_norms,
+    finite_factors,
+    matrix_norm,
+    operator_norm,
+)
 from polybound.theory.result import Bound, number
-from polybound.theory.rounding import outward
+from polybound.theory.rounding import ULP, power_of_two, product, times_power_of_two
+from polybound.theory.scaling import balanced, restored
 
 __all__ = ["lipschitz"]
 
@@ -57,7 +66,7 @@ def lipschitz(
     p = exponent(p)
     if radius is not None and not 0 <= radius < inf:
         raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     if method == "local":
         return _local(factors, p, 1.0 if radius is None else radius, box)
     if box is not None:
@@ -83,12 +92,15 @@ def _lifted_radius(p: float, radius: float | None) -> float:
     """`||(radius, 1)||_p`, the largest norm of `[x, 1]`."""
     if radius is None:
         return 1.0
-    return max(radius, 1.0) if isinf(p) else (radius**p + 1.0) ** (1 / p)
+    larger, smaller = max(radius, 1.0), min(radius, 1.0)
+    # The larger one taken out, lest its power overflows.
+    return larger if isinf(p) else larger * (1.0 + (smaller / larger) ** p) ** (1 / p) * (1 + 8 * ULP)
 
 
 def _theorem(factors: Factors, p: float, R: float) -> Tensor:
-    norms = torch.stack(list(factor_norms(factors, p).values()))
-    return outward(norms.prod(0) * factors.degree * R ** (factors.degree - 1), len(norms) + factors.degree)
+    norms = list(factor_norms(factors, p).values())
+    others = [factors.degree, *[R] * (factors.degree - 1)]
+    return product(torch.stack([*norms, *(torch.full_like(norms[0], other) for other in others)]))
 
 
 def _paper(factors: Factors, p: float, radius: float | None) -> Bound:
@@ -116,8 +128,9 @@ def _size_note(factors: Factors) -> str:
 def _row_norms(step: Affine, q: float) -> Tensor:
     """l_q norms of the rows; l_1 norms, which are never smaller, of what is not written out."""
     if isinstance(step, Dense):
-        norms: Tensor = torch.linalg.vector_norm(step.weight, q, dim=-1)
-        return norms
+        exponent = power_of_two(step.weight, 1)
+        norms: Tensor = torch.linalg.vector_norm(times_power_of_two(step.weight, -exponent), q, dim=-1)
+        return times_power_of_two(norms, exponent)
     return step.row_l1()
 
 
@@ -143,6 +156,7 @@ def _unit_by_unit(factors: Factors, p: float, radius: float | None) -> Tensor:
     paper = _theorem(factors, p, _lifted_radius(p, radius))
     if radius is None:
         factors = factors.lifted()
+    factors, _, exponent = balanced(factors)
     q = 1.0 if isinf(p) else (inf if p == 1.0 else p / (p - 1.0))
     r = 1.0 if radius is None else radius
     # Over the ball: a_n bounds |A_n(x)|, w_n bounds |S_n(y_(n-1))| (w_1 = |s_1|), so a_n w_n bounds |y_n|.
@@ -153,8 +167,8 @@ def _unit_by_unit(factors: Factors, p: float, radius: float | None) -> Tensor:
     value = _entrywise(factors, p, sizes, weights)
     if p not in (1.0, inf):
         value = torch.minimum(value, _termwise(factors, p, sizes, weights))
-    terms = factors.degree * (factors.features + 2 * factors.A[0].outputs)
-    return torch.minimum(outward(value, terms), paper)
+    terms = factors.degree * (factors.features + 2 * factors.A[0].outputs + 16)
+    return torch.minimum(restored(value, exponent, terms), paper)
 
 
 def _entrywise(factors: Factors, p: float, sizes: list[Tensor], weights: list[Tensor]) -> Tensor:
@@ -227,6 +241,7 @@ def _local(factors: Factors, p: float, radius: float, box: Sides | None) -> Boun
 
 
 def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Tensor:
+    factors, _, exponent = balanced(factors)
     absolute = [a.absolute() for a in factors.A], [s.absolute() for s in factors.S]
     per_box = factors.C.outputs * max(factors.features, *(a.outputs for a in factors.A)) * prod(factors.lead)
     step = max(1, _CHUNK // per_box)
@@ -234,7 +249,7 @@ def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Ten
         _local_norm(factors, absolute, Interval.of_sides(lower[i : i + step], upper[i : i + step]), p)
         for i in range(0, len(lower), step)
     ]
-    return torch.cat(values, dim=-1)
+    return restored(torch.cat(values, dim=-1), exponent, 0)
 
 
 def _float64(side: Tensor | float) -> Tensor:

@@ -12,9 +12,10 @@ from math import inf, isinf, sqrt
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, lift
-from polybound.theory.rounding import outward
+from polybound.theory.rounding import outward, power, power_of_two, product, times_power_of_two
+from polybound.theory.scaling import balanced, restored, without_scale
 from polybound.theory.torus import torus_norm
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "each_run",
     "exponent",
     "factor_norms",
+    "finite_factors",
     "gamma",
     "gram_norm",
     "lifted_norm",
@@ -58,9 +60,25 @@ def can_write_out(factors: Factors) -> bool:
     return factors.entries() <= DENSE_LIMIT
 
 
+def finite_factors(model: PolynomialNetwork | Factors) -> Factors:
+    """The factors in float64.
+
+    Raises:
+        NonFiniteError: a weight is infinite or NaN. No bound holds then, and NaN would pass for one.
+    """
+    factors = model if isinstance(model, Factors) else model.factors()
+    return factors if factors.working else factors.double().transform(_refuse_non_finite)
+
+
+def _refuse_non_finite(weights: Tensor) -> Tensor:
+    if not torch.isfinite(weights).all():
+        raise NonFiniteError("the weights are not all finite numbers: no bound holds for them")
+    return weights
+
+
 def working_factors(model: PolynomialNetwork | Factors) -> Factors:
     """The factors in float64; written out if that fits into `DENSE_LIMIT`."""
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     return factors.dense if can_write_out(factors) else factors
 
 
@@ -69,7 +87,7 @@ def each_run(model: PolynomialNetwork | Factors, compute: Callable[[Factors], Te
 
     Written-out convolutions are large, and a stack's values must not depend on how many runs fit into memory.
     """
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     if factors.lead and not all(isinstance(a, Dense) for a in factors.A):
         return torch.stack([compute(working_factors(factors.run(e))) for e in range(factors.lead[0])])
     return compute(working_factors(factors))
@@ -79,9 +97,12 @@ def _interpolate(p: float, norm_1: Tensor, norm_2: Tensor, norm_inf: Tensor) -> 
     """The Riesz-Thorin bound of an operator's l_p norm from its l_1, l_2 and l_inf norms."""
     if isinf(p):
         return norm_inf
-    ends = norm_1 ** (1 / p) * norm_inf ** (1 - 1 / p)
-    near = norm_2 ** (2 / p) * norm_inf ** (1 - 2 / p) if p >= 2 else norm_1 ** (2 / p - 1) * norm_2 ** (2 - 2 / p)
-    return torch.minimum(ends, near)
+    ends = power(norm_1, 1 / p) * power(norm_inf, 1 - 1 / p)
+    if p >= 2:
+        near = power(norm_2, 2 / p) * power(norm_inf, 1 - 2 / p)
+    else:
+        near = power(norm_1, 2 / p - 1) * power(norm_2, 2 - 2 / p)
+    return outward(torch.minimum(ends, near), 2)
 
 
 def matrix_norm(matrix: Tensor, p: float) -> Tensor:
@@ -92,8 +113,10 @@ def matrix_norm(matrix: Tensor, p: float) -> Tensor:
     if p == 1.0 or isinf(p):
         return outward(matrix.abs().sum(-2 if p == 1.0 else -1).amax(-1), m + d)
     # The largest singular value, unlike the small ones, loses nothing by way of the smaller Gram matrix.
-    gram = matrix @ matrix.transpose(-1, -2) if m <= d else matrix.transpose(-1, -2) @ matrix
-    norm_2 = outward(_root_of_largest(gram), m * d)
+    exponent = power_of_two(matrix, 2)
+    scaled = times_power_of_two(matrix, -exponent)
+    gram = scaled @ scaled.transpose(-1, -2) if m <= d else scaled.transpose(-1, -2) @ scaled
+    norm_2 = times_power_of_two(outward(_root_of_largest(gram), m * d), exponent)
     return norm_2 if p == 2.0 else _interpolate(p, matrix_norm(matrix, 1.0), norm_2, matrix_norm(matrix, inf))
 
 
@@ -137,19 +160,23 @@ def _spectral(step: Affine) -> Tensor:
         if isinstance(step, Conv):
             return torus_norm(step.weight, step.shape[1:])
         if isinstance(step, Chain):
-            return outward(torch.stack([operator_norm(part, 2.0) for part in step.maps]).prod(0), len(step.maps))
+            return product(torch.stack([operator_norm(part, 2.0) for part in step.maps]))
     # sqrt(lambda_max(W^T W)), or of W W^T if that is smaller, without writing W out.
+    step, exponent = without_scale(step)
     small = min(step.inputs, step.outputs)
     eye = torch.eye(small, dtype=step.constant.dtype, device=step.constant.device).expand(*step.lead, -1, -1)
     gram = step.adjoint(step.linear(eye)) if small == step.inputs else step.linear(step.adjoint(eye))
-    return outward(_root_of_largest(gram), step.inputs * step.outputs)
+    return times_power_of_two(outward(_root_of_largest(gram), step.inputs * step.outputs), exponent)
 
 
 def _root_of_largest(gram: Tensor) -> Tensor:
-    """The root of the largest eigenvalue of positive semi-definite matrices, without overflow."""
-    scale = gram.abs().amax((-2, -1)).clamp_min(1e-300)
-    eigenvalues: Tensor = torch.linalg.eigvalsh(gram / scale[..., None, None])
-    return (eigenvalues.amax(-1).clamp_min(0.0) * scale).sqrt()
+    """The root of the largest eigenvalue of positive semi-definite matrices; infinite where an entry is not finite."""
+    exponent = power_of_two(gram, 2) // 2 * 2
+    finite = torch.isfinite(gram).all(-1).all(-1)
+    scaled = torch.where(finite[..., None, None], times_power_of_two(gram, -exponent), 0.0)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(scaled)
+    root = times_power_of_two(eigenvalues.amax(-1).clamp_min(0.0).sqrt(), exponent // 2)
+    return torch.where(finite, root, torch.inf)
 
 
 def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tensor:
@@ -174,7 +201,7 @@ def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tens
     if p == 2.0:
         blocks = step.constant.new_zeros(*step.lead, 2, 2)
         blocks[..., 0, 0] = operator_norm(step, 2.0)
-        blocks[..., 0, 1] = outward(torch.linalg.vector_norm(constant, dim=-1), step.outputs)
+        blocks[..., 0, 1] = matrix_norm(constant.unsqueeze(-2), 2.0)
         blocks[..., 1, 1] = unit
         return matrix_norm(blocks, 2.0)
     return _interpolate(p, *(lifted_norm(step, constant_unit, q) for q in (1.0, 2.0, inf)))
@@ -186,7 +213,7 @@ def factor_norms(model: PolynomialNetwork | Factors, p: float | str = inf) -> di
     Where a CCP pools between its products, the norm of the pooling stands as S_n.
     """
     p = exponent(p)
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     names = [name for name, _ in _lifted_maps(factors)]
     values = each_run(factors, lambda f: torch.stack([norm(p) for _, norm in _lifted_maps(f)], dim=-1))
     return dict(zip(names, values.unbind(-1), strict=True))
@@ -216,24 +243,31 @@ def theta(model: PolynomialNetwork | Factors) -> Tensor:
     `t_1 = rowl1(A_1) |s_1|, t_n = rowl1(A_n) (|S_n| t_(n-1))` bounds `||Phi||_inf` of Theorem 3 by `max(t_k)`, which
     is never above the product of norms.
     """
-    return each_run(model, _theta)
+    # The product of the norms is never smaller, and says when the network is zero.
+    return torch.minimum(each_run(model, _theta), gamma(model))
 
 
 def _theta(factors: Factors) -> Tensor:
+    factors, exponent, _ = balanced(factors)
     ones = factors.s1.new_ones(1, factors.features)
     t = factors.s1.abs()
     for n, a in enumerate(factors.A):
         if n > 0:
             t = factors.S[n - 1].absolute()(t.unsqueeze(-2)).squeeze(-2)
         t = t * a.absolute()(ones).squeeze(-2)
-    return outward(t.amax(-1).clamp_min(float(factors.constant)), factors.degree * (factors.features + t.shape[-1]))
+    value = restored(t.amax(-1), exponent, factors.degree * (factors.features + t.shape[-1]))
+    return value.clamp_min(float(factors.constant))
 
 
 def gamma(model: PolynomialNetwork | Factors, p: float | str = inf) -> Tensor:
     """The relaxation `gamma = prod_i ||U_i||_p` (CCP) or `prod_i ||A_i||_p ||S_i||_p` (NCP), lemmas 1 and 2."""
-    norms = factor_norms(model, p)
+    return _product_of_norms(finite_factors(model), exponent(p))
+
+
+def _product_of_norms(factors: Factors, p: float) -> Tensor:
+    norms = factor_norms(factors, p)
     del norms["C"]
-    return outward(torch.stack(list(norms.values())).prod(0), len(norms))
+    return product(torch.stack(list(norms.values())))
 
 
 def gram_norm(model: PolynomialNetwork | Factors) -> Tensor | None:
@@ -242,14 +276,14 @@ def gram_norm(model: PolynomialNetwork | Factors) -> Tensor | None:
     CCP: `||U_1 . ... . U_k||_2^2 = lambda_max(hadamard_i U_i U_i^T)`. NCP: `G_1 = (A_1 A_1^T) o (s_1 s_1^T)`,
     `G_n = (A_n A_n^T) o (S_n G_(n-1) S_n^T)`, `||Phi||_2^2 = lambda_max(G_k)`.
     """
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     if max(a.outputs for a in factors.A) > GRAM_LIMIT or not can_write_out(factors):
         return None
     return each_run(factors, _gram_norm)
 
 
 def _gram_norm(factors: Factors) -> Tensor:
-    lifted = factors.lifted()
+    lifted, exponent, _ = balanced(factors.lifted())
     G = lifted.s1.unsqueeze(-1) * lifted.s1.unsqueeze(-2)
     for n, a in enumerate(lifted.A):
         if n > 0 and not isinstance(lifted.S[n - 1], Identity):
@@ -258,4 +292,5 @@ def _gram_norm(factors: Factors) -> Tensor:
         A = a.matrix()
         G = G * (A @ A.transpose(-1, -2))
     units = max(a.outputs for a in lifted.A)
-    return outward(_root_of_largest(G), factors.degree * units * (units + lifted.features))
+    value = restored(_root_of_largest(G), exponent, factors.degree * units * (units + lifted.features))
+    return torch.minimum(value, _product_of_norms(factors, 2.0))

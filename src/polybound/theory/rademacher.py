@@ -11,9 +11,9 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
-from polybound.theory.norms import gamma, gram_norm, lifted_norm, theta
+from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.result import Bound, number
-from polybound.theory.rounding import outward
+from polybound.theory.rounding import outward, product
 
 __all__ = ["Generalisation", "generalisation", "rademacher"]
 
@@ -64,10 +64,10 @@ def rademacher(
     if radius is not None and not 0 <= radius < inf:
         raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
 
-    factors = (model if isinstance(model, Factors) else model.factors()).double()
+    factors = finite_factors(model)
     k, d = factors.degree, factors.features + 1
     C = torch.cat([factors.C.matrix(), factors.C.constant.unsqueeze(-1)], dim=-1)
-    mu = torch.linalg.vector_norm(C, 1 if isinf(p) else 2, dim=-1).amax(-1)
+    mu = torch.stack([matrix_norm(row.unsqueeze(-2), p) for row in C.unbind(-2)]).amax(0)
     lam, how = _product_norm(factors, p, exact)
     R = 1.0 if radius is None else (max(radius, 1.0) if isinf(p) else sqrt(radius**2 + 1.0))
     if isinf(p):
@@ -86,7 +86,7 @@ def rademacher(
         f"||z||_{letter} <= 1 for the lifted samples z = [x, 1]" if radius is None else f"||x||_{letter} <= {radius:g}"
     )
     return Bound(
-        number(outward(mu * lam * rate * R**k, factors.C.inputs + k + 8)),
+        number(_times(mu, lam, rate, *[R] * k)),
         f"Rademacher complexity, l_{letter}, {formula}, {'exact' if exact else 'relaxed'} norm",
         theorem,
         shown,
@@ -96,6 +96,12 @@ def rademacher(
         ),
         how,
     )
+
+
+def _times(first: Tensor, *others: Tensor | float) -> Tensor:
+    # Two roundings each of the logarithm, the root and the quotient of the rate.
+    factors = torch.stack([first, *(torch.as_tensor(other, dtype=first.dtype).expand_as(first) for other in others)])
+    return outward(product(factors), len(factors) + 8)
 
 
 def _product_norm(factors: Factors, p: float, exact: bool) -> tuple[Tensor, str]:
@@ -159,7 +165,7 @@ def generalisation(
     rival = logits.scatter(-1, y.unsqueeze(-1), -inf).amax(-1)
     margin_error = float((own - rival < margin).double().mean())
 
-    factors = model.factors().double()
+    factors = finite_factors(model)
     size = float(theta(factors)) * float(lifted_norm(factors.C, False, inf)) / margin
     j = ceil(log2(size)) if size > 0 else 0
     complexity = 4 * classes * 2.0**j * sqrt(2 * (log(2) + factors.degree * log(factors.features + 1)) / n)

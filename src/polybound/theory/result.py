@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from polybound.errors import NonFiniteError
 
 __all__ = ["Bound", "BoundTable", "number"]
 
@@ -16,7 +19,7 @@ def number(value: Tensor) -> float | Tensor:
     return float(value) if value.ndim == 0 else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bound:
     """An upper bound.
 
@@ -35,6 +38,19 @@ class Bound:
     formula: str
     assumptions: tuple[str, ...] = ()
     how: str = "exact, in float64"
+
+    def __post_init__(self) -> None:
+        # Infinity is a bound that says nothing; NaN, of norms that overflow, is none.
+        if torch.isnan(torch.as_tensor(self.value)).any():
+            raise NonFiniteError(f"{self.quantity}: the norms of these weights overflow")
+
+    def __repr__(self) -> str:
+        """The bound in one line; `print` also shows what it rests on."""
+        if isinstance(self.value, Tensor) and self.value.numel() > 3:
+            value = f"{float(self.value.min()):.6g} to {float(self.value.max()):.6g} of {self.value.numel()}"
+        else:
+            value = self.shown()
+        return f"Bound({self.quantity} <= {value}, by {self.name})"
 
     def __float__(self) -> float:
         return float(self.value)
@@ -67,12 +83,19 @@ class Bound:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BoundTable:
-    """Several bounds of one model; printing it gives a table."""
+    """Several bounds of one model; printing it gives a table.
+
+    Attributes:
+        title: the model.
+        rows: the bounds.
+        notes: what a reader of them must know.
+    """
 
     title: str
     rows: tuple[Bound, ...]
+    notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Bound]:
         return iter(self.rows)
@@ -88,8 +111,12 @@ class BoundTable:
         cells += [(row.quantity, row.shown(), row.name, row.formula) for row in self.rows]
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
         lines = [f"{q:<{widths[0]}}  {v:>{widths[1]}}  {n:<{widths[2]}}  {f}".rstrip() for q, v, n, f in cells]
-        return "\n".join([self.title, lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([self.title, lines[0], "-" * max(map(len, lines)), *lines[1:], *notes])
+
+    def __repr__(self) -> str:
+        return f"BoundTable({self.title}: {len(self.rows)} bounds)"
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain types, for JSON."""
-        return {"model": self.title, "bounds": [row.as_dict() for row in self.rows]}
+        return {"model": self.title, "bounds": [row.as_dict() for row in self.rows], "notes": list(self.notes)}

@@ -10,11 +10,16 @@ import torch
 
 from polybound.models import PolynomialNetwork
 from polybound.theory.lipschitz import lipschitz
-from polybound.theory.norms import factor_norms, gamma, theta
+from polybound.theory.norms import factor_norms, finite_factors, gamma, theta
 from polybound.theory.rademacher import rademacher
 from polybound.theory.result import Bound, BoundTable, number
 
 __all__ = ["bounds"]
+
+RESIDUAL_NOTE = (
+    "U2 to Uk hold the fixed 1 of the residual form: weights within a bound of 1, as a projection keeps them, "
+    "give norms of up to 2 here"
+)
 
 
 def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> BoundTable:
@@ -37,8 +42,8 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
             replace(rows[0], value=torch.tensor([float(row) for row in rows], dtype=torch.float64))
             for rows in zip(*tables, strict=True)
         ]
-        return BoundTable(repr(model), tuple(merged))
-    factors = model.factors().double()
+        return BoundTable(repr(model), tuple(merged), tables[0].notes)
+    factors = finite_factors(model)
     ccp = factors.kind == "CCP"
     lemma, largest = f"Lemma {11 if ccp else 12}", "largest row-l1 norm, constants included"
     rows = [
@@ -61,4 +66,5 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
     rows += [lipschitz(factors, inf, method, radius=radius) for method in ("paper", "rowwise", "local")]
     for p in (2.0, 1.0):
         rows += [lipschitz(factors, p, method, radius=radius) for method in ("paper", "rowwise")]
-    return BoundTable(repr(model), tuple(rows))
+    notes = (RESIDUAL_NOTE,) if any(fixed for block in model.blocks() for fixed in block.constants or ()) else ()
+    return BoundTable(repr(model), tuple(rows), notes)

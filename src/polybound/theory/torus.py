@@ -8,7 +8,7 @@ from math import ceil, log2, prod, sqrt
 import torch
 from torch import Tensor
 
-from polybound.theory.rounding import outward
+from polybound.theory.rounding import outward, power_of_two, times_power_of_two
 
 __all__ = ["torus_norm", "torus_sizes"]
 
@@ -30,10 +30,13 @@ def torus_norm(kernel: Tensor, space: Sequence[int]) -> Tensor:
         space: sizes of the image, one for each dimension of the kernel.
     """
     dims = tuple(range(-len(space), 0))
-    transfer = torch.fft.rfftn(kernel.detach().double(), s=torus_sizes(kernel, space), dim=dims)
+    exponent = power_of_two(kernel.detach().double(), len(space) + 2)
+    scaled = times_power_of_two(kernel.detach().double(), -exponent)
+    transfer = torch.fft.rfftn(scaled, s=torus_sizes(kernel, space), dim=dims)
     transfer = transfer.flatten(-len(space)).movedim(-1, -3)  # (*lead, frequencies, out, in)
     largest = torch.linalg.matrix_norm(transfer, 2).amax(-1)
-    return outward(largest, _terms(kernel.shape[-len(space) - 2 :], torus_sizes(kernel, space)))
+    terms = _terms(kernel.shape[-len(space) - 2 :], torus_sizes(kernel, space))
+    return times_power_of_two(outward(largest, terms), exponent)
 
 
 def _terms(kernel: Sequence[int], sides: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from polybound.training.distributed import start_workers, stop_workers, worker_n
 from polybound.training.fit import accuracy, fit
 from polybound.training.history import History
 from polybound.training.loop import Callback, Trainer
+from polybound.training.losses import LOSSES, CrossEntropy, Loss, Squared, register_loss
 from polybound.training.methods import (
     METHODS,
     AfterStep,
@@ -20,39 +21,53 @@ from polybound.training.methods import (
     projection_kind,
     register_method,
 )
-from polybound.training.optimisers import OPTIMISERS, SGD, Optimiser
+from polybound.training.optimisers import OPTIMISERS, SGD, AdamW, Momentum, Optimiser, register_optimiser
 from polybound.training.recipe import Recipe
-from polybound.training.schedules import SCHEDULES, Schedule, Steps
+from polybound.training.schedules import SCHEDULES, Constant, Cosine, Schedule, Steps, register_schedule
+from polybound.training.training_set import TrainingSet, training_set
 
 __all__ = [
+    "LOSSES",
     "METHODS",
     "OPTIMISERS",
     "SCHEDULES",
     "SGD",
+    "AdamW",
     "Adversary",
     "AfterStep",
     "Callback",
     "Certified",
+    "Constant",
+    "Cosine",
+    "CrossEntropy",
     "History",
     "JacobianPenalty",
+    "Loss",
     "Method",
+    "Momentum",
     "Optimiser",
     "Plain",
     "ProjectAfterStep",
     "Projected",
     "Recipe",
     "Schedule",
+    "Squared",
     "Steps",
     "Trainer",
+    "TrainingSet",
     "WeightDecay",
     "accuracy",
     "cross_entropies",
     "fit",
     "join_methods",
     "projection_kind",
+    "register_loss",
     "register_method",
+    "register_optimiser",
+    "register_schedule",
     "start_workers",
     "stop_workers",
+    "training_set",
     "worker_number",
     "workers",
 ]

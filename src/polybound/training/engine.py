@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.models import CCP, ClosedCCP, PolynomialNetwork, closed_form, has_closed_form
+from polybound.training.descent import Descent
 from polybound.training.distributed import sum_over_workers, workers
+from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain
 from polybound.training.methods.base import drop_subnormal
+from polybound.training.optimisers import SGD
 from polybound.training.random import StepRandom
 
 __all__ = ["AutogradEngine", "ClosedEngine", "Engine", "RowsEngine", "engine_for"]
 
 
-def engine_for(model: PolynomialNetwork, method: Method | None = None) -> Engine:
-    """The fastest engine that can train `model` by a method; by plain cross-entropy without one."""
+def engine_for(
+    model: PolynomialNetwork, method: Method | None = None, loss: Loss | None = None, descent: Descent | None = None
+) -> Engine:
+    """The fastest engine that can train `model` by a method; by plain cross-entropy and SGD without one."""
     method = Plain() if method is None else method
-    by_cross_entropy = type(method).loss is Method.loss
-    if by_cross_entropy and has_closed_form(model):
-        return ClosedEngine(model, method)
+    if not method.own_loss and has_closed_form(model):
+        return ClosedEngine(model, method, loss, descent)
     if isinstance(model, CCP) and _has_closed_loss(type(method)):
-        return RowsEngine(model, method)
-    return AutogradEngine(model, method)
+        return RowsEngine(model, method, loss, descent)
+    return AutogradEngine(model, method, loss, descent)
 
 
 def _has_closed_loss(method: type[Method]) -> bool:
@@ -37,27 +42,56 @@ def _has_closed_loss(method: type[Method]) -> bool:
 class Engine(ABC):
     """Steps of E runs, for flat inputs (groups, batch, features); a group is what shares a batch, as in `ClosedForm`.
 
-    All labels are (groups, batch). Losses are means over the batch of all workers, one for each run.
+    All targets are (groups, batch), or (groups, batch, outputs) if they are numbers. Losses are means over the batch of
+    all workers, one for each run.
     """
 
-    def __init__(self, model: PolynomialNetwork, method: Method) -> None:
+    def __init__(
+        self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
+    ) -> None:
         self.model, self.method = model, method
+        self.loss = CrossEntropy() if loss is None else loss
+        self.descent = Descent(model, SGD()) if descent is None else descent
         self.runs = model.runs or 1
 
     @abstractmethod
-    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
-        """Descend once, in place: `w <- w - rate (gradient + decay w)`. Returns the losses before, (E,)."""
+    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
+        """Make a step of the optimiser, in place: of SGD `w <- w - rate (gradient + decay w)`.
 
-    def labels_of_runs(self, labels: Tensor) -> Tensor:
-        """Labels (groups, batch) as (E, batch)."""
-        return labels.repeat_interleave(self.runs // len(labels), 0)
+        Args:
+            x: inputs, (groups, batch, features).
+            y: targets.
+            rate: the learning rate.
+            random: draws random numbers for each run.
+            weights: of the samples, (groups, batch), 1 on average.
+
+        Returns:
+            The losses before, (E,).
+        """
+
+    def targets_of_runs(self, targets: Tensor) -> Tensor:
+        """Targets (groups, batch, ...) as (E, batch, ...)."""
+        return targets.repeat_interleave(self.runs // len(targets), 0)
+
+    def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float) -> Tensor:
+        """A step along the gradients of all workers' losses, which are sums over their samples; the mean losses."""
+        *gradients, found = sum_over_workers([*(gradient for _, gradient in pairs), losses], samples=samples)
+        if self.descent.plain:
+            for (parameter, _), gradient in zip(pairs, gradients, strict=True):
+                parameter.mul_(1 - rate * self.method.decay).sub_(gradient, alpha=rate)
+        else:
+            whole = [(parameter, gradient) for (parameter, _), gradient in zip(pairs, gradients, strict=True)]
+            self.descent.step_(whole, rate, self.method.decay)
+        return found
 
 
 class ClosedEngine(Engine):
-    """The cross-entropy of networks that have closed forms."""
+    """Losses of the outputs of networks that have closed forms."""
 
-    def __init__(self, model: PolynomialNetwork, method: Method) -> None:
-        super().__init__(model, method)
+    def __init__(
+        self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
+    ) -> None:
+        super().__init__(model, method, loss, descent)
         self.form = closed_form(model)
         self.lifted = isinstance(model, CCP) and model.form == "product"
 
@@ -69,41 +103,33 @@ class ClosedEngine(Engine):
         return self.form.logits(self._lift(x))
 
     def slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits' gradient of the cross-entropy summed over the batch, (E, classes, batch), and the losses."""
-        return self._slopes_of(self.logits(x), self.labels_of_runs(y))
-
-    @staticmethod
-    def _slopes_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        labels = labels.unsqueeze(1)
-        normaliser = torch.logsumexp(logits, 1, keepdim=True)
-        losses = (normaliser - logits.gather(1, labels)).sum((1, 2))
-        slopes = logits.sub_(normaliser).exp_()
-        slopes.scatter_add_(1, labels, slopes.new_full((1, 1, 1), -1.0).expand_as(labels))
-        return slopes, losses
+        """The logits' gradient of the loss summed over the batch, (E, classes, batch), and the losses."""
+        slopes, losses = self.loss.slopes(self.logits(x), self.targets_of_runs(y))
+        return slopes, losses.sum((1, 2))
 
     @torch.no_grad()
-    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
+    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
         del random  # nothing here is random
-        x, labels, samples = self._lift(x), self.labels_of_runs(y), y.shape[1]
+        x, targets, samples = self._lift(x), self.targets_of_runs(y), y.shape[1]
+        weights = None if weights is None else self.targets_of_runs(weights).unsqueeze(1)
         alone = workers() == 1
-        losses = x.new_zeros(self.runs)
+        sums = x.new_zeros(self.runs)
 
         def slopes(logits: Tensor, runs: slice, part: slice) -> Tensor:
-            found, loss = self._slopes_of(logits, labels[runs, part])
-            losses[runs] += loss
+            found, losses = self.loss.slopes(logits, targets[runs, part])
+            if weights is not None:
+                found.mul_(weights[runs, :, part])
+                losses.mul_(weights[runs, :, part])
+            sums[runs] += losses.sum((1, 2))
             return drop_subnormal(found).mul_(1 / samples) if alone else drop_subnormal(found)
 
-        if alone:
+        if not alone:
+            return self._descend(self.form.gradients_of(x, slopes), sums, samples, rate)
+        if self.descent.plain:
             self.form.descend_(x, slopes, rate, self.method.decay)
-            return losses / samples
-        return self._descend(self.form.gradients_of(x, slopes), losses, samples, rate)
-
-    def _descend(self, pairs: list[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float) -> Tensor:
-        """A step along the gradients of all workers."""
-        total = sum_over_workers([*(gradient for _, gradient in pairs), losses], samples=samples)
-        for (parameter, _), gradient in zip(pairs, total, strict=False):
-            parameter.mul_(1 - rate * self.method.decay).sub_(gradient, alpha=rate)
-        return total[-1]
+        else:
+            self.descent.step_(self.form.gradients_of(x, slopes), rate, self.method.decay)
+        return sums / samples
 
 
 class RowsEngine(ClosedEngine):
@@ -112,10 +138,11 @@ class RowsEngine(ClosedEngine):
     form: ClosedCCP
 
     @torch.no_grad()
-    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
+    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
+        del weights  # a method with a loss of its own has none
         by_logits, by_rows, losses = self.method.closed_loss(self, x, y, random)
         lifted, samples = self._lift(x), y.shape[1]
-        if workers() == 1:
+        if workers() == 1 and self.descent.plain:
             decay = self.method.decay
             self.form.update_by_rows_(by_logits.div_(samples), by_rows.div_(samples), lifted, rate, decay)
             return losses / samples  # type: ignore[no-any-return]
@@ -132,8 +159,10 @@ class RowsEngine(ClosedEngine):
 class AutogradEngine(Engine):
     """Any model and any method."""
 
-    def __init__(self, model: PolynomialNetwork, method: Method) -> None:
-        super().__init__(model, method)
+    def __init__(
+        self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
+    ) -> None:
+        super().__init__(model, method, loss, descent)
         self.parameters = [p for p in model.parameters() if p.numel()]
 
     def _inputs(self, x: Tensor) -> Tensor:
@@ -144,16 +173,26 @@ class AutogradEngine(Engine):
             return x[0]
         return x.repeat_interleave(self.runs // len(x), 0)
 
-    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
+    def _of_runs(self, values: Tensor) -> Tensor:
+        """Targets or weights as the model's outputs have them: with a dimension for the runs if it is a stack."""
+        return values[0] if self.model.runs is None else self.targets_of_runs(values)
+
+    def _losses(
+        self, outputs: Tensor, inputs: Tensor, y: Tensor, random: StepRandom, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What is reported and what is descended, summed over the batch."""
+        if self.method.own_loss:
+            return self.method.loss(outputs, inputs, self._of_runs(y), random)
+        losses = self.loss.losses(outputs, self._of_runs(y))
+        losses = (losses if weights is None else losses * self._of_runs(weights)).sum(-1)
+        return losses, losses
+
+    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
         inputs = self._inputs(x).requires_grad_(self.method.uses_inputs)
-        logits = self.model(inputs)
-        labels = self.labels_of_runs(y) if self.model.runs is not None else y[0]
-        losses, objective = self.method.loss(logits, inputs, labels, random)
-        logits.register_hook(drop_subnormal)
-        gradients = list(torch.autograd.grad(objective.sum(), self.parameters))
+        outputs = self.model(inputs)
+        losses, objective = self._losses(outputs, inputs, y, random, weights)
+        outputs.register_hook(drop_subnormal)
+        gradients = torch.autograd.grad(objective.sum(), self.parameters)
         with torch.no_grad():
-            reported = losses.detach().reshape(self.runs)
-            *gradients, reported = sum_over_workers([*gradients, reported], samples=y.shape[1])
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.mul_(1 - rate * self.method.decay).sub_(gradient, alpha=rate)
-        return reported
+            pairs = list(zip(self.parameters, gradients, strict=True))
+            return self._descend(pairs, losses.detach().reshape(self.runs), y.shape[1], rate)

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from polybound.data import Dataset
-from polybound.errors import NonFiniteError
+from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
+from polybound.registry import check_flag, check_whole
 from polybound.training.history import History
+from polybound.training.keeper import HistoryKeeper, measure
 from polybound.training.loop import Callback, Trainer
+from polybound.training.losses import CrossEntropy
+from polybound.training.progress import showing_progress
 from polybound.training.recipe import Recipe
+from polybound.training.training_set import TrainingSet, sample_weights, training_set
 
 __all__ = ["accuracy", "fit"]
+
+_SHARE = 0.1
+"""What early stopping holds out, if nobody says what to measure on."""
 
 
 def fit(
     model: PolynomialNetwork,
-    data: Dataset,
+    X: Any,
+    y: Any = None,
     recipe: Recipe | None = None,
     *,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+    validation: float | Dataset | tuple[Any, Any] | None = None,
+    early_stopping: int | None = None,
+    domain: Sequence[float] | None = None,
+    norms: bool = False,
+    verbose: bool | None = None,
     seed: int | Sequence[int] = 0,
     on_epoch: Callable[[int, Tensor], None] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -33,56 +49,96 @@ def fit(
     >>> import polybound as pb
     >>> data = pb.data.load_digits("train")
     >>> model = pb.paper_model("pn-4", shape=data.shape, seed=0)
-    >>> history = pb.fit(model, data, method="projection", bound=1.0, epochs=2, start=1, learning_rate=0.02)
+    >>> history = pb.fit(model, data, method="projection", bound=1.0, epochs=2, learning_rate=0.02)
     >>> len(history), pb.Projection(model, bound=1.0).contains()
     (2, True)
 
+    Arrays, with an optimiser that learns faster, and an end when a tenth of the samples says so:
+
+    >>> model = pb.CCP(64, rank=16, classes=10, degree=3, seed=0)
+    >>> options = {"optimiser": "adamw", "learning_rate": 0.003, "schedule": "cosine", "label_smoothing": 0.1}
+    >>> history = pb.fit(model, data.x.flatten(1).numpy(), data.y.numpy(), epochs=10, early_stopping=3, **options)
+    >>> max(history["validation accuracy"]) > 0.9
+    True
+
     Args:
         model: what to train.
-        data: the training split.
+        X: a `Dataset`, the training split; or inputs (samples, *shape), as a numpy array, tensor or pandas frame.
+        y: labels from 0 on, (samples,); with `loss="squared"`, numbers (samples,) or (samples, outputs). A `Dataset`
+            has its own; then a recipe may stand here.
         recipe: how; the paper's by default.
-        seed: of the batches, one for all runs of a stack or one for each.
+        sample_weight: a weight for each sample; only their ratios matter.
+        class_weight: "balanced", all classes weigh the same; or weights by label, as a mapping or a sequence.
+        validation: what to measure on after every epoch: a share of the samples, which is then not trained on, a
+            `Dataset`, or (X, y).
+        early_stopping: stop after so many epochs without a better accuracy on `validation` (by default a tenth of the
+            samples), or without a smaller loss for numbers, and restore the best weights.
+        domain: smallest and largest value an input entry can have, which an adversary needs; a `Dataset` has its own.
+        norms: keep the norms of the weights in the history, once an epoch.
+        verbose: None shows a progress bar if standard error is a terminal, True shows progress in any case.
+        seed: of the batches and of the validation share; one for all runs of a stack or one for each.
         on_epoch: called after each epoch with its number, from 0, and the mean loss, one value for each run.
         callbacks: more that happens while training.
         **changes: other parts of the recipe, or other options of them: `method="l2", weight=0.1, epochs=10`.
 
     Raises:
         NonFiniteError: the loss of a run became infinite or NaN; the message says which run, when and where.
+        PolyboundError: the samples or an option cannot be used; the message says why.
     """
+    if isinstance(y, Recipe):
+        y, recipe = None, y
+    _check_kinds(model, recipe)
     plan = (recipe or Recipe()).changed(changes)
-    seeds = [seed] * (model.runs or 1) if isinstance(seed, int) else seed
-    keeper = _Keeper(on_epoch)
-    Trainer(model, data, plan, seeds, [keeper, *callbacks]).run()
+    seeds = _checked_seeds(seed, model.runs or 1)
+    check_flag("norms", norms)
+    if early_stopping is not None:
+        check_whole("early_stopping", early_stopping)
+        validation = _SHARE if validation is None else validation
+    samples = training_set(model, X, y, loss=plan.loss, domain=domain)
+    samples = sample_weights(samples, sample_weight, class_weight, model.classes)
+    samples, measured_on = _validation(model, samples, validation, plan, seeds[0])
+    keeper = HistoryKeeper(measured_on, norms, on_epoch, early_stopping)
+    with showing_progress(verbose, keeper.history, plan.epochs) as shown:
+        Trainer(model, samples, plan, seeds, [keeper, *shown, *callbacks]).run()
     return keeper.history
 
 
-class _Keeper(Callback):
-    """Keeps the history, and ends a training that went wrong."""
-
-    def __init__(self, on_epoch: Callable[[int, Tensor], None] | None) -> None:
-        self.history, self.on_epoch = History(), on_epoch
-
-    def after_epoch(self, trainer: Trainer, losses: Tensor) -> None:
-        # One look an epoch, so that nothing in the loop waits for the device; a NaN stays one.
-        if not torch.isfinite(losses).all():
-            bad = int((~torch.isfinite(losses)).nonzero()[0])
-            raise NonFiniteError(trainer.diagnosis(bad, losses))
-        shown = losses if trainer.model.runs is not None else losses[0]
-        rate = trainer.recipe.rate(trainer.epoch - 1)
-        line = {"epoch": trainer.epoch, "loss": shown.tolist(), "rate": rate, "seconds": trainer.seconds}
-        self.history.lines.append(line)
-        if self.on_epoch is not None:
-            self.on_epoch(trainer.epoch - 1, shown)
+def _check_kinds(model: object, recipe: object) -> None:
+    if not isinstance(model, PolynomialNetwork):
+        raise PolyboundError(f"fit trains polynomial networks, not a {type(model).__name__}")
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise PolyboundError(f"a recipe is a polybound.Recipe, got {recipe!r}; its options can be given by name")
 
 
-@torch.no_grad()
-def accuracy(model: PolynomialNetwork, data: Dataset) -> Tensor:
-    """The share of correctly classified samples, one value for each run."""
-    was_training = model.training
-    model.eval()
+def _checked_seeds(seed: Any, runs: int) -> list[int]:
+    seeds = list(seed) if isinstance(seed, Iterable) else [seed] * runs
+    seeds = [one.item() if isinstance(one, np.integer) else one for one in seeds]
+    for one in seeds:
+        if isinstance(one, bool) or not isinstance(one, int) or abs(one) >= 2**62:
+            raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {one!r}")
+    return seeds
+
+
+def _validation(
+    model: PolynomialNetwork, samples: TrainingSet, given: Any, plan: Recipe, seed: int
+) -> tuple[TrainingSet, TrainingSet | None]:
+    """What to train on, and what to measure on."""
     like = next(model.parameters())
-    hits = []
-    for x, y in zip(torch.split(data.x.flatten(1), 4096), torch.split(data.y, 4096), strict=True):
-        hits.append(model(x.to(like.device, like.dtype)).argmax(-1).cpu() == y)
-    model.train(was_training)
-    return torch.cat(hits, dim=-1).double().mean(-1)
+    if given is None:
+        return samples, None
+    if isinstance(given, Dataset):
+        return samples, training_set(model, given, loss=plan.loss).to(like)
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
+            raise PolyboundError(f"validation takes (X, y), a Dataset or a share, got {len(given)} things")
+        return samples, training_set(model, *given, loss=plan.loss).to(like)
+    left, carved = samples.split(given, seed)
+    return left, carved.to(like)
+
+
+def accuracy(model: PolynomialNetwork, X: Any, y: Any = None) -> Tensor:
+    """The share of correctly classified samples, one value for each run; of a `Dataset`, or of arrays X and y."""
+    loss = CrossEntropy()
+    data = training_set(model, X, y, loss=loss).to(next(model.parameters()))
+    found = measure(model, data, loss)["accuracy"]
+    return found[0] if model.runs is None else found

@@ -16,10 +16,12 @@ from polybound.data import Dataset
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.seeds import seeded
+from polybound.training.descent import Descent
 from polybound.training.distributed import my_share
 from polybound.training.engine import engine_for
 from polybound.training.random import StepRandom
 from polybound.training.recipe import Recipe
+from polybound.training.training_set import TrainingSet, training_set
 
 __all__ = ["Callback", "Trainer"]
 
@@ -33,49 +35,58 @@ class Callback:
     def after_epoch(self, trainer: Trainer, losses: Tensor) -> None:
         """An epoch is over, `trainer.epoch` of them are done; `losses` are the runs' means over its steps, (E,)."""
 
+    def after_training(self, trainer: Trainer) -> None:
+        """The training is over: all epochs are done, or a callback asked to stop."""
+
 
 class Trainer:
-    """Trains a model, or all runs of a stack, epoch by epoch; what it does in an epoch depends on nothing before it.
+    """Trains a model, or all runs of a stack, epoch by epoch.
 
-    The order of the batches and all random numbers of a step come from the seed, the epoch and the step alone. So a
-    run can stop after any step and go on in another process, to the same bits.
+    The order of the batches and all random numbers of a step come from the seed, the epoch and the step alone; what an
+    optimiser remembers is in `descent`. So a run can stop after any step and go on in another process, to the same
+    bits.
 
     Args:
         model: trained in place.
-        data: the training split.
+        data: the training split, or samples that `training_set` made.
         recipe: how.
         seeds: of the batches, one for each run; neighbouring runs of one seed share their batches, and then one matrix
             product serves them all.
         callbacks: called after every step and every epoch, in this order.
 
     Attributes:
-        epoch: epochs that are done. Set it, `step` and `sums` to go on where another trainer stopped.
+        epoch: epochs that are done. Set it, `step` and `sums`, and load `descent`, to go on where another trainer
+            stopped.
         step: steps of the present epoch that are done.
         sums: the losses of those steps, summed, (E,).
         seconds: how long the last epoch took.
         failures: runs that are no longer finite, with the reason.
+        descent: the optimiser, with what it remembers.
     """
 
     def __init__(
         self,
         model: PolynomialNetwork,
-        data: Dataset,
+        data: Dataset | TrainingSet,
         recipe: Recipe,
         seeds: Sequence[int],
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if len(data) == 0:
-            raise PolyboundError(f"the {data.split} split of {data.name} is empty")
-        if data.classes > model.classes:
-            raise PolyboundError(f"{data.name} has {data.classes} classes, the model {model.classes}")
-        self.model, self.recipe, self.domain, self.callbacks = model, recipe, data.domain, callbacks
+        recipe.check()
         like = next(model.parameters())
-        self.x, self.y = data.x.flatten(1).to(like.device, like.dtype), data.y.to(like.device)
+        samples = training_set(model, data, loss=recipe.loss).to(like)
+        if samples.weights is not None and recipe.method.own_loss:
+            raise PolyboundError(f"method {recipe.method.name} has a loss of its own: samples have no weights in it")
+        self.model, self.recipe, self.callbacks = model, recipe, callbacks
+        self.x, self.y, self.weights, self.domain = samples.x, samples.y, samples.weights, samples.domain
         self.runs = model.runs or 1
         self.seeds = _groups(list(seeds), self.runs)
-        self.engine = engine_for(model, recipe.method)
-        self.plain = engine_for(model) if recipe.method.begins else self.engine
-        self.classifier = None if recipe.adversary is None else Classifier(model, data.shape)
+        self.descent = Descent(model, recipe.optimiser)
+        self.engine = engine_for(model, recipe.method, recipe.loss, self.descent)
+        self.plain = engine_for(model, None, recipe.loss, self.descent) if recipe.method.begins else self.engine
+        self.classifier = None if recipe.adversary is None else Classifier(model, samples.shape)
+        if recipe.adversary is not None and self.domain is None:
+            raise PolyboundError("an adversary needs to know the domain of the inputs: give domain=(low, high)")
         self.after_method = recipe.method.prepare(model)
         self.steps = -(-len(self.x) // recipe.schedule.batch_size)
         self.epoch = self.step = 0
@@ -96,12 +107,15 @@ class Trainer:
             begun = time.monotonic()
             self._epoch()
             if self.step < self.steps:
-                return
+                break
             self.seconds = time.monotonic() - begun
             losses = self.sums / self.steps
             self.epoch, self.step, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
             for callback in self.callbacks:
                 callback.after_epoch(self, losses)
+        if self.stopping or self.epoch == self.recipe.epochs:
+            for callback in self.callbacks:
+                callback.after_training(self)
 
     def _epoch(self) -> None:
         """What is left of the present epoch."""
@@ -112,8 +126,9 @@ class Trainer:
         for step in range(self.step, self.steps):
             batch = my_share(orders[:, step * size : (step + 1) * size])
             x = self.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
-            y = self.y.index_select(0, batch.flatten()).view(batch.shape)
-            self.sums += self._descend(x, y, rate, StepRandom(self.runs, self.seeds, epoch, step))
+            y = self.y.index_select(0, batch.flatten()).view(*batch.shape, *self.y.shape[1:])
+            weights = None if self.weights is None else self.weights[batch]
+            self.sums += self._descend(x, y, rate, StepRandom(self.runs, self.seeds, epoch, step), weights)
             self.step = step + 1
             self._constrain()
             for callback in self.callbacks:
@@ -121,29 +136,33 @@ class Trainer:
             if self.stopping:
                 return
 
-    def _descend(self, x: Tensor, y: Tensor, rate: float, random: StepRandom) -> Tensor:
-        adversary = self.recipe.adversary
-        if adversary is not None and self.classifier is not None and self.epoch >= adversary.start:
+    def _descend(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None) -> Tensor:
+        adversary, classifier, domain = self.recipe.adversary, self.classifier, self.domain
+        begun = adversary is not None and self.epoch >= adversary.start_epoch
+        if begun and adversary is not None and classifier is not None and domain is not None:
             x = adversarial_batch(
                 adversary.attack,
-                self.classifier,
+                classifier,
                 x,
                 y,
-                domain=self.domain,
+                domain=domain,
                 protocol=adversary.protocol,
                 generators=random,
             )
-            y = y.repeat_interleave(len(x) // len(y), 0)
+            times = len(x) // len(y)
+            y = y.repeat_interleave(times, 0)
+            weights = None if weights is None else weights.repeat_interleave(times, 0)
         engine = self.engine if self.epoch >= self.recipe.method.begins else self.plain
-        return engine.step_(x, y, rate, random)
+        return engine.step_(x, y, rate, random, weights)
 
     def _constrain(self) -> None:
         """What the method does after a step."""
         if self.after_method is None or self.epoch < self.recipe.method.begins:
             return
         last = self.epoch == self.recipe.epochs - 1 and self.step == self.steps
+        t = self.epoch * self.steps + self.step - 1  # as the paper's algorithms count
         try:
-            self.after_method(self.step, last)
+            self.after_method(t, last)
         except NonFiniteError:
             # A run that has overflowed cannot be projected, and must not keep the others from it.
             for e in range(self.runs):
@@ -151,7 +170,7 @@ class Trainer:
                 if not all(torch.isfinite(part).all() for part in parts):
                     self.sums[e] = torch.nan
                     self.stop_run(e)
-            self.after_method(self.step, last)
+            self.after_method(t, last)
 
     @torch.no_grad()
     def stop_run(self, run: int) -> str:
@@ -161,6 +180,7 @@ class Trainer:
             self.failures[run] = model.explain_nonfinite(self.x[:1024])
             for parameter in self.model.parameters():
                 (parameter if self.model.runs is None else parameter[run]).zero_()
+            self.descent.forget(None if self.model.runs is None else run)
         return self.failures[run]
 
     def diagnosis(self, run: int, losses: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""How to train: a method, an adversary, an optimiser and a schedule, with the paper's defaults."""
+"""How to train: a method, an adversary, an optimiser, a schedule and a loss, with the paper's defaults."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from polybound.errors import PolyboundError
-from polybound.registry import Part
+from polybound.registry import Part, Registry, start_epoch
 from polybound.training.adversary import Adversary
+from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optimisers import OPTIMISERS, SGD, Optimiser
 from polybound.training.schedules import SCHEDULES, Schedule, Steps
@@ -25,19 +28,47 @@ class Recipe:
         adversary: whose adversarial examples to train on, if any.
         optimiser: how a gradient becomes a step.
         schedule: epochs, batches and learning rates.
+        loss: what is descended.
+
+    A `start` that is a share of the epochs becomes an epoch, so that equal recipes have one form.
 
     >>> Recipe.of(method="projection", bound=2.0, epochs=10).method
-    Projected(bound=2.0, norm='inf', on='weights', every=10, start=50)
+    Projected(bound=2.0, norm='inf', on='weights', every=10, start=5)
     """
 
     method: Method = field(default_factory=Plain)
     adversary: Adversary | None = None
     optimiser: Optimiser = field(default_factory=SGD)
     schedule: Schedule = field(default_factory=Steps)
+    loss: Loss = field(default_factory=CrossEntropy)
 
     def __post_init__(self) -> None:
         if self.adversary is not None and not self.method.takes_adversary:
             raise PolyboundError(f"method {self.method.name} takes no adversary: its loss sees the whole ball")
+        if self.method.own_loss and self.loss != CrossEntropy():
+            raise PolyboundError(f"method {self.method.name} has a loss of its own, the plain cross-entropy's")
+        if self.adversary is not None and not self.loss.classifies:
+            raise PolyboundError(f"an adversary attacks classes, and loss {self.loss.name} has none")
+        if isinstance(start := getattr(self.method, "start", 0), float):
+            object.__setattr__(self, "method", replace(self.method, **{"start": start_epoch(start, self.epochs)}))
+        if self.adversary is not None:
+            start = start_epoch(self.adversary.start, self.epochs)
+            object.__setattr__(self, "adversary", self.adversary.starting(start))
+
+    def check(self) -> None:
+        """Refuse a method or an adversary that would never be applied.
+
+        A recipe that says so can be read, as of a run of long ago, but not be trained by.
+        """
+        begins = [(f"method {self.method.name}", self.method.begins)]
+        if self.adversary is not None:
+            begins.append((f"adversary {self.adversary.attack.name}", self.adversary.start_epoch))
+        for what, start in begins:
+            if start >= self.epochs:
+                raise PolyboundError(
+                    f"{what} would never be applied: it starts after {start} epochs, and there are {self.epochs}; "
+                    "start is an epoch counted from 0, or a share of all epochs such as 0.5"
+                )
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
@@ -50,18 +81,25 @@ class Recipe:
 
     def changed(self, options: Mapping[str, Any]) -> Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
-        left = dict(options)
+        # Numbers out of an array, as a grid search hands them over, are numbers.
+        left = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         parts: dict[str, Any] = {"adversary": self._adversary(left)}
         taken: set[str] = {"start"} if parts["adversary"] is not None else set()
-        for kind, registry in (("method", METHODS), ("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
+        for kind, registry in _REGISTRIES.items():
             given: Any = left.pop(kind, getattr(self, kind))
             part = given if isinstance(given, Part) else registry.build(given)
             mine = {name: left[name] for name in part.options() if name in left}
+            if kind == "schedule" and isinstance(given, str):  # another way through the same epochs
+                mine = {"epochs": self.epochs, "batch_size": self.schedule.batch_size} | mine
             taken |= set(mine)
             parts[kind] = replace(part, **mine)
         if unknown := [name for name in left if name not in taken]:
-            raise PolyboundError(f"{parts['method'].name} training has no option {unknown[0]!r}; {_known(parts)}")
-        return Recipe(**parts)
+            raise PolyboundError(
+                f"{parts['method'].name} training has no option {unknown[0]!r}; {_known(parts)}{_owners(unknown[0])}"
+            )
+        recipe = Recipe(**parts)
+        recipe.check()
+        return recipe
 
     def _adversary(self, left: dict[str, Any]) -> Adversary | None:
         """The adversary that some options lead to; those that are its alone are taken out."""
@@ -87,7 +125,7 @@ class Recipe:
 
     def phases(self) -> list[int]:
         """The epochs with which something new begins: the first, and those of the method and the adversary."""
-        begins = {0, self.method.begins} | ({self.adversary.start} if self.adversary is not None else set())
+        begins = {0, self.method.begins} | ({self.adversary.start_epoch} if self.adversary is not None else set())
         return sorted(epoch for epoch in begins if epoch < self.epochs)
 
     def plain(self) -> Recipe:
@@ -104,18 +142,18 @@ class Recipe:
             start = self.schedule.place(self.method.begins, schedule)
             changes["method"] = replace(self.method, **{"start": start})
         if self.adversary is not None:
-            start = self.schedule.place(self.adversary.start, schedule)
-            changes["adversary"] = Adversary(self.adversary.attack, self.adversary.protocol, start)
+            changes["adversary"] = self.adversary.starting(self.schedule.place(self.adversary.start_epoch, schedule))
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """All parts with all their options, as JSON can hold them."""
-        return {
+        """All parts with all their options, as JSON can hold them; the plain cross-entropy is not mentioned."""
+        content = {
             "method": self.method.as_dict(),
             "adversary": None if self.adversary is None else self.adversary.as_dict(),
             "optimiser": self.optimiser.as_dict(),
             "schedule": self.schedule.as_dict(),
         }
+        return content if self.loss == CrossEntropy() else content | {"loss": self.loss.as_dict()}
 
     @property
     def label(self) -> str:
@@ -123,9 +161,27 @@ class Recipe:
         return self.method.label + ("" if self.adversary is None else f" + {self.adversary.label}")
 
 
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "method": METHODS,
+    "optimiser": OPTIMISERS,
+    "schedule": SCHEDULES,
+    "loss": LOSSES,
+}
+
 _OF_THE_ADVERSARY = {"adversary_start": "start", "adversary_protocol": "protocol", "protocol": "protocol"}
 
 
 def _known(parts: Mapping[str, Any]) -> str:
-    names = [name for kind in ("method", "optimiser", "schedule") for name in parts[kind].options()]
+    names = [name for kind in _REGISTRIES for name in parts[kind].options()]
     return f"it has {', '.join(dict.fromkeys(names))}"
+
+
+def _owners(option: str) -> str:
+    """Which parts have an option, if there are some."""
+    found = [
+        f"{kind} {name}"
+        for kind, registry in _REGISTRIES.items()
+        for name in registry.names()
+        if option in registry.find(name).options()
+    ]
+    return f"; {option} is of {', '.join(found)}" if found else ""

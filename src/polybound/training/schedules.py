@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import cos, pi
 from typing import ClassVar, Self
 
 from polybound.errors import PolyboundError
 from polybound.registry import Part, Registry, check_epoch, check_number, check_whole
 
-__all__ = ["SCHEDULES", "Schedule", "Steps"]
+__all__ = ["SCHEDULES", "Constant", "Cosine", "Schedule", "Steps", "register_schedule"]
 
 
 @dataclass(frozen=True)
 class Schedule(Part):
     """Passes over the data.
+
+    A schedule of one's own is a frozen dataclass with a `name` and `factor_at`, and one line that registers it
+    (`register_schedule`). If its options are epochs, `scaled` says where they are in a shorter training.
 
     Attributes:
         epochs: how many.
@@ -47,8 +51,10 @@ class Schedule(Part):
 SCHEDULES: Registry[Schedule] = Registry("schedule")
 """All schedules by name."""
 
+register_schedule = SCHEDULES.register
 
-@SCHEDULES.register
+
+@register_schedule
 @dataclass(frozen=True)
 class Steps(Schedule):
     """The learning rate is multiplied by `factor` at each milestone, an epoch counted from 0; the paper's schedule."""
@@ -73,3 +79,22 @@ class Steps(Schedule):
     def scaled(self, share: float) -> Self:
         shorter = super().scaled(share)
         return replace(shorter, milestones=tuple(self.place(milestone, shorter) for milestone in self.milestones))
+
+
+@register_schedule
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The learning rate falls along half a cosine: `(1 + cos(pi epoch / epochs)) / 2`."""
+
+    name: ClassVar[str] = "cosine"
+
+    def factor_at(self, epoch: int) -> float:
+        return (1 + cos(pi * epoch / self.epochs)) / 2
+
+
+@register_schedule
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same learning rate in all epochs."""
+
+    name: ClassVar[str] = "constant"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.registry import Part, Registry
+from polybound.registry import Part, Registry, start_epoch
 
 if TYPE_CHECKING:
     from polybound.training.engine import RowsEngine
@@ -33,7 +33,7 @@ class AfterStep(Protocol):
     """What a method does to the weights after a step."""
 
     def __call__(self, step: int, last: bool) -> None:
-        """Act after step `step` of an epoch, counted from 1; `last` is that of the whole training."""
+        """Act after step `step` of the training, counted from 0 across epochs; `last` is the very last."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,24 @@ class Method(Part):
     """Whether its loss differentiates by the inputs."""
 
     @property
+    def own_loss(self) -> bool:
+        """Whether it replaces the loss; then the recipe's is the plain cross-entropy, and samples have no weights."""
+        return type(self).loss is not Method.loss
+
+    @property
     def begins(self) -> int:
-        """The first epoch, from 0, in which it does anything; before that, training is plain."""
-        return int(getattr(self, "start", 0))
+        """The first epoch, from 0, in which it does anything; before that, training is plain.
+
+        A `start` may be a share of the epochs; a recipe, which knows how many there are, makes it an epoch.
+        """
+        start = getattr(self, "start", 0)
+        if isinstance(start, float):
+            raise PolyboundError(f"{self.name} begins after {start:g} of the epochs: only a recipe knows how many")
+        return int(start)
 
     def plain_until(self, epochs: int) -> int:
         """For how many of the epochs it is plain training, so that runs of one seed need be trained once."""
-        return min(self.begins, epochs)
+        return min(start_epoch(getattr(self, "start", 0), epochs), epochs)
 
     @property
     def decay(self) -> float:

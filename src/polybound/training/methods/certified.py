@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from polybound.registry import check_epoch, check_number
+from polybound.registry import check_number, check_start
 from polybound.training.methods.base import Method, cross_entropies, drop_subnormal, register_method
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Certified(Method):
 
     Attributes:
         eps: radius of the l_inf balls.
-        start: first epoch with that loss, from 0.
+        start: first epoch with that loss, from 0, or a share of all epochs.
     """
 
     name: ClassVar[str] = "certified"
@@ -33,11 +33,11 @@ class Certified(Method):
     uses_inputs: ClassVar[bool] = True
 
     eps: float = 0.1
-    start: int = 50
+    start: int | float = 0.5
 
     def __post_init__(self) -> None:
         check_number("eps", self.eps)
-        check_epoch("start", self.start)
+        check_start("start", self.start)
         super().__post_init__()
 
     @property
@@ -57,7 +57,7 @@ class Certified(Method):
         classes = logits.shape[1]
         one = torch.eye(classes).to(logits)
         # The margin over each class: e_y - e_j.
-        v = one[engine.labels_of_runs(y)].mT.unsqueeze(1) - one.view(1, classes, classes, 1)
+        v = one[engine.targets_of_runs(y)].mT.unsqueeze(1) - one.view(1, classes, classes, 1)
         rows = engine.rows(v)
         worst = self.eps * rows.abs().sum(-1) - (v * logits.unsqueeze(1)).sum(2)
         losses = torch.logsumexp(worst, 1).sum(-1)  # that of y itself is 0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from polybound.constraints import Projection
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.registry import check_choice, check_epoch, check_whole, shown
+from polybound.registry import check_choice, check_start, check_whole, shown
 from polybound.training.methods.base import Method, Plain, register_method
 
 __all__ = ["ProjectAfterStep", "Projected", "projection_kind"]
@@ -28,8 +28,9 @@ class Projected(Method):
         bound: as `polybound.Projection` takes it; for a stack also one for each run.
         norm: "inf" or "2".
         on: what the bound is about: "weights", "operator" or "product".
-        every: steps of an epoch between projections.
-        start: first epoch with a projection, from 0; the paper pre-trains for half of its epochs.
+        every: f of Algorithm 1: from `start` on, a projection follows step t if `t mod f = 0`. Steps are counted from
+            0 on, from the beginning of the training and across epochs. The very last step is always followed by one.
+        start: first epoch with a projection, from 0, or a share of all epochs; the paper pre-trains for half of them.
     """
 
     name: ClassVar[str] = "projection"
@@ -38,13 +39,13 @@ class Projected(Method):
     norm: Literal["inf", "2"] = "inf"
     on: Literal["weights", "operator", "product"] = "weights"
     every: int = 10
-    start: int = 50
+    start: int | float = 0.5
 
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, ("inf", "2"))
         check_choice("on", self.on, ("weights", "operator", "product"))
         check_whole("every", self.every)
-        check_epoch("start", self.start)
+        check_start("start", self.start)
         for bound in _numbers(self.bound):
             if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
                 raise PolyboundError(f"a bound must be a number of at least 0, got {bound!r}")
@@ -99,7 +100,7 @@ def projection_kind(bound: object, norm: str, on: str) -> str:
 
 
 class ProjectAfterStep:
-    """Projects after every few steps of an epoch, and after the last step of all."""
+    """Projects after every few steps of the training, and after the last step of all."""
 
     def __init__(self, projection: Projection, every: int) -> None:
         self.projection, self.every = projection, every

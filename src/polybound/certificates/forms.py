@@ -1,0 +1,144 @@
+"""Linear forms of the logits, `a.f(x) + b`: what the ladder bounds from below, several of them for each image."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polybound.certificates.network import Network
+from polybound.theory import ULP
+
+if TYPE_CHECKING:
+    from polybound.certificates.cells import Cells
+
+__all__ = ["Block", "Combinations", "Forms", "Margins"]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The forms of some images over their boxes.
+
+    Attributes:
+        w: each form as weights of the last product, `a C`: (images, rows, units).
+        constant: `a.beta + b`, (images, rows).
+        slack: how far float64 can be off over the box, (images, rows); see `Network`.
+        asked: which of them are to be bounded, (images, rows).
+    """
+
+    w: Tensor
+    constant: Tensor
+    slack: Tensor
+    asked: Tensor
+
+
+class Forms(ABC):
+    """The forms that are asked of each image.
+
+    Attributes:
+        net: the network.
+        claims: how many statements there are about each image; each is about one form, or about several.
+        alone: whether every claim is about one form.
+    """
+
+    net: Network
+    claims: int
+    alone = True
+
+    @abstractmethod
+    def block(self, images: Tensor, slack: Tensor) -> Block:
+        """The forms of some images, whose logits are off by at most `slack`, (images, classes)."""
+
+    @abstractmethod
+    def values(self, images: Tensor, logits: Tensor, /) -> Tensor:
+        """The forms of some images where their logits are given, (images, rows)."""
+
+    @abstractmethod
+    def coefficients(self, image: int, claim: int, /) -> tuple[Tensor, Tensor]:
+        """The forms of a claim as they stand, a (forms, classes) and b (forms,)."""
+
+    def by_claim(self, values: Tensor) -> Tensor:
+        """From values of forms, (images, rows), the largest of each claim, (images, claims)."""
+        return values
+
+    def first_rows(self, values: Tensor) -> Tensor:
+        """The row of the form that is largest in each claim, (images, claims)."""
+        return torch.arange(self.claims).expand(len(values), -1)
+
+    def members(self, _cells: Cells, /) -> tuple[Tensor, Tensor] | None:
+        """The forms of each cell's claim, w (N, forms, units) and constant (N, forms); None if it is one."""
+        return None
+
+    def combined(self, cells: Cells) -> Cells:
+        """The cells, each with the form that serves its claim best."""
+        return cells
+
+
+class Margins(Forms):
+    """The margins `f_label - f_rival`, a row for each class; the label's own is not asked."""
+
+    def __init__(self, net: Network, y: Tensor) -> None:
+        self.net, self.y, self.claims = net, y, net.classes
+
+    def block(self, images: Tensor, slack: Tensor) -> Block:
+        """The margins of some images."""
+        net, y = self.net, self.y[images]
+        label = y.unsqueeze(1)
+        w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
+        asked = torch.ones_like(slack, dtype=torch.bool).scatter(1, label, False)
+        return Block(w, constant, slack + slack.gather(1, label), asked)
+
+    def values(self, images: Tensor, logits: Tensor, /) -> Tensor:
+        """Margins from logits; infinity for the label."""
+        label = self.y[images].unsqueeze(1)
+        return (logits.gather(1, label) - logits).scatter(1, label, torch.inf)
+
+    def coefficients(self, image: int, claim: int, /) -> tuple[Tensor, Tensor]:
+        """`e_label - e_rival`."""
+        a = torch.zeros(1, self.net.classes, dtype=torch.float64)
+        a[0, self.y[image]] += 1.0
+        a[0, claim] -= 1.0
+        return a, a.new_zeros(1)
+
+
+class Combinations(Forms):
+    r"""The same forms of every image, `weights f + constant`.
+
+    Rounding. A form's terms are those of the logits times a; its sum has `classes + 1` more summands. So it is off by
+    at most `gamma_(D + classes + 2)` times `sum_c |a_c| P_c + |b|`, where D and P are those of `Network`.
+
+    Args:
+        net: the network.
+        weights: (rows, classes), float64.
+        constant: (rows,), float64.
+    """
+
+    def __init__(self, net: Network, weights: Tensor, constant: Tensor) -> None:
+        self.net, self.weights, self.constant = net, weights, constant
+        self.claims = len(weights)
+        self.w, self.offset = weights @ net.C, weights @ net.beta + constant
+
+    def block(self, images: Tensor, slack: Tensor) -> Block:
+        """The forms of some images."""
+        rows = len(self.weights)
+        w, constant = self.w.expand(len(images), -1, -1), self.offset.expand(len(images), -1)
+        return Block(w, constant, self.slack(slack), torch.ones(len(images), rows, dtype=torch.bool))
+
+    def slack(self, slack: Tensor) -> Tensor:
+        """How far the forms are off where the logits are off by `slack`, (images, classes): (images, rows)."""
+        D = self.net.roundings
+        total = slack @ self.weights.abs().T + self.constant.abs() * (4 * D * ULP)
+        total = total * ((1 + (self.net.classes + 2) / D) * (1 + 2.0**-20)) + 2.0**-900
+        # Beyond the size that `Network.slack` allows, what underflowed could have mattered; 0 times infinity is NaN.
+        return torch.where(total < 2.0**100 * (4 * D * ULP), total, torch.inf)
+
+    def values(self, _images: Tensor, logits: Tensor, /) -> Tensor:
+        """The forms from logits."""
+        return logits @ self.weights.T + self.constant
+
+    def coefficients(self, _image: int, claim: int, /) -> tuple[Tensor, Tensor]:
+        """A row."""
+        return self.weights[claim : claim + 1], self.constant[claim : claim + 1]

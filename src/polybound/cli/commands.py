@@ -1,0 +1,130 @@
+"""How commands are put together: their order, their examples, `--quiet`, and flags that look like flags."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from polybound.cli.progress import be_quiet
+
+__all__ = ["INTERRUPTED", "ORDER", "CommandGroup", "command", "make_app", "say_stopped"]
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+ORDER = (
+    "demo",
+    "train",
+    "evaluate",
+    "certify",
+    "bounds",
+    "info",
+    "export",
+    "verify",
+    "encrypt",
+    "data",
+    "runs",
+    "experiments",
+    "reproduce",
+    "sweep",
+    "report",
+    "compare",
+)
+"""The order in which `--help` shows the commands: what a newcomer needs comes first. Others come last."""
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no hints, only results.")]
+
+
+class _Command(TyperCommand):
+    """A command whose flags are shown without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain_flags(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    """A group with its commands in `ORDER`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain_flags(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+def _plain_flags(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""  # or help would show the type bool
+    return params
+
+
+def make_app(name: str, text: str, *, completion: bool = False) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(
+        name=name,
+        help=text,
+        cls=CommandGroup,
+        no_args_is_help=True,
+        add_completion=completion,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def command(
+    app: typer.Typer,
+    *examples: str,
+    name: str | None = None,
+    panel: str | None = None,
+    stopped: str = "nothing was changed",
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function to an app as a command, with `--quiet`.
+
+    Args:
+        app: what to add it to.
+        *examples: command lines that help shows, one a line.
+        name: the command's name, if it is not the function's.
+        panel: heading in the list of commands.
+        stopped: what to say after Ctrl-C: what is kept, and how to go on.
+    """
+    # Help makes a line of each paragraph.
+    lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"[bold]{example}[/]" for example in examples)]
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name, cls=_Command, epilog="\n\n".join(lines), rich_help_panel=panel)(_run(function, stopped))
+        return function
+
+    return add
+
+
+def _run(function: Callable[..., None], stopped: str) -> Callable[..., None]:
+    """The function with one more option, which it need not know of, and with a last word after Ctrl-C."""
+
+    @wraps(function)
+    def run(*args: Any, quiet: bool = False, **options: Any) -> None:
+        be_quiet(quiet)
+        try:
+            function(*args, **options)
+        except KeyboardInterrupt:
+            say_stopped(stopped)
+            raise typer.Exit(INTERRUPTED) from None
+
+    own = inspect.signature(function, eval_str=True)
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
+    run.__annotations__ = {**function.__annotations__, "quiet": Quiet}
+    return run
+
+
+def say_stopped(what_is_kept: str) -> None:
+    """One line on standard error, after Ctrl-C."""
+    print(f"polybound: stopped: {what_is_kept}", file=sys.stderr)

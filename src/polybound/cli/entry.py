@@ -1,0 +1,38 @@
+"""The command line from its beginning to its exit code: plugins, errors and Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+
+from polybound.cli.app import app
+from polybound.cli.commands import INTERRUPTED, say_stopped
+from polybound.errors import PolyboundError
+from polybound.plugins import load_plugins
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line: bad input ends in one line on standard error and exit code 2."""
+    try:
+        if _does_something(sys.argv[1:]):
+            load_plugins()
+        app()
+    except KeyboardInterrupt:  # before there is a command
+        say_stopped("nothing was begun")
+        sys.exit(INTERRUPTED)
+    except PolyboundError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+
+
+def _does_something(arguments: list[str]) -> bool:
+    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
+    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
+
+
+def _fail(message: str) -> None:
+    # One line, whatever a library put into its message.
+    print(f"polybound: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,211 @@
+"""`polybound report` and `compare`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polybound.cli.experiment_options import (
+    AsCsv,
+    AsJson,
+    Bound,
+    Budget,
+    DataDir,
+    Dataset,
+    Limit,
+    MeasureEvery,
+    Method,
+    Model,
+    Names,
+    Runs,
+    Samples,
+    Seeds,
+    choose,
+)
+from polybound.errors import PolyboundError
+
+if TYPE_CHECKING:
+    # These bring in torch, and are not for --help.
+    from polybound.evaluation import Table
+    from polybound.experiments import Comparison, Experiment
+    from polybound.report import Report
+
+__all__ = ["compare", "make_report", "report"]
+
+
+def report(
+    names: Names,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = Path("report.html"),
+    runs: Runs = Path("runs"),
+    budget: Budget = None,
+    seeds: Seeds = None,
+    samples: Samples = None,
+    limit: Limit = None,
+    dataset: Dataset = None,
+    model: Model = None,
+    method: Method = None,
+    bound: Bound = None,
+    measure_every: MeasureEvery = None,
+    scores: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="<path>", help="CSV files of scores, in place of run folders that are not there."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
+
+    Figures are PNG and SVG files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
+    """
+    if not output.parent.is_dir():
+        raise PolyboundError(f"{output.parent}: no such folder")
+    known = [name for name in names if _is_experiment(name)]
+    if not known:
+        from polybound.report import report_runs
+
+        made = report_runs([Path(name) for name in names], output, title="polybound: runs", command=_command())
+        _show(made, as_json)
+        return
+    if unknown := [name for name in names if name not in known]:
+        raise PolyboundError(f"{unknown[0]}: a report is of experiments or of runs, not of both")
+    chosen = choose(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
+    from polybound.evaluation import Table
+    from polybound.experiments import read_scores
+
+    kept = Table(row for file in scores or () for row in read_scores(file))
+    make_report(chosen, runs, output, kept, data_dir=data_dir, as_json=as_json)
+
+
+def _is_experiment(name: str) -> bool:
+    """Whether a name is that of an experiment, and not of a run's folder; a mistyped one is taken for the former."""
+    from polybound.experiments import experiment_names
+
+    return name in experiment_names() or name.endswith(".toml") or ("/" not in name and not Path(name).exists())
+
+
+def _command() -> str:
+    return shlex.join(["polybound", *sys.argv[1:]])
+
+
+def make_report(
+    chosen: list[Experiment],
+    runs: Path,
+    output: Path,
+    scores: Table | None = None,
+    *,
+    data_dir: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Make the report of some experiments, and show it."""
+    from polybound.report import build_report
+
+    title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
+    options: dict[str, Any] = {"title": title, "command": _command(), "scores": scores, "data_dir": data_dir}
+    _show(build_report(chosen, runs, output, **options), as_json)
+
+
+def _show(made: Report, as_json: bool) -> None:
+    from polybound.cli.tables import note, width
+
+    if as_json:
+        print(json.dumps(made.as_dict(), indent=2))
+    elif width() > 1000:
+        print(made.markdown())
+    else:
+        _show_sections(made)
+    if not as_json:
+        print(f"\n{made.page} and {made.folder}/")
+    for path, why in made.skipped.items():
+        note(f"skipped {path}: {why}")
+    if made.skipped:
+        raise typer.Exit(1)
+
+
+def _show_sections(made: Report) -> None:
+    """The tables, as wide as the terminal; figures are in the files."""
+    from polybound.cli.tables import print_wrapped, show_table
+
+    for section in made.as_dict()["sections"]:
+        print_wrapped(section["title"])
+        for line in section["notes"]:
+            print_wrapped(line)
+        for table in section["tables"]:
+            ends = [*(first for first, _ in table["groups"][1:]), len(table["rows"])]
+            print()
+            print_wrapped(table["title"])
+            for (first, heading), end in zip(table["groups"] or [(0, "")], ends, strict=True):
+                lead = 2 if table["header"][1:2] == ["value"] else 1
+                show_table(table["header"], table["rows"][first:end], lead=lead, title=heading)
+            for line in table["notes"]:
+                print_wrapped(line)
+
+
+def compare(
+    where: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="A folder of run folders, or a CSV file of scores.")
+    ] = Path("runs"),
+    protocol: Annotated[str, typer.Option(help="published or sound.")] = "published",
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
+    """Set what was run against the published values. Exit code 1 if a value is off, or a run was skipped."""
+    from polybound.cli.tables import note
+    from polybound.experiments import compare as against
+    from polybound.experiments import read_runs, read_scores
+
+    if protocol not in ("published", "sound"):
+        raise PolyboundError(f"protocol must be published or sound, got {protocol!r}")
+    if not where.exists():
+        raise PolyboundError(f"{where}: no such file or folder")
+    scores, skipped = read_runs(where) if where.is_dir() else (read_scores(where), {})
+    found = against(scores, protocol)
+    for path, why in skipped.items():
+        note(f"skipped {path}: {why}")
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    elif not found:
+        raise PolyboundError(f"{where}: no run that the paper has a value for")
+    else:
+        _show_comparison(found, protocol, as_csv)
+    if skipped or any(one.verdict == "off" for one in found):
+        raise typer.Exit(1)
+
+
+def _show_comparison(found: Sequence[Comparison], protocol: str, as_csv: bool) -> None:
+    """A line for each published value, and how many are met."""
+    import csv
+
+    from polybound.cli.tables import print_wrapped, show_table
+    from polybound.evaluation import value_label
+
+    header = ["data set", "model", "method", "attack", "paper", "here", "difference", "in std", "verdict"]
+    rows = []
+    for one in found:
+        paper, ours = one.paper, one.ours
+        best = f"{ours} (best of {one.bounds} bounds: {value_label(ours.chosen[1])})" if ours.chosen else str(ours)
+        best += f" ({ours.epoch} epochs)" if isinstance(ours.epoch, str) else ""
+        method = f"{paper.method} ({one.variant})" if one.variant else paper.method
+        deviations = "" if one.deviations is None else f"{one.deviations:+.1f}"
+        published = f"{paper.mean:.2f} ± {paper.std:.2f}"
+        names = [paper.dataset, paper.model, method, paper.attack]
+        rows.append([*names, published, best, f"{one.difference:+.2f}", deviations, one.verdict])
+    if as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+        return
+    show_table(header, rows, lead=4)
+    off = [one for one in found if one.verdict == "off"]
+    judged = [one for one in found if one.verdict in ("within", "off")]
+    near = sum(one.deviations is not None and abs(one.deviations) <= 2.0 for one in off)
+    allowed = "max(3 points, 2 published standard deviations)"
+    print_wrapped(f"{protocol} protocol: {len(judged) - len(off)} of {len(judged)} values within {allowed}")
+    if off:
+        print_wrapped(
+            f"{near} of the {len(off)} others within 2 standard deviations of both, the paper's and these seeds'"
+        )

@@ -1,0 +1,263 @@
+"""ONNX's operators on values: those of affine maps and products. Any other is refused, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polybound.deploy.onnx_maps import written_out
+from polybound.deploy.onnx_select import PARTS
+from polybound.deploy.onnx_values import Constant, Value, add, multiply, scale, shift
+from polybound.deploy.onnx_windows import average_pool, convolution
+from polybound.errors import PolyboundError
+from polybound.models import Dense
+
+__all__ = ["OPERATORS", "Node", "Operand", "why_not"]
+
+Operand = Value | Constant | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph: its operator, its name, and its attributes as plain types."""
+
+    operator: str
+    name: str
+    attributes: dict[str, Any]
+
+    def get(self, name: str, default: Any) -> Any:
+        """An attribute."""
+        return self.attributes.get(name, default)
+
+
+def _constant(operand: Operand, what: str) -> Tensor:
+    if not isinstance(operand, Constant):
+        raise PolyboundError(f"{what} depends on the input")
+    if operand.sizes:
+        raise PolyboundError(f"{what} depends on the size of the batch")
+    return operand.tensor
+
+
+def _flat(constant: Operand, value: Value, what: str) -> Tensor:
+    """A constant as long as a value's numbers: broadcast over them as ONNX does."""
+    tensor = _constant(constant, what).double()
+    if tensor.ndim > len(value.shape):
+        if tensor.shape[: tensor.ndim - len(value.shape)].numel() != 1:
+            raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} differs between the inputs of a batch")
+        tensor = tensor.reshape(tensor.shape[tensor.ndim - len(value.shape) :])
+    try:
+        return tensor.expand(value.shape).reshape(-1).contiguous()
+    except RuntimeError:
+        raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} does not fit {value.shape}") from None
+
+
+def _pair(operands: Sequence[Operand]) -> tuple[Value, Value] | None:
+    """Both operands if both depend on the input; they must then have one shape."""
+    one, other = operands
+    if not (isinstance(one, Value) and isinstance(other, Value)):
+        return None
+    if one.shape != other.shape:
+        raise PolyboundError(f"its operands have shapes {one.shape} and {other.shape}; one of them would be repeated")
+    return one, other
+
+
+def _one(operands: Sequence[Operand]) -> tuple[Value, Operand]:
+    """The operand that depends on the input, and the other one."""
+    one, other = operands
+    if isinstance(one, Value):
+        return one, other
+    if isinstance(other, Value):
+        return other, one
+    raise AssertionError("constants are folded before")
+
+
+def _add(_: Node, operands: Sequence[Operand]) -> Value:
+    if pair := _pair(operands):
+        return add(*pair)
+    value, constant = _one(operands)
+    return shift(value, _flat(constant, value, "the summand"))
+
+
+def _negated(operand: Operand) -> Operand:
+    if isinstance(operand, Value):
+        return scale(operand, -torch.ones(operand.size, dtype=torch.float64))
+    return operand if operand is None else replace(operand, tensor=-operand.tensor)
+
+
+def _sub(node: Node, operands: Sequence[Operand]) -> Value:
+    return _add(node, (operands[0], _negated(operands[1])))
+
+
+def _neg(_: Node, operands: Sequence[Operand]) -> Value:
+    value, _other = _one((*operands, None))
+    return scale(value, -torch.ones(value.size, dtype=torch.float64))
+
+
+def _mul(node: Node, operands: Sequence[Operand]) -> Value:
+    if pair := _pair(operands):
+        return multiply(*pair, node.name)
+    value, constant = _one(operands)
+    return scale(value, _flat(constant, value, "the factor"))
+
+
+def _div(_: Node, operands: Sequence[Operand]) -> Value:
+    if isinstance(operands[1], Value):
+        raise PolyboundError("it divides by something that depends on the input, which is no polynomial")
+    value, constant = _one(operands)
+    divisor = _flat(constant, value, "the divisor")
+    if not divisor.all():
+        raise PolyboundError("it divides by zero")
+    return scale(value, 1.0 / divisor)
+
+
+def _gemm(node: Node, operands: Sequence[Operand]) -> Value:
+    source, weight = operands[0], _constant(operands[1], "the matrix").double()
+    if not isinstance(source, Value) or node.get("transA", 0):
+        raise PolyboundError("the input must be its first operand, not transposed")
+    if not node.get("transB", 0):
+        weight = weight.T
+    if len(source.shape) != 1 or weight.shape[1] != source.size:
+        raise PolyboundError(f"a matrix of shape {tuple(weight.shape)} does not fit {source.shape}")
+    shape = (weight.shape[0],)
+    bias = None
+    if len(operands) > 2 and operands[2] is not None:
+        bias = node.get("beta", 1.0) * _flat(operands[2], replace(source, shape=shape), "the bias")
+    return source.then(Dense((node.get("alpha", 1.0) * weight).contiguous(), bias), shape)
+
+
+def _matmul(_: Node, operands: Sequence[Operand]) -> Value:
+    if isinstance(operands[0], Value) and isinstance(operands[1], Value):
+        raise PolyboundError("it multiplies two matrices that both depend on the input")
+    source, weight = operands[0], _constant(operands[1], "the matrix").double()
+    if not isinstance(source, Value) or weight.ndim != 2 or source.shape[-1:] != weight.shape[:1]:
+        raise PolyboundError(f"only x @ W is read, with W of two dimensions that fit; W has {tuple(weight.shape)}")
+    shape = (*source.shape[:-1], weight.shape[1])
+    if len(source.shape) == 1:
+        return source.then(Dense(weight.T.contiguous()), shape)
+    before = source.shape
+    return source.then(written_out(lambda x: (x.reshape(-1, *before) @ weight).flatten(1), source.size), shape)
+
+
+def _identity(_: Node, operands: Sequence[Operand]) -> Value:
+    return _one((operands[0], None))[0]
+
+
+def _flatten(node: Node, operands: Sequence[Operand]) -> Value:
+    value, _ = _one((operands[0], None))
+    axis = node.get("axis", 1)
+    if axis not in (1, -len(value.shape)):
+        raise PolyboundError(f"axis {axis} would mix the inputs of a batch; only 1 does not")
+    return replace(value, shape=(value.size,))
+
+
+def _reshape(node: Node, operands: Sequence[Operand]) -> Value:
+    value, target = operands
+    if not isinstance(value, Value) or not isinstance(target, Constant):
+        raise PolyboundError("the new shape depends on the input")
+    sizes = [int(size) for size in target.tensor.reshape(-1).tolist()]
+    if not sizes or (0 in sizes and node.get("allowzero", 0) and not target.sizes):
+        raise PolyboundError(f"the new shape {sizes} has no batch, or is empty")
+    old = (0, *value.shape)
+    rest = [old[place] if size == 0 and 0 < place < len(old) else size for place, size in enumerate(sizes)][1:]
+    known = prod(size for size in rest if size != -1)
+    if rest.count(-1) == 1 and known > 0:
+        rest = [value.size // known if size == -1 else size for size in rest]
+    if any(size < 1 for size in rest) or prod(rest) != value.size:
+        raise PolyboundError(f"{value.shape} to {sizes} would mix the inputs of a batch")
+    return replace(value, shape=tuple(rest))
+
+
+def _axes(node: Node, operands: Sequence[Operand]) -> list[int]:
+    if len(operands) > 1 and operands[1] is not None:
+        return [int(axis) for axis in _constant(operands[1], "the axes").reshape(-1).tolist()]
+    return list(node.get("axes", []))
+
+
+def _squeeze(node: Node, operands: Sequence[Operand]) -> Value:
+    value, _ = _one((operands[0], None))
+    axes = {axis % (len(value.shape) + 1) for axis in _axes(node, operands)}
+    if not axes:
+        axes = {place for place, size in enumerate(value.shape, 1) if size == 1}
+    if 0 in axes or any(value.shape[axis - 1] != 1 for axis in axes):
+        raise PolyboundError(f"axes {sorted(axes)} of {value.shape} cannot be squeezed")
+    return replace(value, shape=tuple(size for place, size in enumerate(value.shape, 1) if place not in axes))
+
+
+def _unsqueeze(node: Node, operands: Sequence[Operand]) -> Value:
+    value, _ = _one((operands[0], None))
+    axes = _axes(node, operands)
+    dims = len(value.shape) + 1 + len(axes)
+    if 0 in (places := {axis % dims for axis in axes}):
+        raise PolyboundError("a dimension before the batch is not read")
+    sizes = iter(value.shape)
+    return replace(value, shape=tuple(1 if place in places else next(sizes) for place in range(1, dims)))
+
+
+def _transpose(node: Node, operands: Sequence[Operand]) -> Value:
+    value, _ = _one((operands[0], None))
+    order = list(node.get("perm", range(len(value.shape), -1, -1)))
+    if order[0] != 0:
+        raise PolyboundError(f"it moves the batch from the first dimension: {order}")
+    shape = tuple(value.shape[place - 1] for place in order[1:])
+    if [place for place in order[1:] if value.shape[place - 1] > 1] == sorted(
+        place for place in order[1:] if value.shape[place - 1] > 1
+    ):
+        return replace(value, shape=shape)
+    before = value.shape
+    return value.then(written_out(lambda x: x.reshape(-1, *before).permute(order).flatten(1), value.size), shape)
+
+
+def _conv(node: Node, operands: Sequence[Operand]) -> Value:
+    value = operands[0]
+    weight = _constant(operands[1], "the kernel").double()
+    if not isinstance(value, Value):
+        raise PolyboundError("the kernel may not depend on the input")
+    bias = None if len(operands) < 3 or operands[2] is None else _constant(operands[2], "the bias").double()
+    step, shape = convolution(node.attributes, value.shape, weight, bias)
+    return value.then(step, shape)
+
+
+def _pool(node: Node, operands: Sequence[Operand]) -> Value:
+    value, _ = _one((operands[0], None))
+    step, shape = average_pool(node.attributes, value.shape)
+    return value.then(step, shape)
+
+
+OPERATORS: dict[str, Callable[[Node, Sequence[Operand]], Value]] = {
+    "Add": _add,
+    "AveragePool": _pool,
+    "Conv": _conv,
+    "Div": _div,
+    "Flatten": _flatten,
+    "Gemm": _gemm,
+    "Identity": _identity,
+    "MatMul": _matmul,
+    "Mul": _mul,
+    "Neg": _neg,
+    "Reshape": _reshape,
+    "Squeeze": _squeeze,
+    "Sub": _sub,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+"""What is read of tensors that depend on the input."""
+
+_REASONS = {
+    ("Loop", "Scan", "If"): "loops and branches are not read",
+    ("MaxPool", "Relu", "LeakyRelu", "Clip", "Abs", "Max", "Min", "PRelu"): "it is piecewise, not a polynomial",
+    ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Erf", "Gelu", "Softplus"): "it is no polynomial",
+    ("QuantizeLinear", "DequantizeLinear"): "it rounds, which is no polynomial",
+}
+
+
+def why_not(operator: str) -> str:
+    """Why an operator is not read."""
+    for operators, reason in _REASONS.items():
+        if operator in operators:
+            return reason
+    return f"only {', '.join(sorted((*OPERATORS, *PARTS)))} are read"

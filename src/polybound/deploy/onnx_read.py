@@ -1,0 +1,263 @@
+"""`from_onnx`: the CCP, NCP or ConvCCP that an ONNX graph of affine maps and products is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import TensorProto
+
+from polybound.certificates import Network
+from polybound.deploy.onnx_constants import constant_of, fold, sizes_of
+from polybound.deploy.onnx_files import OnnxMetadata, read_proto, type_name
+from polybound.deploy.onnx_maps import as_affine
+from polybound.deploy.onnx_models import build_model
+from polybound.deploy.onnx_operators import OPERATORS, Node, Operand, why_not
+from polybound.deploy.onnx_polynomial import Multiplication, Polynomial
+from polybound.deploy.onnx_select import PARTS, parts_of
+from polybound.deploy.onnx_values import Constant, Value, absorbed
+from polybound.errors import PolyboundError
+from polybound.models import Affine, Factors, PolynomialNetwork
+from polybound.theory import DENSE_LIMIT
+
+__all__ = ["OnnxNetwork", "from_onnx", "read_onnx"]
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxNetwork:
+    """A polynomial network as an ONNX file has it.
+
+    Attributes:
+        path: the file.
+        shape: shape of one input.
+        metadata: what the file says besides its graph.
+        polynomial: the products that the graph was read as.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    metadata: OnnxMetadata
+    polynomial: Polynomial
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The factors, which bounds and certificates take; also where no model of the package has them."""
+        found = self.polynomial
+        features = found.features
+        A = [as_affine(found.first, features), *(as_affine(step.A, features) for step in found.steps)]
+        S: list[Affine] = []
+        for step, before in zip(found.steps, A, strict=False):
+            S.append(as_affine(step.S, before.outputs))
+        last = as_affine(found.last, A[-1].outputs)
+        ones = torch.ones(A[0].outputs, dtype=torch.float64)
+        nested = any(step.S for step in found.steps)
+        return Factors("NCP" if nested else "CCP", tuple(A), tuple(S), ones, last, constant=True)
+
+    @cached_property
+    def network(self) -> Network:
+        """The factors made ready for bounding, once for all questions."""
+        return Network(self.factors)
+
+    def model(self) -> PolynomialNetwork:
+        """The model; float32 if the graph is and nothing was lost by it, else float64.
+
+        Raises:
+            PolyboundError: no model of the package is this polynomial; the message says which node is why.
+        """
+        try:
+            return build_model(self.polynomial, self.shape, self.metadata)
+        except PolyboundError as error:
+            raise PolyboundError(f"{self.path}: {error}") from None
+
+
+def from_onnx(path: str | PathLike[str]) -> PolynomialNetwork:
+    """The CCP, NCP or ConvCCP of an ONNX file.
+
+    Any graph of affine maps and products that is one is read, whoever wrote it: `Gemm, MatMul, Conv, Add, Sub, Mul,
+    AveragePool, Flatten, Reshape, Identity` and some more. Constants are folded in float64.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileFormatError: the file is damaged or no ONNX.
+        PolyboundError: its graph is none of these; the message names the node and says why.
+        OSError: the file cannot be opened.
+    """
+    return read_onnx(path).model()
+
+
+def read_onnx(path: str | PathLike[str]) -> OnnxNetwork:
+    """The polynomial network of an ONNX file, as products of affine maps.
+
+    This also reads networks that have factors but are no model of the package, such as an NCP with constants in the
+    maps of its input: `polybound.certify(read_onnx(path).factors, ...)`.
+
+    Raises:
+        FileFormatError, PolyboundError, OSError: as `from_onnx`.
+    """
+    path = Path(path)
+    proto = read_proto(path)
+    try:
+        metadata = OnnxMetadata.read(proto)
+        reader = _Reader(proto)
+        polynomial = _polynomial(reader.output(), reader.single)
+    except PolyboundError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return OnnxNetwork(path, reader.shape, metadata, polynomial)
+
+
+def _polynomial(value: Value, single: bool) -> Polynomial:
+    """The chain of products that an output is."""
+    steps: list[Multiplication] = []
+    last, base = value.steps, value.base
+    while base is not None:
+        before = absorbed(base.before)
+        steps.append(Multiplication(base.A, before.steps if before.base is not None else (), base.node))
+        if before.base is None:
+            return Polynomial(value.features, before.steps, tuple(reversed(steps)), last, single)
+        base = before.base
+    return Polynomial(value.features, last, (), (), single)
+
+
+class _Reader:
+    """A walk through a graph that finds for every tensor what it is of the input."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.graph = proto.graph
+        self.found: dict[str, Operand] = {"": None}
+        self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
+        inputs = [info for info in self.graph.input if info.name not in self.tensors]
+        if len(inputs) != 1 or len(self.graph.output) != 1:
+            count = f"{len(inputs)} inputs and {len(self.graph.output)} outputs"
+            raise PolyboundError(f"a classifier has one input and one output, this graph has {count}")
+        self.shape = _input_shape(inputs[0])
+        self.single = inputs[0].type.tensor_type.elem_type == TensorProto.FLOAT
+        self.found[inputs[0].name] = Value(None, (), self.shape, prod(self.shape))
+
+    def output(self) -> Value:
+        """What the output of the graph is."""
+        name = self.graph.output[0].name
+        for node in self._needed(name):
+            try:
+                self.found |= zip(node.output, self._results(node), strict=False)
+            except PolyboundError as error:
+                raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {error}") from None
+            except _UNFIT as error:
+                why = f"its attributes and operands do not fit each other ({str(error).partition(chr(10))[0]})"
+                raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {why}") from None
+        value = self._operand(name)
+        if not isinstance(value, Value):
+            raise PolyboundError(f"the output {name!r} does not depend on the input")
+        return value
+
+    def _needed(self, output: str) -> list[onnx.NodeProto]:
+        """The nodes that the output depends on, in order."""
+        wanted, chosen = {output}, []
+        for node in reversed(self.graph.node):
+            if wanted & set(node.output):
+                wanted.update(node.input)
+                chosen.append(node)
+        return chosen[::-1]
+
+    def _operand(self, name: str) -> Operand:
+        if name not in self.found:
+            if name not in self.tensors:
+                raise PolyboundError(f"tensor {name!r} is nowhere made")
+            self.found[name] = constant_of(self.tensors[name])
+        return self.found[name]
+
+    def _results(self, node: onnx.NodeProto) -> Sequence[Operand]:
+        if node.domain not in ("", "ai.onnx"):
+            raise PolyboundError(f"operators of the domain {node.domain!r} are not read")
+        if any(attribute.type in _GRAPHS for attribute in node.attribute):
+            raise PolyboundError(why_not(node.op_type))
+        if node.op_type == "Constant":
+            return [_constant(node)]
+        plain = Node(node.op_type, _name(node), _attributes(node))
+        operands = [self._operand(name) for name in node.input]
+        if node.op_type in PARTS:
+            return _parts(plain, operands, len(node.output))
+        if len([name for name in node.output if name]) != 1:
+            raise PolyboundError("nodes of several outputs are not read")
+        return [self._result(plain, operands)]
+
+    def _result(self, node: Node, operands: list[Operand]) -> Operand:
+        if node.operator == "Shape" and isinstance(operands[0], Value):
+            return sizes_of(operands[0], node)
+        if not any(isinstance(operand, Value) for operand in operands):
+            return fold(node, operands)
+        if node.operator not in OPERATORS:
+            raise PolyboundError(why_not(node.operator))
+        return OPERATORS[node.operator](node, operands)
+
+
+def _parts(node: Node, operands: Sequence[Operand], outputs: int) -> Sequence[Operand]:
+    """What a node makes that takes parts of a tensor."""
+    source, others = operands[0], [operand for operand in operands[1:] if isinstance(operand, Constant)]
+    if len(others) < len([operand for operand in operands[1:] if operand is not None]):
+        raise PolyboundError("which part it takes depends on the input")
+    attributes = node.attributes | {"outputs": outputs}
+    if isinstance(source, Value):
+        return parts_of(node.operator, source, attributes, others)
+    if node.operator != "Split":
+        return [fold(node, operands)]
+    if not isinstance(source, Constant) or source.sizes:
+        raise PolyboundError("it splits the sizes of a tensor")
+    parts = PARTS["Split"](source.tensor, attributes, [other.tensor for other in others])
+    return [Constant(part) for part in parts]
+
+
+# What torch and Python say of windows, axes and shapes that no tensor has; files may hold any.
+_UNFIT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def _name(node: onnx.NodeProto) -> str:
+    """A node's name; of one without, the tensor that it makes."""
+    return str(node.name or node.output[0])
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
+    }
+
+
+def _constant(node: onnx.NodeProto) -> Constant:
+    """The tensor of a Constant node."""
+    if len(node.attribute) != 1:
+        raise PolyboundError("a constant has one value")
+    attribute = node.attribute[0]
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return constant_of(value)
+    if attribute.name in ("value_float", "value_floats"):
+        return Constant(torch.tensor(value, dtype=torch.float64))
+    if attribute.name in ("value_int", "value_ints"):
+        return Constant(torch.tensor(value))
+    raise PolyboundError(f"constants given as {attribute.name} are not read")
+
+
+def _input_shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """The shape of one input, without the batch."""
+    tensor = info.type.tensor_type
+    if tensor.elem_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        kind = type_name(tensor.elem_type)
+        raise PolyboundError(f"the input {info.name!r} has type {kind}; FLOAT and DOUBLE are read")
+    sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param for size in tensor.shape.dim]
+    if len(sizes) < 2:
+        raise PolyboundError(f"the input {info.name!r} has shape {sizes}: no batch, or nothing but a batch")
+    if not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
+        raise PolyboundError(f"the input {info.name!r} has shape {sizes}: only its first size, the batch, may be open")
+    if prod(sizes[1:]) > DENSE_LIMIT:
+        raise PolyboundError(f"the input {info.name!r} has shape {sizes}, which is too large")
+    return tuple(sizes[1:])

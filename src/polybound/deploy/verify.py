@@ -1,0 +1,152 @@
+"""`verify`: the answer to a VNN-LIB property of a polynomial network."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from polybound.certificates import Network, decide
+from polybound.deploy.onnx_read import OnnxNetwork, read_onnx
+from polybound.deploy.onnx_run import run_onnx
+from polybound.deploy.vnnlib import Property, Region, read_vnnlib
+from polybound.errors import PolyboundError
+
+__all__ = ["Verdict", "verify"]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The answer to a property.
+
+    Attributes:
+        answer: "unsat": no input of the property has such outputs, proven for the polynomial in real arithmetic.
+            "sat": `inputs` has, by rational arithmetic. "timeout": neither was shown in time.
+        inputs: a counterexample in the property's box, (inputs,), float64; where one is found, of float32 numbers.
+        outputs: the outputs there, (outputs,), float64: those of onnxruntime if `replayed`, else exact ones, rounded.
+        replayed: whether onnxruntime, in the file's own precision, has outputs there that meet the property.
+        seconds: how long it took.
+    """
+
+    answer: Literal["unsat", "sat", "timeout"]
+    seconds: float
+    inputs: Tensor | None = None
+    outputs: Tensor | None = None
+    replayed: bool = False
+
+    def text(self) -> str:
+        """The answer as VNN-COMP has it: one word, and for "sat" a list of values after it."""
+        if self.inputs is None or self.outputs is None:
+            return self.answer
+        named = [("X", self.inputs), ("Y", self.outputs)]
+        lines = [f"({name}_{i} {value!r})" for name, values in named for i, value in enumerate(values.tolist())]
+        return self.answer + "\n(" + "\n".join(lines) + ")"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON."""
+        values = {"inputs": self.inputs, "outputs": self.outputs}
+        plain = {name: None if tensor is None else tensor.tolist() for name, tensor in values.items()}
+        return {"answer": self.answer, "seconds": self.seconds, "replayed": self.replayed, **plain}
+
+
+def verify(
+    network: str | PathLike[str] | OnnxNetwork, question: str | PathLike[str] | Property, *, timeout: float = 60.0
+) -> Verdict:
+    """Decide whether an input of a property's boxes has outputs that meet its conditions.
+
+    Args:
+        network: an ONNX file, or what `read_onnx` made of it.
+        question: a VNN-LIB file, or what `read_vnnlib` made of it.
+        timeout: seconds, from the start of the search; reading the files is not counted.
+
+    Raises:
+        PolyboundError: a file cannot be read, or the two do not fit each other.
+    """
+    net = network if isinstance(network, OnnxNetwork) else read_onnx(network)
+    asked = question if isinstance(question, Property) else read_vnnlib(question)
+    factors = net.network
+    if (factors.features, factors.classes) != (asked.inputs, asked.outputs):
+        sizes = f"{asked.inputs} inputs and {asked.outputs} outputs"
+        raise PolyboundError(f"the property has {sizes}, the network {factors.features} and {factors.classes}")
+    if not timeout >= 0:
+        raise PolyboundError(f"timeout must be a number of seconds, got {timeout!r}")
+    begun = time.perf_counter()
+    answers = []
+    for region in asked.regions:
+        answer, point = _decide(factors, region, max(0.0, begun + timeout - time.perf_counter()))
+        if point is not None:
+            return _shown(net, factors, region, point, begun)
+        answers.append(answer)
+    proven = all(answer == "unsat" for answer in answers)
+    return Verdict("unsat" if proven else "timeout", time.perf_counter() - begun)
+
+
+def _decide(net: Network, region: Region, seconds: float) -> tuple[str, Tensor | None]:
+    """The answer for one region, proven for the box rounded outwards, or with a point of the box rounded inwards."""
+    begun = time.perf_counter()
+    found = decide(net, region.sides(outwards=True), region.unsafe(net.classes, outwards=True), timeout=seconds)
+    if found.point is None:
+        return found.answer, None
+    inner = region.sides(outwards=False)
+    point = found.point.reshape(-1)
+    inside = torch.minimum(torch.maximum(point, inner[0]), inner[1])
+    if (torch.equal(point, inside) and region.is_exact(net.classes)) or _holds(net, region, inside):
+        return "sat", inside
+    # It is true outside of the box only, by a rounding: the box rounded inwards may have another.
+    left = max(0.0, seconds - (time.perf_counter() - begun))
+    again = decide(net, inner, region.unsafe(net.classes, outwards=False), timeout=left)
+    return ("unknown", None) if again.point is None else ("sat", again.point.reshape(-1))
+
+
+def _holds(net: Network, region: Region, point: Tensor) -> bool:
+    """Whether the polynomial's outputs at a point meet the conditions, by rational arithmetic."""
+    return decide(net, (point, point), region.unsafe(net.classes, outwards=False), timeout=0.0).answer == "sat"
+
+
+def _shown(net: OnnxNetwork, factors: Network, region: Region, point: Tensor, begun: float) -> Verdict:
+    """The counterexample in the file's own precision if that is one too, as onnxruntime sees it."""
+    best: tuple[Tensor, Tensor, bool] | None = None
+    for candidate in _candidates(net, region, point):
+        if not torch.equal(candidate, point) and not _holds(factors, region, candidate):
+            continue
+        outputs = run_onnx(net.path, candidate.reshape(1, *net.shape))
+        if outputs is not None and _meets(region, outputs[0]):
+            return Verdict("sat", time.perf_counter() - begun, candidate, outputs[0], True)
+        best = best or (candidate, factors(candidate.unsqueeze(0))[0], False)
+    if best is None:
+        raise AssertionError("the counterexample itself is a candidate")
+    return Verdict("sat", time.perf_counter() - begun, *best)
+
+
+def _candidates(net: OnnxNetwork, region: Region, point: Tensor) -> list[Tensor]:
+    """A point near a counterexample whose entries the file's precision holds, where the box has such, and it itself."""
+    if not net.polynomial.single:
+        return [point]
+    lower, upper = (_float32(sides, up) for sides, up in ((region.lower, True), (region.upper, False)))
+    near = torch.minimum(torch.maximum(point.float(), lower), upper).double()
+    return [torch.where(lower <= upper, near, point), point]
+
+
+def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:
+    """Numbers as float32, not below or not above what they are."""
+    near = torch.tensor([float(side) for side in sides], dtype=torch.float64).float()
+    other = torch.nextafter(near, torch.full_like(near, torch.inf if up else -torch.inf))
+    wrong = [
+        Fraction(value) < side if up else Fraction(value) > side
+        for value, side in zip(near.tolist(), sides, strict=True)
+    ]
+    return torch.where(torch.tensor(wrong), other, near)
+
+
+def _meets(region: Region, outputs: Tensor) -> bool:
+    """Whether outputs as they stand meet the conditions of one of the polytopes."""
+    values = [Fraction(value) for value in outputs.tolist()]
+    return any(
+        all(sum((weight * values[j] for j, weight in row.Y.items()), row.constant) <= 0 for row in rows)
+        for rows in region.polytopes
+    )

@@ -1,0 +1,142 @@
+"""Robustness as VNN-LIB files, and benchmarks in VNN-COMP's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polybound.atomic import write_atomically
+from polybound.deploy.onnx_export import to_onnx
+from polybound.deploy.vnnlib import rounded
+from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork
+
+__all__ = ["export_benchmark", "robustness_vnnlib"]
+
+
+def robustness_vnnlib(
+    x: Tensor,
+    label: int,
+    eps: float,
+    classes: int,
+    *,
+    domain: tuple[float, float] | None = (-1.0, 1.0),
+    about: str = "",
+) -> str:
+    """The VNN-LIB 1.0 text that asks for an input near x that is not classified as its label.
+
+    It is "unsat" just where `polybound.certify` says "verified": another output that is as large is a counterexample.
+
+    Args:
+        x: one input, of any shape.
+        label: its class.
+        eps: radius of the l_inf ball.
+        classes: number of classes.
+        domain: what the ball is cut to; None for nothing.
+        about: a line of comment.
+
+    >>> import torch
+    >>> print(robustness_vnnlib(torch.tensor([0.5]), 0, 0.25, classes=2))
+    (declare-const X_0 Real)
+    (declare-const Y_0 Real)
+    (declare-const Y_1 Real)
+    <BLANKLINE>
+    (assert (>= X_0 0.25))
+    (assert (<= X_0 0.75))
+    <BLANKLINE>
+    (assert (or
+        (and (>= Y_1 Y_0))
+    ))
+    <BLANKLINE>
+    """
+    if not (isfinite(eps) and eps >= 0):
+        raise PolyboundError(f"eps must be finite and not negative, got {eps!r}")
+    if not 0 <= label < classes:
+        raise PolyboundError(f"the label must be from 0 to {classes - 1}, got {label}")
+    lines = [f"; {line}" for line in about.splitlines()]
+    values = x.detach().double().reshape(-1).tolist()
+    lines += [f"(declare-const X_{i} Real)" for i in range(len(values))]
+    lines += [f"(declare-const Y_{j} Real)" for j in range(classes)]
+    lines.append("")
+    for i, value in enumerate(values):
+        lower, upper = _side(value, -eps, domain), _side(value, eps, domain)
+        lines += [f"(assert (>= X_{i} {_decimal(lower)}))", f"(assert (<= X_{i} {_decimal(upper)}))"]
+    rivals = [f"    (and (>= Y_{j} Y_{label}))" for j in range(classes) if j != label]
+    return "\n".join([*lines, "", "(assert (or", *rivals, "))", ""])
+
+
+def _decimal(value: float) -> str:
+    """All digits and no exponent, which not every reader knows."""
+    return f"{Decimal(repr(value)):f}"
+
+
+def _side(value: float, reach: float, domain: tuple[float, float] | None) -> float:
+    """A side of the box, rounded outwards."""
+    if not isfinite(value):
+        raise PolyboundError("the inputs are not all finite")
+    if domain is not None and not domain[0] <= value <= domain[1]:
+        raise PolyboundError(
+            f"the inputs leave the domain [{domain[0]:g}, {domain[1]:g}]; pass the domain of your data"
+        )
+    side = rounded(Fraction(value) + Fraction(reach), up=reach > 0)
+    return side if domain is None else min(max(side, domain[0]), domain[1])
+
+
+def export_benchmark(
+    model: PolynomialNetwork,
+    folder: str | PathLike[str],
+    x: Tensor,
+    y: Tensor | Sequence[int],
+    eps: float | Sequence[float],
+    *,
+    name: str = "network",
+    timeout: float = 60.0,
+    domain: tuple[float, float] | None = (-1.0, 1.0),
+    **options: Any,
+) -> list[Path]:
+    """Write a benchmark as VNN-COMP has them: `onnx/NAME.onnx`, a file in `vnnlib/` for each input, `instances.csv`.
+
+    Args:
+        model: one model.
+        folder: where to; it is made if it is not there.
+        x: inputs, (images, *shape).
+        y: their labels.
+        eps: radius of the l_inf balls; several make that many properties of each input.
+        name: what the files are called.
+        timeout: seconds that the instances give a verifier.
+        domain: the smallest and largest value of an entry of an input.
+        options: further options of `to_onnx`.
+
+    Returns:
+        The files that were written, `instances.csv` last.
+    """
+    if model.runs is not None:
+        raise PolyboundError("a benchmark is about one model; take model.run(e) of a stack")
+    labels = torch.as_tensor(y).tolist()
+    if len(labels) != len(x) or x[:1].numel() != len(x[:1]) * model.features:
+        raise PolyboundError(f"one label for each of {len(x)} inputs of shape {model.shape} is needed")
+    radii = [eps] if isinstance(eps, int | float) else list(eps)
+    folder = Path(folder)
+    for part in ("onnx", "vnnlib"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    network = f"onnx/{name}.onnx"
+    written = to_onnx(model, folder / network, domain=domain, **options)
+    rows = []
+    for radius in radii:
+        for index, (image, label) in enumerate(zip(x, labels, strict=True)):
+            about = f"{name}, input {index} of class {label}, all within {radius!r} of it in the l_inf norm"
+            text = robustness_vnnlib(image, label, radius, model.classes, domain=domain, about=about)
+            file = f"vnnlib/{name}_{index}_eps_{radius!r}.vnnlib"
+            write_atomically(folder / file, text.encode())
+            written.append(folder / file)
+            rows.append(f"{network},{file},{timeout:g}")
+    write_atomically(folder / "instances.csv", ("\n".join(rows) + "\n").encode())
+    return [*written, folder / "instances.csv"]

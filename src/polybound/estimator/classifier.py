@@ -1,0 +1,299 @@
+"""`PolynomialClassifier`: a scikit-learn classifier whose predictions can be proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+
+from polybound.certificates import Network
+from polybound.errors import PolyboundError
+from polybound.estimator.base import PolynomialEstimator
+from polybound.estimator.claims import Labels, Verdicts, checked_eps, decide, largest_radii, unit_radii
+from polybound.estimator.files import read_labels, write_labels
+from polybound.estimator.proven_bounds import proven_bounds
+from polybound.estimator.scaling import Array
+
+__all__ = ["PolynomialClassifier"]
+
+
+class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A polynomial network as a scikit-learn classifier, with proofs about its predictions.
+
+    Inputs are scaled inside, `u = clip((x - mean) / (3 std), -1, 1)`. Everything that is said about inputs (radii,
+    boxes, counterexamples, `bounds_["lipschitz"]`) is in the units that X came in, feature by feature. `predict`
+    evaluates the network in float64, and certificates are about that very function: `docs/estimators.md` says how.
+
+    Args:
+        degree: of the polynomial.
+        rank: number of hidden units.
+        form: "product" or "residual" (see `CCP`), or "nested" (see `NCP`).
+        bound: for every norm of the weights, held by projection; None for no bound.
+        norm: of that bound: "inf" or "2".
+        method: another method of training, by its name, as a mapping with its options, or as an object; see
+            `polybound.training.METHODS`.
+        adversary: an attack to train on, such as "pgd-0.1-7"; its radius is in units of u, three standard deviations.
+        optimiser: "adamw", "momentum" or "sgd".
+        learning_rate: of the first epoch; it falls to zero as a cosine. "auto" shrinks with the number of features.
+        weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
+        label_smoothing: the share of each label that is spread over all classes; none by methods whose loss is their
+            own, such as "jacobian".
+        epochs: passes over the data; "auto" makes some 3,000 steps of them.
+        batch_size: samples in a step.
+        early_stopping: whether to stop, with the best weights, after 10 epochs (or as many as given) in which nothing
+            got better on a validation share.
+        validation_fraction: that share.
+        class_weight: weights by class, or "balanced".
+        random_state: of the initial weights and the batches.
+        verbose: whether to show the progress.
+        device: where to train; predictions and proofs are computed on the CPU.
+
+    Attributes:
+        classes_: the labels.
+        model_: the network, a `PolynomialNetwork` of scaled inputs.
+        scaling_: the scaling; `scaling_.width` is what one unit of u is.
+        history_: what was seen while training.
+        bounds_: proven bounds by name: "lipschitz" (in the user's units), "lipschitz_scaled", "rademacher",
+            "generalisation".
+        n_iter_: epochs.
+        n_features_in_: number of features.
+        feature_names_in_: their names, if X had names.
+
+    >>> from sklearn.datasets import load_iris
+    >>> import polybound as pb
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = pb.PolynomialClassifier(epochs=20, random_state=0).fit(X, y)
+    >>> model.certify(X[:1], y[:1], eps=0.1)
+    Verdicts(1 verified, 0 falsified, 0 undecided)
+    >>> model.certified_radius(X[:1]).shape
+    (1, 4)
+    """
+
+    classes_: npt.NDArray[Any]
+
+    def __init__(
+        self,
+        *,
+        degree: Any = 3,
+        rank: Any = 64,
+        form: Any = "product",
+        bound: Any = None,
+        norm: Any = "inf",
+        method: Any = None,
+        adversary: Any = None,
+        optimiser: Any = "adamw",
+        learning_rate: Any = "auto",
+        weight_decay: Any = "auto",
+        label_smoothing: Any = 0.1,
+        epochs: Any = "auto",
+        batch_size: Any = 64,
+        early_stopping: Any = False,
+        validation_fraction: Any = 0.1,
+        class_weight: Any = None,
+        random_state: Any = None,
+        verbose: Any = False,
+        device: Any = "cpu",
+    ) -> None:
+        self.degree = degree
+        self.rank = rank
+        self.form = form
+        self.bound = bound
+        self.norm = norm
+        self.method = method
+        self.adversary = adversary
+        self.optimiser = optimiser
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.label_smoothing = label_smoothing
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.random_state = random_state
+        self.verbose = verbose
+        self.device = device
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the beginning.
+
+        Args:
+            X: (samples, features): an array, a frame, or a sparse matrix, which is made dense.
+            y: labels of any kind.
+            sample_weight: a weight of two is a sample given twice, to the bit.
+        """
+        X, y, weight = self._training_data(X, y, sample_weight, reset=True)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise PolyboundError(f"a classifier needs at least two classes, got 1 class, {self.classes_[0]!r}")
+        weight = weight * self._class_weights(labels, weight)
+        self._fit(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
+        self._prove(X, labels, weight)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """One pass over some samples, from where training is; the scaling follows all samples seen so far.
+
+        Args:
+            X: (samples, features).
+            y: labels.
+            classes: all labels there will be; needed in the first call.
+            sample_weight: of each sample.
+        """
+        first = not hasattr(self, "model_")
+        X, y, weight = self._training_data(X, y, sample_weight, reset=first)
+        check_classification_targets(y)
+        if first:
+            if classes is None or len(np.unique(classes)) < 2:
+                raise PolyboundError(
+                    "the first call of partial_fit needs classes, all labels there will be, two or more"
+                )
+            self.classes_ = np.unique(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise PolyboundError(f"classes are {self.classes_.tolist()} since the first call of partial_fit or fit")
+        labels = self._numbers(y)
+        if (labels < 0).any():
+            raise PolyboundError(f"label {y[labels < 0][0]!r} is none of the classes {self.classes_.tolist()}")
+        weight = weight * self._class_weights(labels, weight)
+        self._go_on(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
+        self._prove(X, labels, weight)
+        return self
+
+    def _prove(self, X: Array, labels: Labels, weight: Array) -> None:
+        there = weight > 0
+        self.bounds_ = proven_bounds(self.model_, self.scaling_, self.scaling_(X[there]), labels[there])
+
+    def _class_weights(self, labels: Labels, weight: Array) -> Array:
+        """What the class of each sample multiplies its weight by."""
+        if self.class_weight is None:
+            return np.ones(len(labels))
+        if isinstance(self.class_weight, Mapping):
+            return self._weights_by_label(self.class_weight)[labels]
+        if self.class_weight != "balanced":
+            raise PolyboundError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}")
+        totals = np.bincount(labels, weight, len(self.classes_))
+        share: Array = totals.sum() / (len(totals) * np.where(totals > 0, totals, 1.0))
+        return share[labels]
+
+    def _weights_by_label(self, given: Mapping[Any, float]) -> Array:
+        known = self.classes_.tolist()
+        unknown = [label for label in given if label not in known]
+        # A fold may lack a class; but a label that is misspelt leaves another without its weight.
+        if unknown and not all(label in given for label in known):
+            raise PolyboundError(f"class_weight has {unknown[0]!r}, which is none of the classes {known}")
+        weights = np.array([float(given.get(label, 1.0)) for label in known])
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise PolyboundError("class weights must be finite and not negative")
+        return weights
+
+    def _numbers(self, y: Any) -> Labels:
+        """The class numbers of labels; -1 of a label that is none."""
+        y = np.asarray(y)
+        number = {label: i for i, label in enumerate(self.classes_.tolist())}
+        return np.array([number.get(label, -1) for label in y.tolist()], dtype=np.int64)
+
+    def decision_function(self, X: Any) -> Array:
+        """The network's outputs, (samples, classes); of two classes their difference, (samples,)."""
+        outputs = self._outputs(X)
+        return outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The label whose output is largest, (samples,)."""
+        best = self._outputs(X).argmax(1)
+        labels: npt.NDArray[Any] = self.classes_[best]
+        return labels
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of `predict_proba`."""
+        logs: Array = log_softmax(self._outputs(X), axis=1)
+        return logs
+
+    def predict_proba(self, X: Any) -> Array:
+        """The softmax of the outputs, (samples, classes). Label smoothing keeps it from being sure."""
+        return np.exp(self.predict_log_proba(X))
+
+    def certify(self, X: Any, y: Any, eps: Any, *, method: str = "auto", budget: float = 1.0) -> Verdicts:
+        """Decide for each sample whether `predict` gives its label for every x' with `|x' - x| <= eps`.
+
+        Args:
+            X: (samples, features).
+            y: labels.
+            eps: radii in the units of X: a number, one for each feature, or (samples, features).
+            method: as in `polybound.certify`; "first" and "second" are quick, "auto" decides most.
+            budget: seconds of branch and bound for each sample.
+        """
+        X, y = self._labelled(X, y)
+        radii = checked_eps(eps, *X.shape)
+        options = {"method": method, "budget": budget}
+        return decide(Network(self.model_), self.scaling_, X, self._numbers(y), radii, **options)
+
+    def certified_score(
+        self, X: Any, y: Any, eps: Any, sample_weight: Any = None, *, method: str = "auto", budget: float = 1.0
+    ) -> float:
+        """The share of samples that are verified: no perturbation within eps brings the accuracy below it.
+
+        Args:
+            X: (samples, features).
+            y: labels.
+            eps: as in `certify`.
+            sample_weight: of each sample.
+            method: as in `certify`.
+            budget: as in `certify`.
+        """
+        verified = self.certify(X, y, eps, method=method, budget=budget).verified
+        return float(np.average(verified, weights=sample_weight))
+
+    def certified_radius(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        scale: Any = None,
+        tolerance: float = 1e-3,
+        method: str = "auto",
+        budget: float = 1.0,
+    ) -> Array:
+        """How far the features of each sample can move with its prediction proven to stay, (samples, features).
+
+        All features move at once: row i is the largest multiple of `scale` that was found for sample i. It is infinite
+        for features that never varied in training, and zero where nothing is proven.
+
+        Args:
+            X: (samples, features).
+            y: labels; misclassified samples have radius zero. By default what `predict` gives.
+            scale: how far the features move in proportion to each other, in their units; by default as their standard
+                deviations.
+            tolerance: of the search, in units of the scaled input (three standard deviations).
+            method: as in `certify`.
+            budget: seconds of branch and bound for each sample and each step of the search.
+        """
+        X, y = self._labelled(X, self.predict(X) if y is None else y)
+        net, labels, unit = Network(self.model_), self._numbers(y), unit_radii(self.scaling_, scale)
+
+        def radii(multiple: Array) -> Array:
+            with np.errstate(invalid="ignore"):
+                return np.where(multiple[:, None] > 0, multiple[:, None] * unit, 0.0)
+
+        def verified(rows: npt.NDArray[np.intp], multiple: Array) -> npt.NDArray[np.bool_]:
+            options = {"method": method, "budget": budget}
+            return decide(net, self.scaling_, X[rows], labels[rows], radii(multiple), **options).verified
+
+        return radii(largest_radii(verified, len(X), tolerance))
+
+    def _labelled(self, X: Any, y: Any) -> tuple[Array, npt.NDArray[Any]]:
+        X, y = self._inputs(X), np.asarray(y)
+        if y.shape != (len(X),):
+            raise PolyboundError(f"one label for each of {len(X)} samples, got shape {y.shape}")
+        return X, y
+
+    def _more_to_write(self) -> dict[str, Any]:
+        return {"classes": write_labels(self.classes_)}
+
+    def _read_more(self, content: dict[str, Any]) -> None:
+        self.classes_ = read_labels(content["classes"], self.model_.classes)

@@ -1,0 +1,148 @@
+"""Estimators on disk: the network's safetensors file, with everything else as JSON in its metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from polybound._version import __version__
+from polybound.attacks import Attack
+from polybound.errors import FileFormatError, PolyboundError
+from polybound.estimator.scaling import InputScaling, TargetScaling
+from polybound.models import load as load_network
+from polybound.models import read_metadata
+from polybound.models import save as save_network
+from polybound.registry import Part
+from polybound.theory import Bound, Generalisation
+from polybound.training import Adversary, History
+
+if TYPE_CHECKING:
+    from polybound.estimator.base import PolynomialEstimator
+
+__all__ = ["load", "read_labels", "read_target_scaling", "save", "write_labels"]
+
+_KEY = "polybound-estimator"
+_PARTS = ("margin_error", "complexity", "deviation")
+E = TypeVar("E", bound="PolynomialEstimator")
+
+
+def save(estimator: PolynomialEstimator, path: str | PathLike[str]) -> None:
+    """Write a fitted estimator; the file appears whole or not at all."""
+    content: dict[str, Any] = {
+        "version": __version__,
+        "kind": type(estimator).__name__,
+        "parameters": {name: _parameter(name, value) for name, value in estimator.get_params(deep=False).items()},
+        "scaling": estimator.scaling_.as_dict(),
+        "seed": estimator._batch_seed,
+        "epochs": estimator.n_iter_,
+        "history": estimator.history_.lines,
+        "bounds": {name: _bound(bound) for name, bound in estimator.bounds_.items()},
+        "feature names": [str(name) for name in getattr(estimator, "feature_names_in_", ())],
+    } | estimator._more_to_write()
+    save_network(estimator.model_, path, {_KEY: json.dumps(content, allow_nan=False, default=_plain)})
+
+
+def load(kind: type[E], path: str | PathLike[str]) -> E:
+    """Read an estimator of a kind."""
+    network, text = load_network(path), read_metadata(path).get(_KEY)
+    if text is None:
+        raise FileFormatError(f"{path}: a network, but not an estimator; polybound.load reads it")
+    try:
+        content = json.loads(text)
+        if content["kind"] != kind.__name__:
+            raise FileFormatError(f"{path}: holds a {content['kind']}, not a {kind.__name__}")
+        estimator = kind(**_parameters(content["parameters"]))
+        estimator.model_ = network.eval()
+        estimator.scaling_ = _scaling(content["scaling"], network.features)
+        estimator._batch_seed, estimator.n_iter_ = int(content["seed"]), int(content["epochs"])
+        estimator.n_features_in_ = network.features
+        estimator.history_ = History([dict(line) for line in content["history"]])
+        estimator.bounds_ = {name: _read_bound(bound) for name, bound in content["bounds"].items()}
+        if names := content["feature names"]:
+            estimator.feature_names_in_ = np.array(names, dtype=object)
+        estimator._read_more(content)
+    except FileFormatError:
+        raise
+    except (PolyboundError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path}: its metadata are not those of a {kind.__name__} ({error})") from error
+    return estimator
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: numpy's numbers."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
+
+
+def _parameter(name: str, value: Any) -> Any:
+    """A parameter as JSON can hold it."""
+    if name == "random_state" and not isinstance(value, int | np.integer):
+        return None  # a generator is not part of what was fitted
+    if isinstance(value, Part):
+        return value.as_dict()
+    if name == "class_weight" and isinstance(value, Mapping):
+        return [[label, float(weight)] for label, weight in value.items()]  # keys of JSON are texts
+    if isinstance(value, Adversary):
+        return value.as_dict()
+    if isinstance(value, Attack):
+        return value.name
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, default=_plain))
+    except (TypeError, ValueError) as error:
+        raise PolyboundError(f"{name}={value!r} cannot be saved: give it as text, numbers or a mapping") from error
+
+
+def _parameters(content: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments from what `_parameter` wrote."""
+    if isinstance(content.get("class_weight"), list):
+        content = content | {"class_weight": dict(content["class_weight"])}
+    return content
+
+
+def write_labels(labels: npt.NDArray[Any]) -> dict[str, Any]:
+    """Labels with their type, as JSON can hold them: texts, numbers, truth values."""
+    values = labels.tolist()
+    if not all(isinstance(value, str | int | float) for value in values):
+        raise PolyboundError(f"labels of type {type(values[0]).__name__} cannot be saved; use texts or numbers")
+    return {"type": labels.dtype.str, "values": values}
+
+
+def read_labels(content: dict[str, Any], count: int) -> npt.NDArray[Any]:
+    """Labels as `write_labels` wrote them."""
+    dtype = np.dtype(content["type"])
+    labels = np.array(content["values"], dtype=dtype)
+    if dtype.kind not in "biufUO" or labels.shape != (count,) or len(np.unique(labels)) != count:
+        raise PolyboundError("its labels do not fit its network")
+    return labels
+
+
+def read_target_scaling(content: dict[str, Any], outputs: int) -> TargetScaling:
+    """The scaling of targets as its `as_dict` wrote it."""
+    mean, std = (np.array(content[name], dtype=np.float64) for name in ("mean", "std"))
+    if mean.shape != (outputs,) or std.shape != (outputs,) or not (np.isfinite(mean) & (std > 0)).all():
+        raise PolyboundError("the scaling of its targets does not fit its network")
+    return TargetScaling(mean, std)
+
+
+def _scaling(content: dict[str, Any], features: int) -> InputScaling:
+    mean, std = (np.array(content[name], dtype=np.float64) for name in ("mean", "std"))
+    if mean.shape != (features,) or std.shape != (features,) or not (np.isfinite(mean) & (std >= 0)).all():
+        raise PolyboundError("its scaling does not fit its network")
+    return InputScaling(mean, std, float(content["weight"]))
+
+
+def _bound(bound: Bound) -> dict[str, Any]:
+    """A bound with all its fields; those of `as_dict`, and the parts of a generalisation statement."""
+    parts = {name: getattr(bound, name) for name in _PARTS if hasattr(bound, name)}
+    return bound.as_dict() | parts
+
+
+def _read_bound(content: dict[str, Any]) -> Bound:
+    kind = Generalisation if set(_PARTS) <= set(content) else Bound
+    return kind(**content | {"value": float(content["value"]), "assumptions": tuple(content["assumptions"])})

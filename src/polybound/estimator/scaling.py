@@ -1,0 +1,152 @@
+"""Inputs from the user's units to the domain `[-1, 1]`, and targets back from it; boxes are rounded outwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "InputScaling", "TargetScaling"]
+
+Array = npt.NDArray[np.float64]
+
+CLIP = 3.0
+"""Standard deviations beyond which an input counts as no larger."""
+_CONSTANT = 1e-13
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+@dataclass(frozen=True, eq=False)
+class InputScaling:
+    """`u(x) = clip((x - mean) / width, -1, 1)` feature by feature, with a width of three standard deviations.
+
+    A feature that never varied says nothing: its width is infinite and its u is zero, whatever it is later.
+
+    Attributes:
+        mean: (features,).
+        std: standard deviations, (features,); zero of what never varied.
+        weight: of all samples seen, so that more can be joined.
+    """
+
+    mean: Array
+    std: Array
+    weight: float
+
+    @classmethod
+    def of(cls, X: Array, weight: Array) -> Self:
+        """The scaling of some samples, each with its weight."""
+        mean, std = _moments(X, weight)
+        return cls(mean, std, float(weight.sum()))
+
+    def joined(self, more: InputScaling) -> InputScaling:
+        """The scaling of the samples of both (Chan's formula)."""
+        total = self.weight + more.weight
+        share = more.weight / total
+        away = more.mean - self.mean
+        within = np.hypot(np.sqrt(1 - share) * self.std, np.sqrt(share) * more.std)
+        std = np.hypot(within, np.sqrt(share * (1 - share)) * away)
+        return InputScaling(self.mean + share * away, std, total)
+
+    @property
+    def width(self) -> Array:
+        """What one unit of u is in the user's units, (features,); infinite of what never varied."""
+        with np.errstate(over="ignore"):
+            return np.where(self.std > 0, np.minimum(CLIP * self.std, _LARGEST), np.inf)
+
+    def __call__(self, X: Array) -> Array:
+        """U of float64 inputs, in float64."""
+        width = self.width
+        with np.errstate(over="ignore", invalid="ignore"):
+            u = np.clip((X - self.mean) / width, -1.0, 1.0)
+        return np.where(np.isinf(width), 0.0, u)
+
+    def box(self, X: Array, eps: Array) -> tuple[Array, Array]:
+        """Sides `(lower, upper)` with `lower <= u(x') <= upper` for all x' with `|x' - x| <= eps`, cut to the domain.
+
+        That holds for u in real numbers, and for u as `__call__` computes it. Proof: let `a` be the float64 number
+        below `fl(x - eps)`. Then `a <= x - eps <= x'`. Subtraction and division by a positive number are rounded to
+        nearest, which is monotone, and so is the clip; so `u(a) <= u(x')` as computed. In real numbers `u(a) <= u(x')`
+        as well, and the computed u(a) is off by two roundings, a factor within `1 +- 2^-51`, and by 2^-1074 where it
+        underflows. The sides are moved by 2^-50 of themselves and by 2^-1000, which is more. With eps = 0, a = x.
+
+        Args:
+            X: (samples, features), finite.
+            eps: (samples, features), not negative; infinite where a feature may be anything.
+        """
+        with np.errstate(over="ignore"):
+            low = np.where(eps > 0, np.nextafter(X - eps, -np.inf), X)
+            high = np.where(eps > 0, np.nextafter(X + eps, np.inf), X)
+        lower, upper = self(low), self(high)
+        fixed = np.isinf(self.width)
+        lower = np.where(fixed, 0.0, lower - (np.abs(lower) * 2.0**-50 + 2.0**-1000))
+        upper = np.where(fixed, 0.0, upper + (np.abs(upper) * 2.0**-50 + 2.0**-1000))
+        return np.maximum(lower, -1.0), np.minimum(upper, 1.0)
+
+    def back(self, U: Array, nearest: Array) -> Array:
+        """Inputs x with `u(x)` near U; where a feature never varied, or x would be cut off, that of `nearest`."""
+        width = self.width
+        usable = np.isfinite(width)
+        x = self.mean + np.where(usable, width, 0.0) * U
+        # Many x have the same u beyond the clip: the one closest to where we come from is inside of its box.
+        beyond = (self(nearest) == U) | ~usable
+        return np.where(beyond, nearest, x)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON, which keeps float64 exactly."""
+        return {"mean": self.mean.tolist(), "std": self.std.tolist(), "weight": self.weight}
+
+
+@dataclass(frozen=True, eq=False)
+class TargetScaling:
+    """`y = mean + std f`, output by output; a target that never varied has std 1.
+
+    Attributes:
+        mean: (outputs,).
+        std: (outputs,), positive.
+    """
+
+    mean: Array
+    std: Array
+
+    @classmethod
+    def of(cls, y: Array, weight: Array) -> Self:
+        """The scaling of targets (samples, outputs), each sample with its weight."""
+        mean, std = _moments(y, weight)
+        return cls(mean, np.where(std > 0, std, 1.0))
+
+    def shrink(self, y: Array) -> Array:
+        """Targets in units of their standard deviations."""
+        return (y - self.mean) / self.std
+
+    def __call__(self, f: Array) -> Array:
+        """Predictions (samples, outputs) in the user's units."""
+        return self.mean + self.std * f
+
+    def outwards(self, lower: Array, upper: Array) -> tuple[Array, Array]:
+        """Sides that contain `mean + std f` for all `lower <= f <= upper`, in real numbers and as computed.
+
+        As computed, both roundings are monotone. In real numbers the product and the sum are each off by half an ulp
+        at most; the next numbers outwards, after each of them, are not inside.
+        """
+        low = np.nextafter(self.mean + np.nextafter(self.std * lower, -np.inf), -np.inf)
+        high = np.nextafter(self.mean + np.nextafter(self.std * upper, np.inf), np.inf)
+        return low, high
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain types, for JSON, which keeps float64 exactly."""
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
+
+
+def _moments(values: Array, weight: Array) -> tuple[Array, Array]:
+    """Means and standard deviations of columns; a deviation that is within the rounding of the values is zero."""
+    peak = np.abs(values).max(0)
+    peak = np.where(peak > 0, peak, 1.0)
+    share = weight / weight.max()
+    share = (share / share.sum())[:, None]
+    scaled = values / peak  # so that no square overflows
+    mean = (share * scaled).sum(0)
+    std = np.sqrt((share * (scaled - mean) ** 2).sum(0))
+    varies = (values.max(0) > values.min(0)) & (std > _CONSTANT)
+    return np.clip(mean, -1.0, 1.0) * peak, np.where(varies, std * peak, 0.0)

@@ -1,0 +1,152 @@
+"""Callbacks of `fit`: what keeps the history, measures on a validation split, and ends a training early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+
+import torch
+from torch import Tensor
+
+from polybound.constraints import Projection
+from polybound.errors import NonFiniteError
+from polybound.models import PolynomialNetwork
+from polybound.training.history import History
+from polybound.training.loop import Callback, Trainer
+from polybound.training.losses import Loss
+from polybound.training.training_set import TrainingSet
+
+__all__ = ["EarlyStopping", "HistoryKeeper", "measure"]
+
+_BATCH = 4096
+
+
+class HistoryKeeper(Callback):
+    """Keeps the history, and ends a training that went wrong.
+
+    Args:
+        validation: samples to measure on after every epoch.
+        norms: whether to keep the norms that a projection bounds, once an epoch.
+        on_epoch: called after each epoch with its number, from 0, and the losses.
+        patience: stop early after so many epochs without anything better, and restore the best weights.
+    """
+
+    def __init__(
+        self,
+        validation: TrainingSet | None,
+        norms: bool,
+        on_epoch: Callable[[int, Tensor], None] | None,
+        patience: int | None = None,
+    ) -> None:
+        self.history, self.validation, self.norms, self.on_epoch = History(), validation, norms, on_epoch
+        self.early = None if patience is None else EarlyStopping(patience)
+
+    def after_epoch(self, trainer: Trainer, losses: Tensor) -> None:
+        # One look an epoch, so that nothing in the loop waits for the device; a NaN stays one.
+        if not torch.isfinite(losses).all():
+            bad = int((~torch.isfinite(losses)).nonzero()[0])
+            raise NonFiniteError(trainer.diagnosis(bad, losses))
+        found = {"loss": losses}
+        with settled(trainer):
+            if self.validation is not None:
+                measured = measure(trainer.model, self.validation, trainer.recipe.loss)
+                found |= {f"validation {name}": values for name, values in measured.items()}
+                if self.early is not None:
+                    self.early.look(trainer, measured)
+            if self.norms:
+                norms = Projection(trainer.model, inf).norms()
+                found |= {f"norm {name}": norm.reshape(-1) for name, norm in norms.items()}
+        alone = trainer.model.runs is None
+        shown = {name: (values[0] if alone else values).tolist() for name, values in found.items()}
+        rate = trainer.recipe.rate(trainer.epoch - 1)
+        self.history.lines.append({"epoch": trainer.epoch, **shown, "rate": rate, "seconds": trainer.seconds})
+        if self.on_epoch is not None:
+            self.on_epoch(trainer.epoch - 1, losses[0] if alone else losses)
+
+    def after_training(self, trainer: Trainer) -> None:
+        if self.early is not None and self.early.restore(trainer.model):
+            best = self.early.epochs.tolist()
+            self.history.best = best[0] if trainer.model.runs is None else best
+
+
+@contextmanager
+def settled(trainer: Trainer) -> Iterator[None]:
+    """The weights as they would be if the training ended here: inside their bounds, if there are some by now."""
+    method, model = trainer.recipe.method, trainer.model
+    if trainer.after_method is None or trainer.epoch <= method.begins:
+        yield
+        return
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    method.settle(model)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                parameter.copy_(value)
+
+
+@torch.no_grad()
+def measure(model: PolynomialNetwork, data: TrainingSet, loss: Loss) -> dict[str, Tensor]:
+    """The mean "loss" and, if targets are labels, the "accuracy", (E,), on some samples."""
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(2, model.runs or 1, dtype=torch.float64)
+    for x, y in zip(torch.split(data.x, _BATCH), torch.split(data.y, _BATCH), strict=True):
+        outputs = model(x)
+        targets = y.expand(*model.lead, *y.shape)
+        sums[0] += loss.losses(outputs, targets).sum(-1).double().cpu().reshape(-1)
+        if loss.classifies:
+            sums[1] += (outputs.argmax(-1) == targets).sum(-1).cpu().reshape(-1)
+    model.train(was_training)
+    means = sums / len(data)
+    return {"loss": means[0], "accuracy": means[1]} if loss.classifies else {"loss": means[0]}
+
+
+class EarlyStopping:
+    """Keeps the best weights of each run, and stops when none of the runs has become better for some epochs.
+
+    A run that has not become better for so long is done, whatever comes while others of its stack go on. Better is a
+    higher accuracy, or as high a one with a smaller loss; without labels, a smaller loss. Epochs before the method and
+    the adversary begin do not count: what they do is what was asked for.
+
+    Attributes:
+        epochs: the best epoch of each run, from 1; 0 if none counted yet.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.epochs = torch.zeros(0, dtype=torch.long)
+        self._values: tuple[Tensor, Tensor] | None = None
+        self._weights: list[Tensor] = []
+
+    def look(self, trainer: Trainer, measured: dict[str, Tensor]) -> None:
+        """See what was measured after an epoch."""
+        if trainer.epoch <= trainer.recipe.phases()[-1]:
+            return
+        loss = measured["loss"]
+        accuracy = measured.get("accuracy", torch.zeros_like(loss))
+        parameters = [parameter.detach() for parameter in trainer.model.parameters()]
+        if self._values is None:
+            self.epochs = torch.full(loss.shape, trainer.epoch)
+            self._values, self._weights = (accuracy, loss), [parameter.clone() for parameter in parameters]
+            return
+        best_accuracy, best_loss = self._values
+        better = (accuracy > best_accuracy) | ((accuracy == best_accuracy) & (loss < best_loss))
+        better &= trainer.epoch - self.epochs <= self.patience
+        self._values = torch.where(better, accuracy, best_accuracy), torch.where(better, loss, best_loss)
+        self.epochs = torch.where(better, trainer.epoch, self.epochs)
+        for kept, parameter in zip(self._weights, parameters, strict=True):
+            stacked = trainer.model.runs is not None
+            for run in better.nonzero().flatten().tolist():
+                (kept[run] if stacked else kept).copy_(parameter[run] if stacked else parameter)
+        if bool((trainer.epoch - self.epochs >= self.patience).all()):
+            trainer.stop()
+
+    @torch.no_grad()
+    def restore(self, model: PolynomialNetwork) -> bool:
+        """Give the model its best weights; whether there are any."""
+        for parameter, kept in zip(model.parameters(), self._weights, strict=False):
+            parameter.copy_(kept)
+        return bool(self._weights)

@@ -1,0 +1,96 @@
+"""Losses by name: what is descended, in closed form and for autograd."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polybound.errors import PolyboundError
+from polybound.registry import Part, Registry, check_number
+
+__all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
+
+
+@dataclass(frozen=True)
+class Loss(Part):
+    """A loss of the outputs of a network, for each sample.
+
+    A loss of one's own is a frozen dataclass with a `name` and the two functions below, and one line that registers it
+    (`register_loss`). Each gives its losses by sample, so that samples can have weights.
+    """
+
+    classifies: ClassVar[bool] = True
+    """Whether targets are labels, (*lead, batch); else they are numbers, (*lead, batch, outputs)."""
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The losses (*lead, batch) of outputs (*lead, batch, classes), differentiable."""
+
+    @abstractmethod
+    def slopes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients by outputs (E, classes, batch), which may be overwritten, and the losses (E, 1, batch)."""
+
+
+LOSSES: Registry[Loss] = Registry("loss")
+"""All losses by name."""
+
+register_loss = LOSSES.register
+
+
+@register_loss
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """`-sum_j t_j log softmax(f)_j`, t being `1 - label_smoothing` for the label, and the rest shared by all classes.
+
+    Attributes:
+        label_smoothing: from 0 on and below 1.
+    """
+
+    name: ClassVar[str] = "cross-entropy"
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("label_smoothing", self.label_smoothing)
+        if self.label_smoothing >= 1:
+            raise PolyboundError(f"label_smoothing must be below 1, got {self.label_smoothing!r}")
+        super().__post_init__()
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        flat = outputs.reshape(-1, outputs.shape[-1])
+        found = F.cross_entropy(flat, targets.flatten(), reduction="none", label_smoothing=self.label_smoothing)
+        return found.view(targets.shape)
+
+    def slopes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        labels, smoothing = targets.unsqueeze(1), self.label_smoothing
+        normaliser = torch.logsumexp(outputs, 1, keepdim=True)
+        losses = normaliser - outputs.gather(1, labels)
+        if smoothing:
+            losses.mul_(1 - smoothing).add_(normaliser - outputs.mean(1, keepdim=True), alpha=smoothing)
+        slopes = outputs.sub_(normaliser).exp_()
+        slopes.scatter_add_(1, labels, slopes.new_full((1, 1, 1), smoothing - 1.0).expand_as(labels))
+        if smoothing:
+            slopes.sub_(smoothing / slopes.shape[1])
+        return slopes, losses
+
+
+@register_loss
+@dataclass(frozen=True)
+class Squared(Loss):
+    """The mean over the outputs of `(f - y)^2`: regression."""
+
+    name: ClassVar[str] = "squared"
+    classifies: ClassVar[bool] = False
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean(-1)
+
+    def slopes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        slopes = outputs.sub_(targets.transpose(1, 2))
+        losses = slopes.square().mean(1, keepdim=True)
+        return slopes.mul_(2 / slopes.shape[1]), losses

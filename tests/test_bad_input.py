@@ -1,0 +1,205 @@
+"""Bad input, as clumsy people and broken disks give it: one line that says what is wrong, exit code 2, no traceback."""
+
+import csv
+import json
+from contextlib import suppress
+from math import inf, isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import polybound as pb
+
+SHAPE = (1, 8, 8)
+DEEP = "[" * 100_000
+TRAIN = "train --dataset digits --epochs 1 --runs runs"
+
+# The command, and a word of the one line that it is answered with.
+REFUSED = [
+    # Numbers that make no sense, or more than the machine has.
+    (f"{TRAIN} --rank 1000000000", "more than there is"),
+    (f"{TRAIN} --seed 999999999999999999999999", "a seed is"),
+    (f"{TRAIN} --method projection --bound inf --start-epoch 0", "finite"),
+    (f"{TRAIN} --method projection --bound nan --start-epoch 0", "bound"),
+    ("train --dataset digits --method projection --bound 1 --epochs 20 --start-epoch 50 --runs runs", "start"),
+    ("train --dataset folder:uneven.npz --epochs 1 --runs runs", "50"),
+    (f"{TRAIN} --learning-rate nan", "learning_rate"),
+    (f"{TRAIN} --optimiser nonsense", "optimiser must be one of"),
+    (f"{TRAIN} --batch-size 0", "batch_size"),
+    (f"{TRAIN} --validation 2", "held out"),
+    (f"{TRAIN} --samples 99999999", "1,437 samples"),
+    (f"{TRAIN} --method certified --eps nan", "eps"),
+    (f"{TRAIN} --adversary pgd-nan-20-0.01", "not of the form"),
+    ("demo --bound 0", "above 0"),
+    ("demo --bound inf", "above 0"),
+    ("demo --bound nan --json", "above 0"),
+    ("demo --seed 999999999999999999999999", "a seed is"),
+    ("bounds ok.safetensors --radius nan", "radius"),
+    ("evaluate ok.safetensors --dataset digits --attacks fgsm--0.1", "not of the form"),
+    ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --seed 999999999999999999999999", "a seed is"),
+    ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --certify nan --limit 3", "eps"),
+    ("certify ok.safetensors --dataset digits --eps nan", "eps"),
+    ("certify ok.safetensors --dataset digits --eps -0.1", "eps"),
+    ("certify ok.safetensors --dataset digits --eps 0.1 --budget nan -n 1", "budget"),
+    ("sweep table-1 --dry-run --budget nan", "budget"),
+    ("sweep table-1 --dry-run --bound inf", "finite"),
+    ("sweep table-1 --dry-run --seeds 0", "seeds"),
+    # Names of what there is not.
+    (f"{TRAIN} --device nonsense", "cannot be used"),
+    (f"{TRAIN} --device ''", "cannot be used"),
+    ("train --dataset dígits☃ --runs runs", "no data set"),
+    (f"train --dataset {'x' * 5000} --runs runs", "no data set"),
+    (f"{TRAIN} --set factor={DEEP}", "factor"),
+    ("demo -o plot.xyz", "must end in"),
+    ("demo -o plot", "must end in"),
+    ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --picture x.gif", "must end in"),
+    ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --split nonsense", "split must be"),
+    ("evaluate ok.safetensors --attacks fgsm-0.1", "whose images"),
+    ("certify ok.safetensors --dataset digits --eps 0.1 --method nonsense", "method must be"),
+    ("sweep table-1 --dry-run --engine nonsense", "engine must be one of"),
+    ("sweep table-1 --engine nonsense", "engine must be one of"),
+    ("sweep nonsense --dry-run", "no experiment"),
+    ("compare scores.csv --protocol nonsense", "protocol must be"),
+    ("data get nonsense", "no data set"),
+    # Weights that are no numbers.
+    ("bounds nan.safetensors", "not all finite"),
+    ("bounds inf.safetensors", "not all finite"),
+    ("certify nan.safetensors --dataset digits --eps 0.1", "not all finite"),
+    # Files that are none, or folders, or empty, or of something else.
+    ("info deep.safetensors", "config"),
+    ("info huge.safetensors", "config"),
+    ("info list.safetensors", "config"),
+    ("info empty", "safetensors"),
+    ("info junk", "safetensors"),
+    (f"info {'x' * 5000}", "too long"),
+    ("info deep-run", "not a run's spec"),
+    ("runs show deep-run", "not a run's spec"),
+    ("runs show junk-run", "not a run's spec"),
+    ("runs list nowhere", "no such folder"),
+    ("runs list junk", "no such folder"),
+    ("evaluate junk-run deep-run", "not a run's spec"),
+    ("train --resume --runs deep-checkpoint", "not a checkpoint"),
+    ("train --recipe junk.toml --runs runs", "not TOML"),
+    ("train --dataset folder:nowhere --runs runs", "no such"),
+    ("train --dataset folder:junk --runs runs", "not an npz"),
+    ("train --dataset digits --epochs 1 --runs junk", "Not a directory"),
+    ("sweep junk.toml --dry-run", "not an experiment"),
+    ("compare junk", "decode"),
+    ("compare empty", "not a file of scores"),
+    ("compare many.csv", "correct cannot be 'many'"),
+    ("compare epoch.csv", "epoch must be"),
+    ("compare seed.csv", "a seed is"),
+    ("report table-1 --scores many.csv", "correct cannot be 'many'"),
+    ("report table-1 --scores nowhere", "no such file"),
+    ("certify ok.safetensors --check deep-run/spec.json", "not JSON"),
+    ("certify ok.safetensors --check .", "directory"),
+    ("certify ok.safetensors --dataset digits --eps 0.1 --save .", "a folder"),
+    ("demo -o folder.png", "a folder"),
+    ("demo -o nowhere/plot.png", "no such folder"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder full of good and bad files."""
+    folder = tmp_path_factory.mktemp("bad")
+    model = pb.paper_model("pn-4", shape=SHAPE, seed=0)
+    model.save(folder / "ok.safetensors")
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    for name, value in (("nan", nan), ("inf", inf)):
+        bad = pb.paper_model("pn-4", shape=SHAPE, seed=0)
+        with torch.no_grad():
+            bad.V.view(-1)[7] = value
+        bad.save(folder / f"{name}.safetensors")
+    headers = {
+        "deep": DEEP,
+        "huge": json.dumps({"kind": "CCP", "config": model.config() | {"rank": 10**30}}),
+        "list": "[1, 2]",
+    }
+    for name, header in headers.items():
+        save_file(state, folder / f"{name}.safetensors", metadata={"polybound": header})
+    (folder / "deep-checkpoint" / ".checkpoints").mkdir(parents=True)
+    save_file(state, folder / "deep-checkpoint" / ".checkpoints" / "0.safetensors", metadata={"state": DEEP})
+    junk = bytes(range(256))
+    (folder / "empty").touch()
+    np.savez(folder / "uneven.npz", X=np.zeros((30, 8, 8), np.float32), y=np.zeros(50, np.int64))
+    for name, content in (("junk", junk), ("junk.toml", junk), ("deep-run/spec.json", DEEP.encode())):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "junk-run").mkdir()
+    (folder / "junk-run" / "spec.json").write_bytes(junk)
+    (folder / "folder.png").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scores(place, cli):
+    """Files of scores: a good one, and some in which a number is none."""
+    run = cli("train", "--dataset", "digits", "--epochs", 1, "--runs", place / "scored", "--json").json["runs"][0][
+        "run"
+    ]
+    header, row = csv.reader((Path(run) / "scores.csv").read_text().splitlines())
+    for name, changes in {
+        "scores": {},
+        "many": {"correct": "many"},
+        "epoch": {"epoch": "soon"},
+        "seed": {"seed": "Infinity"},
+    }.items():
+        with (place / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, [changes.get(key, old) for key, old in zip(header, row, strict=True)]])
+
+
+@pytest.mark.usefixtures("scores")
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[words[:60] for words, _ in REFUSED])
+def test_refused_in_one_line(cli, place, words, said):
+    before = set(place.rglob("*"))
+    result = cli(*(word.strip("'") for word in words.split(" ")), cwd=place)
+    assert result.code == 2 and result.out == "", result
+    assert result.err.startswith("polybound: error: ") and result.err.count("\n") == 1 and said in result.err
+    assert set(place.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_cuda(refused, tmp_path):
+    error = refused("train", "--dataset", "digits", "--epochs", 1, "--device", "cuda", "--runs", tmp_path)
+    assert "device 'cuda' cannot be used" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_weights_that_are_no_numbers_have_no_bound(value):
+    model = pb.paper_model("pn-4", shape=SHAPE, seed=0)
+    with torch.no_grad():
+        model.C[3, 5] = value
+    one = pb.paper_model("pn-4", shape=SHAPE, seed=1)
+    for network in (model, model.factors(), pb.stack([one, model])):
+        for bound in (
+            pb.lipschitz,
+            lambda m: pb.lipschitz(m, 2, "paper"),
+            lambda m: pb.lipschitz(m, method="local", box=(-0.1, 0.1)),
+            lambda m: pb.rademacher(m, 100),
+            lambda m: pb.rademacher(m, 100, "2"),
+            pb.theta,
+            pb.gamma,
+        ):
+            with pytest.raises(pb.NonFiniteError, match="not all finite"):
+                bound(network)
+    with pytest.raises(pb.NonFiniteError):
+        pb.bounds(model)
+
+
+def test_a_bound_that_overflows_is_infinite_or_refused_and_never_nan():
+    model = pb.CCP(4, 3, 2, degree=8, seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        model.V.fill_(1e100)
+        model.C.zero_()
+    with suppress(pb.NonFiniteError):
+        assert not isnan(float(pb.lipschitz(model)))
+
+
+@pytest.mark.parametrize("seed", [2**62, -(10**30), 1.5, "3", [1, 2]])
+def test_seeds_of_models(seed):
+    with pytest.raises(pb.PolyboundError, match="seed"):
+        pb.paper_model("pn-4", shape=SHAPE, seed=seed)

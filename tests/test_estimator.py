@@ -1,0 +1,356 @@
+"""The estimators among scikit-learn's tools, their files, and what they refuse."""
+
+import pickle
+import re
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+import polybound as pb
+
+IRIS = load_iris(return_X_y=True)
+DIABETES = load_diabetes(return_X_y=True)
+
+
+def quick(**options):
+    return pb.PolynomialClassifier(**{"epochs": 20, "rank": 8, "learning_rate": 0.03, "random_state": 0} | options)
+
+
+def quick_regressor(**options):
+    return pb.PolynomialRegressor(**{"epochs": 20, "rank": 8, "learning_rate": 0.03, "random_state": 0} | options)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return quick().fit(*IRIS)
+
+
+@pytest.fixture(scope="module")
+def fitted_regressor():
+    return quick_regressor().fit(*DIABETES)
+
+
+# Among scikit-learn's tools
+
+
+def test_pipeline_and_cross_validation():
+    X, y = load_wine(return_X_y=True)
+    line = make_pipeline(PolynomialFeatures(1, include_bias=False), quick())
+    assert cross_val_score(line, X, y, cv=3).mean() > 0.9
+
+
+def test_grid_search_over_bounds_finds_norms_that_are_held():
+    search = GridSearchCV(quick(epochs=60), {"bound": [0.5, 4.0, None], "rank": np.array([8])}, cv=2).fit(*IRIS)
+    assert search.best_score_ > 0.85
+    inside = quick(bound=0.5).fit(*IRIS)
+    assert pb.Projection(inside.model_, bound=0.5).contains()
+    assert float(inside.bounds_["lipschitz"]) < float(quick().fit(*IRIS).bounds_["lipschitz"])
+
+
+def test_calibration(fitted):
+    X, y = IRIS
+    calibrated = CalibratedClassifierCV(quick(), cv=2).fit(X, y)
+    assert calibrated.predict_proba(X).shape == (150, 3) and calibrated.score(X, y) > 0.85
+
+
+def test_clone_has_the_parameters_and_nothing_fitted(fitted):
+    copy = clone(fitted)
+    assert copy.get_params() == fitted.get_params() and not hasattr(copy, "model_")
+    with pytest.raises(NotFittedError):
+        copy.certified_radius(IRIS[0])
+
+
+def test_frames_and_set_output():
+    frame, y = load_iris(as_frame=True, return_X_y=True)
+    line = make_pipeline(StandardScaler(), quick()).set_output(transform="pandas").fit(frame, y)
+    assert list(line[-1].feature_names_in_) == list(frame.columns)
+    with pytest.raises(ValueError, match="feature names"):
+        line[-1].predict(frame.rename(columns=str.upper))
+
+
+def test_labels_of_any_kind_come_back():
+    X, y = IRIS
+    for names in (np.array(["setosa", "versicolor", "virginica"]), np.array([-5, 0, 7])):
+        model = quick().fit(X, names[y])
+        assert set(model.predict(X)) <= set(names.tolist()) and model.classes_.dtype == names.dtype
+        assert model.certify(X[:3], names[y][:3], 0.01).verified.all()
+
+
+def test_sparse_input_is_the_dense_one(fitted):
+    X, y = IRIS
+    other = quick().fit(sparse.csr_matrix(X), y)
+    assert np.array_equal(other.decision_function(sparse.csc_matrix(X)), fitted.decision_function(X))
+
+
+def test_a_fit_depends_on_neither_order_nor_repetition(fitted):
+    X, y = IRIS
+    order = np.random.default_rng(0).permutation(len(X))
+    shuffled = quick().fit(X[order], y[order])
+    twice = quick().fit(np.vstack([X, X]), np.hstack([y, y]))
+    assert np.array_equal(shuffled.decision_function(X), fitted.decision_function(X))
+    assert np.array_equal(twice.decision_function(X), fitted.decision_function(X))
+
+
+def test_class_weights_move_the_balance():
+    X, y = load_breast_cancer(return_X_y=True)
+    X, y = X[:200, :3], y[:200]
+    shares = [(quick(class_weight=weight).fit(X, y).predict(X) == 0).mean() for weight in ({0: 50.0}, {1: 50.0})]
+    assert shares[0] > shares[1] + 0.1
+    for wrong in ("fair", {"0": 50.0}, {0: -1.0}):
+        with pytest.raises(pb.PolyboundError, match=r"class.weight"):
+            quick(class_weight=wrong).fit(X, y)
+
+
+def test_partial_fit_learns_in_pieces():
+    X, y = IRIS
+    rng = np.random.default_rng(0)
+    model = quick(rank=16)
+    for _ in range(30):
+        rows = rng.choice(150, 50, replace=False)
+        model.partial_fit(X[rows], y[rows], classes=[0, 1, 2])
+    assert model.score(X, y) > 0.9 and model.n_iter_ == len(model.history_) == 30
+    assert model.certify(X[:5], y[:5], 0.01).verified.any()
+    # The scaling is that of all that was seen.
+    assert abs(model.scaling_.mean - X.mean(0)).max() < 0.1
+    with pytest.raises(pb.PolyboundError, match="none of the classes"):
+        model.partial_fit(X, y + 1)
+    with pytest.raises(pb.PolyboundError, match="needs classes"):
+        quick().partial_fit(X, y)
+
+
+def test_partial_fit_of_the_regressor():
+    X, y = DIABETES
+    model = quick_regressor()
+    for _ in range(30):
+        model.partial_fit(X, y)
+    assert model.score(X, y) > 0.3
+    with pytest.raises(pb.PolyboundError, match="shape"):
+        model.partial_fit(X, np.stack([y, y], 1))
+
+
+def test_other_recipes():
+    X, y = IRIS
+    for options in (
+        {"form": "product"},
+        {"form": "nested", "degree": 2},
+        {"optimiser": "sgd", "learning_rate": 0.5},
+        {"optimiser": "momentum", "learning_rate": 0.1, "weight_decay": 0.01},
+        {"adversary": "pgd-0.02-3"},
+        {"bound": 2.0, "norm": "2"},
+        {"method": {"name": "projection", "bound": 2.0, "on": "product"}},
+        {"method": "jacobian"},
+        {"early_stopping": True},
+        {"degree": np.int64(2), "learning_rate": np.float32(0.01)},
+    ):
+        model = quick(**options).fit(X, y)
+        assert model.score(X, y) > 0.75, options
+        assert model.certify(X[:2], y[:2], 0.01).verified.any(), options
+
+
+def test_several_targets_are_predicted_by_one_network():
+    X, y = DIABETES
+    both = np.stack([y, -3 * y + 1000], 1)
+    model = quick_regressor().fit(X, both)
+    assert model.predict(X).shape == (442, 2) and model.score(X, both) > 0.4
+    found = model.predict_interval(X[:4], 0.001)
+    assert found.lower.shape == (4, 2) and (found.lower <= found.upper).all()
+
+
+# Units
+
+
+def test_claims_are_in_the_units_of_the_features():
+    X, y = IRIS
+    units = np.array([1.0, 1000.0, 1e-6, 2.0])
+    shift = np.array([0.0, 5e4, 0.0, -8.0])
+    plain, scaled = quick().fit(X, y), quick().fit(X * units + shift, y)
+    radii = plain.certified_radius(X[:10])
+    # Scaled inputs differ by some roundings, and so do the trained networks.
+    assert np.allclose(scaled.certified_radius(X[:10] * units + shift), radii * units, rtol=0.05, atol=1e-12)
+    assert (radii > 0).any(1).mean() > 0.8
+    assert np.allclose(radii, radii[:, :1] * plain.scaling_.std / plain.scaling_.std[0])
+
+
+def test_a_feature_that_never_varied_says_nothing():
+    X, y = IRIS
+    with_constant = np.hstack([X, np.full((150, 1), 7.0)])
+    model = quick().fit(with_constant, y)
+    moved = with_constant + np.array([0, 0, 0, 0, 1e6])
+    assert np.array_equal(model.decision_function(moved), model.decision_function(with_constant))
+    assert np.isinf(model.certified_radius(with_constant[:2])[:, 4]).all()
+    assert model.certify(with_constant[:2], y[:2], [0.01, 0.01, 0.01, 0.01, np.inf]).verified.all()
+
+
+def test_radius_in_chosen_proportions(fitted):
+    X, y = IRIS
+    along = fitted.certified_radius(X[:5], y[:5], scale=[1, 0, 0, 0])
+    assert (along[:, 1:] == 0).all() and (along[:, 0] >= fitted.certified_radius(X[:5], y[:5])[:, 0]).all()
+    assert fitted.certify(X[:5], y[:5], along, budget=60.0).verified.all()
+    with pytest.raises(pb.PolyboundError, match="scale"):
+        fitted.certified_radius(X[:5], scale=0.0)
+
+
+def test_verdicts_agree_with_each_other(fitted):
+    X, y = IRIS
+    found = fitted.certify(X, y, eps=0.3, budget=60.0)
+    assert set(found.status) <= {"verified", "falsified", "undecided"} and "falsified" in found.status
+    wrong = found.status == "falsified"
+    points = found.counterexample[wrong]
+    assert (fitted.predict(points) != y[wrong]).all() and (np.abs(points - X[wrong]) <= 0.3).all()
+    assert np.isnan(found.counterexample[~wrong]).all()
+    assert fitted.certified_score(X, y, 0.3, budget=60.0) == found.verified.mean() <= fitted.score(X, y)
+    assert fitted.certified_score(X, y, 0.3, sample_weight=y == 0) == found.verified[y == 0].mean()
+    assert (fitted.certify(X[:3], [9, 9, 9], 0.1).status == "falsified").all()
+    assert "verified" in repr(found)
+
+
+def test_bounds_are_in_units(fitted, fitted_regressor):
+    X, _ = IRIS
+    rng = np.random.default_rng(0)
+    for model, data, predict in (
+        (fitted, X, fitted.decision_function),
+        (fitted_regressor, DIABETES[0], lambda x: fitted_regressor.predict(x)[:, None]),
+    ):
+        constant = float(model.bounds_["lipschitz"])
+        steps = rng.normal(size=data.shape) * data.std(0) * 0.01
+        slope = np.abs(predict(data + steps) - predict(data)).max(1) / np.abs(steps).max(1)
+        assert 0 < slope.max() <= constant
+    assert set(fitted.bounds_) == {"lipschitz", "lipschitz_scaled", "rademacher", "generalisation"}
+    assert "three standard deviations" in str(fitted.bounds_["rademacher"])
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    "labels", [np.array(["a", "béta", "c"]), np.array([3, 1, 2]), np.array(["x", "y", "z"], object)]
+)
+def test_a_classifier_is_saved_without_pickle(tmp_path, labels):
+    X, y = IRIS
+    frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
+    model = quick(class_weight={labels[0]: 2.0}, bound=2.0).fit(frame, labels[y])
+    model.save(tmp_path / "iris.safetensors")
+    again = pb.PolynomialClassifier.load(tmp_path / "iris.safetensors")
+    assert again.get_params() == model.get_params()
+    assert again.classes_.dtype == model.classes_.dtype and (again.classes_ == model.classes_).all()
+    assert np.array_equal(again.predict_proba(frame), model.predict_proba(frame))
+    assert np.array_equal(again.certified_radius(frame[:3]), model.certified_radius(frame[:3]))
+    assert again.bounds_ == model.bounds_ and again.history_.lines == model.history_.lines
+    assert list(again.feature_names_in_) == list("abcd") and again.n_iter_ == model.n_iter_
+    model.partial_fit(frame, labels[y])
+    again.partial_fit(frame, labels[y])
+    assert np.array_equal(again.decision_function(frame), model.decision_function(frame))
+    assert pb.load(tmp_path / "iris.safetensors").config() == model.model_.config()
+
+
+def test_a_regressor_is_saved_without_pickle(tmp_path, fitted_regressor):
+    X, y = DIABETES
+    for targets in (y, np.stack([y, y**2], 1)):
+        model = quick_regressor().fit(X, targets)
+        model.save(tmp_path / "model.safetensors")
+        again = pb.PolynomialRegressor.load(tmp_path / "model.safetensors")
+        assert np.array_equal(again.predict(X), model.predict(X))
+
+
+def test_files_that_are_something_else_are_refused(tmp_path, fitted, fitted_regressor):
+    path = tmp_path / "model.safetensors"
+    fitted.model_.save(path)
+    with pytest.raises(pb.FileFormatError, match="not an estimator"):
+        pb.PolynomialClassifier.load(path)
+    fitted_regressor.save(path)
+    with pytest.raises(pb.FileFormatError, match="holds a PolynomialRegressor"):
+        pb.PolynomialClassifier.load(path)
+    fitted.save(path)
+    content = path.read_bytes()
+    for old, new in ((b"std", b"sdt"), (b'\\"epochs\\"', b'\\"epoch5\\"'), (b"[5.8", b"[[5.")):
+        if old in content:
+            path.write_bytes(content.replace(old, new))
+            with pytest.raises(pb.FileFormatError):
+                pb.PolynomialClassifier.load(path)
+    path.write_bytes(content[:100])
+    with pytest.raises(pb.FileFormatError):
+        pb.PolynomialClassifier.load(path)
+    with pytest.raises(NotFittedError):
+        quick().save(path)
+
+
+def test_pickling_for_joblib(tmp_path, fitted):
+    X, _ = IRIS
+    joblib.dump(fitted, tmp_path / "model.joblib")
+    again = joblib.load(tmp_path / "model.joblib")
+    assert np.array_equal(again.decision_function(X), fitted.decision_function(X))
+    assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"degree": 0}, "degree must be a whole number"),
+        ({"rank": 2.5}, "rank must be a whole number"),
+        ({"form": "round"}, "form must be one of residual, product, nested"),
+        ({"epochs": "many"}, "epochs must be a whole number"),
+        ({"bound": 1.0, "method": "jacobian"}, "a bound goes with"),
+        ({"bound": -1.0}, "bound must be"),
+        ({"optimiser": "lbfgs"}, "optimiser"),
+        ({"learning_rate": "fast"}, "learning_rate"),
+        ({"device": "toaster"}, "device 'toaster' cannot be used"),
+        ({"early_stopping": True, "validation_fraction": 2.0}, "validation share"),
+        ({"label_smoothing": 2.0}, "label_smoothing"),
+    ],
+)
+def test_bad_parameters_are_one_line(options, message):
+    with pytest.raises(pb.PolyboundError, match=message) as caught:
+        quick(**options).fit(*IRIS)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_radii_are_one_line(fitted):
+    X, y = IRIS
+    for eps, message in ((-1.0, "negative"), (np.nan, "NaN"), ([1.0, 2.0], "4 numbers"), ("wide", "must be a number")):
+        with pytest.raises(pb.PolyboundError, match=message):
+            fitted.certify(X[:3], y[:3], eps)
+    with pytest.raises(pb.PolyboundError, match="one label"):
+        fitted.certify(X[:3], y[:2], 0.1)
+    with pytest.raises(pb.PolyboundError, match="tolerance"):
+        fitted.certified_radius(X[:1], tolerance=0.0)
+
+
+def test_a_training_that_failed_leaves_nothing_to_predict_by():
+    model = quick().fit(*IRIS)
+    with pytest.raises(pb.NonFiniteError):
+        model.set_params(learning_rate=1e9).fit(*IRIS)
+    with pytest.raises(NotFittedError):
+        model.predict(IRIS[0])
+
+
+def test_one_class_and_no_weight_are_refused():
+    X, y = IRIS
+    with pytest.raises(pb.PolyboundError, match="two classes"):
+        quick().fit(X[:50], y[:50])
+    with pytest.raises(ValueError, match="zero"):
+        quick().fit(X, y, sample_weight=np.zeros(150))
+    with pytest.raises(pb.PolyboundError, match="weights are zero"):
+        quick(class_weight={0: 0.0, 1: 0.0, 2: 0.0}).fit(X, y)
+
+
+def test_the_page_runs_as_it_stands(capsys):
+    page = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text(encoding="utf-8")
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "estimators.md", "exec"), names)
+    assert names["radii"].shape == (3, 13) and (names["inside"].lower < names["inside"].upper).all()
+    assert np.array_equal(names["again"].predict(load_wine().data), names["model"].predict(load_wine().data))

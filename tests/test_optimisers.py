@@ -1,0 +1,302 @@
+"""Optimisers, schedules and losses: PyTorch's own as judges, in every engine, in stacks, and across a kill."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polybound as pb
+from polybound.errors import PolyboundError
+from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_together
+from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer, register_optimiser, training_set
+from polybound.training.descent import Descent
+from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, engine_for
+from polybound.training.losses import CrossEntropy, Squared
+from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
+from polybound.training.optimisers import SGD, AdamW, Momentum
+from polybound.training.random import StepRandom
+
+F64 = torch.float64
+MODELS = {
+    "ccp": lambda **kw: pb.CCP(6, 4, 3, 3, dtype=F64, **kw),
+    "product": lambda **kw: pb.CCP(6, 4, 3, 3, "product", dtype=F64, **kw),
+    "ncp": lambda **kw: pb.NCP(6, 4, 3, 3, dtype=F64, **kw),
+    "conv": lambda **kw: pb.ConvCCP((1, 4, 4), 3, 3, 2, 3, pre=3, pool=(1,), dtype=F64, **kw),
+}
+ORACLES = {
+    SGD(0.1): lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    Momentum(0.1, 0.8): lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.8),
+    AdamW(0.1, 0.8, 0.95, 0.3): lambda parameters: torch.optim.AdamW(
+        parameters, lr=0.1, betas=(0.8, 0.95), weight_decay=0.3
+    ),
+}
+NAMED = {optimiser.name: optimiser for optimiser in ORACLES}
+
+
+def batches(model, count=5, samples=16):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        x = torch.rand(samples, model.features, dtype=F64, generator=generator)
+        yield x, torch.randint(3, (samples,), generator=generator), torch.rand(samples, dtype=F64, generator=generator)
+
+
+def random():
+    return StepRandom(1, [0], 0, 0)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("optimiser", ORACLES, ids=lambda optimiser: optimiser.name)
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_steps_are_those_of_pytorch(kind, optimiser, by_hand, weighted):
+    mine, theirs = MODELS[kind](seed=0), MODELS[kind](seed=0)
+    oracle = ORACLES[optimiser](theirs.parameters())
+    make = engine_for if by_hand else AutogradEngine
+    engine = make(mine, Plain(), CrossEntropy(0.2), Descent(mine, optimiser))
+    assert isinstance(engine, ClosedEngine if by_hand else AutogradEngine)
+    for x, y, weights in batches(mine):
+        weights = weights if weighted else torch.ones_like(weights)
+        found = engine.step_(x[None], y[None], 0.1, random(), weights[None] if weighted else None)
+        loss = (F.cross_entropy(theirs(x), y, label_smoothing=0.2, reduction="none") * weights).mean()
+        oracle.zero_grad()
+        loss.backward()
+        oracle.step()
+        torch.testing.assert_close(found, loss.detach()[None])
+        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("optimiser", ORACLES, ids=lambda optimiser: optimiser.name)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_squared_loss_is_the_mean_over_outputs(optimiser, by_hand):
+    mine, theirs = MODELS["ccp"](seed=0), MODELS["ccp"](seed=0)
+    oracle = ORACLES[optimiser](theirs.parameters())
+    engine = (engine_for if by_hand else AutogradEngine)(mine, Plain(), Squared(), Descent(mine, optimiser))
+    for x, _, _ in batches(mine):
+        y = x[:, :3].sin()
+        found = engine.step_(x[None], y[None], 0.1, random())
+        loss = F.mse_loss(theirs(x), y)
+        oracle.zero_grad()
+        loss.backward()
+        oracle.step()
+        torch.testing.assert_close(found, loss.detach()[None])
+        torch.testing.assert_close(mine.C, theirs.C)
+
+
+@pytest.mark.parametrize("method", [JacobianPenalty(0.3), WeightDecay(0.3)], ids=lambda method: method.name)
+@pytest.mark.parametrize("optimiser", ORACLES, ids=lambda optimiser: optimiser.name)
+def test_methods_are_descended_by_any_optimiser_as_by_autograd(method, optimiser):
+    """The penalty of weights is part of the loss, so that its gradient goes through the optimiser's memory."""
+    models = [MODELS["ccp"](seed=0) for _ in range(2)]
+    closed, autograd = (
+        make(model, method, None, Descent(model, optimiser))
+        for make, model in zip((engine_for, AutogradEngine), models, strict=True)
+    )
+    assert type(closed) is (RowsEngine if method.own_loss else ClosedEngine)
+    for x, y, _ in batches(models[0], 3):
+        closed.step_(x[None], y[None], 0.05, random())
+        autograd.step_(x[None], y[None], 0.05, random())
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    if method.decay:
+        theirs = MODELS["ccp"](seed=0)
+        oracle = ORACLES[optimiser](theirs.parameters())
+        for group in oracle.param_groups:
+            group["lr"] = 0.05
+        for x, y, _ in batches(theirs, 3):
+            penalty = sum(parameter.square().sum() for parameter in theirs.parameters())
+            oracle.zero_grad()
+            (F.cross_entropy(theirs(x), y) + method.weight * penalty / 2).backward()
+            oracle.step()
+        torch.testing.assert_close(models[0].C, theirs.C)
+
+
+def digits(n=300):
+    return pb.data.load_digits("train").subset(n)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS.names())
+@pytest.mark.parametrize("kind", ["pn-4", "ncp-4", "pn-conv"])
+def test_a_run_of_a_stack_has_a_memory_of_its_own(name, kind):
+    data = digits(100)
+    options = {"optimiser": name, "epochs": 2, "batch_size": 32, "learning_rate": 0.003, "start": 1}
+    options |= {"method": "projection", "adversary": "fgsm-0.1"}
+    seeds = [3, 3, 4, 4]
+    stack = pb.paper_model(kind, shape=data.shape, rank=4, runs=4, seed=seeds, dtype=F64)
+    pb.fit(stack, data, seed=seeds, bound=[0.5, 1.0, 2.0, 9.0], **options)
+    for run, bound in ((1, 1.0), (2, 2.0)):
+        alone = pb.paper_model(kind, shape=data.shape, rank=4, seed=seeds[run], dtype=F64)
+        pb.fit(alone, data, seed=seeds[run], bound=bound, **options)
+        for key, tensor in alone.state_dict().items():
+            torch.testing.assert_close(stack.run(run).state_dict()[key], tensor, rtol=1e-6, atol=1e-8)
+
+
+def test_engines_of_one_training_share_the_memory():
+    """The closed form of the plain epochs, and the rows of the Jacobian of those after."""
+    data = digits(64)
+    model = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
+    recipe = pb.Recipe.of(method="certified", optimiser="momentum", start=1, epochs=2, batch_size=16)
+    trainer = Trainer(model, data, recipe, [0])
+    assert type(trainer.engine) is RowsEngine and type(trainer.plain) is ClosedEngine
+    trainer.run(1)
+    before = {name: tensor.clone() for name, tensor in trainer.descent.tensors().items()}
+    assert before["steps"] == 4 and set(before) == {"steps", "velocity V", "velocity C"}
+    trainer.run()
+    after = trainer.descent.tensors()
+    assert after["steps"] == 8 and not torch.equal(before["velocity V"], after["velocity V"])
+    # What is remembered goes on: without it, the second epoch ends elsewhere.
+    fresh = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
+    first = Trainer(fresh, data, recipe, [0])
+    first.run(1)
+    second = Trainer(fresh, data, recipe, [0])
+    second.epoch = 1
+    second.descent.load(before)
+    second.run()
+    assert torch.equal(fresh.V, model.V) and torch.equal(fresh.C, model.C)
+
+
+def specs_of(name, **changes):
+    options = {"epochs": 4, "start": 2, "batch_size": 128, "learning_rate": 0.01, "every": 3, **changes}
+    return [
+        Spec(
+            DataSpec.of("digits", samples=500),
+            ModelSpec("pn-4"),
+            pb.Recipe.of(method="projection", bound=bound, optimiser=name, **options),
+            seed,
+        )
+        for seed in (1, 2)
+        for bound in (0.5, 2.0, 1e5)
+    ]
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_branches_go_on_with_the_memory_of_their_trunk(tmp_path, name):
+    specs = specs_of(name)
+    runs = train_together(specs, tmp_path)
+    for spec, run in list(zip(specs, runs, strict=True))[::2]:
+        alone = pb.paper_model("pn-4", shape=(1, 8, 8), seed=spec.seed)
+        pb.fit(alone, digits(500), spec.recipe, seed=spec.seed)
+        for key, tensor in alone.state_dict().items():
+            torch.testing.assert_close(run.model().state_dict()[key], tensor, rtol=1e-4, atol=1e-5)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3])
+def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, monkeypatch):
+    """In the midst of an epoch, before and after the branch; nothing but the checkpoint is left."""
+    specs = specs_of(name)
+    undisturbed = train_together(specs, tmp_path / "whole")
+
+    def interrupt(self, file):
+        write(self, file)
+        if (self.epoch, self.step) == (epoch, 3):
+            raise Interrupted
+
+    write = Checkpoint.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", interrupt)
+        patch.setattr("polybound.runs.together._Keeper.after_step", _save_every_step)
+        with pytest.raises(Interrupted):
+            train_together(specs, tmp_path / "cut")
+    (file,) = checkpoints(tmp_path / "cut")
+    memory = Checkpoint.read(file).memory
+    assert int(memory["steps"]) == 4 * epoch + 3
+    resumed = train_together(specs, tmp_path / "cut")
+    for one, other in zip(undisturbed, resumed, strict=True):
+        assert one.digest() == other.digest()
+        mine, theirs = (
+            [{key: line[key] for key in ("epoch", "loss", "rate") if key in line} for line in run.history()]
+            for run in (one, other)
+        )
+        assert mine == theirs
+
+
+def _save_every_step(self, trainer):
+    if trainer.step < trainer.steps:
+        self.session.save(trainer)
+
+
+def test_a_run_that_overflows_does_not_take_the_others_along(tmp_path):
+    """What an optimiser remembers of it is forgotten, too: it would be NaN for ever, and no projection takes that."""
+    good = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    bad = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    with torch.no_grad():
+        bad.V *= 1e12
+
+    class Look(Callback):
+        def after_epoch(self, trainer, losses):
+            assert trainer.failures.keys() == {1} and torch.isfinite(losses[0])
+            trainer.epoch_losses = losses
+
+    both = pb.stack([good, bad])
+    recipe = pb.Recipe.of(method="projection", optimiser="adamw", bound=[1.0, 1e9], start=0, every=1, epochs=2)
+    Trainer(both, digits(), recipe, [0, 0], [Look()]).run()
+    alone = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    pb.fit(alone, digits(), recipe, bound=1.0)
+    torch.testing.assert_close(both.run(0).V, alone.V, rtol=1e-4, atol=1e-5)
+
+
+def test_the_rates_of_the_schedules():
+    assert [Cosine(4).factor_at(epoch) for epoch in range(4)] == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466])
+    recipe = pb.Recipe.of(schedule="constant", learning_rate=0.5, epochs=3)
+    assert [recipe.rate(epoch) for epoch in range(3)] == [0.5] * 3
+    # Another schedule goes through the same epochs, unless they are given too.
+    assert recipe.changed({"schedule": "cosine"}).epochs == 3
+    assert recipe.changed({"schedule": "cosine", "epochs": 5, "batch_size": 8}).schedule == Cosine(5, 8)
+    assert recipe.changed({"schedule": {"name": "steps"}}).epochs == 100
+    assert recipe.scaled(2 / 3).schedule.epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimiser": "adam"}, "optimiser must be one of sgd, momentum, adamw"),
+        ({"optimiser": "adamw", "beta1": 1.0}, "beta1 must be below 1"),
+        ({"optimiser": "momentum", "momentum": -0.1}, "momentum must be a finite number of at least 0"),
+        ({"momentum": 0.9}, "momentum is of optimiser momentum"),
+        ({"optimiser": "adamw", "weight_decay": float("nan")}, "weight_decay must be a finite number"),
+        ({"schedule": "warm"}, "schedule must be one of steps, cosine, constant"),
+        ({"schedule": "cosine", "milestones": [1]}, "milestones is of schedule steps"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be below 1"),
+        ({"loss": "hinge"}, "loss must be one of cross-entropy, squared"),
+        ({"method": "jacobian", "label_smoothing": 0.1}, "method jacobian has a loss of its own"),
+        ({"loss": "squared", "adversary": "fgsm-0.1"}, "an adversary attacks classes"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(PolyboundError, match=message):
+        pb.Recipe.of(**options)
+
+
+def test_an_optimiser_of_ones_own():
+    @register_optimiser
+    @dataclass(frozen=True)
+    class SignDescent(Optimiser):
+        name = "sign-descent"
+        remembers = ("last",)
+
+        def update_(self, weights, gradients, memory, rate, step):
+            assert step >= 1
+            for weight, gradient, last in zip(weights, gradients, memory[0], strict=True):
+                weight.sub_((gradient + last).sign(), alpha=rate)
+                last.copy_(gradient)
+
+    try:
+        model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+        before = model.C.detach().clone()
+        pb.fit(model, digits(64), optimiser="sign-descent", learning_rate=0.001, epochs=1, batch_size=64)
+        torch.testing.assert_close((model.C - before).abs(), torch.full_like(before, 0.001), rtol=1e-3, atol=1e-6)
+    finally:
+        del OPTIMISERS._parts["sign-descent"]
+
+
+def test_samples_of_a_training_set_are_not_checked_twice():
+    model = pb.CCP(6, 4, 3, 3)
+    samples = training_set(model, torch.rand(5, 6), [0, 1, 2, 0, 1], loss=CrossEntropy())
+    assert training_set(model, samples, loss=CrossEntropy()) is samples

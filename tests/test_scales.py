@@ -1,0 +1,116 @@
+"""Norms and bounds at extreme scales: never below the truth, never NaN, and no wider than roundings make them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from polybound.models import Dense, Factors, Identity
+from polybound.theory import gram_norm, operator_norm
+
+SCALES = (1e-300, 1e-163, 1e-160, 1e-60, 1.0, 1e60, 1e155, 1e300)
+tiny_to_huge = st.floats(-307, 307).map(lambda e: 10.0**e)
+
+
+def diagonal_ccp(scales: list[float], size: int = 2) -> Factors:
+    """`f_i(x) = x_i^k` times all scales: every norm and bound of it is known."""
+    A = tuple(Dense(scale * torch.eye(size, dtype=torch.float64)) for scale in scales)
+    one = torch.ones(size, dtype=torch.float64)
+    S = tuple(Identity(size, (), one) for _ in A[1:])
+    return Factors("CCP", A, S, one, Dense(torch.eye(size, dtype=torch.float64)), constant=False)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
+def test_an_operator_norm_scales_with_its_matrix(scale: float, p: float):
+    norm = float(operator_norm(scale * torch.eye(3, dtype=torch.float64), p))
+    assert scale <= norm <= scale * (1 + 1e-12)
+
+
+@given(tiny_to_huge, st.sampled_from([1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 17.0, math.inf]))
+def test_a_norm_is_never_below_the_only_entry(entry: float, p: float):
+    assert float(operator_norm(torch.tensor([[entry]], dtype=torch.float64), p)) >= entry
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-60, 1e60, 1e100])
+def test_three_factors_that_overflow_when_squared(scale: float):
+    f = diagonal_ccp([scale] * 3)
+    truth = Fraction(scale) ** 3
+    for value, exact in (
+        (gram_norm(f), truth),
+        (pb.theta(f), truth),
+        (pb.gamma(f), truth),
+        (pb.lipschitz(f, 2), 3 * truth),
+        (pb.lipschitz(f), 3 * truth),
+        (pb.lipschitz(f, method="local"), 3 * truth),
+    ):
+        assert exact <= Fraction(float(value)) <= exact * (1 + Fraction(1, 10**10))
+
+
+@given(st.lists(tiny_to_huge, min_size=1, max_size=4))
+def test_bounds_are_above_the_truth_at_any_scale(scales: list[float]):
+    f = diagonal_ccp(scales)
+    truth = math.prod(map(Fraction, scales))
+    at_one = {
+        "theta": (pb.theta(f), truth),
+        "gram": (gram_norm(f), truth),
+        **{
+            f"{method} {p}": (pb.lipschitz(f, p, method), len(scales) * truth)
+            for p in (1.0, 1.5, 2.0, math.inf)
+            for method in ("paper", "rowwise", "local")
+        },
+    }
+    for name, (bound, exact) in at_one.items():
+        value = float(bound)
+        assert not math.isnan(value), name
+        assert value == math.inf or Fraction(value) >= exact, name
+
+
+def test_weights_that_overflow_when_multiplied_have_an_infinite_bound():
+    f = diagonal_ccp([1e155] * 2)
+    assert float(gram_norm(f)) == math.inf
+    assert float(pb.lipschitz(f, 2)) == math.inf
+
+
+def test_small_times_large_is_neither():
+    f = diagonal_ccp([1e-150, 1e150])
+    for p in (1.0, 2.0, 3.0, math.inf):
+        assert 2.0 <= float(pb.lipschitz(f, p)) <= 2.0 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("scales", [[0.0, 1.0], [1e-200, 0.0, 1e300]])
+def test_a_network_that_is_zero_has_bounds_of_zero(scales: list[float]):
+    f = diagonal_ccp(scales)
+    assert float(pb.theta(f)) == float(pb.lipschitz(f)) == float(pb.lipschitz(f, 2)) == float(gram_norm(f)) == 0.0
+
+
+def test_large_radii_do_not_overflow_on_the_way():
+    f = diagonal_ccp([1e-150] * 3)
+    for p in (1.5, 2.0, 3.0, math.inf):
+        value = float(pb.lipschitz(f, p, radius=1e140))
+        assert Fraction(3) * Fraction(1e-150) ** 3 * Fraction(1e140) ** 2 <= Fraction(value) < math.inf
+
+
+def test_a_stack_has_the_scale_of_each_run():
+    torch.manual_seed(0)
+    runs = [
+        pb.CCP(features=4, rank=3, classes=2, degree=2, form="product", seed=n, dtype=torch.float64) for n in (0, 1)
+    ]
+    with torch.no_grad():
+        for parameter in runs[1].parameters():
+            parameter.mul_(1e-90)
+    values = pb.lipschitz(pb.stack(runs), 2).value
+    assert values.tolist() == [float(pb.lipschitz(run, 2)) for run in runs]
+    assert 0 < float(values[1]) < 1e-260
+
+
+def test_a_bound_of_zero_projects_products_that_underflow():
+    rows = torch.full((2, 1, 2), 1e-200, dtype=torch.float64)
+    projected = pb.project_product(rows, 0.0)
+    assert bool((projected.abs().sum(-1) == 0).any(0).all())
