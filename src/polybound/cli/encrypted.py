@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from polybound.cli.pictures import draw, read_images
-from polybound.cli.tables import note, show_table
+from polybound.cli.tables import show_table
 from polybound.deploy import Plan, RemoteClassifier, plan_encryption, serve
 from polybound.errors import PolyboundError
 from polybound.models import EXAMPLES, PolynomialNetwork, example
@@ -75,7 +75,6 @@ def run_server(name: str, port: int, host: str, clients: int, domain: tuple[floa
 
     with suppress(KeyboardInterrupt):
         serve(plan, port, host, clients, ready)
-    note("stopped")
 
 
 def run_classify(url: str, given: list[str], data_dir: Path | None, shown: bool) -> list[dict[str, Any]]:
