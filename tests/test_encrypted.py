@@ -96,8 +96,9 @@ def test_a_plan_without_room_for_its_domain(pair):
         Client(replace(pair.plan.public, domain=(-1e40, 1e40))).encrypt(np.full(12, 1e40))
 
 
-def test_another_domain():
-    model = network(2, 4, 12)
+@pytest.mark.parametrize("degree", [1, 2])
+def test_another_domain(degree):
+    model = network(degree, 4, 12)
     pair = Pair(model, domain=(0.0, 3.0))
     image = images(12, 1)[0] + 1.5
     assert np.abs(pair.logits(image) - pair.plan.polynomial(image[None])[0]).max() <= pair.plan.error

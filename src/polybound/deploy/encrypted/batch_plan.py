@@ -146,6 +146,9 @@ def _candidates(ring: int, primes: int, norm: float, features: int, ranges: Rang
 def _has_room(p: BatchParameters, ranges: Ranges) -> bool:
     if not 4 <= p.pixels <= 40 or p.pixels > p.bits[0] * p.primes - 4:
         return False
+    before = np.log2(max(float(ranges.factors.max()), ranges.partial, 1.0))
+    if p.scales()[0] + before + MARGIN >= p.primes * p.bits[0] - 1:
+        return False
     left = p.primes
     for scale, drop, nodes in zip(p.scales(), p.drops, ranges.nodes[1:], strict=False):
         if 2 * scale + np.log2(max(float(nodes.max()), 1.0)) + MARGIN >= left * p.bits[0] - 1 or scale < 4:

@@ -145,8 +145,7 @@ def _scales_for(bits: tuple[int, ...], layout: Layout, ranges: Ranges) -> Scales
 def _has_room(scales: Scales, layout: Layout, ranges: Ranges) -> Any:
     """Whether every value fits its modulus at its scale; arrays as the scales are."""
     room = (scales.weights >= 1) & (scales.weights <= 58)
-    # Sums over columns before the parts are brought together: no more than twice the l1 norms.
-    before = np.log2(max(ranges.factors.max(), 1.0)) + 2
+    before = np.log2(max(ranges.factors.max(), ranges.partial, 1.0))
     room &= scales.level(0) + before + MARGIN < sum(scales.primes) - 1
     for n in range(layout.depth):
         left = sum(scales.primes[: len(scales.primes) - n])

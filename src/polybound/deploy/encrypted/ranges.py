@@ -31,6 +31,7 @@ class Ranges:
     Attributes:
         length: of the l2 norm of an input.
         pixel: of an entry of an input.
+        partial: of any partial sum of a factor's map.
         rows: the l2 norms of the factors' rows, (2^depth, rank); zero for the fillers.
         nodes: of the products at every level of the tree, each (groups, rank); level 0 are the factors.
         others: of the product of all other nodes of the same level, same shapes.
@@ -39,6 +40,7 @@ class Ranges:
 
     length: float
     pixel: float
+    partial: float
     rows: Array
     nodes: tuple[Array, ...]
     others: tuple[Array, ...]
@@ -160,4 +162,5 @@ def _ranges(
     length = float(length) * (1 + 16 * _ULP)
     rows = np.zeros_like(nodes[0])
     rows[: polynomial.degree] = np.linalg.norm(polynomial.W, axis=-1)
-    return Ranges(length, pixel, rows, tuple(nodes), tuple(others), logits)
+    partial = float(outward(np.abs(polynomial.W).sum(-1).max() * pixel, polynomial.features))
+    return Ranges(length, pixel, partial, rows, tuple(nodes), tuple(others), logits)

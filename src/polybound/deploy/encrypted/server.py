@@ -182,6 +182,7 @@ class Server:
         zero, encrypted under the client's public key, hides how the ciphertext was computed.
         """
         layout = self.plan.layout
+        # A coefficient is at most the mean of all slots: the logits' own, and of the random values some hundredths.
         reach = float(self.plan.ranges.logits.max())
         # The client sees these numbers, so they come from the system's generator, which cannot be predicted.
         words = np.frombuffer(secrets.token_bytes(8 * layout.slots), np.uint64)
