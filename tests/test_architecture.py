@@ -80,7 +80,7 @@ def test_windows_are_seen(source, caught):
 
 
 def test_there_are_rooms_to_look_at():
-    assert len(rooms()) == 14 and all(len(list((PACKAGE / room).glob("*.py"))) > 1 for room in rooms())
+    assert len(rooms()) == 15 and all(len(list((PACKAGE / room).glob("*.py"))) > 1 for room in rooms())
 
 
 def test_the_package_is_light_until_it_is_used():

@@ -11,6 +11,7 @@ import typer
 from polybound._version import __version__
 from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
+from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.interchange import add_interchange
 from polybound.cli.runs import runs_app
@@ -22,6 +23,7 @@ NETWORKS, DATA = "Networks", "Data and runs"
 """Headings of the list of commands."""
 
 app = make_app("polybound", "Train, bound, attack and certify polynomial networks.", completion=True)
+app.add_typer(encrypt_app, rich_help_panel=NETWORKS)
 app.add_typer(data_app, rich_help_panel=DATA)
 app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)

@@ -27,6 +27,7 @@ ORDER = (
     "info",
     "export",
     "verify",
+    "encrypt",
     "data",
     "runs",
     "experiments",

@@ -1,4 +1,4 @@
-"""Out of the lab: networks as ONNX, questions as VNN-LIB. What needs an extra says which one."""
+"""Out of the lab: networks as ONNX, questions as VNN-LIB, encrypted inference. What needs an extra says which one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
+    from polybound.deploy.encrypted.batch import BatchClient, BatchServer
+    from polybound.deploy.encrypted.batch_plan import BatchPlan, plan_batches
+    from polybound.deploy.encrypted.client import Client
+    from polybound.deploy.encrypted.http import serve
+    from polybound.deploy.encrypted.plan import Plan, plan_encryption
+    from polybound.deploy.encrypted.public import PublicPlan
+    from polybound.deploy.encrypted.remote import Answer, RemoteClassifier
+    from polybound.deploy.encrypted.server import Server
     from polybound.deploy.onnx_export import to_onnx
     from polybound.deploy.onnx_files import OnnxMetadata
     from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
@@ -16,31 +24,55 @@ if TYPE_CHECKING:
     from polybound.deploy.vnnlib_write import export_benchmark, robustness_vnnlib
 
 __all__ = [
+    "Answer",
+    "BatchClient",
+    "BatchPlan",
+    "BatchServer",
+    "Client",
     "OnnxMetadata",
     "OnnxNetwork",
+    "Plan",
     "Property",
+    "PublicPlan",
     "Region",
+    "RemoteClassifier",
+    "Server",
     "Verdict",
     "export_benchmark",
     "from_onnx",
+    "plan_batches",
+    "plan_encryption",
     "read_onnx",
     "read_vnnlib",
     "robustness_vnnlib",
+    "serve",
     "to_onnx",
     "verify",
 ]
 
 _HOME = {
+    "Answer": "encrypted.remote",
+    "BatchClient": "encrypted.batch",
+    "BatchPlan": "encrypted.batch_plan",
+    "BatchServer": "encrypted.batch",
+    "Client": "encrypted.client",
     "OnnxMetadata": "onnx_files",
     "OnnxNetwork": "onnx_read",
+    "Plan": "encrypted.plan",
     "Property": "vnnlib",
+    "PublicPlan": "encrypted.public",
     "Region": "vnnlib",
+    "RemoteClassifier": "encrypted.remote",
+    "Server": "encrypted.server",
     "Verdict": "verify",
     "export_benchmark": "vnnlib_write",
     "from_onnx": "onnx_read",
+    "plan_batches": "encrypted.batch_plan",
+    "plan_encryption": "encrypted.plan",
     "read_onnx": "onnx_read",
     "read_vnnlib": "vnnlib",
     "robustness_vnnlib": "vnnlib_write",
+    "serve": "encrypted.http",
     "to_onnx": "onnx_export",
     "verify": "verify",
 }
@@ -49,6 +81,9 @@ _EXTRAS = {
     "onnx": ("onnx", "ONNX files need"),
     "onnxruntime": ("onnx", "running ONNX files needs"),
     "onnxscript": ("onnx", "torch's ONNX exporter needs"),
+    "tenseal": ("encrypted", "encrypted inference needs"),
+    "tornado": ("encrypted", "serving encrypted inference needs"),
+    "zstandard": ("encrypted", "encrypted inference in batches needs"),
 }
 """The packages of the extras: the extra's name, and what needs the package."""
 

@@ -1,0 +1,173 @@
+"""The plan: ring, moduli, scales and packing for one network, from proven ranges of all its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from polybound.deploy.encrypted.layout import Layout
+from polybound.deploy.encrypted.noise import error_of
+from polybound.deploy.encrypted.parameters import MODULUS_BITS, Choice, Demand, Parameters, best_parameters
+from polybound.deploy.encrypted.polynomial import Array, Polynomial, read_polynomial
+from polybound.deploy.encrypted.public import PublicPlan
+from polybound.deploy.encrypted.ranges import Ranges, proven_ranges, ranges_at, usual_ranges
+from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork
+
+__all__ = ["Plan", "plan_encryption"]
+
+TOLERANCE = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a network is evaluated encrypted; `public` is what a client is told of it.
+
+    Attributes:
+        polynomial: the network, with the domain.
+        ranges: proven bounds of all values over the domain.
+        layout: where everything lies in the slots.
+        parameters: ring, moduli and scales.
+        error: the estimate of the largest error of a logit over the domain.
+        class_names: one name for each class.
+    """
+
+    polynomial: Polynomial
+    ranges: Ranges
+    layout: Layout
+    parameters: Parameters
+    error: float
+    class_names: tuple[str, ...]
+
+    @cached_property
+    def public(self) -> PublicPlan:
+        """What a client needs: nothing of the weights but the size of the network, and the estimated error."""
+        p = self.parameters
+        domain = (self.polynomial.low, self.polynomial.high)
+        shape = tuple(self.polynomial.shape)
+        return PublicPlan(self.layout, p.ring, p.bits, p.pixels, shape, domain, self.class_names, self.error)
+
+    def error_at(self, images: Array) -> float:
+        """The estimate for these images (images, features) alone: smaller, since their values are."""
+        demand = Demand.of(self.polynomial, ranges_at(self.polynomial, np.asarray(images, dtype=np.float64)))
+        scales = self.parameters.scales()
+        return float(error_of(self.layout, demand.gains, scales, demand.ranges.length).max())
+
+
+def plan_encryption(
+    model: PolynomialNetwork | Polynomial,
+    domain: tuple[float, float] = (-1.0, 1.0),
+    class_names: Sequence[str] | None = None,
+    tolerance: float = TOLERANCE,
+    uploads: int = 2,
+) -> Plan:
+    """The fastest plan whose error over the whole domain is within the tolerance, at 128-bit security.
+
+    Args:
+        model: a CCP of degree up to 8, or an NCP of degree 2.
+        domain: the smallest and the largest value of a pixel.
+        class_names: one for each class; numbers by default.
+        tolerance: the largest error of a logit that will do.
+        uploads: how many ciphertexts a client may send for one image; more take less of the server's time.
+
+    Raises:
+        PolyboundError: the model does not fit; the message names the value that is too large, and the bound of the
+            rows' l1 norms that would make it fit.
+    """
+    polynomial = model if isinstance(model, Polynomial) else read_polynomial(model, domain)
+    names = tuple(class_names or map(str, range(polynomial.classes)))
+    if len(names) != polynomial.classes:
+        raise PolyboundError(f"{len(names)} class names for {polynomial.classes} classes")
+    if not tolerance > 0 or uploads not in (1, 2, 4, 8):
+        raise PolyboundError(f"the tolerance must be positive and uploads 1, 2, 4 or 8, got {tolerance:g}, {uploads}")
+    ranges = proven_ranges(polynomial)
+    found = _fastest(polynomial, ranges, tolerance, uploads)
+    if found is None:
+        raise PolyboundError(_refusal(polynomial, ranges, tolerance, uploads))
+    layout, choice = found
+    return Plan(polynomial, ranges, layout, choice.parameters, choice.error, names)
+
+
+def _layouts(polynomial: Polynomial, uploads: int) -> Iterator[tuple[float, Layout, int]]:
+    """All packings that have room, with the relative time that they take and the spare primes, the fastest first."""
+    depth = (polynomial.degree - 1).bit_length()
+    found = []
+    for ring in MODULUS_BITS:
+        for baby in (1, 2, 4):
+            for spare in (0, 1, 2):
+                sizes = (polynomial.features, polynomial.classes, polynomial.rank, depth, ring // 2)
+                layout = Layout(*sizes, uploads, baby)
+                layout = layout if layout.fits() else Layout(*sizes, 1, baby)
+                if layout.fits():
+                    found.append((_time(layout, spare), layout, spare))
+    yield from sorted(found, key=lambda candidate: candidate[0])
+
+
+def _time(layout: Layout, spare: int) -> float:
+    """Rotations, counted by the primes that each goes through; plain products cost a tenth."""
+    primes = layout.depth + 1 + spare
+    first = layout.uploads * (layout.baby - 1) + layout.giant + len(layout.folds) + 0.1 * layout.diagonals
+    time = first * primes * (primes + 1)
+    for n in range(layout.depth):
+        time += 2.2 * (primes - n) * (primes - n + 1)
+    last = primes - layout.depth
+    time += (layout.out_baby + layout.out_giant + len(layout.out_folds)) * last * (last + 1)
+    return time * layout.slots * float(np.log2(layout.slots))
+
+
+def _fastest(polynomial: Polynomial, ranges: Ranges, tolerance: float, uploads: int) -> tuple[Layout, Choice] | None:
+    proven, usual = Demand.of(polynomial, ranges), Demand.of(polynomial, usual_ranges(polynomial))
+    for _, layout, spare in _layouts(polynomial, uploads):
+        choice = best_parameters(layout, proven, usual, spare, tolerance)
+        if choice is not None and choice.error <= tolerance:
+            return layout, choice
+    return None
+
+
+def _refusal(polynomial: Polynomial, ranges: Ranges, tolerance: float, uploads: int) -> str:
+    """What is too large, and what would fit."""
+    layouts = [layout for _, layout, _ in _layouts(polynomial, uploads)]
+    if not layouts:
+        rows = polynomial.rank << (polynomial.degree - 1).bit_length()
+        most = max(MODULUS_BITS) // 2
+        return (
+            f"{rows} rows of all factors (the rank times the degree, padded) and {polynomial.features} pixels do not "
+            f"fit {most} slots: a smaller rank or smaller images would"
+        )
+    unit = int(np.argmax(ranges.products))
+    largest = float(ranges.products[unit])
+    logit = float(ranges.logits.max())
+    bound = _largest_bound(polynomial, tolerance, uploads)
+    advice = f"row-l1 norms bounded by {bound:.3g} would fit" if bound else "no bound of the row-l1 norms would fit"
+    factor = float(ranges.factors.max())
+    return (
+        f"the model does not fit an error of {tolerance:g}: over the domain its factors reach {factor:.3g}, the "
+        f"product of unit {unit} reaches {largest:.3g} and a logit {logit:.3g}; {advice}"
+    )
+
+
+def _largest_bound(polynomial: Polynomial, tolerance: float, uploads: int) -> float:
+    """The largest bound of the l1 norms of all rows, to some digits, that makes the model fit; 0 if none does."""
+    # What fits anything fits the packing with the most slots and the fewest rotations of pixels.
+    most = [found for found in _layouts(polynomial, uploads) if found[1].baby == 1]
+    widest = max(layout.slots for _, layout, _ in most)
+    candidates = [(layout, spare) for _, layout, spare in most if layout.slots == widest]
+
+    def fits(bound: float) -> bool:
+        smaller = polynomial.bounded(bound)
+        proven, usual = Demand.of(smaller, proven_ranges(smaller)), Demand.of(smaller, usual_ranges(smaller))
+        choices = (best_parameters(layout, proven, usual, spare, tolerance) for layout, spare in candidates)
+        return any(choice is not None and choice.error <= tolerance for choice in choices)
+
+    low, high = 0.0, float(max(np.abs(polynomial.W).sum(-1).max(), np.abs(polynomial.C).sum(-1).max()))
+    # By factors first: the norms may be far too large.
+    while high > 1e-3 and not fits(high / 4):
+        high /= 4
+    low = high / 4 if high > 1e-3 else 0.0
+    for _ in range(5 if low else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
