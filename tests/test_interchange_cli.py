@@ -186,6 +186,13 @@ def test_what_needs_no_extra_works_without(model_file, net, tmp_path):
     assert answer[0] == 0 and answer[1].splitlines()[0] in ("sat", "unsat") and info[0] == 0
 
 
+def test_names_are_what_they_are_in_whatever_order_they_are_loaded():
+    code = "import polybound.deploy as d, types; [getattr(d, n) for n in d.__all__ if n[0].isupper()];"
+    code += "print([n for n in d.__all__ if isinstance(getattr(d, n), types.ModuleType)])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
+
+
 def test_the_docs_run_as_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"pb": pb, "torch": torch}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polybound.deploy.onnx_export import to_onnx
     from polybound.deploy.onnx_files import OnnxMetadata
     from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
-    from polybound.deploy.verify import Verdict, verify
+    from polybound.deploy.verification import Verdict, verify
     from polybound.deploy.vnnlib import Property, Region, read_vnnlib
     from polybound.deploy.vnnlib_write import export_benchmark, robustness_vnnlib
 
@@ -64,7 +64,7 @@ _HOME = {
     "Region": "vnnlib",
     "RemoteClassifier": "encrypted.remote",
     "Server": "encrypted.server",
-    "Verdict": "verify",
+    "Verdict": "verification",
     "export_benchmark": "vnnlib_write",
     "from_onnx": "onnx_read",
     "plan_batches": "encrypted.batch_plan",
@@ -74,7 +74,7 @@ _HOME = {
     "robustness_vnnlib": "vnnlib_write",
     "serve": "encrypted.http",
     "to_onnx": "onnx_export",
-    "verify": "verify",
+    "verify": "verification",
 }
 
 _EXTRAS = {
