@@ -53,6 +53,13 @@ def test_higher_degrees(degree):
         assert np.abs(pair.logits(image) - exact).max() <= pair.plan.error_at(image[None])
 
 
+def test_a_smaller_tolerance_takes_the_larger_ring():
+    pair, x = Pair(network(4, 4, 12), tolerance=1e-6), images()
+    assert pair.plan.parameters.ring == 16384
+    for image, exact in zip(x[:2], pair.plan.polynomial(x), strict=False):
+        assert np.abs(pair.logits(image) - exact).max() <= pair.plan.error_at(image[None]) <= 1e-6
+
+
 def test_an_ncp_of_degree_two_and_the_product_form():
     for model in (pb.NCP(12, 4, 3, degree=2, seed=1), network(3, 4, 12, form="product")):
         pair, image = Pair(model), images(12, 1)[0]
