@@ -29,6 +29,8 @@ $(VENV)/ready: $(VENV)/ready-for-demo
 	$(PIP) -e '.[dev,docs]'
 	# A judge in tests and benchmarks. It asks for torchvision and an old requests, but works without either.
 	$(PIP) --no-deps torchattacks
+	# Another one, which is built from source: its test is skipped where that is not possible.
+	$(PIP) 'vnnlib<1' || echo "vnnlib cannot be built here (a C compiler and Python's headers are missing)"
 	touch $@
 
 demo: $(VENV)/ready-for-demo
@@ -54,7 +56,7 @@ bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
 
 docs: $(VENV)/ready
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments polybound.estimator
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments polybound.deploy polybound.estimator
 	@echo "open build/docs/index.html"
 
 clean:
