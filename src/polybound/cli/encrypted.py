@@ -29,6 +29,8 @@ def _plan(name: str, domain: tuple[float, float], tolerance: float) -> Plan:
         )
     from polybound.runs import load_subject
 
+    if not Path(name).exists():
+        raise PolyboundError(f"{name}: no model file, run folder or example (those are {', '.join(EXAMPLES)})")
     loaded = load_subject(Path(name))
     names = None if loaded.run is None else _class_names(loaded.run.spec().data.name)
     model: PolynomialNetwork = loaded.model
@@ -63,7 +65,7 @@ def show_plan(name: str, domain: tuple[float, float], tolerance: float, as_json:
     else:
         from polybound.cli.tables import show_facts
 
-        show_facts(facts)
+        show_facts({name: f"{value:.4g}" if isinstance(value, float) else value for name, value in facts.items()})
 
 
 def run_server(name: str, port: int, host: str, clients: int, domain: tuple[float, float], tolerance: float) -> None:

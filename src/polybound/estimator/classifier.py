@@ -131,7 +131,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise PolyboundError(f"a classifier needs at least two classes, got 1 class, {self.classes_[0]!r}")
+            raise PolyboundError(f"a classifier needs at least two classes, got 1 class, {self.classes_.tolist()[0]!r}")
         weight = weight * self._class_weights(labels, weight)
         self._fit(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
         self._prove(X, labels, weight)
