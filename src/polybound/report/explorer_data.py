@@ -97,6 +97,8 @@ def describe_data(data: Dataset, features: Sequence[Feature] | None) -> dict[str
 def _check(name: str, model: PolynomialNetwork, data: Dataset) -> None:
     if model.runs is not None:
         raise PolyboundError(f"{name}: a stack of {model.runs} networks; take model.run(e) of it")
+    if model.classes < 2:
+        raise PolyboundError(f"{name}: one output; a page is about classifiers, of two classes and more")
     if data.x[0].numel() != model.features:
         raise PolyboundError(f"{name}: {data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
     if len(data.class_names) != model.classes:
