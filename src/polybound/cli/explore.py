@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from polybound.errors import PolyboundError
 if TYPE_CHECKING:
     from polybound.data import Dataset
     from polybound.models import PolynomialNetwork
+    from polybound.report import Feature
 
 __all__ = ["add_explorer"]
 
@@ -36,8 +38,8 @@ def explore(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="One or two run folders, model files, ONNX files or bundled networks; by default the digits of "
-            "`polybound demo`, plain and projected.",
+            help="One or two run folders, model files, ONNX files, saved PolynomialClassifiers or bundled networks; by "
+            "default the digits of `polybound demo`, plain and projected.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("explorer.html"),
@@ -59,40 +61,105 @@ def explore(
 
     if len(runs or ()) > 2:
         raise PolyboundError(f"a page shows one network or two, not {len(runs or ())}")
-    networks, data = _networks(runs or [], dataset, data_dir)
+    shown = [_network(run, dataset, data_dir) for run in runs or ["digits", "digits-bound-1"]]
+    data, networks = _common(shown), _named(shown)
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("certifying", total=len(networks) * min(images, len(data)))
         options: dict[str, Any] = {"images": images, "budget": budget, "title": title}
+        options |= {"features": shown[0].features, "notes": list(dict.fromkeys(one.note for one in shown if one.note))}
         options["on_progress"] = lambda done: bar.advance(task, done)
         page = build_explorer(networks, data, output, **options)
-    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {', '.join(networks)}; {min(images, len(data))} test images")
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {', '.join(networks)}; test images: {min(images, len(data))}")
 
 
-def _networks(
-    runs: list[str], dataset: str | None, data_dir: Path | None
-) -> tuple[dict[str, PolynomialNetwork], Dataset]:
-    """The networks by the names that the page shows, and their common test images."""
-    if not runs:
-        runs = ["digits", "digits-bound-1"]
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """A network of the page.
+
+    Attributes:
+        name: what the page calls it.
+        model: the network.
+        data: test images or samples that fit it.
+        features: of an estimator, the names and units of its features.
+        note: what a reader must know.
+    """
+
+    name: str
+    model: PolynomialNetwork
+    data: Dataset
+    features: list[Feature] | None = None
+    note: str = ""
+
+
+def _common(shown: list[_Shown]) -> Dataset:
+    """The test images that all networks share."""
+    first = shown[0]
+    for other in shown[1:]:
+        if other.data.digest != first.data.digest:
+            names = f"{first.data.name} and {other.data.name}"
+            raise PolyboundError(f"both networks need the same test images, not {names}; --dataset names them")
+        if other.features != first.features:
+            raise PolyboundError(f"{first.name} and {other.name} have features of other names or scales")
+    return first.data
+
+
+def _named(shown: list[_Shown]) -> dict[str, PolynomialNetwork]:
     networks: dict[str, PolynomialNetwork] = {}
-    found: dict[str, Dataset] = {}
-    for run in runs:
-        model, data = _network(run, dataset, data_dir)
-        name = Path(run).name or run
-        networks[name if name not in networks else f"{name} (2)"] = model
-        found[data.digest] = data
-    if len(found) > 1:
-        names = " and ".join(data.name for data in found.values())
-        raise PolyboundError(f"both networks need the same test images, not {names}; --dataset names them")
-    return networks, next(iter(found.values()))
+    for one in shown:
+        networks[f"{one.name} (2)" if one.name in networks else one.name] = one.model
+    return networks
 
 
-def _network(run: str, dataset: str | None, data_dir: Path | None) -> tuple[PolynomialNetwork, Dataset]:
+def _network(run: str, dataset: str | None, data_dir: Path | None) -> _Shown:
     from polybound.cli.certify import model_and_images
     from polybound.data import load
     from polybound.models import EXAMPLES, example
 
-    if run not in EXAMPLES or Path(run).exists():
-        return model_and_images(Path(run), dataset, data_dir)
-    own = "digits" if run.startswith("digits") else "fashion-mnist"
-    return example(run), load(dataset or own, "test", data_dir=data_dir)
+    path, name = Path(run), Path(run).name or run
+    if run in EXAMPLES and not path.exists():
+        own = "digits" if run.startswith("digits") else "fashion-mnist"
+        return _Shown(name, example(run), load(dataset or own, "test", data_dir=data_dir))
+    if dataset is None and _is_estimator(path):
+        return _estimator(name, path)
+    return _Shown(name, *model_and_images(path, dataset, data_dir))
+
+
+def _is_estimator(path: Path) -> bool:
+    from polybound.models import read_metadata
+
+    return path.suffix == ".safetensors" and path.is_file() and "polybound-estimator" in read_metadata(path)
+
+
+def _estimator(name: str, path: Path) -> _Shown:
+    """A saved classifier: its file has no samples, so that the page begins with the means of all features."""
+    import torch
+
+    from polybound.data import Dataset
+    from polybound.estimator import PolynomialClassifier
+    from polybound.report import Feature
+
+    found = PolynomialClassifier.load(path)
+    scaling, model = found.scaling_, found.model_
+    # The input of what never varied is always 0: without its weights the page has the same function.
+    _drop_features(model, [i for i, width in enumerate(scaling.width.tolist()) if width == float("inf")])
+    names = getattr(found, "feature_names_in_", [f"feature {i + 1}" for i in range(model.features)])
+    widths = [width if width < float("inf") else 0.0 for width in scaling.width.tolist()]
+    units = zip(names, scaling.mean.tolist(), widths, strict=True)
+    mean = torch.zeros(1, model.features)
+    with torch.no_grad():
+        label = model(mean.to(next(model.parameters()).dtype)).argmax(1)
+    data = Dataset("the means of all features", "test", mean, label, tuple(map(str, found.classes_.tolist())))
+    note = "eps is in units of three standard deviations of each feature, at which features are cut off."
+    return _Shown(name, model, data, [Feature(str(name), *unit) for name, *unit in units], note)
+
+
+def _drop_features(model: PolynomialNetwork, fixed: list[int]) -> None:
+    """Set the weights of some features to zero, in place."""
+    import torch
+
+    from polybound.models import Dense
+
+    with torch.no_grad():
+        for step in model.factors().A:
+            if isinstance(step, Dense):
+                step.weight[:, fixed] = 0.0

@@ -100,6 +100,7 @@ class Sliders {
       const value = makeElement("output");
       const slider = makeElement("input");
       Object.assign(slider, { type: "range", min: data.domain[0], max: data.domain[1], step: "any" });
+      slider.disabled = feature.width === 0;
       label.append(makeElement("span", "", feature.name), slider, value);
       parent.append(label);
       slider.addEventListener("keydown", (event) => this.key(event, slider, data.domain));
