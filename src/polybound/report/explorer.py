@@ -86,7 +86,7 @@ def build_explorer(
         "networks": [describe_network(name, model, some, budget, step) for name, model in networks.items()],
         "version": __version__,
     }
-    write_atomically(target, _page(title, content).encode())
+    write_atomically(target, _page(title, content).encode(errors="replace"))
     return target
 
 

@@ -121,9 +121,9 @@ class Card {
       ? ["bad", `✗ Wrong before any attack: says ${name(clean.best)}, not ${name(label)}`]
       : after.margin <= 0
         ? ["bad", `✗ The attack works: ${name(label)} becomes ${name(after.best)}`]
-        : live >= eps
+        : live >= eps && live > 0
           ? ["good", `✓ ${name(label)}, proven in this page: no attack within eps works`]
-          : proven && proven.certified >= eps
+          : proven && proven.certified >= eps && proven.certified > 0
             ? ["good", `✓ ${name(label)}, proven by polybound certify: no attack within eps works`]
             : proven && proven.attacked <= eps
               ? ["open", `• ${attack === "none" ? name(label) : "This attack fails"}, but polybound certify found one that works`]

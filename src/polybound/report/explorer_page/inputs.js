@@ -124,7 +124,7 @@ class Sliders {
 
   write(i) {
     const { value, feature } = this.rows[i];
-    value.textContent = (feature.centre + feature.width * this.x[i]).toPrecision(3);
+    value.textContent = String(Number((feature.centre + feature.width * this.x[i]).toPrecision(3)));
   }
 
   show(x) {

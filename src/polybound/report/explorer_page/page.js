@@ -93,6 +93,7 @@ function setWords() {
   if (data.picture) return;
   for (const entry of document.querySelectorAll(".entry")) entry.textContent = "feature";
   byId("input-title").textContent = "Set the features";
+  byId("clear").textContent = "All to the middle";
   byId("choice-title").textContent = "Or pick a test sample";
   for (const id of ["pad", "tools", "pad-help"]) byId(id).remove();
 }
