@@ -116,6 +116,7 @@ def random_data(shape, classes, seed=0):
         pb.NCP(36, 7, 3, degree=4, shape=(1, 6, 6), seed=0),
         pb.NCP(36, 5, 4, degree=3, shape=(1, 6, 6), seed=1, dtype=torch.float64),
         pb.CCP(36, 6, 3, degree=6, form="product", shape=(1, 6, 6), seed=2),
+        pb.ConvCCP((1, 6, 6), classes=3, degree=3, channels=2, kernel=3, pool=(2,), seed=3),
         pb.ConvCCP((1, 6, 6), classes=3, degree=3, channels=2, seed=3),
     ],
     ids=lambda model: f"{type(model).__name__}-{model.degree}-{model.classes}",

@@ -1,6 +1,6 @@
 // A card for each network: pictures, probabilities, margin, and the three certificates.
 
-const number = (value) => value.toFixed(3).replace("-", "−");
+const number = (value) => (Math.abs(value) < 1e6 ? value.toFixed(3) : value.toExponential(2)).replace("-", "−");
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
 // A radius with three decimals, or two digits if it is small: rounded down if it is proven, up if it is broken.
@@ -111,6 +111,7 @@ class Card {
     if (proven) {
       const { text } = this.rulers.proven;
       if (Number.isFinite(proven.attacked)) text.textContent += `, broken at ${radiusText(proven.attacked, Math.ceil)}`;
+      else if (proven.certified < this.data.domain[1] - this.data.domain[0]) text.textContent += ", open above";
     }
   }
 
