@@ -80,10 +80,11 @@ class Card {
     return box;
   }
 
-  // result: what compute() of page.js returns; radii: of the unattacked input.
+  // result: what compute() of page.js returns; radii: of the unattacked input, the same object while it stays.
   show(x, result, radii, state) {
     const { data } = this;
-    drawInput(this.image, x, data);
+    if (radii !== this.radii) drawInput(this.image, x, data);
+    this.radii = radii;
     drawInput(this.attacked, result.attacked, data);
     drawChange(this.change, x, result.attacked, state.eps, data);
     this.bars.forEach((bar, i) => {

@@ -94,7 +94,7 @@ class Box {
   }
 }
 
-const BISECTIONS = 12;
+const BISECTIONS = 10;
 
 // The largest radius found whose box has all margins positive; 0 if the image is misclassified.
 function firstRadius(network, x, label, domain) {
