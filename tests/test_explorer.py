@@ -151,6 +151,28 @@ def test_what_certify_proved_is_shown_for_test_images_only(browser, page, networ
     assert text(browser, ".proven .ruler-text") == "only for the test inputs"
 
 
+def test_the_verdict_says_who_proved_what(browser, page):
+    visit(browser, page)
+
+    def at(eps, attack):
+        browser.click(f"input[value={attack}]")
+        browser.run(
+            f"{{ const e = document.getElementById('eps'); e.value = {eps}; e.dispatchEvent(new Event('input')) }}"
+        )
+        return text(browser, ".verdict")
+
+    first, found = browser.run(
+        "(() => { const e = explorer, r = e.radii(e.networks[0], e.images[0], e.data.y[0], 0); return [r.first, r.proven]; })()"
+    )
+    assert first < 0.09 < found["certified"] < found["attacked"] < 0.12
+    assert "proven in this page: no attack" in at(0.05, "pgd")
+    assert "proven by polybound certify: no attack" in at(0.09, "pgd")
+    assert "polybound certify found one that works" in at(0.12, "none")
+    assert "The attack works: “7” becomes" in at(0.2, "pgd")
+    browser.click("#clear")
+    assert "nothing is proven at this eps" in at(0.45, "none")
+
+
 def test_every_control_by_mouse(browser, page):
     visit(browser, page)
     browser.click(".thumb:nth-child(5)")
