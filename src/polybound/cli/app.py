@@ -13,6 +13,7 @@ from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
+from polybound.cli.explore import add_explorer
 from polybound.cli.interchange import add_interchange
 from polybound.cli.runs import runs_app
 from polybound.errors import PolyboundError
@@ -28,6 +29,7 @@ app.add_typer(data_app, rich_help_panel=DATA)
 app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)
 add_interchange(app)
+add_explorer(app, NETWORKS)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Network = Annotated[

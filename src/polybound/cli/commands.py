@@ -23,6 +23,7 @@ ORDER = (
     "train",
     "evaluate",
     "certify",
+    "explore",
     "bounds",
     "info",
     "export",

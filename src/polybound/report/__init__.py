@@ -11,14 +11,27 @@ if TYPE_CHECKING:
     from polybound.report.attacks import draw_attacks
     from polybound.report.build import Report, build_report, report_runs
     from polybound.report.demo import draw_demo
+    from polybound.report.explorer import Feature, build_explorer
     from polybound.report.figure_files import check_figure_file
     from polybound.report.tensorboard import EventLog
 
-__all__ = ["EventLog", "Report", "build_report", "check_figure_file", "draw_attacks", "draw_demo", "report_runs"]
+__all__ = [
+    "EventLog",
+    "Feature",
+    "Report",
+    "build_explorer",
+    "build_report",
+    "check_figure_file",
+    "draw_attacks",
+    "draw_demo",
+    "report_runs",
+]
 
 _HOME = {
     "EventLog": "tensorboard",
+    "Feature": "explorer",
     "Report": "build",
+    "build_explorer": "explorer",
     "build_report": "build",
     "check_figure_file": "figure_files",
     "draw_attacks": "attacks",

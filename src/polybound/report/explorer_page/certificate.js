@@ -1,0 +1,137 @@
+// The first rung of `polybound certify` in float64, never above it.
+//
+// Over a box x = c + r u, u in [-1, 1]^d, every margin is g(u) >= g0 - sum |G| - R. R bounds all of second order and
+// above: with t_n = A_n (r u) and B_n the derivative of what factor n is multiplied by,
+//   R = sum_n bound of sum_m (|lambda_n| + ell_n)_m |t_nm| |(B_n r u)_m|,
+// where lambda_n is the margin's derivative by the n-th product at the centre, and ell_n how far it moves in the box.
+
+const ULP = 2 ** -52;
+
+// sum_m weight_m |t_m s_m| where |t_m s_m| <= product_m and ||t|| ||s|| <= norms: any theta >= 0 gives a bound,
+// theta norms + sum max(0, weight - theta) product, and the best theta is one of the weights.
+function splitSum(weight, product, norms) {
+  const order = Array.from(weight.keys()).sort((i, j) => weight[j] - weight[i]);
+  let theta = 0;
+  let passed = 0;
+  for (const m of order) {
+    passed += product[m];
+    if (passed >= norms) { theta = weight[m]; break; }
+  }
+  let total = theta * norms;
+  for (let m = 0; m < weight.length; m++) total += Math.max(0, weight[m] - theta) * product[m];
+  return total;
+}
+
+// What all rivals share: factors at the centre, their radii and norms, and the summands of B_n r u.
+class Box {
+  constructor(network, x, eps, domain) {
+    const edge = Math.max(Math.abs(domain[0]), Math.abs(domain[1]));
+    // Wider than the ball by more than all roundings of its sides.
+    const reach = eps * (1 + 2 ** -40) + edge * 2 ** -45;
+    const c = new Float64Array(x.length);
+    const r = new Float64Array(x.length);
+    for (let d = 0; d < x.length; d++) {
+      const lower = Math.max(domain[0], x[d] - reach);
+      const upper = Math.min(domain[1], x[d] + reach);
+      c[d] = (lower + upper) / 2;
+      r[d] = ((upper - lower) / 2) * (1 + 2 ** -40) + edge * 2 ** -48;
+    }
+    this.network = network;
+    this.r = r;
+    Object.assign(this, network.factors(c));
+    this.size = this.h.map((h) => h.map(Math.abs));
+    this.rho = network.A.map((step) => step.apply(r, null, true));
+    this.norm = network.stretch.map((mu) => Math.sqrt(mu.reduce((sum, m, d) => sum + m * r[d] * r[d], 0)));
+    this.terms = [[]];
+    for (let n = 1; n < network.degree; n++) this.terms.push(this.nextTerms(n));
+  }
+
+  nextTerms(n) {
+    const { network, size, rho, norm, q } = this;
+    let terms = this.terms[n - 1].map((t) => ({ ...t, scale: times(t.scale, size[n - 1]) }));
+    terms.push({ scale: q[n - 1].map(Math.abs), radius: rho[n - 1], norm: norm[n - 1] });
+    const step = network.S[n - 1];
+    if (!step) return terms;
+    const inner = new Float64Array(step.inputs);
+    let norms = 0;
+    for (const t of terms) {
+      for (let m = 0; m < inner.length; m++) inner[m] += t.scale[m] * t.radius[m];
+      norms += Math.max(...t.scale) * t.norm;
+    }
+    const radius = step.apply(inner, null, true);
+    return [{ scale: radius.map(() => 1), radius, norm: norms * network.norms[n - 1] }];
+  }
+
+  // A proven lower bound of f_label - f_rival over the box.
+  lower(label, rival) {
+    const { network, h, q, rho, size, r } = this;
+    const { W, b, inputs } = network.C;
+    let lambda = new Float64Array(inputs);
+    for (let m = 0; m < inputs; m++) lambda[m] = W[label * inputs + m] - W[rival * inputs + m];
+    let ell = new Float64Array(inputs);
+    const last = network.degree - 1;
+    let g0 = b[label] - b[rival];
+    for (let m = 0; m < inputs; m++) g0 += lambda[m] * h[last][m] * q[last][m];
+    const gradient = new Float64Array(r.length);
+    let total = 0;
+    for (let n = last; n >= 0; n--) {
+      network.A[n].adjoint(times(lambda, q[n]), gradient);
+      const weight = lambda.map((value, m) => Math.abs(value) + ell[m]);
+      for (const term of this.terms[n]) {
+        total += splitSum(times(weight, term.scale), times(rho[n], term.radius), this.norm[n] * term.norm);
+      }
+      if (n === 0) break;
+      const wider = ell.map((value, m) => value * (size[n][m] + rho[n][m]) + Math.abs(lambda[m]) * rho[n][m]);
+      lambda = network.back(times(lambda, h[n]), n);
+      ell = network.back(wider, n, true);
+    }
+    for (let d = 0; d < r.length; d++) total += Math.abs(gradient[d]) * r[d];
+    // Four times what float64 can be off by over the whole domain, and 2^-24 of the terms: never above Python's.
+    const slack = network.slack[label] + network.slack[rival];
+    const off = 4 * slack + (Math.abs(g0) + total) * (16 * network.roundings * ULP + 2 ** -24);
+    const bound = g0 - total - off;
+    return Number.isNaN(bound) ? -Infinity : bound;
+  }
+}
+
+const BISECTIONS = 10;
+
+// The largest radius found whose box has all margins positive; 0 if the image is misclassified.
+function firstRadius(network, x, label, domain) {
+  const logits = network.logits(x);
+  if (!(margin(logits, label) > 0)) return 0;
+  // The closest rivals first: most boxes that fail do so with the first one.
+  const rivals = Array.from(logits.keys()).filter((i) => i !== label).sort((i, j) => logits[j] - logits[i]);
+  const holds = (eps) => {
+    const box = new Box(network, x, eps, domain);
+    const fails = rivals.findIndex((rival) => !(box.lower(label, rival) > 0));
+    if (fails > 0) rivals.unshift(...rivals.splice(fails, 1));
+    return fails < 0;
+  };
+  const width = domain[1] - domain[0];
+  let good = 0;
+  let bad = width / 128;
+  while (bad < width && holds(bad)) {
+    good = bad;
+    bad *= 2;
+  }
+  for (let step = 0; step < BISECTIONS; step++) {
+    const middle = (good + bad) / 2;
+    if (holds(middle)) good = middle;
+    else bad = middle;
+  }
+  return good;
+}
+
+// margin / (2 L) with L the network's Lipschitz constant over the whole domain, rounded down.
+function lipschitzRadius(network, x, label) {
+  const logits = network.logits(x);
+  let least = Infinity;
+  logits.forEach((value, rival) => {
+    if (rival !== label) {
+      least = Math.min(least, logits[label] - value - 4 * (network.slack[label] + network.slack[rival]));
+    }
+  });
+  const radius = (least / (2 * network.lipschitz)) * (1 - 2 ** -24);
+  return radius > 0 ? radius : 0;
+}
