@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 import polybound as pb
 from box_search import exact_values
 from networks import F64, ccps, convs, ncps, randomise, seeds
-from polybound.certificates.balls import least_linear
+from polybound.certificates.ball_ladder import BallDecisions
+from polybound.certificates.balls import Balls, least_linear
 from polybound.certificates.expansion import first_order, second_order
+from polybound.certificates.forms import Margins
+from polybound.certificates.inputs import checked_boxes
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
 from polybound.certificates.trust import trust_region
@@ -262,6 +265,52 @@ def test_counterexamples_lie_inside_where_floats_are_sparse():
             r, far = torch.full((2,), eps, dtype=F64), torch.full((2,), 1e9, dtype=F64)
             assert in_ball(found.counterexample[0], x[0], r, -far, far)
     assert found.status == ["falsified"]
+
+
+def balls_of(x, r):
+    boxes = checked_boxes(Network(pb.CCP(x.shape[1], 1, 2, 2, dtype=F64)), x, r, None, (-1.0, 1.0))
+    side = torch.tensor(1.0, dtype=F64)
+    return boxes, Balls.within(boxes, (-side, side))
+
+
+@settings(max_examples=100)
+@given(seeds, st.integers(1, 5))
+def test_points_are_brought_into_the_true_ball(seed, n):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(1, n, generator=generator, dtype=F64) * 2 - 1
+    r = torch.tensor([0.0, 1e-12, 0.1, 0.7], dtype=F64)[torch.randint(0, 4, x.shape, generator=generator)]
+    boxes, balls = balls_of(x, r)
+    ledger = BallDecisions(Margins(Network(pb.CCP(n, 1, 2, 2, dtype=F64)), torch.tensor([0])), balls, boxes.inner)
+    u = torch.randn(20, n, generator=generator, dtype=F64)
+    u = u / u.norm(dim=1, keepdim=True)
+    for size in (0.5, 1.0, 1.0 + 2.0**-52, 1.0 + 2.0**-30, 3.0):
+        for point in x + r * u * size:
+            moved = ledger.within(0, point)
+            assert in_ball(moved, x[0], r[0], -torch.ones(n), torch.ones(n))
+            if size <= 1.0 and bool((point.abs() <= 1).all()):
+                assert float((moved - point).abs().max()) <= 2e-3 or bool((r == 1e-12).any())
+
+
+@settings(max_examples=100)
+@given(seeds, st.integers(1, 5))
+def test_no_cell_that_meets_the_ball_is_dropped(seed, n):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(1, n, generator=generator, dtype=F64) * 2 - 1
+    r = torch.tensor([0.0, 0.1, 0.7], dtype=F64)[torch.randint(0, 3, x.shape, generator=generator)]
+    _, balls = balls_of(x, r)
+    assume(bool(r.any()))
+    # Boxes with their nearest corner on the sphere, a little inside and outside of it.
+    u = torch.randn(60, n, generator=generator, dtype=F64) * (r > 0)
+    sizes = torch.tensor([0.8, 1 - 1e-15, 1 + 1e-15, 1.2], dtype=F64).repeat(15)
+    u = u / u.norm(dim=1, keepdim=True) * sizes.unsqueeze(1)
+    corner = x + r * u
+    lower, upper = torch.where(u < 0, corner - 0.5, corner), torch.where(u < 0, corner, corner + 0.5)
+    lower, upper = torch.where(r == 0, x, lower), torch.where(r == 0, x, upper)
+    dropped = balls.outside(torch.zeros(60, dtype=torch.int64), lower, upper)
+    far = torch.full((n,), 9.0, dtype=F64)
+    for low, high, gone in zip(lower, upper, dropped.tolist(), strict=True):
+        assert not (gone and in_ball(x[0].clamp(low, high), x[0], r[0], -far, far))
+    assert bool(dropped[3::4].all())
 
 
 def test_degenerate_radii():
