@@ -66,7 +66,9 @@ def test_balls_of_the_l2_norm(cli, refused, trained, tmp_path):
     box = cli("certify", trained, "--dataset", "digits", "--eps", 0.3, "--images", 12, "--json").json["rows"][0]
     assert box["verified"] <= row["verified"] + row["undecided"]  # the ball lies in the box
     assert "l_2 balls" in " ".join(cli("certify", trained, *words).out.split())
-    assert "--norm inf" in refused("certify", trained, *words, "--save", tmp_path / "x.json")
+    proofs = tmp_path / "balls.json"
+    assert cli("certify", trained, *words, "--save", proofs).code == 0
+    assert cli("certify", trained, "--check", proofs, "--json").json["verified"] == row["verified"]
     assert "--norm inf" in refused("certify", trained, *words, "--outputs")
     assert "about boxes" in refused("certify", trained, *words, "--method", "crown")
     assert "norm must be" in refused("certify", trained, *words[:-1], "two")

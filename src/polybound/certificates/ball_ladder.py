@@ -19,7 +19,7 @@ from polybound.certificates.expansion import first_order, second_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ladder import Ladder
-from polybound.certificates.ledger import Ledger
+from polybound.certificates.ledger import Node
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
 from polybound.certificates.trust import lower_in_ball, trust_region
@@ -40,10 +40,11 @@ class BallDecisions(Decisions):
         forms: what is claimed of each image.
         balls: the balls.
         inner: sides of the boxes around them, within the domain, rounded inwards.
+        keep: whether to keep the proofs.
     """
 
-    def __init__(self, forms: Forms, balls: Balls, inner: Sides) -> None:
-        super().__init__(forms, len(balls.x), inner, keep=False)
+    def __init__(self, forms: Forms, balls: Balls, inner: Sides, keep: bool = False) -> None:
+        super().__init__(forms, len(balls.x), inner, keep)
         self.balls = balls
 
     def within(self, image: int, x: Tensor) -> Tensor:
@@ -55,6 +56,23 @@ class BallDecisions(Decisions):
             if self.balls.holds(image, point):
                 return point
         return centre
+
+    def first(self, images: Tensor, bound: Tensor) -> Tensor:
+        """Enter the bounds of first order, which are about the balls."""
+        still = super().first(images, bound)
+        for step in self.proofs.values():
+            if step.get("by") == "first":
+                step["by"] = "ball"
+        return still
+
+    def prove_by(self, cells: Cells, index: int, rule: str) -> None:
+        """Write down a rule; slopes are those of the ball."""
+        super().prove_by(cells, index, "ball slopes" if rule == "slopes" else rule)
+
+    def prove_trust(self, cells: Cells, index: int, step: Node) -> None:
+        """Write down the multiplier and the point that bound a cell's whole ball."""
+        if self.keep:
+            self._nodes[int(cells.node[index])].update(step)
 
 
 class BallLadder(Ladder):
@@ -71,8 +89,9 @@ class BallLadder(Ladder):
         options: as for `Ladder`.
     """
 
-    def __init__(self, forms: Forms, boxes: Boxes, balls: Balls, ledger: Ledger, **options: Any) -> None:
+    def __init__(self, forms: Forms, boxes: Boxes, balls: Balls, ledger: BallDecisions, **options: Any) -> None:
         super().__init__(forms, boxes, ledger, **options)
+        self.ledger: BallDecisions = ledger
         self.balls = balls
         self.ends = False  # the end of a coordinate may lie outside of the ball
 
@@ -104,12 +123,15 @@ class BallLadder(Ladder):
             low, high = (side[:, active] for side in balls.limits(images))
             for absorb in (False, True):
                 H, R = second.absorbed() if absorb else (second.H, second.R)
-                bound, v = trust_region(net, second, H, R, cells.slack, (low, high))
+                bound, v, lam = trust_region(net, second, H, R, cells.slack, (low, high))
                 u = torch.zeros_like(c)
                 u[:, active] = v
                 cells = replace(cells, bound=torch.maximum(cells.bound, bound))
                 proven = cells.bound > cells.level
                 for index in torch.nonzero(proven).squeeze(1).tolist():
+                    by = "trust absorbed" if absorb else "trust"
+                    step = {"by": by, "on": active.tolist(), "v": v[index].tolist(), "lam": float(lam[index])}
+                    self.ledger.prove_trust(cells, index, step)
                     self.ledger.close(cells, index, float(cells.bound[index]), "second")
                 rows = torch.nonzero(~proven).squeeze(1)
                 cells, second, low, high, c = cells[rows], second.rows(rows), low[rows], high[rows], c[rows]
@@ -123,6 +145,7 @@ class BallLadder(Ladder):
         """The cells whose boxes meet their balls."""
         outside = self.balls.outside(cells.image, cells.lower, cells.upper)
         for index in torch.nonzero(outside).squeeze(1).tolist():
+            self.ledger.prove_by(cells, index, "outside")
             self.ledger.close(cells, index, torch.inf, "branch")
         return cells[~outside]
 

@@ -63,7 +63,7 @@ def certify(
         domain: the smallest and largest value that an entry of an input can have, numbers or tensors of the shape of
             one input; None for no limits.
         norm: of the ball, "inf" or "2". With "2", `||x' - x||_2 <= eps`; with a radius for each feature,
-            `sum_d ((x'_d - x_d) / eps_d)^2 <= 1`. There is no box then, and no proof is kept.
+            `sum_d ((x'_d - x_d) / eps_d)^2 <= 1`. There is no box then.
         method: "auto" takes all rungs: first order, attacks, second order, branch and bound. "first" and "second" stop
             after that rung. "crown", "zonotope", "interval" and "lipschitz" are bounds to compare with, without
             attacks; of these, l_2 balls have "lipschitz".
@@ -86,7 +86,7 @@ def certify(
     boxes = checked_boxes(net, x, eps, box, domain)
     labels = checked_labels(net, y, len(boxes.x))
     checked_method(method, get_args(Method), budget)
-    norm = checked_norm(norm, box, method, keep)
+    norm = checked_norm(norm, box, method)
     forms = Margins(net, labels)
     balls = Balls.within(boxes, checked_domain(net, domain)) if norm == "2" else None
     ledger = _ledger(forms, boxes, balls, keep and method in TOPS)
@@ -104,11 +104,11 @@ def certify(
 def _ledger(forms: Margins, boxes: Boxes, balls: Balls | None, keep: bool) -> Decisions:
     if balls is None:
         return Decisions(forms, len(boxes.x), boxes.inner, keep)
-    return BallDecisions(forms, balls, boxes.inner)
+    return BallDecisions(forms, balls, boxes.inner, keep)
 
 
 def _ladder(forms: Margins, boxes: Boxes, balls: Balls | None, ledger: Decisions, options: dict[str, Any]) -> Ladder:
-    if balls is None:
+    if balls is None or not isinstance(ledger, BallDecisions):
         return Ladder(forms, boxes, ledger, **options)
     _ = forms.net.norms_A
     return BallLadder(forms, boxes, balls, ledger, **options)

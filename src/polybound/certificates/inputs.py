@@ -168,7 +168,7 @@ def checked_method(method: str, allowed: Sequence[str], budget: float) -> None:
         raise PolyboundError(f"budget must be a number of seconds, got {budget!r}")
 
 
-def checked_norm(norm: str | float, box: object, method: str, keep: bool) -> str:
+def checked_norm(norm: str | float, box: object, method: str) -> str:
     """The norm as "inf" or "2"; what there is for boxes only is refused for l_2 balls."""
     name = {2.0: "2", inf: "inf"}.get(norm) if isinstance(norm, (int, float)) else norm
     if name not in ("inf", "2"):
@@ -177,8 +177,6 @@ def checked_norm(norm: str | float, box: object, method: str, keep: bool) -> str
         raise PolyboundError("the sides of a box say nothing about an l_2 ball; pass eps")
     if name == "2" and method in ("crown", "zonotope", "interval"):
         raise PolyboundError(f"method {method!r} is about boxes; l_2 balls have auto, second, first, lipschitz")
-    if name == "2" and keep:
-        raise PolyboundError("proofs are kept of boxes only; of l_2 balls there are no files yet")
     return name
 
 

@@ -85,7 +85,7 @@ def certified_radius(
     net = model if isinstance(model, Network) else Network(model)
     points = checked_boxes(net, x, 0.0, None, domain).x
     labels = checked_labels(net, y, len(points))
-    norm = checked_norm(norm, None, method, False)
+    norm = checked_norm(norm, None, method)
     units = None if scale is None else _checked_scale(net, scale)
     options: dict[str, Any] = {"domain": domain, "norm": norm, "method": method, "budget": budget}
     certified = torch.zeros(len(points), dtype=torch.float64)

@@ -23,8 +23,8 @@ def lower_in_ball(net: Network, first: First, slack: Tensor, limits: Limits) -> 
 
 def trust_region(
     net: Network, second: Second, H: Tensor, R: Tensor, slack: Tensor, limits: Limits
-) -> tuple[Tensor, Tensor]:
-    r"""A lower bound of `g0 + G.u + u'Hu/2 - R` over the unit ball within limits, (balls,), and where it nearly is.
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""A lower bound of `g0 + G.u + u'Hu/2 - R` over the unit ball within limits, (balls,), and its v and lam.
 
     If `M = H + lam I` is positive semidefinite for a lam >= 0, then for all u with `||u||_2 <= 1` and every v
 
@@ -46,7 +46,7 @@ def trust_region(
     sizes = H.abs().sum((-1, -2)) + n * lam.squeeze(-1) + second.G.abs().sum(-1) + R
     off = sizes * (4 * (n + 8 + net.roundings) * ULP) + 3 * lack
     total = lam.squeeze(-1) / 2 + (v * Mv).sum(-1) / 2 + away + R
-    return rounded_down(second.g0, torch.nan_to_num(total, nan=torch.inf), slack + off, net), v
+    return rounded_down(second.g0, torch.nan_to_num(total, nan=torch.inf), slack + off, net), v, lam.squeeze(-1)
 
 
 def _minimiser(G: Tensor, H: Tensor, lam: Tensor, limits: Limits) -> Tensor:
