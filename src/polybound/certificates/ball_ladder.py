@@ -15,7 +15,7 @@ from polybound.certificates.balls import Balls, least_linear, nearest
 from polybound.certificates.boxes import Sides
 from polybound.certificates.cells import Cells
 from polybound.certificates.decisions import Decisions
-from polybound.certificates.expansion import first_order, second_order
+from polybound.certificates.expansion import Second, first_order, second_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ladder import Ladder
@@ -115,31 +115,38 @@ class BallLadder(Ladder):
 
     def _second(self, cells: Cells) -> Cells:
         """The trust-region problem of each cell, the remainder as a number and then absorbed."""
-        begun, images, balls, net = time.perf_counter(), cells.image, self.balls, self.net
-        c, r = balls.x[images], balls.r[images]
+        begun, images = time.perf_counter(), cells.image
+        r = self.balls.r[images]
         active = torch.nonzero((r > 0).any(0)).squeeze(-1)
         if len(cells) and len(active):
-            second = second_order(net, c, r, cells.w, cells.constant, active, region=BALL)
-            low, high = (side[:, active] for side in balls.limits(images))
+            second = second_order(self.net, self.balls.x[images], r, cells.w, cells.constant, active, region=BALL)
             for absorb in (False, True):
-                H, R = second.absorbed() if absorb else (second.H, second.R)
-                bound, v, lam = trust_region(net, second, H, R, cells.slack, (low, high))
-                u = torch.zeros_like(c)
-                u[:, active] = v
-                cells = replace(cells, bound=torch.maximum(cells.bound, bound))
-                proven = cells.bound > cells.level
-                for index in torch.nonzero(proven).squeeze(1).tolist():
-                    by = "trust absorbed" if absorb else "trust"
-                    step = {"by": by, "on": active.tolist(), "v": v[index].tolist(), "lam": float(lam[index])}
-                    self.ledger.prove_trust(cells, index, step)
-                    self.ledger.close(cells, index, float(cells.bound[index]), "second")
-                rows = torch.nonzero(~proven).squeeze(1)
-                cells, second, low, high, c = cells[rows], second.rows(rows), low[rows], high[rows], c[rows]
+                cells, rows = self._trust(cells, second, active, absorb)
                 if not len(cells):
                     break
-                self._descend(cells, balls.point(cells.image, u[rows]), (0.5, 0.25, 0.1, 0.05))
+                second = second.rows(rows)
         self.ledger.charge("second", images, begun)
         return self.ledger.undecided(cells)
+
+    def _trust(self, cells: Cells, second: Second, active: Tensor, absorb: bool) -> tuple[Cells, Tensor]:
+        """Bound cells by their trust-region problems, attack from there; returns those that stay open, and which."""
+        low, high = (side[:, active] for side in self.balls.limits(cells.image))
+        H, R = second.absorbed() if absorb else (second.H, second.R)
+        bound, v, lam = trust_region(self.net, second, H, R, cells.slack, (low, high))
+        cells = replace(cells, bound=torch.maximum(cells.bound, bound))
+        proven = bound > cells.level
+        for index in torch.nonzero(proven).squeeze(1).tolist():
+            by = "trust absorbed" if absorb else "trust"
+            step = {"by": by, "on": active.tolist(), "v": v[index].tolist(), "lam": float(lam[index])}
+            self.ledger.prove_trust(cells, index, step)
+            self.ledger.close(cells, index, float(cells.bound[index]), "second")
+        rows = torch.nonzero(~proven).squeeze(1)
+        cells = cells[rows]
+        if len(cells):
+            u = torch.zeros_like(cells.lower)
+            u[:, active] = v[rows]
+            self._descend(cells, self.balls.point(cells.image, u), (0.5, 0.25, 0.1, 0.05))
+        return cells, rows
 
     def _met(self, cells: Cells) -> Cells:
         """The cells whose boxes meet their balls."""
@@ -172,20 +179,17 @@ def descend_in_balls(
     images = cells.image
     r, limits = balls.r[images], balls.limits(images)
     u = nearest(balls.unit(images, start), limits)
-    best = torch.full((len(cells),), torch.inf, dtype=torch.float64)
-    where = start
+    best, where = torch.full((len(cells),), torch.inf, dtype=torch.float64), u
     for step in (*[torch.inf] * _LEAPS, *steps, 0.0):
-        x = balls.point(images, u)
-        value, slope = value_and_gradient(net, x, cells, members, gradient=step > 0.0)
+        if step == steps[0]:
+            u = where  # after the leaps, or a step as long as the first, from the best point on
+        value, slope = value_and_gradient(net, balls.point(images, u), cells, members, gradient=step > 0.0)
         better = value < best
         best = torch.where(better, value, best)
-        where = torch.where(better.unsqueeze(-1), x, where)
+        where = torch.where(better.unsqueeze(-1), u, where)
         slope = slope * r
         if step == torch.inf:
             u = least_linear(slope, limits)[1]
-            continue
-        if step == steps[0]:
-            u = torch.where(better.unsqueeze(-1), u, nearest(balls.unit(images, where), limits))
-        size = slope.norm(dim=-1, keepdim=True).clamp_min(2.0**-500)
-        u = nearest(u - step * slope / size, limits)
-    return best, where
+        else:
+            u = nearest(u - step * slope / slope.norm(dim=-1, keepdim=True).clamp_min(2.0**-500), limits)
+    return best, balls.point(images, where)
