@@ -57,6 +57,23 @@ def test_what_is_refused(refused, trained, tmp_path):
     assert "none.safetensors" in missing and "no run folder" in missing
 
 
+def test_balls_of_the_l2_norm(cli, refused, trained, tmp_path):
+    words = ("--dataset", "digits", "--eps", 0.3, "--images", 12, "--norm", 2)
+    found = cli("certify", trained, *words, "--json")
+    assert found.code == 0, found.err
+    row = found.json["rows"][0]
+    assert found.json["norm"] == "2" and row["images"] == 12 and row["verified"] > 0
+    box = cli("certify", trained, "--dataset", "digits", "--eps", 0.3, "--images", 12, "--json").json["rows"][0]
+    assert box["verified"] <= row["verified"] + row["undecided"]  # the ball lies in the box
+    assert "l_2 balls" in " ".join(cli("certify", trained, *words).out.split())
+    proofs = tmp_path / "balls.json"
+    assert cli("certify", trained, *words, "--save", proofs).code == 0
+    assert cli("certify", trained, "--check", proofs, "--json").json["verified"] == row["verified"]
+    assert "--norm inf" in refused("certify", trained, *words, "--outputs")
+    assert "about boxes" in refused("certify", trained, *words, "--method", "crown")
+    assert "norm must be" in refused("certify", trained, *words[:-1], "two")
+
+
 def test_intervals_of_outputs(cli, refused, trained, tmp_path):
     words = ("--dataset", "digits", "--eps", 0.05, "--images", 2, "--outputs", "--budget", 0.2)
     found = cli("certify", trained, *words, "--json")

@@ -11,7 +11,7 @@ from polybound.certificates.forms import Forms
 from polybound.certificates.network import Network
 from polybound.theory import ULP
 
-__all__ = ["confirm", "descend", "enclosed"]
+__all__ = ["Members", "confirm", "descend", "enclosed", "value_and_gradient"]
 
 _STEPS = (2.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03)
 
@@ -19,7 +19,7 @@ Members = tuple[Tensor, Tensor]
 """Several forms for each cell, w (N, forms, units) and constant (N, forms)."""
 
 
-def _value_and_gradient(
+def value_and_gradient(
     net: Network, x: Tensor, cells: Cells, members: Members | None, gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Each cell's form (the largest of its members, if there are any) at a point of its own, and its gradient."""
@@ -54,7 +54,7 @@ def descend(
     radius = (cells.upper - cells.lower) / 2
     x, best, where = start, torch.full((len(cells),), torch.inf, dtype=torch.float64), start
     for step in (*steps, 0.0):
-        value, slope = _value_and_gradient(net, x, cells, members, gradient=step > 0.0)
+        value, slope = value_and_gradient(net, x, cells, members, gradient=step > 0.0)
         better = value < best
         best = torch.where(better, value, best)
         where = torch.where(better.unsqueeze(-1), x, where)

@@ -7,13 +7,15 @@ terms that are never larger than those of the network in absolute values, so tha
 
 from __future__ import annotations
 
+from math import sqrt
+
 import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
 from polybound.theory import ULP, lipschitz
 
-__all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "zonotope_bound"]
+__all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "lipschitz_in_ball", "zonotope_bound"]
 
 
 def _down(net: Network, value: Tensor, size: Tensor, slack: Tensor) -> Tensor:
@@ -27,6 +29,26 @@ def lipschitz_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Ten
     y = _forward(net, c)[-1]
     margin = (w * y.unsqueeze(1)).sum(-1) + constant
     away = 2 * torch.as_tensor(value, dtype=torch.float64) * r.amax(-1, keepdim=True)
+    return _down(net, margin - away, margin.abs() + away, slack)
+
+
+def lipschitz_in_ball(
+    net: Network, x: Tensor, r: Tensor, far: Tensor, w: Tensor, constant: Tensor, slack: Tensor
+) -> Tensor:
+    """The margin at x less sqrt(2) times the Lipschitz constant (l_2, row-wise) times the largest radius.
+
+    Args:
+        net: the network.
+        x: centres (balls, features).
+        r: radii (balls, features).
+        far: upper bounds of the l_2 norms of the balls' points, (balls,).
+        w: (balls, rivals, units).
+        constant: (balls, rivals).
+        slack: as `Network` gives it.
+    """
+    value = lipschitz(net.factors, 2, method="rowwise", radius=float(far.max())).value
+    margin = (w * _forward(net, x)[-1].unsqueeze(1)).sum(-1) + constant
+    away = sqrt(2) * torch.as_tensor(value, dtype=torch.float64) * r.amax(-1, keepdim=True)
     return _down(net, margin - away, margin.abs() + away, slack)
 
 

@@ -13,7 +13,7 @@ from polybound.certificates.network import Network
 from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
 from polybound.theory import ULP
 
-__all__ = ["Bounded", "at_least_ends", "by_second", "lower_first", "monotone", "shrink"]
+__all__ = ["Bounded", "at_least_ends", "by_second", "lower_first", "monotone", "rounded_down", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,10 @@ class Bounded:
 def lower_first(net: Network, first: First, slack: Tensor) -> Tensor:
     """`g0 - sum_d |G_d| - R`, rounded down: (boxes, forms)."""
     total = first.G.abs().sum(-1) + first.R
-    return _down(first.g0, total, slack, net)
+    return rounded_down(first.g0, total, slack, net)
 
 
-def _down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
+def rounded_down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
     """`g0 - total`, less all that can have been rounded in it; never NaN."""
     off = slack + (g0.abs() + total) * (4 * net.roundings * ULP)
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
@@ -140,7 +140,7 @@ def _bounded(
     least = below.lower()
     total = torch.nan_to_num(R - least, nan=torch.inf)
     off = (second.G.abs().sum(-1) + R) * (4 * net.roundings * ULP)
-    lower = _down(second.g0, total, cells.slack + off, net)
+    lower = rounded_down(second.g0, total, cells.slack + off, net)
     flags = torch.full_like(lower, absorbed, dtype=torch.bool)
     return Bounded(lower, below.p, below.mu, below.v, active, flags, torch.zeros_like(below.p))
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from polybound.certificates.ball_ladder import BallDecisions, BallLadder
+from polybound.certificates.balls import Balls
 from polybound.certificates.boxes import Domain
 from polybound.certificates.decisions import Decisions
 from polybound.certificates.forms import Margins
-from polybound.certificates.inputs import Boxes, checked_boxes, checked_labels, checked_method
+from polybound.certificates.inputs import (
+    Boxes,
+    checked_boxes,
+    checked_domain,
+    checked_labels,
+    checked_method,
+    checked_norm,
+)
 from polybound.certificates.ladder import TOPS, Ladder
 from polybound.certificates.network import Network
 from polybound.certificates.relax import relax
@@ -32,6 +41,7 @@ def certify(
     *,
     box: tuple[Tensor, Tensor] | None = None,
     domain: Domain | None = (-1.0, 1.0),
+    norm: str | float = "inf",
     method: Method = "auto",
     budget: float = 10.0,
     keep: bool = False,
@@ -52,9 +62,11 @@ def certify(
             them. They must lie within the domain.
         domain: the smallest and largest value that an entry of an input can have, numbers or tensors of the shape of
             one input; None for no limits.
+        norm: of the ball, "inf" or "2". With "2", `||x' - x||_2 <= eps`; with a radius for each feature,
+            `sum_d ((x'_d - x_d) / eps_d)^2 <= 1`. There is no box then.
         method: "auto" takes all rungs: first order, attacks, second order, branch and bound. "first" and "second" stop
             after that rung. "crown", "zonotope", "interval" and "lipschitz" are bounds to compare with, without
-            attacks.
+            attacks; of these, l_2 balls have "lipschitz".
         budget: seconds of branch and bound for each image.
         keep: whether to keep the proofs, to save them.
         on_progress: called with the number of images that are through.
@@ -67,24 +79,44 @@ def certify(
     ['verified']
     >>> pb.certify(model, x, label, eps=torch.tensor([[0.02, 0.0, 0.01, 0.001]])).status
     ['verified']
+    >>> pb.certify(model, x, label, eps=0.01, norm="2").status
+    ['verified']
     """
     net = model if isinstance(model, Network) else Network(model)
     boxes = checked_boxes(net, x, eps, box, domain)
     labels = checked_labels(net, y, len(boxes.x))
     checked_method(method, get_args(Method), budget)
+    norm = checked_norm(norm, box, method)
     forms = Margins(net, labels)
-    ledger = Decisions(forms, len(labels), boxes.inner, keep and method in TOPS)
+    balls = Balls.within(boxes, checked_domain(net, domain)) if norm == "2" else None
+    ledger = _ledger(forms, boxes, balls, keep and method in TOPS)
     with torch.no_grad():
         _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
         if method in TOPS:
-            Ladder(forms, boxes, ledger, top=TOPS[method], budget=budget, on_progress=on_progress).climb()
+            options: dict[str, Any] = {"top": TOPS[method], "budget": budget, "on_progress": on_progress}
+            _ladder(forms, boxes, balls, ledger, options).climb()
         else:
-            relax(forms, boxes, ledger, method, on_progress)
+            relax(forms, boxes, ledger, method, on_progress, balls)
             ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
-    return _certificates(ledger, labels, boxes, x.shape[1:], method)
+    return _certificates(ledger, labels, boxes, x.shape[1:], method, norm)
 
 
-def _certificates(ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequence[int], method: str) -> Certificates:
+def _ledger(forms: Margins, boxes: Boxes, balls: Balls | None, keep: bool) -> Decisions:
+    if balls is None:
+        return Decisions(forms, len(boxes.x), boxes.inner, keep)
+    return BallDecisions(forms, balls, boxes.inner, keep)
+
+
+def _ladder(forms: Margins, boxes: Boxes, balls: Balls | None, ledger: Decisions, options: dict[str, Any]) -> Ladder:
+    if balls is None or not isinstance(ledger, BallDecisions):
+        return Ladder(forms, boxes, ledger, **options)
+    _ = forms.net.norms_A
+    return BallLadder(forms, boxes, balls, ledger, **options)
+
+
+def _certificates(
+    ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequence[int], method: str, norm: str
+) -> Certificates:
     margin = ledger.bound.amin(1)
     status: list[Status] = []
     for image, least in enumerate(margin.tolist()):
@@ -105,6 +137,7 @@ def _certificates(ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequen
         eps=boxes.eps if boxes.eps is None or boxes.eps.ndim == 1 else boxes.eps.reshape(len(labels), *shape),
         box=boxes.sides and (boxes.sides[0].reshape(len(labels), *shape), boxes.sides[1].reshape(len(labels), *shape)),
         method=method,
+        norm=norm,
         proofs=ledger.proofs if ledger.keep else None,
     )
 
@@ -132,6 +165,7 @@ def certified_accuracy(
     *,
     box: tuple[Tensor, Tensor] | None = None,
     images: int | None = None,
+    norm: str | float = "inf",
     method: Method = "auto",
     budget: float = 1.0,
 ) -> float:
@@ -143,6 +177,7 @@ def certified_accuracy(
         eps: how far an entry can move, in the units of the inputs, as in `certify`.
         box: as in `certify`.
         images: how many inputs, from the first on; all by default.
+        norm: of the ball, "inf" or "2", as in `certify`.
         method: as in `certify`.
         budget: seconds of branch and bound for each input.
 
@@ -154,5 +189,5 @@ def certified_accuracy(
     x, y = data.x[:images], data.y[:images]
     if not len(x):
         raise PolyboundError("no inputs to certify")
-    found = certify(model, x, y, eps, box=box, domain=data.domain, method=method, budget=budget)
+    found = certify(model, x, y, eps, box=box, domain=data.domain, norm=norm, method=method, budget=budget)
     return found.count("verified") / len(x)

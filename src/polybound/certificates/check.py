@@ -23,7 +23,8 @@ from polybound.certificates.arb_algebra import (
     transposed,
     vector,
 )
-from polybound.certificates.enclosures import Box, Enclosures, Expansion, RefusedError
+from polybound.certificates.enclosure_regions import Ball, Box, RefusedError
+from polybound.certificates.enclosures import Enclosures, Expansion
 from polybound.certificates.exact import exact_margin
 from polybound.models import PolynomialNetwork
 
@@ -41,6 +42,7 @@ class Checker:
         domain: the inputs' domain, two numbers or two lists of one for each feature; or None.
         stretch: of the squares, as `Enclosures` takes it.
         norms: of the mixing matrices, as `Enclosures` takes them.
+        tops: of the maps of the input, likewise; None if there are no balls.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class Checker:
         domain: list[Numbers] | None,
         stretch: list[list[float]],
         norms: list[float],
+        tops: list[float] | None = None,
     ) -> None:
         self.factors = model.factors().double()
         self.domain = None if domain is None else [self._exactly(side) for side in domain]
-        self.enclosures = Enclosures(self.factors, stretch, norms)
+        self.enclosures = Enclosures(self.factors, stretch, norms, tops)
+        self.ball: Ball | None = None
 
     def check(self, entry: dict[str, Any]) -> None:
         """Refuse an image's certificate, unless it holds."""
@@ -60,6 +64,7 @@ class Checker:
         if len(x) != self.factors.features:
             raise RefusedError("an input does not fit the model")
         box = self._box(entry, [Fraction(v) for v in x])
+        self.ball = self._ball(entry, x)
         if entry["status"] == "falsified":
             self._counterexample(entry, box, label)
         elif entry["status"] == "verified":
@@ -95,10 +100,23 @@ class Checker:
             raise RefusedError("an input lies outside of its box or of the domain")
         return low, high
 
+    def _ball(self, entry: dict[str, Any], x: list[float]) -> Ball | None:
+        """The ball that an entry is about, within its box; None if it is about all of the box."""
+        norm = entry.get("norm", "inf")
+        if norm == "inf":
+            return None
+        if norm != "2" or "eps" not in entry or not self.enclosures.tops:
+            raise RefusedError("a ball needs the norm 2, radii and norms")
+        r = [float(value) for value in self._exactly(entry["eps"])]
+        domain = None if self.domain is None else [[float(v) for v in side] for side in self.domain]
+        return Ball.within(x, r, domain)
+
     def _counterexample(self, entry: dict[str, Any], box: tuple[list[Fraction], list[Fraction]], label: int) -> None:
         point, rival = [float(v) for v in entry["counterexample"]], int(entry["rival"])
         if rival == label or not all(a <= Fraction(v) <= b for v, a, b in zip(point, *box, strict=True)):
             raise RefusedError("a counterexample lies outside of its box")
+        if self.ball is not None and not _distance(self.ball, point) <= 1:
+            raise RefusedError("a counterexample lies outside of its ball")
         logits = self.enclosures.logits(vector(point))
         if logits[label] < logits[rival]:
             return
@@ -125,6 +143,9 @@ class Checker:
     def _step(self, node: dict[str, Any], box: Box, label: int, rival: int) -> Box | None:
         """Prove one step; returns the box that is left, None if nothing is."""
         w, constant = self.enclosures.margin(label, rival)
+        if node["by"] in ("ball", "ball slopes", "trust", "trust absorbed", "outside"):
+            self._prove_in_ball(node, box, w, constant, rival)
+            return None
         if node["by"] in ("first", "slopes", "point"):
             if not self.enclosures.first(box, w, constant, slopes=node["by"] == "slopes") > 0:
                 raise RefusedError(f"a bound of first order against class {rival} is not positive")
@@ -153,6 +174,49 @@ class Checker:
             else:
                 _prove_cut(box, d, low, high, p[i], mu[i], -lower)
         return narrowed
+
+    def _prove_in_ball(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb, rival: int) -> None:
+        """Prove that the margin is positive over the image's ball, or that the box has no point of it."""
+        ball = self.ball
+        if ball is None:
+            raise RefusedError("a step about a ball in a proof about a box")
+        if node["by"] == "outside":
+            nearest = [min(max(v, low), high) for v, low, high in zip(ball.x, box.lower, box.upper, strict=True)]
+            if not _distance(ball, nearest) > 1:
+                raise RefusedError("a box that is left out meets the ball")
+            return
+        if node["by"] in ("ball", "ball slopes"):
+            lower = self.enclosures.first(ball, w, constant, slopes=node["by"] == "ball slopes")
+        else:
+            on = [int(d) for d in node["on"]]
+            if len(set(on)) != len(on) or any(r > 0 and d not in on for d, r in enumerate(ball.r)):
+                raise RefusedError("a step leaves out coordinates that move")
+            expansion = self.enclosures.second(ball, w, constant, on)
+            lower = _trusted(expansion, ball, on, node)
+        if not lower > 0:
+            raise RefusedError(f"a bound over a ball against class {rival} is not positive")
+
+
+def _distance(ball: Ball, point: list[float]) -> Fraction:
+    """`sum_d ((point_d - x_d) / r_d)^2`; 2 where a coordinate moves that has no radius."""
+    total = Fraction(0)
+    for value, x, r in zip(point, ball.x, ball.r, strict=True):
+        if value != x:
+            total += ((Fraction(value) - Fraction(x)) / Fraction(r)) ** 2 if r > 0 else 2
+    return total
+
+
+def _trusted(expansion: Expansion, ball: Ball, on: list[int], node: dict[str, Any]) -> Arb:
+    """The lower bound of the trust-region problem that lam and v prove."""
+    lam, v = arb(float(node["lam"])), vector(node["v"])
+    if not lam >= 0 or len(v) != len(on):
+        raise RefusedError("a step's multiplier is negative, or its point does not fit")
+    H, R = (_absorbed(expansion), arb(0)) if node["by"] == "trust absorbed" else (expansion.H, expansion.R)
+    M = [[value + lam if d == e else value for e, value in enumerate(row)] for d, row in enumerate(H)]
+    Mv = times(M, v)
+    # ||u - v||^2 <= 2 (1 + ||v||^2).
+    lost = lam / 2 + dot(v, Mv) / 2 + (1 + dot(v, v)) * lack(M).max(arb(0))
+    return expansion.g0 - R - lost - ball.away(add(expansion.G, Mv), on)
 
 
 def _bound(expansion: Expansion, mu: Vector, v: Vector, absorb: bool) -> tuple[Arb, Vector]:

@@ -25,33 +25,11 @@ from polybound.certificates.arb_algebra import (
     vector,
     zeros,
 )
+from polybound.certificates.enclosure_regions import Place, RefusedError
 from polybound.certificates.expansion import GRAM_UNITS
-from polybound.errors import PolyboundError
 from polybound.models import Factors, Identity
 
-__all__ = ["Box", "Enclosures", "Expansion", "RefusedError"]
-
-
-class RefusedError(PolyboundError):
-    """A certificate is not proven."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """Sides of a box, float64 numbers."""
-
-    lower: list[float]
-    upper: list[float]
-
-    def with_sides(self, sides: list[list[float]]) -> Box:
-        """The same box with other sides, [coordinate, lower, upper] each; they must lie within the old ones."""
-        lower, upper = list(self.lower), list(self.upper)
-        for coordinate, low, high in sides:
-            d = int(coordinate)
-            if not self.lower[d] <= low <= high <= self.upper[d]:
-                raise RefusedError("a box does not lie in the one before it")
-            lower[d], upper[d] = low, high
-        return Box(lower, upper)
+__all__ = ["Enclosures", "Expansion"]
 
 
 @dataclass(frozen=True)
@@ -73,15 +51,18 @@ class Enclosures:
         factors: the model's, in float64.
         stretch: for each factor, a diagonal said to dominate `A_n' A_n`; proven before it is used.
         norms: for each map in between, a number said to be at least its spectral norm; likewise.
+        tops: the same of each factor's own map; only balls need them.
     """
 
-    def __init__(self, factors: Factors, stretch: list[list[float]], norms: list[float]) -> None:
+    def __init__(
+        self, factors: Factors, stretch: list[list[float]], norms: list[float], tops: list[float] | None = None
+    ) -> None:
         self.k = factors.degree
         self.A = [Map(a) for a in factors.A]
         self.S = [None if isinstance(s, Identity) else Map(s) for s in factors.S]
         self.s1 = vector(factors.s1.tolist())
         self.C = Map(factors.C)
-        self._last: tuple[Box, _Factors] | None = None
+        self._last: tuple[Place, _Factors] | None = None
         self.stretch = [vector(mu) for mu in stretch]
         self.norms = vector(norms)
         if len(self.stretch) != self.k or len(self.norms) != self.k - 1:
@@ -90,6 +71,11 @@ class Enclosures:
             _prove_stretch(A.rows, mu)
         for S, norm in zip(self.S, self.norms, strict=True):
             _prove_norm(None if S is None else S.rows, norm)
+        self.tops = vector(tops or [])
+        if tops and len(tops) != self.k:
+            raise RefusedError("its constants do not fit the model")
+        for A, top in zip(self.A, self.tops, strict=False):
+            _prove_norm(A.rows, top)
 
     def margin(self, label: int, rival: int) -> tuple[Vector, Arb]:
         """A margin as weights of the last product, and a constant."""
@@ -103,13 +89,13 @@ class Enclosures:
             y = mul(A(x), y if S is None else S(y))
         return self.C(y)
 
-    def _factors(self, box: Box) -> _Factors:
+    def _factors(self, box: Place) -> _Factors:
         if self._last is None or self._last[0] is not box:
             self._last = box, _Factors(self, box)
         return self._last[1]
 
-    def first(self, box: Box, w: Vector, constant: Arb, slopes: bool = False) -> Arb:
-        """A lower bound of the margin over a box, to first order."""
+    def first(self, box: Place, w: Vector, constant: Arb, slopes: bool = False) -> Arb:
+        """A lower bound of the margin over a box or ball, to first order."""
         f = self._factors(box)
         if slopes:
             self._slopes(f, self._scaled(f, range(len(f.r))))
@@ -123,20 +109,20 @@ class Enclosures:
             if n > 0:
                 ell = self._back(add(mul(ell, f.size[n]), mul(absolute(lam), f.rho[n])), n, absolute=True)
                 lam = self._back(mul(lam, f.h[n]), n)
-        return g0 - dot(absolute(G), f.r) - R
+        return g0 - f.place.away(mul(G, f.r), list(range(len(f.r)))) - R
 
     def _back(self, y: Vector, n: int, absolute: bool = False) -> Vector:
         S = self.S[n - 1]
         return y if S is None else S.back(y, absolute)
 
-    def second(self, box: Box, w: Vector, constant: Arb, on: list[int]) -> Expansion:
+    def second(self, box: Place, w: Vector, constant: Arb, on: list[int]) -> Expansion:
         """The margin over a box to second order, in the coordinates `on`."""
         f = self._factors(box)
         A = self._scaled(f, on)
         B = self._slopes(f, A)
         beyond = [zeros(len(self.s1))]
         for n in range(1, self.k):
-            wider = add(mul(beyond[n - 1], f.size[n - 1]), mul(f.rho[n - 1], radii(B[n - 1])))
+            wider = add(mul(beyond[n - 1], f.size[n - 1]), mul(f.rho[n - 1], f.place.across(B[n - 1])))
             S = self.S[n - 1]
             beyond.append(wider if S is None else S.spread(wider))
         g0 = dot(w, mul(f.h[-1], f.q[-1])) + constant
@@ -148,7 +134,7 @@ class Enclosures:
         L: Rows = [zeros(len(on)) for _ in w]
         for n in reversed(range(self.k)):
             G = add(G, times(transposed(A[n]), mul(lam, f.q[n])))
-            bend = add(mul(ell, add(radii(B[n]), beyond[n])), mul(absolute(lam), beyond[n]))
+            bend = add(mul(ell, add(f.place.across(B[n]), beyond[n])), mul(absolute(lam), beyond[n]))
             bend = add(bend, mul(second, absolute(f.q[n])))
             rest = add(rest, times(transposed([absolute(row) for row in A[n]]), bend))
             if n == 0:
@@ -158,12 +144,12 @@ class Enclosures:
             if n < self.k - 1:
                 parts.append((ell, A[n], B[n]))
                 R = R + f.sum_of_products(n, ell)
-            second = self._back(add(mul(second, f.size[n]), mul(f.rho[n], radii(L))), n, absolute=True)
+            second = self._back(add(mul(second, f.size[n]), mul(f.rho[n], f.place.across(L))), n, absolute=True)
             L = combine(A[n], lam, L, f.h[n])
             S = self.S[n - 1]
             L = L if S is None else product(transposed(S.rows), L)
             lam = self._back(mul(lam, f.h[n]), n)
-            ell = add(radii(L), second)
+            ell = add(f.place.across(L), second)
         K = product(transposed(left), right) if left else [zeros(len(on)) for _ in on]
         H = [add(row, column) for row, column in zip(K, transposed(K), strict=True)]
         return Expansion(g0, G, H, R, rest, parts)
@@ -181,22 +167,20 @@ class Enclosures:
             S = self.S[n - 1]
             B.append(slope if S is None else product(S.rows, slope))
             if n > 1 and len(B[n]) <= GRAM_UNITS:
-                f.whole[n] = radii(B[n]), _stretched(B[n])
+                f.whole[n] = f.place.across(B[n]), f.place.stretched(B[n])
         return B
 
 
 class _Factors:
     """Balls of what no rival has a part in: h_n, rho_n, q_n, the radii, and the summands of `B_n r u`."""
 
-    def __init__(self, owner: Enclosures, box: Box) -> None:
-        low, high = vector(box.lower), vector(box.upper)
-        c = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
-        self.r = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+    def __init__(self, owner: Enclosures, place: Place) -> None:
+        self.place = place
+        c, self.r = place.centre()
         self.h = [A(c) for A in owner.A]
-        self.rho = [A.spread(self.r) for A in owner.A]
+        self.rho = place.spread(owner, self.r)
         self.size = [add(absolute(h), rho) for h, rho in zip(self.h, self.rho, strict=True)]
-        squares = [v * v for v in self.r]
-        self.reach = [dot(mu, squares).sqrt() for mu in owner.stretch]
+        self.reach = place.norms(owner, self.r)
         self.q = [owner.s1]
         self.terms: list[list[tuple[Vector, Vector, Arb]]] = [[]]
         for n in range(1, owner.k):
@@ -256,15 +240,6 @@ def _prove_norm(S: Rows | None, norm: Arb) -> None:
     M = [[(norm * norm if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
     if not lack(M) <= 0:
         raise RefusedError("a norm is too small")
-
-
-def _stretched(B: Rows) -> Arb:
-    """A bound of `||B u||_2` over the cube: the fourth root of `||(B B')^4||_F` is at least the largest eigenvalue."""
-    gram = product(B, transposed(B))
-    square = product(gram, gram)
-    fourth = product(square, square)
-    norm = sum((value * value for row in fourth for value in row), arb(0)).sqrt()
-    return (norm.sqrt().sqrt() * len(B[0])).sqrt()
 
 
 def _split_sum(weight: Vector, products: Vector, norms: Arb) -> Arb:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
+from polybound.certificates.regions import CUBE, Region, widths
 from polybound.theory import ULP
 
 __all__ = ["GRAM_UNITS", "First", "Second", "first_order", "second_order", "slopes_over", "split_sum"]
@@ -34,7 +35,7 @@ __all__ = ["GRAM_UNITS", "First", "Second", "first_order", "second_order", "slop
 
 @dataclass(frozen=True, eq=False)
 class First:
-    """`|g(u) - g0 - G.u| <= R` over u in [-1, 1]^d: g0 and R are (boxes, rivals), G (boxes, rivals, features)."""
+    """`|g(u) - g0 - G.u| <= R` over a region of u: g0 and R are (boxes, rivals), G (boxes, rivals, features)."""
 
     g0: Tensor
     G: Tensor
@@ -43,7 +44,7 @@ class First:
 
 @dataclass(frozen=True, eq=False)
 class Second:
-    """`|g(u) - g0 - G.u - u'Hu/2| <= R` over u in [-1, 1]^n, the n coordinates that move; one row a box.
+    """`|g(u) - g0 - G.u - u'Hu/2| <= R` over a region of u, in the n coordinates that move; one row a box.
 
     Attributes:
         g0: (boxes,).
@@ -86,7 +87,7 @@ class Second:
         K = torch.cat(forms, -1)
         Q = K @ K.transpose(1, 2)
         H = self.H - (Q + Q.transpose(1, 2)) / 2
-        off = _radius(K).square().sum(-1) + self.H.abs().sum((-1, -2))
+        off = widths(K).square().sum(-1) + self.H.abs().sum((-1, -2))
         return H, off * ((K.shape[-1] + self.H.shape[-1] + 16) * ULP)
 
 
@@ -118,12 +119,11 @@ class _Term:
 class _Box:
     """What the expansions share: everything about the factors over a box that no rival has a part in."""
 
-    def __init__(self, net: Network, c: Tensor, r: Tensor) -> None:
-        self.net = net
+    def __init__(self, net: Network, c: Tensor, r: Tensor, region: Region = CUBE) -> None:
+        self.net, self.region = net, region
         self.h = [c @ At + b for At, b in zip(net.At, net.b, strict=True)]
         self.size = [h.abs() for h in self.h]
-        self.rho = [r @ At for At in net.absolute_At]
-        self.norm = [(r.square() @ mu).sqrt() for mu in net.stretch]
+        self.rho, self.norm = region.reach(net, r), region.norms(net, r)
         self.q = [net.s1.expand(len(c), -1)]
         self.terms: list[list[_Term]] = [[]]
         for n in range(1, net.degree):
@@ -142,8 +142,8 @@ class _Box:
     def take_slopes(self, n: int, slope: Tensor) -> None:
         """Let B_n itself, scaled by r, (boxes, moving, units), bound what its summands bounded: they cancel in it."""
         if n > 1 and slope.shape[2] <= GRAM_UNITS:
-            radius = _radius(slope)
-            self.whole[n] = _Term(torch.ones_like(radius), radius, _stretched(slope))
+            radius = self.region.radius(slope)
+            self.whole[n] = _Term(torch.ones_like(radius), radius, self.region.stretched(slope))
 
     def sum_of_products(self, n: int, weight: Tensor) -> Tensor:
         """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`, for weights (boxes, rivals, units)."""
@@ -159,7 +159,16 @@ class _Box:
         return split_sum(weight * term.scale.unsqueeze(1), product, norms)
 
 
-def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, *, slopes: bool = False) -> First:
+def first_order(
+    net: Network,
+    c: Tensor,
+    r: Tensor,
+    w: Tensor,
+    constant: Tensor,
+    *,
+    slopes: bool = False,
+    region: Region = CUBE,
+) -> First:
     """Margins `w.y_k(x) + constant` to first order over boxes `x = c + r * u`.
 
     In (*), `|lambda_n(u)| <= |lambda_n| + ell_n`. With `slopes`, the matrices B_n are formed, once for all rivals, and
@@ -172,8 +181,9 @@ def first_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor,
         w: (boxes, rivals, units).
         constant: (boxes, rivals).
         slopes: whether to form the matrices B_n.
+        region: what u ranges over.
     """
-    box = _Box(net, c, r)
+    box = _Box(net, c, r, region)
     if slopes:
         radius = r.unsqueeze(-1)
         B = torch.zeros_like(net.At[0] * radius)
@@ -227,7 +237,9 @@ def _one_back(box: _Box, n: int, lam: Tensor, ell: Tensor) -> tuple[Tensor, Tens
     return before, box.net.back(ell * (size + rho) + lam.abs() * rho, n, absolute=True)
 
 
-def second_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, active: Tensor) -> Second:
+def second_order(
+    net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, active: Tensor, *, region: Region = CUBE
+) -> Second:
     """Margins `w.y_k(x) + constant` to second order over boxes `x = c + r * u`; one w for each box.
 
     The entries of H cancel over the units before absolute values are taken, which is where the tightness is. The first
@@ -240,8 +252,9 @@ def second_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor
         w: (boxes, units).
         constant: (boxes,).
         active: indices of the coordinates that move.
+        region: what u ranges over.
     """
-    box = _Box(net, c, r)
+    box, across = _Box(net, c, r, region), region.radius
     h, q, rho, size = box.h, box.q, box.rho, box.size
     radius = r[:, active].unsqueeze(-1)
     A = [At[active] * radius for At in net.At]  # (boxes, moving, units), like all slopes below
@@ -249,7 +262,7 @@ def second_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor
     for n in range(1, net.degree):
         B.append(_next_slope(box, n, A[n - 1], B[n - 1]))
         box.take_slopes(n, B[n])
-        wider = beyond[n - 1] * (size[n - 1] + rho[n - 1]) + rho[n - 1] * _radius(B[n - 1])
+        wider = beyond[n - 1] * (size[n - 1] + rho[n - 1]) + rho[n - 1] * across(B[n - 1])
         beyond.append(net.spread(wider, n))
     g0 = (w * h[-1] * q[-1]).sum(-1) + constant
     G = A[0].new_zeros(len(c), len(active))
@@ -260,7 +273,7 @@ def second_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor
     L = torch.zeros_like(A[-1])
     for n in reversed(range(net.degree)):
         G = G + _dot(A[n], lam * q[n])
-        bend = ell * (_radius(B[n]) + beyond[n]) + lam.abs() * beyond[n] + second * q[n].abs()
+        bend = ell * (across(B[n]) + beyond[n]) + lam.abs() * beyond[n] + second * q[n].abs()
         rest = rest + _dot(A[n].abs(), bend)
         if n == 0:
             break
@@ -269,10 +282,10 @@ def second_order(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor
         if n < net.degree - 1:
             R = R + box.sum_of_products(n, ell.unsqueeze(1)).squeeze(1)
             parts.append((ell, A[n], B[n]))
-        second = net.back(second * (size[n] + rho[n]) + rho[n] * _radius(L), n, absolute=True)
+        second = net.back(second * (size[n] + rho[n]) + rho[n] * across(L), n, absolute=True)
         L = net.back(torch.addcmul(slope, L, h[n].unsqueeze(1)), n)
         lam = net.back(lam * h[n], n)
-        ell = _radius(L) + second
+        ell = across(L) + second
     H = torch.cat(left, -1) @ torch.cat(B[:0:-1], -1).transpose(1, 2) if left else G.new_zeros(*G.shape, len(active))
     return Second(g0, G, H + H.transpose(1, 2), R, rest, parts)
 
@@ -286,29 +299,6 @@ def _next_slope(box: _Box, n: int, A: Tensor, B: Tensor) -> Tensor:
 
 GRAM_UNITS = 512
 """Up to this many units, Gram matrices of slopes are formed for each box."""
-
-
-def _stretched(slope: Tensor) -> Tensor:
-    """An upper bound of `||slope^T u||_2` over u in [-1, 1]^n: (boxes,).
-
-    The Gram matrix `g = slope^T slope`, divided by its trace, has `lambda_max^4 <= ||g^4||_F`. Everything in it is at
-    most 1, and rounding adds at most `gamma_n` to g (in any norm, since `|| |slope|^T |slope| ||_2` is at most the
-    trace) and `gamma_m` to each of its squares: less than what is added here to the fourth power.
-    """
-    n, units = slope.shape[1:]
-    gram = slope.transpose(1, 2) @ slope
-    trace = slope.square().sum((1, 2))
-    g = (gram + gram.transpose(1, 2)) / (2 * trace.clamp_min(2.0**-900)).unsqueeze(-1).unsqueeze(-1)
-    square = g @ g
-    fourth: Tensor = torch.linalg.vector_norm(square @ square.transpose(1, 2), dim=(1, 2))
-    top = (fourth + 32 * (n + units + 8) * ULP).sqrt().sqrt()
-    return (top * trace * n).sqrt() * (1 + (n * units + 32) * ULP) + 2.0**-440
-
-
-def _radius(slope: Tensor) -> Tensor:
-    """How far a linear form of u in [-1, 1]^n moves, for every unit: the l1 norms of its columns."""
-    radius: Tensor = torch.linalg.vector_norm(slope, 1, dim=1)
-    return radius
 
 
 def _dot(slope: Tensor, units: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Certificates on disk: JSON with the boxes, the counterexamples and the proofs, tied to the weights by their SHA-256.
 
-An image's box is given by `eps`, one radius or one for each feature, and the domain, or by its own sides, `box`. A
-proof is a tree of steps about one rival over a box, which begins as the whole of it:
+An image's box is given by `eps`, one radius or one for each feature, and the domain, or by its own sides, `box`. With
+`norm` "2" it is about the l_2 ball of these radii in that box. A proof is a tree of steps about one rival over a box,
+which begins as the whole of it:
 
     {"by": "first" | "slopes"}                       the bound of first order is positive over the box
     {"by": "second" | "absorbed", on, v, mu}         so is the one that mu and v prove, in the coordinates `on`
@@ -9,6 +10,9 @@ proof is a tree of steps about one rival over a box, which begins as the whole o
                                                      upper] each, or, in the `monotone` ones, the margin is least there
     {..., split: [coordinate, at], low, high}        both halves have a proof
     {"by": "point"}                                  the box is a point
+    {"by": "ball" | "ball slopes"}                   the bound of first order is positive over the whole ball
+    {"by": "trust" | "trust absorbed", on, v, lam}   so is the one of the trust-region problem that lam and v prove
+    {"by": "outside"}                                the box has no point of the ball
 
 Nothing in it has to be believed: `polybound.certificates.check` proves every step anew, in ball arithmetic.
 """
@@ -54,7 +58,7 @@ def save_certificates(
     images: list[dict[str, Any]] = []
     for i, status in enumerate(found.status):
         entry: dict[str, Any] = {"status": status, "label": int(found.label[i]), "x": points[i].tolist()}
-        entry |= _box(found, i)
+        entry |= _box(found, i) | ({"norm": "2"} if found.norm == "2" else {})
         point = found.counterexample[i]
         if point is not None:
             entry |= {"counterexample": point.reshape(-1).tolist(), "rival": int(found.rival[i])}
@@ -66,6 +70,8 @@ def save_certificates(
     content: dict[str, Any] = {"format": _FORMAT, "model": weights_digest(model)}
     content["domain"] = limits and [side.tolist() for side in limits]
     content |= {"stretch": [mu.tolist() for mu in net.stretch], "norms": net.norms_S, "images": images}
+    if found.norm == "2":
+        content["tops"] = net.norms_A
     content["digest"] = _digest(content)
     write_atomically(path, (json.dumps(content) + "\n").encode())
 
@@ -99,7 +105,7 @@ def check_file(
         raise PolyboundError(f"{path}: these certificates are about other weights")
     counts = {"verified": 0, "falsified": 0, "undecided": 0}
     try:
-        checker = Checker(model, content["domain"], content["stretch"], content["norms"])
+        checker = Checker(model, content["domain"], content["stretch"], content["norms"], content.get("tops"))
         for done, entry in enumerate(content["images"], 1):
             checker.check(entry)
             counts[entry["status"]] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "checked_forms",
     "checked_labels",
     "checked_method",
+    "checked_norm",
     "checked_points",
     "checked_radii",
 ]
@@ -164,6 +166,18 @@ def checked_method(method: str, allowed: Sequence[str], budget: float) -> None:
         raise PolyboundError(f"method must be one of {', '.join(allowed)}, got {method!r}")
     if not budget >= 0:
         raise PolyboundError(f"budget must be a number of seconds, got {budget!r}")
+
+
+def checked_norm(norm: str | float, box: object, method: str) -> str:
+    """The norm as "inf" or "2"; what there is for boxes only is refused for l_2 balls."""
+    name = {2.0: "2", inf: "inf"}.get(norm) if isinstance(norm, (int, float)) else norm
+    if name not in ("inf", "2"):
+        raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
+    if name == "2" and box is not None:
+        raise PolyboundError("the sides of a box say nothing about an l_2 ball; pass eps")
+    if name == "2" and method in ("crown", "zonotope", "interval"):
+        raise PolyboundError(f"method {method!r} is about boxes; l_2 balls have auto, second, first, lipschitz")
+    return name
 
 
 def checked_forms(

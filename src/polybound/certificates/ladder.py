@@ -64,6 +64,8 @@ class Ladder:
         self.lower, self.upper = boxes.outer
         self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
         self.units = max(At.shape[1] for At in self.net.At)
+        # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
+        self.ends = forms.alone
 
     def climb(self) -> None:
         """Take all rungs, block after block of images."""
@@ -94,12 +96,11 @@ class Ladder:
         begun = time.perf_counter()
         net, ledger, forms = self.net, self.ledger, self.forms
         lower, upper = self.lower[images], self.upper[images]
-        block = forms.block(images, net.slack(torch.maximum(lower.abs(), upper.abs())))
+        block = forms.block(images, net.slack(self._reach(images)))
         x = self.x[images]
         ledger.see_inputs(images, x, forms.by_claim(forms.values(images, net(x))), block.slack)
-        c, r = centre(lower, upper)
-        first = first_order(net, c, r, block.w, block.constant)
-        each = torch.where(block.asked, lower_first(net, first, block.slack), torch.inf)
+        first, start = self._first_order(images, block.w, block.constant, block.slack)
+        each = torch.where(block.asked, first, torch.inf)
         bound, rows = forms.by_claim(each), forms.first_rows(each)
         # Beyond the reach of float64 nothing can be shown, and an image stays undecided.
         chosen = ledger.first(images, bound) & torch.isfinite(block.slack.gather(1, rows))
@@ -107,7 +108,20 @@ class Ladder:
         cells = cells.at_nodes(ledger.enter(cells))
         ledger.charge("first", images, begun)
         index, claim = torch.nonzero(chosen, as_tuple=True)
-        return cells, torch.where(first.G[index, rows[index, claim]] > 0, cells.lower, cells.upper)
+        return cells, start(index, rows[index, claim])
+
+    def _reach(self, images: Tensor) -> Tensor:
+        """The largest absolute values of features, (images, features)."""
+        return torch.maximum(self.lower[images].abs(), self.upper[images].abs())
+
+    def _first_order(
+        self, images: Tensor, w: Tensor, constant: Tensor, slack: Tensor, slopes: bool = False
+    ) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
+        """Bounds of first order, (images, rows), and a function that tells, for pairs of both, where to attack from."""
+        lower, upper = self.lower[images], self.upper[images]
+        first = first_order(self.net, *centre(lower, upper), w, constant, slopes=slopes)
+        bound = lower_first(self.net, first, slack)
+        return bound, lambda index, row: torch.where(first.G[index, row] > 0, lower[index], upper[index])
 
     def _descend(self, cells: Cells, start: Tensor, *steps: tuple[float, ...]) -> Tensor:
         """Descend from a point in every cell, and enter what is seen; returns the least form seen in each."""
@@ -133,9 +147,8 @@ class Ladder:
         for image in sorted(set(cells.image.tolist())):
             begun = time.perf_counter()
             pairs = cells[cells.image == image]
-            c, r = pairs[slice(0, 1)].centre()
-            w, constant = pairs.w.unsqueeze(0), pairs.constant.unsqueeze(0)
-            bound = lower_first(net, first_order(net, c, r, w, constant, slopes=True), pairs.slack).squeeze(0)
+            w, constant, slack = (t.unsqueeze(0) for t in (pairs.w, pairs.constant, pairs.slack))
+            bound = self._first_order(pairs.image[:1], w, constant, slack, slopes=True)[0].squeeze(0)
             proven = bound > pairs.level
             for index in torch.nonzero(proven).squeeze(1).tolist():
                 self.ledger.prove_by(pairs, index, "slopes")
@@ -175,6 +188,10 @@ class Ladder:
             cells = at_least_ends(self.net, cells)
         return cells
 
+    def _met(self, cells: Cells) -> Cells:
+        """The cells that have any point of what is asked about."""
+        return cells
+
     def _in_time(self, cells: Cells, spectral: bool) -> Cells:
         """One round for the cells of images that have time left; returns all that stay open."""
         begun, late = time.perf_counter(), self.ledger.spent[cells.image] >= self.budget
@@ -199,8 +216,7 @@ class Ladder:
         if not len(rows):
             return cells[rows]
         sign = monotone(self.net, cells, second)[rows]
-        if not self.forms.alone:
-            # Where one form falls another may rise: the point where all are least need not be at an end.
+        if not self.ends:
             sign = torch.zeros_like(sign)
         cells, bounded = cells[rows], bounded.rows(rows)
         active = bounded.active
@@ -236,7 +252,7 @@ class Ladder:
             cells = cells[self.ledger.urgency(cells).argsort()]
             chunk = next(iter(chunks(cells, self.units, limit=2**20)))
             rest = cells[slice(len(chunk), None)]
-            halves = self._fixed(self._halves(chunk))
+            halves = self._fixed(self._met(self._halves(chunk)))
             cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
         if len(cells):
             self.ledger.settle(cells)

@@ -81,6 +81,11 @@ class Network:
         return [dominating_diagonal(At) for At in self.At]
 
     @cached_property
+    def norms_A(self) -> list[float]:
+        """Upper bounds of the spectral norms of the maps of the input."""
+        return [sqrt(float(dominating_diagonal(At, steps=1).max())) * (1 + 4 * ULP) for At in self.At]
+
+    @cached_property
     def norms_S(self) -> list[float]:
         """Upper bounds of the spectral norms of the maps in between; 1 for the identity."""
         return [1.0 if s is None else _norm(s) for s in self.S]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from polybound.certificates.boxes import Domain
 from polybound.certificates.certify import Method, certify
-from polybound.certificates.inputs import as_float64, checked_boxes, checked_labels
+from polybound.certificates.inputs import as_float64, checked_boxes, checked_labels, checked_norm
 from polybound.certificates.network import Network
+from polybound.certificates.regions import length
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
@@ -51,6 +52,7 @@ def certified_radius(
     tolerance: float = 1e-3,
     scale: Tensor | None = None,
     domain: Domain | None = (-1.0, 1.0),
+    norm: str | float = "inf",
     method: Method = "auto",
     budget: float = 1.0,
 ) -> Radius:
@@ -65,8 +67,9 @@ def certified_radius(
         largest: no radius above this is tried.
         tolerance: how close the bracket gets, where everything is decided.
         scale: how far each feature moves for a radius of 1, of the shape of one input, not negative; 1 by default,
-            which is the l_inf norm. Features of scale 0 stay as they are.
+            which is the norm itself. Features of scale 0 stay as they are.
         domain: as in `certify`.
+        norm: "inf" or "2"; with "2" and a scale, of `(x' - x) / scale`.
         method: as in `certify`.
         budget: seconds of branch and bound for each input and radius.
 
@@ -82,8 +85,9 @@ def certified_radius(
     net = model if isinstance(model, Network) else Network(model)
     points = checked_boxes(net, x, 0.0, None, domain).x
     labels = checked_labels(net, y, len(points))
+    norm = checked_norm(norm, None, method)
     units = None if scale is None else _checked_scale(net, scale)
-    options: dict[str, Any] = {"domain": domain, "method": method, "budget": budget}
+    options: dict[str, Any] = {"domain": domain, "norm": norm, "method": method, "budget": budget}
     certified = torch.zeros(len(points), dtype=torch.float64)
     attacked = torch.full_like(certified, torch.inf)
     failed = torch.full_like(certified, largest)  # the least radius that is not verified
@@ -98,7 +102,7 @@ def certified_radius(
                 continue
             failed[row] = min(failed[row], tried[row])
             if point is not None:
-                away = _distance(point.reshape(-1) - points[row], units)
+                away = _distance(point.reshape(-1) - points[row], units, norm)
                 attacked[row] = min(attacked[row], away * (1 + 2.0**-50))
                 # The sides are rounded outwards: a point may be a rounding farther off than what was tried.
                 failed[row] = min(failed[row], away)
@@ -127,8 +131,7 @@ def _scaled(radius: Tensor, units: Tensor | None) -> Tensor:
     return torch.where(exact, eps, torch.nextafter(eps, eps.new_tensor(torch.inf)))
 
 
-def _distance(away: Tensor, units: Tensor | None) -> Tensor:
-    """The least radius whose box holds a point that far away, up to rounding."""
-    if units is None:
-        return away.abs().max()
-    return (away.abs()[units > 0] / units[units > 0]).max()
+def _distance(away: Tensor, units: Tensor | None, norm: str) -> Tensor:
+    """The least radius whose box or ball holds a point that far away, up to rounding."""
+    part = away.abs() if units is None else away.abs()[units > 0] / units[units > 0]
+    return length(part) if norm == "2" else part.max()

@@ -7,11 +7,19 @@ from collections.abc import Callable
 
 import torch
 
-from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
+from polybound.certificates.balls import Balls
+from polybound.certificates.baselines import (
+    crown_bound,
+    interval_bound,
+    lipschitz_bound,
+    lipschitz_in_ball,
+    zonotope_bound,
+)
 from polybound.certificates.boxes import centre
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ledger import Ledger
+from polybound.certificates.regions import length
 
 __all__ = ["relax"]
 
@@ -26,9 +34,17 @@ _ENTRIES = 2**24  # of the rows that a linear relaxation sends back through the 
 
 
 def relax(
-    forms: Forms, boxes: Boxes, ledger: Ledger, method: str, on_progress: Callable[[int], None] | None = None
+    forms: Forms,
+    boxes: Boxes,
+    ledger: Ledger,
+    method: str,
+    on_progress: Callable[[int], None] | None = None,
+    balls: Balls | None = None,
 ) -> None:
-    """Bound all forms by one of the baselines, and enter the bounds as those of first order."""
+    """Bound all forms by one of the baselines, and enter the bounds as those of first order.
+
+    Over balls, if there are any, by the Lipschitz constant.
+    """
     net = forms.net
     units = max(At.shape[1] for At in net.At)
     chunk = max(1, min(_CHUNK, _ENTRIES // units**2))
@@ -37,7 +53,11 @@ def relax(
         images = torch.arange(start, min(start + chunk, len(boxes.x)))
         x, lower, upper = (t[images] for t in (boxes.x, *boxes.outer))
         block = forms.block(images, net.slack(torch.maximum(lower.abs(), upper.abs())))
-        bound = _RELAXATIONS[method](net, *centre(lower, upper), block.w, block.constant, block.slack)
+        if balls is None:
+            bound = _RELAXATIONS[method](net, *centre(lower, upper), block.w, block.constant, block.slack)
+        else:
+            far = length(torch.maximum(lower.abs(), upper.abs()))
+            bound = lipschitz_in_ball(net, x, balls.r[images], far, block.w, block.constant, block.slack)
         ledger.see_inputs(images, x, forms.values(images, net(x)), block.slack)
         ledger.first(images, torch.where(block.asked, bound, torch.inf))
         ledger.charge(method, images, begun)

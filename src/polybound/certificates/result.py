@@ -18,20 +18,21 @@ class Certificates:
     """One certificate for each image.
 
     Attributes:
-        status: "verified": every point of the box is classified as the label. "falsified": `counterexample` is not.
-            "undecided": neither was shown.
+        status: "verified": every point of the box or ball is classified as the label. "falsified": `counterexample` is
+            not. "undecided": neither was shown.
         margin: proven lower bounds of `min over rivals and points of f_label - f_rival`, (images,), float64.
-        counterexample: a point of the box whose margin is at most zero, in the input's shape, float64; None if there
-            is none.
+        counterexample: a point of the box or ball whose margin is at most zero, in the input's shape, float64; None if
+            there is none.
         rung: what decided each image: "clean" (misclassified as it is), "first", "second", "branch" (verified),
             "attack" (falsified), the method's name, or "".
         seconds: time of each image, its share of what was done in batches, (images,).
         cost: seconds of each rung, over all images.
         label: the labels.
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
-        eps: radius of each box, (images,), or of each feature, (images, *shape); None if the sides were given.
+        eps: radius of each box or ball, (images,), or of each feature, (images, *shape); None if the sides were given.
         box: the sides that were given, (images, *shape) each; None if radii were.
         method: the method asked for.
+        norm: of the ball, "inf" or "2".
         proofs: proofs by image and rival, if they were kept; `save_certificates` writes them.
     """
 
@@ -46,6 +47,7 @@ class Certificates:
     eps: Tensor | None
     box: tuple[Tensor, Tensor] | None
     method: str
+    norm: str = "inf"
     proofs: dict[tuple[int, int], dict[str, Any]] | None = None
 
     def __len__(self) -> int:

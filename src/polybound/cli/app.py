@@ -255,10 +255,11 @@ def certify(
         Path, typer.Argument(metavar="RUN", help="A run folder, a model that model.save(path) wrote, or an ONNX file.")
     ],
     eps: Annotated[
-        list[float] | None, typer.Option(metavar="<float>", help="Radius of the l_inf ball, in units of the data.")
+        list[float] | None, typer.Option(metavar="<float>", help="Radius of the ball, in units of the data.")
     ] = None,
     images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many test images.")] = 100,
     dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
+    norm: Annotated[str, typer.Option(help="Norm of the ball: inf or 2.")] = "inf",
     method: Annotated[
         str, typer.Option(help="auto, second, first; crown, zonotope, interval, lipschitz to compare.")
     ] = "auto",
@@ -283,10 +284,13 @@ def certify(
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
     elif outputs and save is not None:
         raise PolyboundError("--save writes certificates; --outputs has none")
+    elif outputs and norm != "inf":
+        raise PolyboundError("--outputs is about boxes: --norm inf")
     elif outputs:
         run_outputs(run, eps, images, dataset, data_dir, method, 1.0 if budget is None else budget, as_json)
     else:
-        run_certify(run, eps, images, dataset, data_dir, method, 10.0 if budget is None else budget, save, as_json)
+        seconds = 10.0 if budget is None else budget
+        run_certify(run, eps, images, dataset, data_dir, norm, method, seconds, save, as_json)
 
 
 @command(

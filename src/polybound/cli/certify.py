@@ -25,6 +25,7 @@ def run_certify(
     images: int,
     dataset: str | None,
     data_dir: Path | None,
+    norm: str,
     method: str,
     budget: float,
     save: Path | None,
@@ -44,18 +45,17 @@ def run_certify(
     with progress_bar(MofNCompleteColumn()) as bar:
         for radius in eps:
             task = bar.add_task(f"eps {radius:g}", total=len(x))
-            options: dict[str, Any] = {"domain": data.domain, "method": method, "budget": budget}
+            options: dict[str, Any] = {"domain": data.domain, "norm": norm, "method": method, "budget": budget}
             options["on_progress"] = lambda done, task=task: bar.update(task, completed=done)
             found = certify(net, x, y, radius, keep=save is not None, **options)
             rows.append({"eps": radius} | found.summary())
             if save is not None:
                 save_certificates(save, model, found, x, data.domain)
     if as_json:
-        print(
-            json.dumps({"model": str(path), "dataset": data.name, "domain": list(data.domain), "rows": rows}, indent=2)
-        )
+        about = {"model": str(path), "dataset": data.name, "domain": list(data.domain), "norm": norm}
+        print(json.dumps(about | {"rows": rows}, indent=2))
     else:
-        _show(f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}", rows)
+        _show(f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}, l_{norm} balls", rows)
 
 
 def run_check(path: Path, file: Path, as_json: bool) -> None:
