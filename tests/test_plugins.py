@@ -12,7 +12,7 @@ import torch
 import polybound as pb
 from polybound import plugins
 from polybound.attacks import registry as attack_registry
-from polybound.cli import app as cli
+from polybound import cli
 from polybound.data import catalogue, load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
