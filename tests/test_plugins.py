@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound import plugins
+from polybound import cli, plugins
 from polybound.attacks import registry as attack_registry
-from polybound import cli
 from polybound.data import catalogue, load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
