@@ -34,7 +34,10 @@ class Command:
     def interrupt(self):
         """Ctrl-C; its exit code."""
         os.killpg(self.process.pid, signal.SIGINT)
-        self.process.join()
+        self.process.join(120)
+        if self.running():
+            self.kill()
+            raise AssertionError("Ctrl-C did not end it")
         return self.process.exitcode
 
     def kill(self):
@@ -47,6 +50,7 @@ class Command:
 
 def _run(words, errors):
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal; background jobs of a shell ignore it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     import torch

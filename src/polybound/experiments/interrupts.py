@@ -60,5 +60,6 @@ def own_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        threading.excepthook = hook
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+            threading.excepthook = hook

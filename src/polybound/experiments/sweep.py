@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -137,7 +138,14 @@ def _carry_out_all(
                 on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
             errors.append(_attempt(job, root, data_dir))
     else:
-        with _Watch(jobs, root, on_progress), own_interrupts(), _backend(engine, workers, cluster) as parallel:
+        with (
+            _Watch(jobs, root, on_progress),
+            own_interrupts(),
+            _backend(engine, workers, cluster) as parallel,
+            warnings.catch_warnings(),
+        ):
+            # Jobs are of different sizes: a worker that is replaced after a large one is no news.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
             errors = parallel(_delayed(job, root, data_dir) for job in todo)
     if failed := [error for error in errors if error is not None]:
         # A data set that is not there must not keep the others from being used.
@@ -180,6 +188,13 @@ def _extra(module: str, extra: str) -> Any:
         raise PolyboundError(f"this engine is an extra: pip install 'polybound[{extra}]'") from None
 
 
+def _import_all() -> None:
+    """Nothing; but a process that is asked to has imported torch and this package afterwards.
+
+    loky takes a worker's memory after its first task for its normal size, and ends workers that grow far beyond.
+    """
+
+
 class _backend:  # noqa: N801 - used as a function
     """joblib's `Parallel` on one of the engines."""
 
@@ -211,7 +226,7 @@ class _backend:  # noqa: N801 - used as a function
         parallel = joblib.Parallel(batch_size=1, pre_dispatch="all")
         if self.engine == "loky":
             with spared_from_interrupts():
-                parallel(joblib.delayed(os.getpid)() for _ in range(joblib.effective_n_jobs(self.workers or -1)))
+                parallel(joblib.delayed(_import_all)() for _ in range(joblib.effective_n_jobs(self.workers or -1)))
         return parallel
 
     def __exit__(self, *error: Any) -> None:
