@@ -12,6 +12,7 @@ from polybound.data import Dataset
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.registry import check_flag, check_whole
+from polybound.seeds import check_seed
 from polybound.training.history import History
 from polybound.training.keeper import HistoryKeeper, measure
 from polybound.training.loop import Callback, Trainer
@@ -114,8 +115,7 @@ def _checked_seeds(seed: Any, runs: int) -> list[int]:
     seeds = list(seed) if isinstance(seed, Iterable) else [seed] * runs
     seeds = [one.item() if isinstance(one, np.integer) else one for one in seeds]
     for one in seeds:
-        if isinstance(one, bool) or not isinstance(one, int) or abs(one) >= 2**62:
-            raise PolyboundError(f"a seed is a whole number between -2**62 and 2**62, got {one!r}")
+        check_seed(one)
     return seeds
 
 
