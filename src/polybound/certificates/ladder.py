@@ -150,8 +150,8 @@ class Ladder:
             w, constant, slack = (t.unsqueeze(0) for t in (pairs.w, pairs.constant, pairs.slack))
             bound = self._first_order(pairs.image[:1], w, constant, slack, slopes=True)[0].squeeze(0)
             proven = bound > pairs.level
+            self.ledger.note(pairs, bound, lambda _: {"by": self.ledger.rule("slopes")})
             for index in torch.nonzero(proven).squeeze(1).tolist():
-                self.ledger.prove_by(pairs, index, "slopes")
                 self.ledger.close(pairs, index, float(bound[index]), "first")
             left.append(replace(pairs, bound=torch.maximum(pairs.bound, bound))[~proven])
             self.ledger.charge("first", pairs.image[:1], begun)
@@ -209,8 +209,8 @@ class Ladder:
         ledger = self.ledger
         bounded, second = by_second(self.net, cells, spectral)
         proven = bounded.lower > cells.level
+        ledger.note(cells, bounded.lower, bounded.step)
         for index in torch.nonzero(proven).squeeze(1).tolist():
-            ledger.prove(cells, index, bounded)
             ledger.close(cells, index, float(bounded.lower[index]), rung)
         rows = torch.nonzero(~proven).squeeze(1)
         if not len(rows):
