@@ -26,6 +26,7 @@ ORDER = (
     "explore",
     "bounds",
     "info",
+    "draw",
     "export",
     "verify",
     "encrypt",
