@@ -21,7 +21,7 @@ ORDER = [
     "reproduce",
     "sweep",
 ]
-ORDER += ["report", "compare"]
+ORDER += ["report", "compare", "doctor"]
 PAGES = [*((name,) for name in ORDER), ("data", "list"), ("data", "get"), ("data", "verify")]
 PAGES += [("runs", "list"), ("runs", "show"), ("runs", "clean")]
 

@@ -37,6 +37,7 @@ ORDER = (
     "sweep",
     "report",
     "compare",
+    "doctor",
 )
 """The order in which `--help` shows the commands: what a newcomer needs comes first. Others come last."""
 
