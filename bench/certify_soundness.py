@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import polybound as pb
+from polybound.certificates import Network
 
 F64 = torch.float64
 METHODS = {
@@ -127,7 +128,10 @@ def campaign(cases: int, images: int, budget: float, seed: int, norm: str = "inf
             eps = 3 * eps
             x = torch.where(torch.rand(x.shape, generator=generator) < 0.2, x.sign(), x)
         y = model(x).argmax(1)
-        found = pb.certify(model, x, y, eps, norm=norm, method=method, budget=budget)
+        # Convolutions in both of their forms, window by window and as matrices.
+        convolutional = isinstance(model, pb.ConvCCP)
+        net = Network(model, by_windows=True if convolutional and seed % 2 else None)
+        found = pb.certify(net, x, y, eps, norm=norm, method=method, budget=budget)
         least = (least_in_balls if norm == "2" else least_margins)(model, x, y, eps, generator)
         size = 1e-11 * (1 + model(x).detach().abs().amax(1))  # of the float64 forward pass that judges
         for i, status in enumerate(found.status):
