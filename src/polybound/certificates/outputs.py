@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,7 +30,10 @@ from polybound.certificates.relax import relax
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
-__all__ = ["BoundMethod", "OutputBounds", "output_bounds"]
+__all__ = ["ENDS", "BoundMethod", "OutputBounds", "output_bounds"]
+
+ENDS = ("lower", "lowest", "highest", "upper")
+"""The ends of the proven interval and, within it, of the attained one."""
 
 BoundMethod = Literal["auto", "second", "first", "crown", "zonotope", "interval"]
 
@@ -82,6 +86,16 @@ class OutputBounds:
     def gap(self) -> Tensor:
         """What the proven interval has more than the attained one, both ends together, (images, rows)."""
         return (self.lowest - self.lower) + (self.upper - self.highest)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each image and form, as JSON can hold it: what has no finite bound is None."""
+        ends = {name: getattr(self, name).tolist() for name in ENDS}
+        return [
+            {"image": image, "output": output}
+            | {name: value[image][output] if isfinite(value[image][output]) else None for name, value in ends.items()}
+            for image in range(len(self))
+            for output in range(self.lower.shape[1])
+        ]
 
     def __repr__(self) -> str:
         images, rows = self.lower.shape
