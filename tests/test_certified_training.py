@@ -181,7 +181,7 @@ def test_it_certifies_more_and_projects_if_asked():
     for name, more in {
         "none": {},
         "certified": {"method": "certified", "eps": 0.2},
-        "both": {"method": "certified", "eps": 0.2, "bound": 1.0},
+        "both": {"method": "certified-projection", "eps": 0.2, "bound": 1.0},
     }.items():
         model = pb.paper_model("pn-4", shape=train.shape, seed=0)
         pb.fit(model, train, **options, **more)
@@ -202,10 +202,10 @@ def test_it_certifies_more_and_projects_if_asked():
         ({"bound": -1}, "bound must be"),
         ({"eps": float("nan")}, "eps must be"),
         ({"every": 0}, "every must be"),
-        ({"adversary": "fgsm-0.1"}, "certified takes no adversary"),
+        ({"adversary": "fgsm-0.1"}, "certified-projection takes no adversary"),
         ({"loss": "squared"}, "has a loss of its own"),
     ],
 )
 def test_bad_options(options, said):
     with pytest.raises(PolyboundError, match=said):
-        pb.Recipe.of(method="certified", **options)
+        pb.Recipe.of(method="certified-projection", **options)
