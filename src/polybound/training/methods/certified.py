@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar
 
 from torch import Tensor
@@ -72,6 +73,10 @@ class Certified(Method):
         (0.1, 0.2)
         """
         return self.eps if done >= self.ramp else self.eps * done / self.ramp
+
+    def complete_from(self, epochs: int) -> int:
+        rising = ceil(self.ramp * (epochs - self.begins) - 1e-9)
+        return min(self.begins + rising, epochs - 1)
 
     def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         c, r = box_of(inputs, self.eps_at(moment.done), moment.domain)
