@@ -93,7 +93,7 @@ def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
+        str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
     ] = None,
     bound: Annotated[
         list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")

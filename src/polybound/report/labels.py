@@ -23,6 +23,7 @@ METHODS = {
     "jacobian": "Jacobian",
     "l2": "L2",
     "certified": "certified training",
+    "certified-projection": "certified training + projection",
     "at": "AT",
     "projection+at": "projection + AT",
     "jacobian+at": "Jacobian + AT",

@@ -98,6 +98,10 @@ class Method(Part):
         """For how many of the epochs it is plain training, so that runs of one seed need be trained once."""
         return min(start_epoch(getattr(self, "start", 0), epochs), epochs)
 
+    def complete_from(self, epochs: int) -> int:
+        """The first of so many epochs, from 0, in which all of it is in force; the last at the latest."""
+        return min(self.begins, epochs - 1)
+
     @property
     def decay(self) -> float:
         """The weight decay of a step: `w <- w - rate (gradient + decay w)`."""
