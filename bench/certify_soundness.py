@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import polybound as pb
-from polybound.certificates import ladder
+from polybound.certificates import Network, ladder
 from polybound.certificates.exact import exact_logits
 
 F64 = torch.float64
@@ -209,7 +209,9 @@ class Campaign:
         model = random_model(generator)
         method = METHODS[self.norm][seed % len(METHODS[self.norm])]
         batch = self._batch(model, self.images if method not in SLOW else self.images // 4, generator)
-        net = pb.certificates.Network(model)
+        # Convolutions in both of their forms, window by window and as matrices, with every method.
+        windows = isinstance(model, pb.ConvCCP) and seed // len(METHODS[self.norm]) % 2 == 1
+        net = Network(model, by_windows=True if windows else None)
         if method.startswith("bounds"):
             self._intervals(batch, net, method.removeprefix("bounds "), seed, generator)
         else:

@@ -63,7 +63,7 @@ class Ladder:
         self.net, self.forms, self.x, self.ledger = forms.net, forms, boxes.x, ledger
         self.lower, self.upper = boxes.outer
         self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
-        self.units = max(At.shape[1] for At in self.net.At)
+        self.units = max(A.outputs for A in self.net.A)
         # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
         self.ends = forms.alone
 
@@ -84,7 +84,7 @@ class Ladder:
         if self.strict:
             cells = self._hurried(cells)
         else:
-            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
+            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.net.breadth)]))
         if self.top == "branch":
             for image in sorted(set(cells.image.tolist())):
                 self._branch(cells[cells.image == image])
@@ -174,7 +174,7 @@ class Ladder:
             for _ in range(rounds):
                 width = float((cells.upper - cells.lower).sum())
                 cells = self._fixed(cells[self.ledger.urgency(cells).argsort()])
-                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.units, limit=2**20)]
+                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.net.breadth, limit=2**20)]
                 cells = self.ledger.undecided(join([*parts, cells[:0]]))
                 if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
                     break
@@ -250,10 +250,12 @@ class Ladder:
         budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
         while len(cells) and time.perf_counter() - begun < budget:
             cells = cells[self.ledger.urgency(cells).argsort()]
-            chunk = next(iter(chunks(cells, self.units, limit=2**20)))
+            chunk = next(iter(chunks(cells, self.net.breadth, limit=2**20)))
             rest = cells[slice(len(chunk), None)]
             halves = self._fixed(self._met(self._halves(chunk)))
-            cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
+            cells = self.ledger.undecided(
+                join([rest, *(self._round(c, "branch") for c in chunks(halves, self.net.breadth))])
+            )
         if len(cells):
             self.ledger.settle(cells)
         self.ledger.charge("branch", image, begun)

@@ -11,6 +11,8 @@ import typer
 from polybound._version import __version__
 from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
+from polybound.cli.doctor import add_doctor
+from polybound.cli.draw import add_drawing
 from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.explore import add_explorer
@@ -30,6 +32,8 @@ app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)
 add_interchange(app)
 add_explorer(app, NETWORKS)
+add_drawing(app, NETWORKS)
+add_doctor(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Network = Annotated[
