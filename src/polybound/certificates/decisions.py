@@ -33,8 +33,10 @@ class Decisions(Ledger):
 
     def falsify(self, image: int, x: Tensor, claim: int, rung: str) -> None:
         """Write down a counterexample, if the real polynomial confirms it at the nearest point of the true box."""
+        if image in self.counterexample:
+            return
         x = self.within(image, x)
-        if image not in self.counterexample and confirm(self.forms, image, claim, x):
+        if confirm(self.forms, image, claim, x):
             self.counterexample[image] = (x.clone(), claim)
             self.rung[image] = rung
 

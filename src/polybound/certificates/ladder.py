@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -143,19 +143,21 @@ class Ladder:
         plain = net.degree <= 4 and all(step is None for step in net.S)
         if plain or net.degree < 3 or self.units > GRAM_UNITS:
             return cells
-        left = []
-        for image in sorted(set(cells.image.tolist())):
+        left = [cells[:0]]
+        for pairs in _by_image(cells, 2**20 // (net.features * self.units)):
             begun = time.perf_counter()
-            pairs = cells[cells.image == image]
-            w, constant, slack = (t.unsqueeze(0) for t in (pairs.w, pairs.constant, pairs.slack))
-            bound = self._first_order(pairs.image[:1], w, constant, slack, slopes=True)[0].squeeze(0)
+            images = pairs.image.unique()
+            w, constant, slack = (
+                t.reshape(len(images), -1, *t.shape[1:]) for t in (pairs.w, pairs.constant, pairs.slack)
+            )
+            bound = self._first_order(images, w, constant, slack, slopes=True)[0].reshape(-1)
             proven = bound > pairs.level
             self.ledger.note(pairs, bound, lambda _: {"by": self.ledger.rule("slopes")})
             for index in torch.nonzero(proven).squeeze(1).tolist():
                 self.ledger.close(pairs, index, float(bound[index]), "first")
             left.append(replace(pairs, bound=torch.maximum(pairs.bound, bound))[~proven])
-            self.ledger.charge("first", pairs.image[:1], begun)
-        return join(left) if left else cells
+            self.ledger.charge("first", images, begun)
+        return join(left)
 
     def _second(self, cells: Cells) -> Cells:
         """The rungs of second order, the cells shrunk in between; returns those that stay open."""
@@ -275,3 +277,17 @@ class Ladder:
         upper[rows, axis] = at
         both = join([cells.narrowed(cells.lower, upper), cells.narrowed(lower, cells.upper)])
         return both.at_nodes(nodes)
+
+
+def _by_image(cells: Cells, limit: int) -> Iterator[Cells]:
+    """The cells image by image, those of some `limit` images together that have the same number of cells.
+
+    Whatever no form has a part in is then computed once for an image.
+    """
+    cells = cells[cells.image.argsort(stable=True)]
+    count = cells.image.unique(return_counts=True)[1]
+    own = count.repeat_interleave(count)
+    for number in count.unique().tolist():
+        rows = torch.nonzero(own == number).squeeze(1)
+        for part in rows.split(number * max(1, limit)):
+            yield cells[part]
