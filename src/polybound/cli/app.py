@@ -98,7 +98,7 @@ def train(
     bound: Annotated[
         list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")
     ] = None,
-    weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Of a jacobian or l2 penalty, or of the certified loss.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,
     adversary: Annotated[
         str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
