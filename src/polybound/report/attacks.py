@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ __all__ = ["draw_attacks"]
 RIGHT, WRONG = "#0072B2", "#D55E00"
 
 
-def draw_attacks(path: Path, result: Evaluation, count: int = 8) -> None:
+def draw_attacks(path: str | PathLike[str], result: Evaluation, count: int = 8) -> None:
     """Draw `count` images that the first run classifies right, and for each attack what becomes of them.
 
     Each attack has two rows: the perturbed images, and what was added, on a scale of its own that the row names.
@@ -29,7 +30,7 @@ def draw_attacks(path: Path, result: Evaluation, count: int = 8) -> None:
         result: an evaluation that kept examples.
         count: number of images.
     """
-    check_figure_file(path)
+    check_figure_file(Path(path))
     kept = result.examples
     if kept is None or not kept.adversarial:
         raise PolyboundError("a picture needs an attack and images: evaluate(..., keep=100)")

@@ -12,11 +12,12 @@ from polybound.attacks import parse_attack
 from polybound.evaluation import Cell, Row, Table, certified_name, labels
 from polybound.experiments import Experiment, growth_studies, published_value, ratios, row_kind, studies
 from polybound.report.elements import Figure, Images, Line, Panel
-from polybound.report.labels import PROTOCOLS, attack_label, dataset_label, model_label
+from polybound.report.labels import METHODS, PROTOCOLS, attack_label, dataset_label, model_label
 
 __all__ = ["curves", "growth", "initial", "samples", "tradeoff"]
 
 _X = {"bound": "method.bound", "rank": "model.rank", "steps": "steps"}
+_CERTIFIED = ("certified", "certified-projection")
 _OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
 _X_LABELS = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}
 
@@ -130,8 +131,7 @@ def tradeoff(experiment: Experiment, table: Table) -> Figure:
         part = table.where(data=dataset)
         lines = []
         kinds = {kind: part.only(lambda row, kind=kind: row_kind(row) == kind) for kind in experiment.projections}  # type: ignore[misc]
-        if "certified" in experiment.methods:
-            kinds["certified training"] = part.where(method="certified")
+        kinds |= {METHODS[name]: part.where(method=name) for name in _CERTIFIED if name in experiment.methods}
         for kind, mine in kinds.items():
             lines += _tradeoff_lines(experiment, kind, mine, attack)
         title = f"{dataset_label(dataset)}, {attack_label(attack)}"

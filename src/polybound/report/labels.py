@@ -32,6 +32,7 @@ METHODS = {
     "jacobian": "Jacobian",
     "l2": "L2",
     "certified": "certified training",
+    "certified-projection": "certified training + projection",
     "at": "AT",
     "projection+at": "projection + AT",
     "jacobian+at": "Jacobian + AT",
@@ -47,13 +48,13 @@ PROTOCOLS = {
 def attack_label(attack: str) -> str:
     """As the paper writes it.
 
-    >>> attack_label("pgd-0.1-20-0.01"), attack_label("certified-0.05")
-    ('PGD-(0.1, 20, 0.01)', 'certified at 0.05')
+    >>> attack_label("pgd-0.1-20-0.01"), attack_label("certified-0.05"), attack_label("certified-0.5:norm=2")
+    ('PGD-(0.1, 20, 0.01)', 'certified at 0.05', 'certified at 0.5, l_2')
     """
     if attack == CLEAN:
         return CLEAN
     if attack.startswith("certified-"):
-        return f"certified at {attack.removeprefix('certified-')}"
+        return f"certified at {attack.removeprefix('certified-').replace(':norm=', ', l_')}"
     try:
         return parse_attack(attack).label
     except PolyboundError:  # one that somebody else registered

@@ -1,0 +1,114 @@
+"""The results: tables, figures and the comparison with the paper, all from scores.csv."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from polybound.experiments import Comparison, compare, find_experiment, read_scores
+
+TABLES = ("table-1", "table-5", "table-9", "table-3", "table-10", "honest-table")
+FIGURES = ("figure-2", "figure-10", "figure-12", "figure-13", "figure-6", "figure-7", "figure-14", "tradeoff")
+FIGURES = (*FIGURES, "certified-tradeoff")
+VERDICTS = {"within": "met", "off": "missed"}
+
+
+def write_results(scores: Path, folder: Path) -> None:
+    """Write what the scores say: summary into README.md, and the pages tables.md, figures.md and comparison.md."""
+    make_report(scores, folder)
+    found = [each for each in compare(read_scores(scores)) if each.verdict in VERDICTS]
+    page = folder / "README.md"
+    text = page.read_text(encoding="utf-8")
+    if "<!-- summary -->" not in text:
+        raise ValueError(f"{page} has no place for the summary")
+    page.write_text(text.replace("<!-- summary -->", summary(found)), encoding="utf-8")
+    (folder / "comparison.md").write_text(comparison_page(found), encoding="utf-8")
+    (folder / "tables.md").write_text(tables_page(folder / "report"), encoding="utf-8")
+    (folder / "figures.md").write_text(figures_page(folder / "report"), encoding="utf-8")
+    for file in sorted(folder.glob("*table*-[0-9]*.md")) + [folder / "honest-table.md"]:
+        fresh = folder / "report" / file.name
+        file.write_text(f"# {file.stem.capitalize()}\n\n{fresh.read_text(encoding='utf-8')}", encoding="utf-8")
+    for extra in (folder / "report").iterdir():
+        if extra.suffix != ".svg":
+            extra.unlink()
+
+
+def make_report(scores: Path, folder: Path) -> None:
+    """Let the command line make the report from the scores, as a reader would."""
+    options = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "-o", "report.html", "--quiet"]
+    command = [sys.executable, "-m", "polybound", "report", *TABLES, *FIGURES, *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+
+
+def summary(found: Sequence[Comparison]) -> str:
+    """How many published values are met, by table and model; a value that stands in several tables counts in each."""
+    names = sorted({each.paper.table for each in found}, key=lambda name: (len(name), name))
+    models = [name for name in ("PN-4", "PN-10", "PN-Conv", "NCP-4") if any(e.paper.model == name for e in found)]
+    rows = []
+    for name in names:
+        counts = [share(each for each in found if (each.paper.table, each.paper.model) == (name, m)) for m in models]
+        rows.append([name, *counts, share(each for each in found if each.paper.table == name)])
+    rows.append(["all", *(share(each for each in found if each.paper.model == m) for m in models), share(found)])
+    return markdown(["table of the paper", *models, "all"], rows)
+
+
+def share(found: Iterable[Comparison]) -> str:
+    """`met of all`, or nothing."""
+    counts = Counter(each.verdict for each in found)
+    return f"{counts['within']} of {counts.total()}" if counts else ""
+
+
+def comparison_page(found: Sequence[Comparison]) -> str:
+    """Every published value next to ours."""
+    lines = ["# Against the paper, value by value", ""]
+    lines += ["Accuracy in %, published protocol. A value is met if it is within `max(3 points, 2 published standard"]
+    lines += ["deviations)`. This page is made from `docs/results/scores.csv`, as `polybound compare` does it.", ""]
+    for name in sorted({each.paper.table for each in found}, key=lambda name: (len(name), name)):
+        rows = [comparison_row(each) for each in found if each.paper.table == name]
+        lines += [f"## {name.capitalize().replace('-', ' ')}", ""]
+        lines += [markdown(["data, model", "method", "attack", "paper", "here", "difference", ""], rows), ""]
+    return "\n".join(lines)
+
+
+def comparison_row(each: Comparison) -> list[str]:
+    """The cells of one published value."""
+    method = f"{each.paper.method} ({each.variant})" if each.variant else each.paper.method
+    verdict = VERDICTS[each.verdict] if each.verdict == "within" else f"**{VERDICTS[each.verdict]}**"
+    paper = f"{each.paper.mean:.2f} ± {each.paper.std:.2f}"
+    where = f"{each.paper.dataset}, {each.paper.model}"
+    return [where, method, each.paper.attack, paper, str(each.ours), f"{each.difference:+.2f}", verdict]
+
+
+def tables_page(report: Path) -> str:
+    """The paper's tables, with ours in them."""
+    lines = ["# Tables", "", "All accuracies in %, mean and standard deviation over seeds. In brackets the bound that"]
+    lines += ["is the best for the line. A star marks the best of the epochs that were measured. The lines of the sound"]
+    lines += ["protocol have no counterpart in the paper. `polybound report` makes these tables from", ""]
+    lines[-1:] = ["`docs/results/scores.csv`.", ""]
+    for name in TABLES:
+        lines += [f"## {find_experiment(name).title}: {name}", ""]
+        for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-[0-9].md")):
+            lines += [file.read_text(encoding="utf-8").strip(), ""]
+    return "\n".join(lines)
+
+
+def figures_page(report: Path) -> str:
+    """The paper's figures, drawn from our scores."""
+    lines = ["# Figures", "", "`polybound report` draws these figures from `docs/results/scores.csv`.", ""]
+    for name in FIGURES:
+        title = find_experiment(name).title
+        if (report / f"{name}.svg").is_file():
+            lines += [f"## {title}: {name}", "", f"![{title}](report/{name}.svg)", ""]
+    lines += ["[The whole report](report.html) is one file, with figures that can be zoomed.", ""]
+    return "\n".join(lines)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

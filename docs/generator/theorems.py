@@ -1,0 +1,53 @@
+"""Every statement of the paper with its functions, and every function with its statements."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.reference import homes
+
+SOURCE = Path(__file__).with_name("theorems.toml")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A theorem, lemma, definition or algorithm of the paper, and the full names of the functions that compute it."""
+
+    name: str
+    says: str
+    functions: tuple[str, ...]
+
+
+def statements() -> list[Statement]:
+    """All statements, in the paper's order."""
+    found = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["statement"]
+    return [Statement(each["name"], each["says"], tuple(each["functions"])) for each in found]
+
+
+def write_theorems(page: Path) -> None:
+    """Put both tables into a page, in the place of `<!-- statements -->` and `<!-- functions -->`."""
+    found = statements()
+    rows = [f"| {each.name} | {each.says} | {', '.join(map(link, each.functions))} |" for each in found]
+    forward = "\n".join(["| in the paper | what it says | function |", "| --- | --- | --- |", *rows])
+    functions = sorted({function for each in found for function in each.functions})
+    back = {name: [each.name for each in found if name in each.functions] for name in functions}
+    rows = [f"| {link(name)} | {'; '.join(names)} |" for name, names in back.items()]
+    backward = "\n".join(["| function | in the paper |", "| --- | --- |", *rows])
+    text = page.read_text(encoding="utf-8")
+    for mark, table in (("<!-- statements -->", forward), ("<!-- functions -->", backward)):
+        if mark not in text:
+            raise ValueError(f"{page} has no {mark}")
+        text = text.replace(mark, table)
+    page.write_text(text, encoding="utf-8")
+
+
+def link(function: str) -> str:
+    """A link to where a function is described.
+
+    >>> link("polybound.theory.theta")
+    '[`theory.theta`](../reference/api/theory.md#polybound.theory.norms.theta)'
+    """
+    _, room, name = function.split(".")
+    return f"[`{room}.{name}`](../reference/api/{room}.md#{homes(room)[name]})"
