@@ -40,9 +40,6 @@ def included(text: str, root: Path) -> str:
     """A page with `<!-- include FILE # HEADING -->` replaced by that section of a file of the project.
 
     `<!-- picture FILE: TEXT -->` becomes the picture docs/FILE with its text, seen from a folder below docs/.
-
-    >>> section("# A\\n\\n### B\\n\\ntext\\n\\n### C\\n\\nmore", "B")
-    'text'
     """
 
     def part(found: re.Match[str]) -> str:
