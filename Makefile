@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests and benchmarks share the cores among processes, not among threads.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test quick lint types check bench docs notebooks clean
+.PHONY: help demo test quick lint types check bench docs notebooks dist smoke clean
 
 help:
 	@echo "make demo   train a plain and a projected network on the built-in digits, attack and certify both"
@@ -13,6 +13,7 @@ help:
 	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
 	@echo "make bench  speed as ratios, to bench/results.json"
 	@echo "make docs   the site, to build/docs;  make notebooks: run the tutorials anew"
+	@echo "make dist   wheel and sdist, to dist;  make smoke: installs the wheel anew, without and with extras, and uses it"
 	@echo "make clean  remove the environment and everything that was built"
 
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -61,6 +62,22 @@ docs: $(VENV)/ready
 # Outputs of the tutorials are kept in them; the tests run them, and say when they are out of date.
 notebooks: $(VENV)/ready
 	PYTHONPATH=docs $(BIN)/python -m generator.notebooks
+
+# The wheel is built from the sdist, so that the sdist is known to be whole.
+dist: $(VENV)/ready
+	rm -rf dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build
+	$(BIN)/python tests/contents.py dist
+
+SMOKE  := build/smoke
+smoke: dist
+	rm -rf $(SMOKE)
+	$(PYTHON) -m venv $(SMOKE)
+	$(SMOKE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(SMOKE)/bin/python tests/smoke.py
+	$(SMOKE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		"$$(echo dist/*.whl)[check,experiments,onnx,plot]"
+	$(SMOKE)/bin/python tests/smoke.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -38,6 +38,10 @@ MODELS: dict[str, tuple[Callable[[], pb.PolynomialNetwork], dict[str, Any]]] = {
         lambda: pb.CCP(784, 50, 10, 10, shape=SHAPE, seed=0),
         {"epochs": 20, "learning_rate": 0.01, "milestones": (15,)},
     ),
+    "ccp10-64": (
+        lambda: pb.CCP(784, 64, 10, 10, shape=SHAPE, seed=0),
+        {"epochs": 20, "learning_rate": 0.01, "milestones": (15,)},
+    ),
     "ncp4": (
         lambda: pb.NCP(784, 100, 10, 4, shape=SHAPE, seed=0),
         {"epochs": 20, "learning_rate": 0.02, "milestones": (15,)},
@@ -59,7 +63,7 @@ def trained(name: str, folder: Path, data_dir: Path | None) -> pb.PolynomialNetw
     if not file.exists():
         make, recipe = MODELS[name]
         model = make()
-        pb.fit(model, unit(pb.data.load("mnist", "train", data_dir=data_dir)), method="none", start=0, **recipe)
+        pb.fit(model, unit(pb.data.load("mnist", "train", data_dir=data_dir)), method="none", **recipe)
         model.save(file)
     return pb.load(file)
 

@@ -45,12 +45,22 @@ protocols = st.sampled_from(["sound", "published"])
 
 starts = st.one_of(epochs, st.floats(0, 0.99))
 below_one = st.one_of(st.just(0), st.floats(0, 0.99))
+shares = st.one_of(st.sampled_from([0, 1]), st.floats(0, 1))
 steps_of = {"epochs": whole, "batch_size": whole}
+certified_of = {
+    "eps": numbers,
+    "weight": shares,
+    "remainder": shares,
+    "ramp": shares,
+    "rivals": epochs,
+    "start": starts,
+}
 METHOD_OPTIONS = {
     "none": {},
     "l2": {"weight": numbers},
     "jacobian": {"weight": numbers, "how": st.sampled_from(["random", "exact"])},
-    "certified": {"eps": numbers, "start": starts},
+    "certified": certified_of,
+    "certified-projection": {**certified_of, "bound": numbers, "every": whole},
     "projection": {
         "bound": bounds,
         "norm": st.sampled_from(["inf", "2"]),

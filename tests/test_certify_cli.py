@@ -69,7 +69,6 @@ def test_balls_of_the_l2_norm(cli, refused, trained, tmp_path):
     proofs = tmp_path / "balls.json"
     assert cli("certify", trained, *words, "--save", proofs).code == 0
     assert cli("certify", trained, "--check", proofs, "--json").json["verified"] == row["verified"]
-    assert "--norm inf" in refused("certify", trained, *words, "--outputs")
     assert "about boxes" in refused("certify", trained, *words, "--method", "crown")
     assert "norm must be" in refused("certify", trained, *words[:-1], "two")
 
@@ -88,5 +87,22 @@ def test_intervals_of_outputs(cli, refused, trained, tmp_path):
         assert row["label"] == int(data.y[row["image"]])
     shown = cli("certify", trained, *words)
     assert shown.code == 0 and all(word in shown.out for word in ("proven from", "attained from", "output"))
-    assert "--outputs has none" in refused("certify", trained, *words, "--save", tmp_path / "x.json")
+    assert "one --eps" in refused("certify", trained, *words, "--eps", 0.2, "--save", tmp_path / "x.json")
+    assert "no such folder" in refused("certify", trained, *words, "--save", tmp_path / "none" / "x.json")
+    assert "no proofs" in refused("certify", trained, *words, "--method", "crown", "--save", tmp_path / "x.json")
     assert "method must be" in refused("certify", trained, *words, "--method", "lipschitz")
+
+
+def test_intervals_over_balls_are_saved_and_checked(cli, trained, tmp_path):
+    file = tmp_path / "intervals.json"
+    words = ("--dataset", "digits", "--eps", 0.3, "--images", 2, "--outputs", "--budget", 0.1, "--norm", 2)
+    found = cli("certify", trained, *words, "--save", file, "--json")
+    assert found.code == 0, found.err
+    assert found.json["norm"] == "2" and len(found.json["rows"]) == 20
+    box = cli("certify", trained, *words[:-1], "inf", "--json").json["rows"]
+    for ball, wider in zip(found.json["rows"], box, strict=True):
+        assert wider["lower"] <= ball["lowest"] and ball["highest"] <= wider["upper"]  # the ball lies in the box
+    checked = cli("certify", trained, "--check", file)
+    assert checked.code == 0, checked.err
+    assert "confirmed the intervals of 2 images" in " ".join(checked.out.split())
+    assert cli("certify", trained, "--check", file, "--json").json == {"bounded": 2}

@@ -93,3 +93,19 @@ def test_what_is_refused(refused, folder, tmp_path, monkeypatch):
     assert json.loads((folder / "spec.json").read_text())  # untouched
     monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
     assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")
+
+
+def test_intervals_over_certified_balls(cli, refused, folder):
+    words = ("evaluate", folder, "--attacks", "", "--limit", 3, "--certify", 0.01, "--certify", "0.1:norm=2")
+    found = cli(*words, "--intervals", 1, "--json")
+    assert found.code == 0, found.err
+    assert [score["attack"] for score in found.json["scores"]] == ["clean", "certified-0.01", "certified-0.1:norm=2"]
+    rows = found.json["intervals"]
+    assert len(rows) == 20 and {row["norm"] for row in rows} == {"inf", "2"}
+    assert all(
+        row["lower"] <= row["lowest"] <= row["highest"] + 1e-6 and row["highest"] <= row["upper"] for row in rows
+    )
+    shown = cli(*words, "--intervals", 1)
+    assert shown.code == 0 and "provably stay in" in shown.out and "proven from" in shown.out
+    assert "radius to certify" in refused(*words, "--certify", "0.1:norm=1")
+    assert "certify" in refused(*words[:6], "--intervals", 1)

@@ -408,3 +408,30 @@ def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
     assert run.table().values("epoch") == [3, 1] and len(run.table()) == 6
     with pytest.raises(PolyboundError, match="not trained yet"):
         pb.evaluate_run(run.path, "fgsm-0.1", epoch=2)
+
+
+def test_intervals_and_certificates_of_l2_balls():
+    test = pb.data.load_digits("test")
+    model = pb.example("digits-bound-1")
+    result = pb.evaluate(model, test, [], limit=4, certify=[0.02, "0.2:norm=2"], intervals=2)
+    assert {"certified-0.02", "certified-0.2:norm=2"} < set(result.scores.values("attack"))
+    found = pb.certify(model, test.x[:4], test.y[:4], 0.2, norm="2", domain=test.domain)
+    assert result.find("certified-0.2:norm=2").correct == found.count("verified")
+    assert len(result.intervals) == 2 * 2 * 10
+    logits = model(test.x[:2]).detach()
+    for row in result.intervals:
+        value = float(logits[row["image"], row["output"]])
+        assert row["lower"] <= row["lowest"] <= value + 1e-5 and value - 1e-5 <= row["highest"] <= row["upper"]
+        assert row["label"] == int(test.y[row["image"]]) and (row["eps"], row["norm"]) in ((0.02, "inf"), (0.2, "2"))
+    assert json.loads(result.to_json())["intervals"] == result.intervals
+    assert "model: l_2, 0.2" in str(result) and "lowest" in str(result)
+    assert "intervals" not in json.loads(pb.evaluate(model, test, [], limit=4).to_json())
+    for options, message in (
+        ({"intervals": 1}, "certify="),
+        ({"certify": ["0.2:norm=1"]}, "0.5:norm=2"),
+        ({"certify": ["near"]}, "radius to certify"),
+        ({"certify": [-0.1]}, "radius to certify"),
+        ({"certify": [0.1], "intervals": 1, "defence": "gaussian"}, "denoiser"),
+    ):
+        with pytest.raises(pb.PolyboundError, match=message):
+            pb.evaluate(model, test, [], limit=2, **options)

@@ -428,6 +428,18 @@ def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
     assert search_job(experiment, tmp_path / "a").key != search_job(experiment, tmp_path / "b").key
 
 
+def test_without_a_projection_there_is_nothing_to_search(tmp_path, tiny_data):
+    experiment = find_experiment("table-11")
+
+    def kinds(**changes):
+        jobs = jobs_of(experiment.changed(**changes), tmp_path, digests(tiny_data), tiny_data)
+        return {type(job).__name__ for job in jobs}
+
+    assert kinds() == {"StudyJob", "StackJob"}
+    assert kinds(methods=("none",)) == {"StackJob"}
+
+
+
 def test_growth_is_of_one_data_set_and_model_a_panel(tmp_path):
     """Also if a data set is not there, and methods without bounds are; only seeds are averaged."""
     recipe = {"epochs": 2, "learning_rate": 0.02, "batch_size": 256}

@@ -7,8 +7,21 @@ import sys
 
 import pytest
 
-ORDER = ["demo", "train", "evaluate", "certify", "bounds", "info", "data", "runs", "experiments", "reproduce", "sweep"]
-ORDER += ["report", "compare"]
+ORDER = [
+    "demo",
+    "train",
+    "evaluate",
+    "certify",
+    "bounds",
+    "info",
+    "draw",
+    "data",
+    "runs",
+    "experiments",
+    "reproduce",
+    "sweep",
+]
+ORDER += ["report", "compare", "doctor"]
 PAGES = [*((name,) for name in ORDER), ("data", "list"), ("data", "get"), ("data", "verify")]
 PAGES += [("runs", "list"), ("runs", "show"), ("runs", "clean")]
 

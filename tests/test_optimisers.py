@@ -11,7 +11,7 @@ from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_together
 from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer, register_optimiser, training_set
 from polybound.training.descent import Descent
-from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, engine_for
+from polybound.training.engine import AutogradEngine, ClosedEngine, NetworkEngine, RowsEngine, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
 from polybound.training.optimisers import SGD, AdamW, Momentum
@@ -133,12 +133,12 @@ def test_a_run_of_a_stack_has_a_memory_of_its_own(name, kind):
 
 
 def test_engines_of_one_training_share_the_memory():
-    """The closed form of the plain epochs, and the rows of the Jacobian of those after."""
+    """The closed form of the plain epochs, and autograd of the factors in those after."""
     data = digits(64)
     model = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
     recipe = pb.Recipe.of(method="certified", optimiser="momentum", start=1, epochs=2, batch_size=16)
     trainer = Trainer(model, data, recipe, [0])
-    assert type(trainer.engine) is RowsEngine and type(trainer.plain) is ClosedEngine
+    assert type(trainer.engine) is NetworkEngine and type(trainer.plain) is ClosedEngine
     trainer.run(1)
     before = {name: tensor.clone() for name, tensor in trainer.descent.tensors().items()}
     assert before["steps"] == 4 and set(before) == {"steps", "velocity V", "velocity C"}

@@ -394,7 +394,7 @@ def test_hostile_words_are_text_in_the_page():
     assert made.count("</script>") == plain.count("</script>")
     (drawings,) = re.findall(r'<script type="application/json" id="drawings">(.*?)</script>', made, re.DOTALL)
     content = json.loads(drawings)  # which the page reads back as it was
-    assert content[0]["data"][0]["name"] == HOSTILE and content[0]["layout"]["xaxis"]["title"]["text"] == HOSTILE
+    assert content[0]["lines"][0]["name"] == HOSTILE and content[0]["x"]["title"] == HOSTILE
 
 
 def test_hostile_labels_of_runs_are_text_in_the_page():

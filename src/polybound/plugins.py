@@ -15,7 +15,7 @@ from importlib import import_module
 
 from polybound.errors import PolyboundError
 
-__all__ = ["GROUP", "VARIABLE", "load_plugins", "plugin_names"]
+__all__ = ["GROUP", "VARIABLE", "check_plugins", "load_plugins", "plugin_names"]
 
 GROUP = "polybound"
 """The group of the entry points."""
@@ -41,14 +41,29 @@ def load_plugins(names: str | None = None) -> None:
     Raises:
         PolyboundError: a module cannot be imported; the message names it.
     """
+    for name in _modules(plugin_names() if names is None else names):
+        _load(name)
+
+
+def check_plugins() -> dict[str, str]:
+    """All plugins by the names of their modules; each is imported, and has what went wrong, or an empty text."""
+    found = {}
+    for name in _modules(plugin_names()):
+        try:
+            _load(name)
+            found[name] = ""
+        except PolyboundError as error:
+            found[name] = str(error)
+    return found
+
+
+def _modules(given: str) -> list[str]:
+    """The modules that are given, separated by commas, then those of entry points."""
     # Here, because it takes 15 ms, and `import polybound` has no use for it.
     from importlib.metadata import entry_points
 
-    given = plugin_names() if names is None else names
-    for name in filter(None, map(str.strip, given.split(","))):
-        _load(name)
-    for entry in entry_points(group=GROUP):
-        _load(entry.module)
+    own = filter(None, map(str.strip, given.split(",")))
+    return list(dict.fromkeys([*own, *(entry.module for entry in entry_points(group=GROUP))]))
 
 
 def _load(module: str) -> None:

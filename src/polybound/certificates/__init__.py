@@ -3,23 +3,28 @@
 from polybound.certificates.certify import certified_accuracy, certify
 from polybound.certificates.decide import Decision, Polytope, decide
 from polybound.certificates.files import check_file, save_certificates
+from polybound.certificates.margins import MarginBounds, box_of, margin_bounds
 from polybound.certificates.network import Network
-from polybound.certificates.outputs import OutputBounds, output_bounds
+from polybound.certificates.outputs import ENDS, OutputBounds, output_bounds
 from polybound.certificates.radius import Radius, certified_radius
 from polybound.certificates.result import Certificates
 
 __all__ = [
+    "ENDS",
     "Certificates",
     "Decision",
+    "MarginBounds",
     "Network",
     "OutputBounds",
     "Polytope",
     "Radius",
+    "box_of",
     "certified_accuracy",
     "certified_radius",
     "certify",
     "check_file",
     "decide",
+    "margin_bounds",
     "output_bounds",
     "save_certificates",
 ]

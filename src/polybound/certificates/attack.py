@@ -23,7 +23,7 @@ def value_and_gradient(
     net: Network, x: Tensor, cells: Cells, members: Members | None, gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Each cell's form (the largest of its members, if there are any) at a point of its own, and its gradient."""
-    h = [x @ At + b for At, b in zip(net.At, net.b, strict=True)]
+    h = [A(x) for A in net.A]
     q = [net.s1.expand(len(x), -1)]
     for n in range(1, net.degree):
         q.append(net.between(h[n - 1] * q[n - 1], n))
@@ -37,7 +37,7 @@ def value_and_gradient(
     if gradient:
         lam = w
         for n in reversed(range(net.degree)):
-            slope = slope + (lam * q[n]) @ net.At[n].T
+            slope = slope + net.A[n].adjoint(lam * q[n])
             if n > 0:
                 lam = net.back(lam * h[n], n)
     return value, slope

@@ -11,68 +11,25 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.attack import Members, value_and_gradient
+from polybound.certificates.ball_ledgers import InBalls
 from polybound.certificates.balls import Balls, least_linear, nearest
-from polybound.certificates.boxes import Sides
-from polybound.certificates.cells import Cells
-from polybound.certificates.decisions import Decisions
+from polybound.certificates.cells import Cells, chunks, join
 from polybound.certificates.expansion import Second, first_order, second_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ladder import Ladder
-from polybound.certificates.ledger import Node
+from polybound.certificates.ledger import Ledger
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
 from polybound.certificates.trust import lower_in_ball, trust_region
 
-__all__ = ["BallDecisions", "BallLadder"]
+__all__ = ["BallLadder", "ladder_over"]
 
 BRANCHED = 12
 """Up to this many features that move, balls are split; of more, boxes as small as a ball's parts need are too many."""
 
 _LEAPS = 4
 _STEPS = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
-
-
-class BallDecisions(Decisions):
-    """Decisions about balls: counterexamples lie in them.
-
-    Args:
-        forms: what is claimed of each image.
-        balls: the balls.
-        inner: sides of the boxes around them, within the domain, rounded inwards.
-        keep: whether to keep the proofs.
-    """
-
-    def __init__(self, forms: Forms, balls: Balls, inner: Sides, keep: bool = False) -> None:
-        super().__init__(forms, len(balls.x), inner, keep)
-        self.balls = balls
-
-    def within(self, image: int, x: Tensor) -> Tensor:
-        """A point of the true ball within the domain, a rounding from x if that is one nearly; else the input."""
-        centre = self.balls.x[image]
-        inside = super().within(image, x)
-        for shrink in (0.0, 2.0**-50, 2.0**-46, 2.0**-40, 2.0**-30, 2.0**-20, 2.0**-10):
-            point = super().within(image, centre + (inside - centre) * (1.0 - shrink))
-            if self.balls.holds(image, point):
-                return point
-        return centre
-
-    def first(self, images: Tensor, bound: Tensor) -> Tensor:
-        """Enter the bounds of first order, which are about the balls."""
-        still = super().first(images, bound)
-        for step in self.proofs.values():
-            if step.get("by") == "first":
-                step["by"] = "ball"
-        return still
-
-    def prove_by(self, cells: Cells, index: int, rule: str) -> None:
-        """Write down a rule; slopes are those of the ball."""
-        super().prove_by(cells, index, "ball slopes" if rule == "slopes" else rule)
-
-    def prove_trust(self, cells: Cells, index: int, step: Node) -> None:
-        """Write down the multiplier and the point that bound a cell's whole ball."""
-        if self.keep:
-            self._nodes[int(cells.node[index])].update(step)
 
 
 class BallLadder(Ladder):
@@ -89,9 +46,9 @@ class BallLadder(Ladder):
         options: as for `Ladder`.
     """
 
-    def __init__(self, forms: Forms, boxes: Boxes, balls: Balls, ledger: BallDecisions, **options: Any) -> None:
+    def __init__(self, forms: Forms, boxes: Boxes, balls: Balls, ledger: InBalls, **options: Any) -> None:
         super().__init__(forms, boxes, ledger, **options)
-        self.ledger: BallDecisions = ledger
+        self.ledger: InBalls = ledger
         self.balls = balls
         self.ends = False  # the end of a coordinate may lie outside of the ball
 
@@ -128,6 +85,19 @@ class BallLadder(Ladder):
         self.ledger.charge("second", images, begun)
         return self.ledger.undecided(cells)
 
+    def _hurried(self, cells: Cells) -> Cells:
+        """The same, while the images' time lasts, the most urgent first."""
+        cells = cells[self.ledger.urgency(cells).argsort()]
+        parts = [cells[:0]]
+        for chunk in chunks(cells, self.units, limit=2**20):
+            late = self.ledger.spent[chunk.image] >= self.budget
+            parts += [self._second(chunk[~late]), chunk[late]]
+        return self.ledger.undecided(join(parts))
+
+    def _fixed(self, cells: Cells) -> Cells:
+        """As they are: the end of a coordinate may lie outside of the ball, and would be dropped with all the rest."""
+        return cells
+
     def _trust(self, cells: Cells, second: Second, active: Tensor, absorb: bool) -> tuple[Cells, Tensor]:
         """Bound cells by their trust-region problems, attack from there; returns those that stay open, and which."""
         low, high = (side[:, active] for side in self.balls.limits(cells.image))
@@ -135,10 +105,9 @@ class BallLadder(Ladder):
         bound, v, lam = trust_region(self.net, second, H, R, cells.slack, (low, high))
         cells = replace(cells, bound=torch.maximum(cells.bound, bound))
         proven = bound > cells.level
+        kind = {"by": "trust absorbed" if absorb else "trust", "on": active.tolist()}
+        self.ledger.note(cells, bound, lambda index: kind | {"v": v[index].tolist(), "lam": float(lam[index])})
         for index in torch.nonzero(proven).squeeze(1).tolist():
-            by = "trust absorbed" if absorb else "trust"
-            step = {"by": by, "on": active.tolist(), "v": v[index].tolist(), "lam": float(lam[index])}
-            self.ledger.prove_trust(cells, index, step)
             self.ledger.close(cells, index, float(cells.bound[index]), "second")
         rows = torch.nonzero(~proven).squeeze(1)
         cells = cells[rows]
@@ -151,8 +120,9 @@ class BallLadder(Ladder):
     def _met(self, cells: Cells) -> Cells:
         """The cells whose boxes meet their balls."""
         outside = self.balls.outside(cells.image, cells.lower, cells.upper)
+        nothing = torch.where(outside, torch.inf, -torch.inf).to(torch.float64)
+        self.ledger.note(cells, nothing, lambda _: {"by": "outside"})
         for index in torch.nonzero(outside).squeeze(1).tolist():
-            self.ledger.prove_by(cells, index, "outside")
             self.ledger.close(cells, index, torch.inf, "branch")
         return cells[~outside]
 
@@ -162,6 +132,14 @@ class BallLadder(Ladder):
             self.ledger.settle(cells)
         else:
             super()._branch(cells)
+
+
+def ladder_over(forms: Forms, boxes: Boxes, balls: Balls | None, ledger: Ledger, **options: Any) -> Ladder:
+    """The ladder over boxes, or over the balls in them if there are any."""
+    if balls is None or not isinstance(ledger, InBalls):
+        return Ladder(forms, boxes, ledger, **options)
+    _ = forms.net.norms_A  # once for a model, before the clock of the first images starts
+    return BallLadder(forms, boxes, balls, ledger, **options)
 
 
 def descend_in_balls(

@@ -106,20 +106,30 @@ def least_linear(p: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     [5.0, 0.0, 0.7]
     """
     low, high = limits
-    whole = length(p)
-    lam = whole.clamp_min(2.0**-900).unsqueeze(-1)
-    for _ in range(_STEPS):
-        u = -p / lam
-        free = (u > low) & (u < high)
-        bound = torch.where(free, 0.0, torch.maximum(torch.minimum(u, high), low))
-        left = (1.0 - bound.square().sum(-1, keepdim=True)).clamp_min(1e-12)
-        less = length(torch.where(free, p, 0.0)).unsqueeze(-1) / left.sqrt()
-        lam = torch.minimum(lam, less).clamp_min(2.0**-900)
-    u = torch.maximum(torch.minimum(-p / lam, high), low)
+    u, lam = _farthest(p, low, high)
     first = lam * u
-    total = torch.stack([whole, _over_limits(p, low, high), length(first) + _over_limits(p + first, low, high)])
+    over = [_over_limits(p, low, high), length(first) + _over_limits(p + first, low, high)]
+    total = torch.stack([length(p), *over])
     off = (p.abs() + first.abs()).sum(-1) * ((p.shape[-1] + 16) * ULP) + 2.0**-900
     return torch.nan_to_num(total.amin(0) + off, nan=torch.inf), u
+
+
+def _farthest(p: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The u of `least_linear` and its lam, (..., 1). Proves nothing."""
+    scale = p.abs().amax(-1, keepdim=True).clamp_min(2.0**-900)
+    p = p / scale
+    lam = p.norm(dim=-1, keepdim=True).clamp_min(2.0**-500)
+    for _ in range(_STEPS):
+        u = -p / lam
+        inside = torch.maximum(torch.minimum(u, high), low)
+        free = inside == u
+        left = (1.0 - torch.where(free, 0.0, inside).square().sum(-1, keepdim=True)).clamp_min(1e-12)
+        less = torch.minimum(lam, torch.where(free, p, 0.0).norm(dim=-1, keepdim=True) / left.sqrt())
+        less = less.clamp_min(2.0**-500)
+        if torch.equal(less, lam):
+            break
+        lam = less
+    return torch.maximum(torch.minimum(-p / lam, high), low), lam * scale
 
 
 _STEPS = 10
@@ -133,4 +143,4 @@ def nearest(z: Tensor, limits: Limits) -> Tensor:
     """The point of the unit ball within limits that is nearest to z, up to rounding."""
     inside = torch.maximum(torch.minimum(z, limits[1]), limits[0])
     size = inside.norm(dim=-1, keepdim=True)
-    return torch.where(size <= 1.0, inside, least_linear(-z, limits)[1])
+    return inside if bool((size <= 1.0).all()) else torch.where(size <= 1.0, inside, _farthest(-z, *limits)[0])

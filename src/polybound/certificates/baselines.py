@@ -54,15 +54,15 @@ def lipschitz_in_ball(
 
 def _forward(net: Network, x: Tensor) -> list[Tensor]:
     """The products y_1, ..., y_k."""
-    products = [(x @ net.At[0] + net.b[0]) * net.s1]
+    products = [net.A[0](x) * net.s1]
     for n in range(1, net.degree):
-        products.append((x @ net.At[n] + net.b[n]) * net.between(products[-1], n))
+        products.append(net.A[n](x) * net.between(products[-1], n))
     return products
 
 
 def _intervals(net: Network, c: Tensor, r: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
     """Interval bounds of the factors and of what they are multiplied by, each as (centre, radius)."""
-    h = [(c @ At + b, r @ absolute) for At, absolute, b in zip(net.At, net.absolute_At, net.b, strict=True)]
+    h = [(A(c), absolute.linear(r)) for A, absolute in zip(net.A, net.absolute_A, strict=True)]
     s1 = net.s1.expand(len(c), -1)
     q = [(s1, torch.zeros_like(s1))]
     for n in range(1, net.degree):
@@ -173,7 +173,7 @@ def _backwards(
             on_a = lam * at_b
             value = value - (lam * at_a * at_b).sum(-1) + (on_a * net.b[n]).sum(-1)
             value = value - lost.sum(-1)
-            slope = slope + on_a @ net.At[n].T
+            slope = slope + net.A[n].adjoint(on_a)
             on_b = lam * at_a
             if n == 0:
                 value = value + (on_b * net.s1).sum(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,12 @@ class Bounded:
         """The same with other bounds for some of the cells."""
         names = ("lower", "p", "mu", "v", "absorbed", "bend")
         return replace(self, **{name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names})
+
+    def step(self, index: int) -> dict[str, Any]:
+        """What bounds one of the cells, as a step of a proof."""
+        values = {"on": self.active, "v": self.v[index], "mu": self.mu[index]}
+        by = "absorbed" if self.absorbed[index] else "second"
+        return {"by": by} | {name: tensor.tolist() for name, tensor in values.items()}
 
     def loss(self) -> Tensor:
         """What each coordinate costs the bound: the distance of its parabola from its chord, and the remainder."""

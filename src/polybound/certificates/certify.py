@@ -8,7 +8,8 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from polybound.certificates.ball_ladder import BallDecisions, BallLadder
+from polybound.certificates.ball_ladder import ladder_over
+from polybound.certificates.ball_ledgers import BallDecisions
 from polybound.certificates.balls import Balls
 from polybound.certificates.boxes import Domain
 from polybound.certificates.decisions import Decisions
@@ -21,7 +22,7 @@ from polybound.certificates.inputs import (
     checked_method,
     checked_norm,
 )
-from polybound.certificates.ladder import TOPS, Ladder
+from polybound.certificates.ladder import TOPS
 from polybound.certificates.network import Network
 from polybound.certificates.relax import relax
 from polybound.certificates.result import Certificates, Status
@@ -94,7 +95,7 @@ def certify(
         _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
         if method in TOPS:
             options: dict[str, Any] = {"top": TOPS[method], "budget": budget, "on_progress": on_progress}
-            _ladder(forms, boxes, balls, ledger, options).climb()
+            ladder_over(forms, boxes, balls, ledger, **options).climb()
         else:
             relax(forms, boxes, ledger, method, on_progress, balls)
             ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
@@ -105,13 +106,6 @@ def _ledger(forms: Margins, boxes: Boxes, balls: Balls | None, keep: bool) -> De
     if balls is None:
         return Decisions(forms, len(boxes.x), boxes.inner, keep)
     return BallDecisions(forms, balls, boxes.inner, keep)
-
-
-def _ladder(forms: Margins, boxes: Boxes, balls: Balls | None, ledger: Decisions, options: dict[str, Any]) -> Ladder:
-    if balls is None or not isinstance(ledger, BallDecisions):
-        return Ladder(forms, boxes, ledger, **options)
-    _ = forms.net.norms_A
-    return BallLadder(forms, boxes, balls, ledger, **options)
 
 
 def _certificates(

@@ -8,24 +8,11 @@ from typing import Any
 
 import torch
 
-from polybound.certificates.arb_algebra import (
-    Arb,
-    Rows,
-    Vector,
-    add,
-    arb,
-    dominance,
-    dot,
-    lack,
-    largest,
-    product,
-    times,
-    transposed,
-    vector,
-)
+from polybound.certificates.arb_algebra import Arb, Vector, arb, dot, vector
+from polybound.certificates.check_steps import bound_of, distance, prove_cut, prove_monotone, trusted
 from polybound.certificates.enclosure_regions import Ball, Box, RefusedError
-from polybound.certificates.enclosures import Enclosures, Expansion
-from polybound.certificates.exact import exact_margin
+from polybound.certificates.enclosures import Enclosures
+from polybound.certificates.exact import exact_forms, exact_margin
 from polybound.models import PolynomialNetwork
 
 __all__ = ["Checker"]
@@ -34,44 +21,47 @@ Numbers = float | list[float]
 """One number for all features, or one for each."""
 
 
+Form = tuple[list[float], float]
+"""The weights of a linear form of the outputs, and its constant."""
+
+Sides = tuple[list[Fraction], list[Fraction]]
+
+
 class Checker:
     """Proves the certificates of one model anew.
 
     Args:
         model: the model.
-        domain: the inputs' domain, two numbers or two lists of one for each feature; or None.
-        stretch: of the squares, as `Enclosures` takes it.
-        norms: of the mixing matrices, as `Enclosures` takes them.
-        tops: of the maps of the input, likewise; None if there are no balls.
+        content: of a file: `domain`, two numbers or two lists of one for each feature, or None; `stretch`, `norms` and
+            `tops` as `Enclosures` takes them; `forms` of intervals, if there are any.
     """
 
-    def __init__(
-        self,
-        model: PolynomialNetwork,
-        domain: list[Numbers] | None,
-        stretch: list[list[float]],
-        norms: list[float],
-        tops: list[float] | None = None,
-    ) -> None:
+    def __init__(self, model: PolynomialNetwork, content: dict[str, Any]) -> None:
         self.factors = model.factors().double()
+        domain = content["domain"]
         self.domain = None if domain is None else [self._exactly(side) for side in domain]
-        self.enclosures = Enclosures(self.factors, stretch, norms, tops)
+        self.enclosures = Enclosures(self.factors, content["stretch"], content["norms"], content.get("tops"))
+        self.forms = _forms(content.get("forms"), self.factors.C.outputs)
         self.ball: Ball | None = None
 
     def check(self, entry: dict[str, Any]) -> None:
         """Refuse an image's certificate, unless it holds."""
-        x, label = [float(v) for v in entry["x"]], int(entry["label"])
+        x = [float(v) for v in entry["x"]]
         if len(x) != self.factors.features:
             raise RefusedError("an input does not fit the model")
         box = self._box(entry, [Fraction(v) for v in x])
         self.ball = self._ball(entry, x)
+        outer = Box([_down(v) for v in box[0]], [_up(v) for v in box[1]])
         if entry["status"] == "falsified":
-            self._counterexample(entry, box, label)
+            self._counterexample(entry, box)
         elif entry["status"] == "verified":
-            outer = Box([_down(v) for v in box[0]], [_up(v) for v in box[1]])
+            label = int(entry["label"])
             for rival in range(self.factors.C.outputs):
                 if rival != label:
-                    self._prove(entry["proofs"][str(rival)], outer, label, rival)
+                    self._prove(entry["proofs"][str(rival)], outer, *self.enclosures.margin(label, rival))
+        elif entry["status"] == "bounded":
+            self._intervals(entry, outer)
+            self._attained(entry, box)
         elif entry["status"] != "undecided":
             raise RefusedError(f"there is no status {entry['status']!r}")
 
@@ -82,7 +72,7 @@ class Checker:
             raise RefusedError("a box does not fit the model")
         return [Fraction(float(value)) for value in each]
 
-    def _box(self, entry: dict[str, Any], x: list[Fraction]) -> tuple[list[Fraction], list[Fraction]]:
+    def _box(self, entry: dict[str, Any], x: list[Fraction]) -> Sides:
         if ("box" in entry) == ("eps" in entry):
             raise RefusedError("a box must have either sides or radii")
         if "box" in entry:
@@ -111,25 +101,63 @@ class Checker:
         domain = None if self.domain is None else [[float(v) for v in side] for side in self.domain]
         return Ball.within(x, r, domain)
 
-    def _counterexample(self, entry: dict[str, Any], box: tuple[list[Fraction], list[Fraction]], label: int) -> None:
-        point, rival = [float(v) for v in entry["counterexample"]], int(entry["rival"])
-        if rival == label or not all(a <= Fraction(v) <= b for v, a, b in zip(point, *box, strict=True)):
-            raise RefusedError("a counterexample lies outside of its box")
-        if self.ball is not None and not _distance(self.ball, point) <= 1:
-            raise RefusedError("a counterexample lies outside of its ball")
+    def _counterexample(self, entry: dict[str, Any], box: Sides) -> None:
+        point, label, rival = [float(v) for v in entry["counterexample"]], int(entry["label"]), int(entry["rival"])
+        if rival == label:
+            raise RefusedError("a counterexample's rival is its label")
+        self._place(point, box, "a counterexample")
         logits = self.enclosures.logits(vector(point))
         if logits[label] < logits[rival]:
             return
         if exact_margin(self.factors, torch.tensor(point, dtype=torch.float64), label, rival) > 0:
             raise RefusedError("a counterexample is classified as its label")
 
-    def _prove(self, node: dict[str, Any], box: Box, label: int, rival: int) -> None:
-        """Prove that the margin is positive over a box, by the tree of steps that begins with `node`."""
+    def _place(self, point: list[float], box: Sides, what: str) -> None:
+        """Refuse a point that is outside of the box or of the ball."""
+        if not all(a <= Fraction(v) <= b for v, a, b in zip(point, *box, strict=True)):
+            raise RefusedError(f"{what} lies outside of its box")
+        if self.ball is not None and not distance(self.ball, point) <= 1:
+            raise RefusedError(f"{what} lies outside of its ball")
+
+    def _intervals(self, entry: dict[str, Any], outer: Box) -> None:
+        """Prove that every form is above the lower end of its interval and below the upper one."""
+        lower, upper, proofs = (list(entry[name]) for name in ("lower", "upper", "proofs"))
+        rows = len(self.forms)
+        if not rows or not len(lower) == len(upper) == rows or len(proofs) != 2 * rows:
+            raise RefusedError("the intervals do not fit the forms")
+        for row, (weights, constant) in enumerate(self.forms):
+            w, at = self.enclosures.form(vector(weights), arb(constant))
+            if lower[row] is not None:
+                self._prove(proofs[row], outer, w, at - arb(float(lower[row])))
+            if upper[row] is not None:
+                self._prove(proofs[rows + row], outer, [-value for value in w], arb(float(upper[row])) - at)
+
+    def _attained(self, entry: dict[str, Any], box: Sides) -> None:
+        """Prove that each form is at most `lowest` and at least `highest` at the points that are named for it."""
+        for name, sign in (("lowest", 1), ("highest", -1)):
+            for form, end, at in zip(self.forms, entry[name], entry[f"{name}_at"], strict=True):
+                if end is not None:
+                    point = [float(v) for v in at]
+                    self._place(point, box, "a point where a value is attained")
+                    self._prove_value(form, point, sign, float(end))
+
+    def _prove_value(self, form: Form, point: list[float], sign: int, end: float) -> None:
+        """Prove that `sign` times a form is at most `sign` times `end` at a point."""
+        value = dot(vector(form[0]), self.enclosures.logits(vector(point))) + arb(form[1])
+        if sign * value <= sign * arb(end):
+            return
+        a, b = (torch.tensor(part, dtype=torch.float64) for part in ([form[0]], [form[1]]))
+        (exact,) = exact_forms(self.factors, torch.tensor(point, dtype=torch.float64), a, b)
+        if not sign * exact <= sign * Fraction(end):
+            raise RefusedError("a value is not attained where the file says")
+
+    def _prove(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb) -> None:
+        """Prove that `w.y_k + constant` is positive over a box, by the tree of steps that begins with `node`."""
         stack = [(node, box)]
         while stack:
             node, box = stack.pop()
             if ("by" in node and "split" not in node) or "box" in node:
-                narrowed = self._step(node, box, label, rival)
+                narrowed = self._step(node, box, w, constant)
                 if narrowed is None:
                     continue
                 stack.append((node["then"], narrowed))
@@ -140,15 +168,14 @@ class Checker:
             else:
                 raise RefusedError("a proof ends before it is complete")
 
-    def _step(self, node: dict[str, Any], box: Box, label: int, rival: int) -> Box | None:
+    def _step(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb) -> Box | None:
         """Prove one step; returns the box that is left, None if nothing is."""
-        w, constant = self.enclosures.margin(label, rival)
         if node["by"] in ("ball", "ball slopes", "trust", "trust absorbed", "outside"):
-            self._prove_in_ball(node, box, w, constant, rival)
+            self._prove_in_ball(node, box, w, constant)
             return None
         if node["by"] in ("first", "slopes", "point"):
             if not self.enclosures.first(box, w, constant, slopes=node["by"] == "slopes") > 0:
-                raise RefusedError(f"a bound of first order against class {rival} is not positive")
+                raise RefusedError("a bound of first order is not positive")
             return None
         on = {int(d): i for i, d in enumerate(node["on"])}
         if any(high > low and d not in on for d, (low, high) in enumerate(zip(box.lower, box.upper, strict=True))):
@@ -157,10 +184,10 @@ class Checker:
         mu, v = vector(node["mu"]), vector(node["v"])
         if len(mu) != len(on) or len(v) != len(on) or not all(abs(value) <= 1 for value in v):
             raise RefusedError("a step's point lies outside of its box")
-        lower, p = _bound(expansion, mu, v, absorb=node["by"] == "absorbed")
+        lower, p = bound_of(expansion, mu, v, absorb=node["by"] == "absorbed")
         if "box" not in node:
             if not lower > 0:
-                raise RefusedError(f"a bound of second order against class {rival} is not positive")
+                raise RefusedError("a bound of second order is not positive")
             return None
         narrowed = box.with_sides(node["box"])
         fixed = {int(d) for d in node.get("monotone", [])}
@@ -168,21 +195,19 @@ class Checker:
             d = int(coordinate)
             i = on[d]
             if d in fixed:
-                _prove_monotone(
-                    expansion, i, at_lower=low == high == box.lower[d], at_upper=low == high == box.upper[d]
-                )
+                prove_monotone(expansion, i, at_lower=low == high == box.lower[d], at_upper=low == high == box.upper[d])
             else:
-                _prove_cut(box, d, low, high, p[i], mu[i], -lower)
+                prove_cut(box, d, low, high, p[i], mu[i], -lower)
         return narrowed
 
-    def _prove_in_ball(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb, rival: int) -> None:
-        """Prove that the margin is positive over the image's ball, or that the box has no point of it."""
+    def _prove_in_ball(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb) -> None:
+        """Prove that the form is positive over the image's ball, or that the box has no point of it."""
         ball = self.ball
         if ball is None:
             raise RefusedError("a step about a ball in a proof about a box")
         if node["by"] == "outside":
             nearest = [min(max(v, low), high) for v, low, high in zip(ball.x, box.lower, box.upper, strict=True)]
-            if not _distance(ball, nearest) > 1:
+            if not distance(ball, nearest) > 1:
                 raise RefusedError("a box that is left out meets the ball")
             return
         if node["by"] in ("ball", "ball slopes"):
@@ -192,84 +217,18 @@ class Checker:
             if len(set(on)) != len(on) or any(r > 0 and d not in on for d, r in enumerate(ball.r)):
                 raise RefusedError("a step leaves out coordinates that move")
             expansion = self.enclosures.second(ball, w, constant, on)
-            lower = _trusted(expansion, ball, on, node)
+            lower = trusted(expansion, ball, on, node)
         if not lower > 0:
-            raise RefusedError(f"a bound over a ball against class {rival} is not positive")
+            raise RefusedError("a bound over a ball is not positive")
 
 
-def _distance(ball: Ball, point: list[float]) -> Fraction:
-    """`sum_d ((point_d - x_d) / r_d)^2`; 2 where a coordinate moves that has no radius."""
-    total = Fraction(0)
-    for value, x, r in zip(point, ball.x, ball.r, strict=True):
-        if value != x:
-            total += ((Fraction(value) - Fraction(x)) / Fraction(r)) ** 2 if r > 0 else 2
-    return total
-
-
-def _trusted(expansion: Expansion, ball: Ball, on: list[int], node: dict[str, Any]) -> Arb:
-    """The lower bound of the trust-region problem that lam and v prove."""
-    lam, v = arb(float(node["lam"])), vector(node["v"])
-    if not lam >= 0 or len(v) != len(on):
-        raise RefusedError("a step's multiplier is negative, or its point does not fit")
-    H, R = (_absorbed(expansion), arb(0)) if node["by"] == "trust absorbed" else (expansion.H, expansion.R)
-    M = [[value + lam if d == e else value for e, value in enumerate(row)] for d, row in enumerate(H)]
-    Mv = times(M, v)
-    # ||u - v||^2 <= 2 (1 + ||v||^2).
-    lost = lam / 2 + dot(v, Mv) / 2 + (1 + dot(v, v)) * lack(M).max(arb(0))
-    return expansion.g0 - R - lost - ball.away(add(expansion.G, Mv), on)
-
-
-def _bound(expansion: Expansion, mu: Vector, v: Vector, absorb: bool) -> tuple[Arb, Vector]:
-    """The lower bound that mu and v prove, and the slopes p of its separable form."""
-    n = len(mu)
-    H, R = (_absorbed(expansion), arb(0)) if absorb else (expansion.H, expansion.R)
-    M = [[value + mu[d] if d == e else value for e, value in enumerate(row)] for d, row in enumerate(H)]
-    missing = dominance(M)
-    if not missing < arb(2) ** -40 * (1 + largest(mu) if mu else arb(1)):
-        missing = lack(M)
-    Mv = times(M, v)
-    p = add(expansion.G, Mv)
-    value = expansion.g0 - R - dot(v, Mv) / 2 - 2 * n * missing
-    for slope, bend in zip(p, mu, strict=True):
-        if bend < 0 and not abs(slope) >= -bend:
-            # Opens upwards, with its vertex inside (or nearly: it is never above the ends).
-            value = value + slope * slope / (2 * bend)
-        else:
-            value = value - abs(slope) - bend / 2
-    return value, p
-
-
-def _absorbed(expansion: Expansion) -> Rows:
-    forms: Rows = []
-    for ell, A, B in expansion.parts:
-        for weight, a, b in zip(ell, A, B, strict=True):
-            sizes = [float(sum((u * u for u in row), arb(0)).mid()) for row in (a, b)]
-            tau = arb(((sizes[1] + 1e-150) / (sizes[0] + 1e-150)) ** 0.5)
-            first, second = (weight * tau).sqrt(), (weight / tau).sqrt()
-            forms += [[first * u for u in a], [second * u for u in b]]
-    if not forms:
-        return expansion.H
-    Q = product(transposed(forms), forms)
-    return [[h - q for h, q in zip(x, y, strict=True)] for x, y in zip(expansion.H, Q, strict=True)]
-
-
-def _prove_cut(box: Box, d: int, low: float, high: float, p: Arb, mu: Arb, lacking: Arb) -> None:
-    r = (arb(box.upper[d]) - arb(box.lower[d])) / 2
-    if high < box.upper[d] and low == box.lower[d] and p > 0:
-        delta = (arb(high) - arb(box.lower[d])) / r
-    elif low > box.lower[d] and high == box.upper[d] and p < 0:
-        delta = (arb(box.upper[d]) - arb(low)) / r
-    else:
-        raise RefusedError("a box is cut on the wrong side")
-    cost = (abs(p) + mu) * delta - mu * delta * delta / 2
-    if not (mu >= 0 and cost > lacking and 2 * abs(p) > lacking):
-        raise RefusedError("a box is cut too far")
-
-
-def _prove_monotone(expansion: Expansion, i: int, at_lower: bool, at_upper: bool) -> None:
-    away = sum((abs(value) for value in expansion.H[i]), arb(0)) + expansion.rest[i]
-    if not ((at_lower and expansion.G[i] > away) or (at_upper and expansion.G[i] < -away)):
-        raise RefusedError("a coordinate is not monotone")
+def _forms(forms: dict[str, Any] | None, classes: int) -> list[Form]:
+    if forms is None:
+        return []
+    pairs = [([float(v) for v in a], float(b)) for a, b in zip(forms["weights"], forms["constant"], strict=True)]
+    if any(len(weights) != classes for weights, _ in pairs):
+        raise RefusedError("its forms do not fit the model")
+    return pairs
 
 
 def _down(value: Fraction) -> float:

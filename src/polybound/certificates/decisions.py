@@ -33,8 +33,10 @@ class Decisions(Ledger):
 
     def falsify(self, image: int, x: Tensor, claim: int, rung: str) -> None:
         """Write down a counterexample, if the real polynomial confirms it at the nearest point of the true box."""
+        if image in self.counterexample:
+            return
         x = self.within(image, x)
-        if image not in self.counterexample and confirm(self.forms, image, claim, x):
+        if confirm(self.forms, image, claim, x):
             self.counterexample[image] = (x.clone(), claim)
             self.rung[image] = rung
 
@@ -59,7 +61,7 @@ class Decisions(Ledger):
             self.rung[image] = self.rung[image] or "first"
         if self.keep:
             for row, claim in torch.nonzero((bound > 0) & (bound < inf)).tolist():
-                self.proofs[int(images[row]), claim] = {"by": "first"}
+                self.proofs[int(images[row]), claim] = {"by": self.rule("first")}
         falsified = torch.tensor([image in self.counterexample for image in images.tolist()], dtype=torch.bool)
         return (bound <= 0) & ~falsified.unsqueeze(1)
 
@@ -92,8 +94,9 @@ class Decisions(Ledger):
                 self.falsify(image, x, claim, "attack")
                 return
             lower = float(exact)
-        self.prove_by(cells, index, "point")
-        self.close(cells, index, max(nextafter(lower, -inf), 5e-324), "branch")
+        lower = max(nextafter(lower, -inf), 5e-324)
+        self.note(cells[index : index + 1], torch.tensor([lower], dtype=torch.float64), lambda _: {"by": "point"})
+        self.close(cells, index, lower, "branch")
 
     def _proven(self, image: int, rung: str, /) -> None:
         if bool((self.bound[image] > 0).all()):

@@ -82,6 +82,10 @@ class Enclosures:
         w = [a - b for a, b in zip(self.C.rows[label], self.C.rows[rival], strict=True)]
         return w, self.C.constant[label] - self.C.constant[rival]
 
+    def form(self, weights: Vector, constant: Arb) -> tuple[Vector, Arb]:
+        """A linear form of the outputs as weights of the last product, and a constant."""
+        return times(transposed(self.C.rows), weights), dot(weights, self.C.constant) + constant
+
     def logits(self, x: Vector) -> Vector:
         """The logits at a point."""
         y = mul(self.A[0](x), self.s1)

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
-from polybound.certificates.regions import CUBE, Region, widths
+from polybound.certificates.regions import CUBE, Region
+from polybound.certificates.slopes import Slopes, input_slopes
 from polybound.theory import ULP
 
 __all__ = ["GRAM_UNITS", "First", "Second", "first_order", "second_order", "slopes_over", "split_sum"]
@@ -52,8 +53,7 @@ class Second:
         H: (boxes, n, n), exactly symmetric.
         R: (boxes,).
         rest: bound by entries of `dg/du - G - Hu`, (boxes, n).
-        parts: for each product of three and more, its weights ell_n (boxes, units) and slopes A_n, B_n (boxes, n,
-            units).
+        parts: for each product of three and more, its weights ell_n (boxes, units) and slopes A_n, B_n.
     """
 
     g0: Tensor
@@ -61,11 +61,11 @@ class Second:
     H: Tensor
     R: Tensor
     rest: Tensor
-    parts: list[tuple[Tensor, Tensor, Tensor]]
+    parts: list[tuple[Tensor, Slopes, Slopes]]
 
     def rows(self, rows: Tensor) -> Second:
         """Some of the boxes."""
-        parts = [(ell[rows], A[rows], B[rows]) for ell, A, B in self.parts]
+        parts = [(ell[rows], A.rows(rows), B.rows(rows)) for ell, A, B in self.parts]
         return Second(self.g0[rows], self.G[rows], self.H[rows], self.R[rows], self.rest[rows], parts)
 
     def absorbed(self) -> tuple[Tensor, Tensor]:
@@ -80,15 +80,15 @@ class Second:
         """
         forms = []
         for ell, A, B in self.parts:
-            tau = ((B.square().sum(1) + 2.0**-500) / (A.square().sum(1) + 2.0**-500)).sqrt()
-            forms += [A * (ell * tau).sqrt().unsqueeze(1), B * (ell / tau).sqrt().unsqueeze(1)]
+            tau = ((B.squares() + 2.0**-500) / (A.squares() + 2.0**-500)).sqrt()
+            forms += [A.times((ell * tau).sqrt()), B.times((ell / tau).sqrt())]
         if not forms:
             return self.H, torch.zeros_like(self.R)
-        K = torch.cat(forms, -1)
-        Q = K @ K.transpose(1, 2)
+        Q = type(forms[0]).products(forms, forms)
         H = self.H - (Q + Q.transpose(1, 2)) / 2
-        off = widths(K).square().sum(-1) + self.H.abs().sum((-1, -2))
-        return H, off * ((K.shape[-1] + self.H.shape[-1] + 16) * ULP)
+        widths = sum((form.radius(CUBE).square().sum(-1) for form in forms), torch.zeros_like(self.R))
+        units = sum(form.units for form in forms)
+        return H, (widths + self.H.abs().sum((-1, -2))) * ((units + self.H.shape[-1] + 16) * ULP)
 
 
 def split_sum(weight: Tensor, product: Tensor, norms: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class _Box:
 
     def __init__(self, net: Network, c: Tensor, r: Tensor, region: Region = CUBE) -> None:
         self.net, self.region = net, region
-        self.h = [c @ At + b for At, b in zip(net.At, net.b, strict=True)]
+        self.h = [A(c) for A in net.A]
         self.size = [h.abs() for h in self.h]
         self.rho, self.norm = region.reach(net, r), region.norms(net, r)
         self.q = [net.s1.expand(len(c), -1)]
@@ -139,11 +139,11 @@ class _Box:
 
         self.whole: list[_Term | None] = [None] * net.degree
 
-    def take_slopes(self, n: int, slope: Tensor) -> None:
-        """Let B_n itself, scaled by r, (boxes, moving, units), bound what its summands bounded: they cancel in it."""
-        if n > 1 and slope.shape[2] <= GRAM_UNITS:
-            radius = self.region.radius(slope)
-            self.whole[n] = _Term(torch.ones_like(radius), radius, self.region.stretched(slope))
+    def take_slopes(self, n: int, slope: Slopes) -> None:
+        """Let B_n itself, scaled by r, bound what its summands bounded: they cancel in it."""
+        if n > 1 and slope.units <= GRAM_UNITS:
+            radius = slope.radius(self.region)
+            self.whole[n] = _Term(torch.ones_like(radius), radius, self.region.stretched(slope.written()))
 
     def sum_of_products(self, n: int, weight: Tensor) -> Tensor:
         """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`, for weights (boxes, rivals, units)."""
@@ -185,17 +185,16 @@ def first_order(
     """
     box = _Box(net, c, r, region)
     if slopes:
-        radius = r.unsqueeze(-1)
-        B = torch.zeros_like(net.At[0] * radius)
-        for n in range(1, net.degree):
-            B = _next_slope(box, n, net.At[n - 1] * radius, B)
+        B = None
+        for n, A in enumerate(input_slopes(net, r, torch.arange(net.features))[:-1], 1):
+            B = _next_slope(box, n, A, B)
             box.take_slopes(n, B)
     g0 = (w * (box.h[-1] * box.q[-1]).unsqueeze(1)).sum(-1) + constant
     G = c.new_zeros(*w.shape[:2], net.features)
     R = torch.zeros_like(g0)
     lam, ell = w, torch.zeros_like(w)
     for n in reversed(range(net.degree)):
-        G = G + (lam * box.q[n].unsqueeze(1)) @ net.At[n].T
+        G = G + net.A[n].adjoint(lam * box.q[n].unsqueeze(1))
         R = R + box.sum_of_products(n, lam.abs() + ell)
         if n > 0:
             lam, ell = _one_back(box, n, lam, ell)
@@ -223,8 +222,8 @@ def slopes_over(net: Network, c: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, 
     lam, ell = w.unsqueeze(1), torch.zeros_like(w).unsqueeze(1)
     for n in reversed(range(net.degree)):
         at, off = lam.squeeze(1), ell.squeeze(1)
-        G = G + (at * box.q[n]) @ net.At[n].T
-        away = away + (off * (box.q[n].abs() + spread[n]) + at.abs() * spread[n]) @ net.absolute_At[n].T
+        G = G + net.A[n].adjoint(at * box.q[n])
+        away = away + net.absolute_A[n].adjoint(off * (box.q[n].abs() + spread[n]) + at.abs() * spread[n])
         if n > 0:
             lam, ell = _one_back(box, n, lam, ell)
     return G * r, away * r
@@ -254,52 +253,64 @@ def second_order(
         active: indices of the coordinates that move.
         region: what u ranges over.
     """
-    box, across = _Box(net, c, r, region), region.radius
+    box = _Box(net, c, r, region)
     h, q, rho, size = box.h, box.q, box.rho, box.size
-    radius = r[:, active].unsqueeze(-1)
-    A = [At[active] * radius for At in net.At]  # (boxes, moving, units), like all slopes below
-    B, beyond = [torch.zeros_like(A[0])], [torch.zeros_like(q[0])]  # beyond bounds q_n(u) - q_n - B_n r u
-    for n in range(1, net.degree):
-        B.append(_next_slope(box, n, A[n - 1], B[n - 1]))
-        box.take_slopes(n, B[n])
-        wider = beyond[n - 1] * (size[n - 1] + rho[n - 1]) + rho[n - 1] * across(B[n - 1])
-        beyond.append(net.spread(wider, n))
+    A = input_slopes(net, r, active)
+    B, across, beyond = _forwards(box, A)
     g0 = (w * h[-1] * q[-1]).sum(-1) + constant
-    G = A[0].new_zeros(len(c), len(active))
+    G = c.new_zeros(len(c), len(active))
     rest, R = torch.zeros_like(G), torch.zeros_like(g0)
-    left: list[Tensor] = []
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    lam, ell, second = w, torch.zeros_like(w), torch.zeros_like(w)  # second bounds lambda_n(u) - lambda_n - L_n u
-    L = torch.zeros_like(A[-1])
+    left: list[Slopes] = []
+    parts: list[tuple[Tensor, Slopes, Slopes]] = []
+    L: Slopes | None = None
+    lam, ell = w, torch.zeros_like(w)
+    moved = second = ell  # how far L_n u moves, and a bound of lambda_n(u) - lambda_n - L_n u
     for n in reversed(range(net.degree)):
-        G = G + _dot(A[n], lam * q[n])
-        bend = ell * (across(B[n]) + beyond[n]) + lam.abs() * beyond[n] + second * q[n].abs()
-        rest = rest + _dot(A[n].abs(), bend)
+        G = G + net.A[n].adjoint(lam * q[n])[:, active]
+        bend = lam.abs() * beyond[n] + second * q[n].abs()
+        if n > 0:
+            bend = bend + ell * (across[n] + beyond[n])
+        rest = rest + net.absolute_A[n].adjoint(bend)[:, active]
         if n == 0:
             break
-        slope = A[n] * lam.unsqueeze(1)
-        left.append(slope)
+        left.append(A[n].times(lam))
         if n < net.degree - 1:
             R = R + box.sum_of_products(n, ell.unsqueeze(1)).squeeze(1)
-            parts.append((ell, A[n], B[n]))
-        second = net.back(second * (size[n] + rho[n]) + rho[n] * across(L), n, absolute=True)
-        L = net.back(torch.addcmul(slope, L, h[n].unsqueeze(1)), n)
+            parts.append((ell, A[n], B[n - 1]))
+        second = net.back(second * (size[n] + rho[n]) + rho[n] * moved, n, absolute=True)
         lam = net.back(lam * h[n], n)
-        ell = across(L) + second
-    H = torch.cat(left, -1) @ torch.cat(B[:0:-1], -1).transpose(1, 2) if left else G.new_zeros(*G.shape, len(active))
-    return Second(g0, G, H + H.transpose(1, 2), R, rest, parts)
+        if n > 1:  # the first factor is not multiplied by anything that moves
+            L = left[-1] if L is None else left[-1].plus(L, h[n])
+            step = net.S[n - 1]
+            L = L if step is None else L.back(step)
+            moved = L.radius(region)
+            ell = moved + second
+    radius = r[:, active]
+    H = type(left[0]).products(left, B[::-1]) if left else G.new_zeros(*G.shape, len(active))
+    return Second(g0, G * radius, H + H.transpose(1, 2), R, rest * radius, parts)
 
 
-def _next_slope(box: _Box, n: int, A: Tensor, B: Tensor) -> Tensor:
-    """B_n from the slopes of the factor before it, (boxes, moving, units) all."""
-    slope = torch.addcmul(A * box.q[n - 1].unsqueeze(1), B, box.h[n - 1].unsqueeze(1))
+def _forwards(box: _Box, A: list[Slopes]) -> tuple[list[Slopes], list[Tensor], list[Tensor]]:
+    """The slopes B_n from the second factor on; how far `B_n r u` moves; a bound of `q_n(u) - q_n - B_n r u`."""
+    net, zero = box.net, torch.zeros_like(box.q[0])
+    B: list[Slopes] = []
+    across, beyond = [zero], [zero]
+    for n in range(1, net.degree):
+        B.append(_next_slope(box, n, A[n - 1], B[-1] if B else None))
+        box.take_slopes(n, B[-1])
+        rho = box.rho[n - 1]
+        beyond.append(net.spread(beyond[-1] * (box.size[n - 1] + rho) + rho * across[-1], n))
+        across.append(B[-1].radius(box.region))
+    return B, across, beyond
+
+
+def _next_slope(box: _Box, n: int, A: Slopes, B: Slopes | None) -> Slopes:
+    """B_n from the slopes of the factor before it; none before the first."""
+    slope = A.times(box.q[n - 1])
+    slope = slope if B is None else slope.plus(B, box.h[n - 1])
     step = box.net.S[n - 1]
-    return slope if step is None else step.linear(slope)
+    return slope if step is None else slope.through(step)
 
 
 GRAM_UNITS = 512
 """Up to this many units, Gram matrices of slopes are formed for each box."""
-
-
-def _dot(slope: Tensor, units: Tensor) -> Tensor:
-    return (slope @ units.unsqueeze(-1)).squeeze(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nextafter
 
@@ -12,9 +13,12 @@ from polybound.certificates.attack import enclosed
 from polybound.certificates.boxes import Sides
 from polybound.certificates.cells import Cells
 from polybound.certificates.forms import Combinations
-from polybound.certificates.ledger import Ledger
+from polybound.certificates.ledger import Ledger, Node
 
 __all__ = ["Extremes"]
+
+_BEST = "best"
+"""Where a node keeps its best bound and the step that proves it, until the proof is pruned."""
 
 
 class Extremes(Ledger):
@@ -27,14 +31,15 @@ class Extremes(Ledger):
         images: how many images there are.
         inner: sides of the boxes, rounded inwards.
         tolerance: the gap that is good enough, as a share of the distance from the least to the largest value seen.
+        keep: whether to keep the proofs.
 
     Attributes:
         lowest: the least values seen, (images, claims), as float64 computed them.
         where: the points where they were seen, (images, claims, features).
     """
 
-    def __init__(self, forms: Combinations, images: int, inner: Sides, tolerance: float) -> None:
-        super().__init__(forms, images, inner, keep=False)
+    def __init__(self, forms: Combinations, images: int, inner: Sides, tolerance: float, keep: bool = False) -> None:
+        super().__init__(forms, images, inner, keep)
         self.tolerance = tolerance
         self.lowest = torch.full_like(self.bound, inf)
         self.where = torch.zeros(images, forms.claims, forms.net.features, dtype=torch.float64)
@@ -55,6 +60,25 @@ class Extremes(Ledger):
         """Enter the bounds of first order; all pairs stay open until something was seen of them."""
         self.bound[images] = torch.maximum(self.bound[images], bound)
         return torch.ones_like(bound, dtype=torch.bool)
+
+    def enter(self, cells: Cells) -> Tensor:
+        """Open a proof for each cell, with its bound of first order."""
+        nodes = super().enter(cells)
+        self.note(cells.at_nodes(nodes), cells.bound, lambda _: {"by": self.rule("first")})
+        return nodes
+
+    def note(self, cells: Cells, bound: Tensor, step: Callable[[int], Node]) -> None:
+        """Write down the best bound of each cell: which of them the proofs need is known in the end."""
+        if not self.keep:
+            return
+        for index, value in enumerate(bound.tolist()):
+            node = self._nodes[int(cells.node[index])]
+            if value > node.get(_BEST, (-inf,))[0]:
+                node[_BEST] = value, step(index)
+
+    def proven(self) -> dict[tuple[int, int], Node]:
+        """The proof of each claim that has a finite bound: of every branch as much as that bound needs."""
+        return {pair: _pruned(node, float(self.bound[pair])) for pair, node in self.proofs.items()}
 
     def _width(self, cells: Cells) -> Tensor:
         """From the least to the largest value seen of each cell's form."""
@@ -85,18 +109,47 @@ class Extremes(Ledger):
         x = cells.lower[index]
         form = self.forms.coefficients(int(cells.image[index]), int(cells.claim[index]))
         value, off = (t.squeeze(0) for t in enclosed(self.forms.net, *form, x.unsqueeze(0)))
-        self.see(cells[slice(index, index + 1)], value, x.unsqueeze(0))
-        self.close(cells, index, nextafter(float(value - off), -inf), "")
+        cell, lower = cells[index : index + 1], nextafter(float(value - off), -inf)
+        self.see(cell, value, x.unsqueeze(0))
+        self.note(cell, torch.tensor([lower], dtype=torch.float64), lambda _: {"by": "point"})
+        self.close(cells, index, lower, "")
 
     def _proven(self, _image: int, _rung: str, /) -> None:
         """Nothing: the bound itself says it."""
 
+    def points(self) -> Tensor:
+        """The points where the least values were seen, moved into the true boxes, (images, claims, features)."""
+        lower, upper = (side.unsqueeze(1) for side in self.inner)
+        return torch.minimum(torch.maximum(self.where, lower), upper)
+
     def attained(self) -> tuple[Tensor, Tensor]:
         """For each claim a number that its form is proven not to exceed at a point of the true box, and that point."""
-        lower, upper = (side.unsqueeze(1) for side in self.inner)
-        where = torch.minimum(torch.maximum(self.where, lower), upper)
+        where = self.points()
         values = torch.full_like(self.lowest, inf)
         for claim in range(self.forms.claims):
             value, off = enclosed(self.forms.net, *self.forms.coefficients(0, claim), where[:, claim])
             values[:, claim] = torch.nextafter((value + off).squeeze(1), values[:, claim])
         return values, where
+
+
+def _pruned(node: Node, level: float) -> Node:
+    """The least part of a proof that bounds a form by `level`.
+
+    A cell's bound is the best of its own and of the cells' that it is a part of, so that on the way to every leaf there
+    is a step that proves the level.
+    """
+    root: Node = {}
+    stack = [(node, root)]
+    while stack:
+        node, pruned = stack.pop()
+        bound, step = node.get(_BEST, (-inf, {}))
+        if bound >= level:
+            pruned.update(step)
+            continue
+        for key, value in node.items():
+            if key in ("then", "low", "high"):
+                pruned[key] = {}
+                stack.append((value, pruned[key]))
+            elif key != _BEST:
+                pruned[key] = value
+    return root

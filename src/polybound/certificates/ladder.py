@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -63,7 +63,7 @@ class Ladder:
         self.net, self.forms, self.x, self.ledger = forms.net, forms, boxes.x, ledger
         self.lower, self.upper = boxes.outer
         self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
-        self.units = max(At.shape[1] for At in self.net.At)
+        self.units = max(A.outputs for A in self.net.A)
         # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
         self.ends = forms.alone
 
@@ -84,7 +84,7 @@ class Ladder:
         if self.strict:
             cells = self._hurried(cells)
         else:
-            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.units)]))
+            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.net.breadth)]))
         if self.top == "branch":
             for image in sorted(set(cells.image.tolist())):
                 self._branch(cells[cells.image == image])
@@ -143,19 +143,21 @@ class Ladder:
         plain = net.degree <= 4 and all(step is None for step in net.S)
         if plain or net.degree < 3 or self.units > GRAM_UNITS:
             return cells
-        left = []
-        for image in sorted(set(cells.image.tolist())):
+        left = [cells[:0]]
+        for pairs in _by_image(cells, 2**20 // (net.features * self.units)):
             begun = time.perf_counter()
-            pairs = cells[cells.image == image]
-            w, constant, slack = (t.unsqueeze(0) for t in (pairs.w, pairs.constant, pairs.slack))
-            bound = self._first_order(pairs.image[:1], w, constant, slack, slopes=True)[0].squeeze(0)
+            images = pairs.image.unique()
+            w, constant, slack = (
+                t.reshape(len(images), -1, *t.shape[1:]) for t in (pairs.w, pairs.constant, pairs.slack)
+            )
+            bound = self._first_order(images, w, constant, slack, slopes=True)[0].reshape(-1)
             proven = bound > pairs.level
+            self.ledger.note(pairs, bound, lambda _: {"by": self.ledger.rule("slopes")})
             for index in torch.nonzero(proven).squeeze(1).tolist():
-                self.ledger.prove_by(pairs, index, "slopes")
                 self.ledger.close(pairs, index, float(bound[index]), "first")
             left.append(replace(pairs, bound=torch.maximum(pairs.bound, bound))[~proven])
-            self.ledger.charge("first", pairs.image[:1], begun)
-        return join(left) if left else cells
+            self.ledger.charge("first", images, begun)
+        return join(left)
 
     def _second(self, cells: Cells) -> Cells:
         """The rungs of second order, the cells shrunk in between; returns those that stay open."""
@@ -174,7 +176,7 @@ class Ladder:
             for _ in range(rounds):
                 width = float((cells.upper - cells.lower).sum())
                 cells = self._fixed(cells[self.ledger.urgency(cells).argsort()])
-                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.units, limit=2**20)]
+                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.net.breadth, limit=2**20)]
                 cells = self.ledger.undecided(join([*parts, cells[:0]]))
                 if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
                     break
@@ -209,8 +211,8 @@ class Ladder:
         ledger = self.ledger
         bounded, second = by_second(self.net, cells, spectral)
         proven = bounded.lower > cells.level
+        ledger.note(cells, bounded.lower, bounded.step)
         for index in torch.nonzero(proven).squeeze(1).tolist():
-            ledger.prove(cells, index, bounded)
             ledger.close(cells, index, float(bounded.lower[index]), rung)
         rows = torch.nonzero(~proven).squeeze(1)
         if not len(rows):
@@ -250,10 +252,12 @@ class Ladder:
         budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
         while len(cells) and time.perf_counter() - begun < budget:
             cells = cells[self.ledger.urgency(cells).argsort()]
-            chunk = next(iter(chunks(cells, self.units, limit=2**20)))
+            chunk = next(iter(chunks(cells, self.net.breadth, limit=2**20)))
             rest = cells[slice(len(chunk), None)]
             halves = self._fixed(self._met(self._halves(chunk)))
-            cells = self.ledger.undecided(join([rest, *(self._round(c, "branch") for c in chunks(halves, self.units))]))
+            cells = self.ledger.undecided(
+                join([rest, *(self._round(c, "branch") for c in chunks(halves, self.net.breadth))])
+            )
         if len(cells):
             self.ledger.settle(cells)
         self.ledger.charge("branch", image, begun)
@@ -273,3 +277,17 @@ class Ladder:
         upper[rows, axis] = at
         both = join([cells.narrowed(cells.lower, upper), cells.narrowed(lower, cells.upper)])
         return both.at_nodes(nodes)
+
+
+def _by_image(cells: Cells, limit: int) -> Iterator[Cells]:
+    """The cells image by image, those of some `limit` images together that have the same number of cells.
+
+    Whatever no form has a part in is then computed once for an image.
+    """
+    cells = cells[cells.image.argsort(stable=True)]
+    count = cells.image.unique(return_counts=True)[1]
+    own = count.repeat_interleave(count)
+    for number in count.unique().tolist():
+        rows = torch.nonzero(own == number).squeeze(1)
+        for part in rows.split(number * max(1, limit)):
+            yield cells[part]

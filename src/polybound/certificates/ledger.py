@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -123,15 +124,21 @@ class Ledger(ABC):
             self.bound[pair] = max(float(self.bound[pair]), self._floor[pair])
             self._proven(pair[0], rung)
 
-    def prove(self, cells: Cells, index: int, bounded: Bounded) -> None:
-        """Write down what bounded a cell."""
-        if self.keep:
-            self._nodes[int(cells.node[index])].update(_step(bounded, index))
+    def note(self, cells: Cells, bound: Tensor, step: Callable[[int], Node]) -> None:
+        """Write down what proves each cell's bound, (N,), where that is above the cell's level.
 
-    def prove_by(self, cells: Cells, index: int, rule: str) -> None:
-        """Write down that a rule without constants of its own bounds a cell."""
+        Args:
+            cells: the cells.
+            bound: proven lower bounds of their forms, (N,).
+            step: gives the step that proves the bound of a cell, by its index.
+        """
         if self.keep:
-            self._nodes[int(cells.node[index])]["by"] = rule
+            for index in torch.nonzero(bound > cells.level).squeeze(1).tolist():
+                self._nodes[int(cells.node[index])].update(step(index))
+
+    def rule(self, name: str) -> str:
+        """What proofs call a rule of first order, "first" or "slopes"."""
+        return name
 
     def narrow(self, cells: Cells, bounded: Bounded, sign: Tensor, narrowed: Cells) -> Cells:
         """Write down what was cut off of cells, row by row, and for which reason."""
@@ -149,7 +156,7 @@ class Ledger(ABC):
             sides = narrowed.lower[index, where], narrowed.upper[index, where]
             box = [list(side) for side in zip(where.tolist(), *(s.tolist() for s in sides), strict=True)]
             nodes[index] = self._new_node()
-            step = _step(bounded, index) | {"box": box, "then": self._nodes[-1]}
+            step = bounded.step(index) | {"box": box, "then": self._nodes[-1]}
             if fixed[index].any():
                 step["monotone"] = torch.nonzero(fixed[index]).squeeze(1).tolist()
             self._nodes[int(cells.node[index])].update(step)
@@ -176,8 +183,3 @@ class Ledger(ABC):
             rows = (cells.image == pair[0]) & (cells.claim == pair[1])
             least = min(float(cells.bound[rows].min()), self._floor[pair])
             self.bound[pair] = max(float(self.bound[pair]), least)
-
-
-def _step(bounded: Bounded, index: int) -> Node:
-    values = {"on": bounded.active, "v": bounded.v[index], "mu": bounded.mu[index]}
-    return {"by": "absorbed" if bounded.absorbed[index] else "second"} | {k: t.tolist() for k, t in values.items()}

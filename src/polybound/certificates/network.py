@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from math import sqrt
@@ -10,9 +9,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from polybound.certificates.psd_proofs import dominating_diagonal
+from polybound.certificates.psd_proofs import dominating_diagonal, dominating_gram
+from polybound.certificates.windows import Windowed, Windows, parts, windowed, windows_of
 from polybound.errors import PolyboundError
-from polybound.models import Affine, Chain, Dense, Factors, Identity, PolynomialNetwork
+from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Pool
 from polybound.theory import DENSE_LIMIT, ULP
 
 __all__ = ["Network"]
@@ -38,52 +38,88 @@ class Network:
         factors: the factors in float64.
         features, degree, classes: sizes d, k, o.
         shape: shape of one input, of a model; (features,) of bare factors.
-        At: the maps of the input, transposed: (features, units) each; `absolute_At` their absolute values.
+        A: the maps of the input, written out: as matrices, or, of convolutions, window by window where that is smaller;
+            `absolute_A` their absolute values.
         b: their constants.
         S: the maps in between, None for the identity; `absolute_S` their absolute values.
         s1: the first factor's scale.
         C: the output matrix (classes, units); `beta` its constants.
         absolute: the factors with absolute values in the place of all weights, P.
         roundings: D.
+
+    Args:
+        model: a model, or its factors.
+        by_windows: whether convolutions are kept window by window; by default, where that is smaller.
     """
 
-    def __init__(self, model: PolynomialNetwork | Factors) -> None:
+    def __init__(self, model: PolynomialNetwork | Factors, *, by_windows: bool | None = None) -> None:
         self.factors = factors = (model if isinstance(model, Factors) else model.factors()).double()
         if factors.lead:
             raise PolyboundError("certificates are about one model; take model.run(e) of a stack")
         if factors.s1.device.type != "cpu":
             raise PolyboundError("certificates are computed on the CPU, whose float64 is known; use model.cpu()")
-        if factors.entries() > DENSE_LIMIT:
-            raise PolyboundError(
-                f"the maps of the input have {factors.entries():,} entries, more than the {DENSE_LIMIT:,} that fit"
-            )
         self.features, self.degree = factors.features, factors.degree
         self.shape = model.shape if isinstance(model, PolynomialNetwork) else (self.features,)
-        self.At = [a.matrix().T.contiguous() for a in factors.A]
-        self.absolute_At = [At.abs() for At in self.At]
+        windows = None if by_windows is False else _windows(factors, smaller=by_windows is None)
+        if windows is None:
+            check_entries(factors)
+            # As views of their transposed, so that rows of those are features.
+            self.A: list[Dense | Windowed] = [Dense(a.matrix().T.contiguous().T, a.constant) for a in factors.A]
+        else:
+            self.A = [windowed(a, seen) for a, seen in zip(factors.A, windows, strict=True)]
+        self.absolute_A = [a.transform(torch.abs) for a in self.A]
         self.b = [a.constant for a in factors.A]
         self.S = [None if isinstance(s, Identity) else s for s in factors.S]
         self.absolute_S = [None if s is None else s.absolute() for s in self.S]
         self.s1 = factors.s1
         self.C, self.beta = factors.C.matrix().contiguous(), factors.C.constant
         self.classes = len(self.C)
-        for tensor in (*self.At, *self.b, *(s.constant for s in factors.S), self.s1, self.C, self.beta):
+        for tensor in (
+            *(a.weight for a in self.A),
+            *self.b,
+            *(s.constant for s in factors.S),
+            self.s1,
+            self.C,
+            self.beta,
+        ):
             if not torch.isfinite(tensor).all():
                 raise PolyboundError("the model's weights are not all finite")
-        self.absolute = _absolute(factors)
-        steps = [part for step in (*factors.A, *factors.S, factors.C) for part in _parts(step)]
+        self.absolute = _absolute(factors, windows)
+        steps = [part for step in (*factors.A, *factors.S, factors.C) for part in parts(step)]
         terms = sum(step.inputs + 2 for step in steps) + sum(b.numel() for b in self.b) + self.features
         self.roundings = terms + 16 * self.degree + 64
 
     @cached_property
+    def At(self) -> list[Tensor]:
+        """The maps of the input as matrices, transposed: (features, units) each."""
+        check_entries(self.factors)
+        return [a.weight.T if isinstance(a, Dense) else a.matrix().T.contiguous() for a in self.A]
+
+    @cached_property
+    def absolute_At(self) -> list[Tensor]:
+        """Their absolute values."""
+        return [
+            a.weight.T if isinstance(a, Dense) else At.abs() for a, At in zip(self.absolute_A, self.At, strict=True)
+        ]
+
+    @property
+    def breadth(self) -> int:
+        """Numbers that the slopes of one factor have, at most, for each feature that moves."""
+        last = self.A[-1]
+        if not isinstance(last, Windowed):
+            return max(a.outputs for a in self.A)
+        # Going backwards, places come to see the windows of the last factor.
+        return max(a.outputs for a in self.A) * last.windows.patch // self.features + 1
+
+    @cached_property
     def stretch(self) -> list[Tensor]:
         """For each factor, mu >= 0 with `||A_n v||_2^2 <= sum_d mu_d v_d^2` for all v: (features,) each."""
-        return [dominating_diagonal(At) for At in self.At]
+        return [_stretch(a, steps=40) for a in self.A]
 
     @cached_property
     def norms_A(self) -> list[float]:
         """Upper bounds of the spectral norms of the maps of the input."""
-        return [sqrt(float(dominating_diagonal(At, steps=1).max())) * (1 + 4 * ULP) for At in self.At]
+        return [sqrt(float(_stretch(a, steps=1).max())) * (1 + 4 * ULP) for a in self.A]
 
     @cached_property
     def norms_S(self) -> list[float]:
@@ -103,9 +139,9 @@ class Network:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (batch, classes) of inputs (batch, features), off by less than `slack(|x|)`."""
-        y = (x @ self.At[0] + self.b[0]) * self.s1
+        y = self.A[0](x) * self.s1
         for n in range(1, self.degree):
-            y = (x @ self.At[n] + self.b[n]) * self.between(y, n)
+            y = self.A[n](x) * self.between(y, n)
         return y @ self.C.T + self.beta
 
     def between(self, y: Tensor, n: int) -> Tensor:
@@ -126,18 +162,52 @@ class Network:
         return step.adjoint(y.reshape(-1, y.shape[-1])).reshape(*y.shape[:-1], step.inputs)
 
 
-def _parts(step: Affine) -> Iterator[Affine]:
-    if isinstance(step, Chain):
-        for part in step.maps:
-            yield from _parts(part)
-    else:
-        yield step
+def check_entries(factors: Factors) -> None:
+    """Refuse maps of the input that are too large to be written out."""
+    if factors.entries() > DENSE_LIMIT:
+        raise PolyboundError(
+            f"the maps of the input have {factors.entries():,} entries, more than the {DENSE_LIMIT:,} that fit"
+        )
 
 
-def _absolute(factors: Factors) -> Factors:
+def _windows(factors: Factors, smaller: bool) -> list[Windows] | None:
+    """The windows of a network of convolutions with poolings in between; None for all others.
+
+    Args:
+        factors: the network's.
+        smaller: None as well where windows save little.
+    """
+    found = [windows_of(a) for a in factors.A]
+    windows = [seen for seen in found if seen is not None]
+    if len(windows) < len(found):
+        return None
+    for before, after, step in zip(windows[:-1], windows[1:], factors.S, strict=True):
+        expected = before.pooled() if isinstance(step, Pool) else before
+        if after != expected or not isinstance(step, (Pool, Identity)):
+            return None
+    entries = sum(a.outputs * seen.patch for a, seen in zip(factors.A, windows, strict=True))
+    return windows if not smaller or _SAVING * entries <= factors.entries() else None
+
+
+_SAVING = 4
+"""Windows are used where they are smaller than the matrices by this factor."""
+
+
+def _absolute(factors: Factors, windows: list[Windows] | None) -> Factors:
     # A chain keeps the absolute values of its parts apart: |K| |P| dominates every term of K P, |K P| does not.
     A, S = (tuple(step.absolute() for step in steps) for steps in (factors.A, factors.S))
+    if windows is not None:
+        A = tuple(windowed(a, seen) for a, seen in zip(A, windows, strict=True))
     return replace(factors, A=A, S=S, s1=factors.s1.abs(), C=factors.C.absolute())
+
+
+def _stretch(step: Dense | Windowed, steps: int) -> Tensor:
+    """For a map that is written out, mu with `||A v||_2^2 <= sum_d mu_d v_d^2` for all v."""
+    if isinstance(step, Dense):
+        return dominating_diagonal(step.weight.T, steps)
+    absolute = step.absolute()
+    rows = absolute.adjoint(absolute.linear(step.constant.new_ones(1, step.inputs))).squeeze(0)
+    return dominating_gram(step.gram(), rows, step.outputs, steps)
 
 
 def _norm(step: Affine) -> float:

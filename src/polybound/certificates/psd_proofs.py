@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polybound.theory import ULP
 
-__all__ = ["defect", "dominating_diagonal"]
+__all__ = ["defect", "dominating_diagonal", "dominating_gram"]
 
 
 def defect(M: Tensor) -> Tensor:
@@ -37,20 +37,38 @@ def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
         At: (features, units).
         steps: how often the scaling is moved.
     """
-    features, units = At.shape
-    best = _scaled(At, steps)
-    gram = At @ At.T
-    # The computed Gram matrix is off by at most gamma_units |A^T| |A|, whose row sums bound its spectral norm.
     absolute = At.abs()
-    off = float((absolute @ absolute.sum(0)).max()) * (units + features + 8) * ULP + 2.0**-900
+    worst = float(absolute.sum(1).max()) * float(absolute.sum(0).max())
+    return _proven(_scaled(At, steps), At @ At.T, _off(absolute @ absolute.sum(0), At.shape[1]), worst)
+
+
+def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> Tensor:
+    """The same from the Gram matrix, which is smaller than A where there are more units than features.
+
+    Args:
+        gram: `A^T A` as computed in float64, (features, features).
+        rows: the row sums of `|A^T| |A|`, (features,).
+        units: how many products each entry is a sum of.
+        steps: how often the scaling is moved.
+    """
+    return _proven(_scaled_gram(gram, steps), gram, _off(rows, units), float(rows.max()))
+
+
+def _off(rows: Tensor, units: int) -> float:
+    """How far a computed Gram matrix is off: at most gamma_units |A^T| |A|, whose row sums bound its spectral norm."""
+    return float(rows.max()) * (units + len(rows) + 8) * ULP + 2.0**-900
+
+
+def _proven(best: Tensor, gram: Tensor, off: float, worst: float) -> Tensor:
+    """A diagonal near the one that was found, widened until it is proven; `worst` bounds the Gram matrix's norm."""
     floor = float(best.max()) * 1e-12 + off
     for margin in (1e-9, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0):
         mu = best * (1 + margin) + floor
         short = float(defect(torch.diag(mu) - gram))
         if short < torch.inf:
             return (mu + short + off) * (1 + 4 * ULP)
-    # ||A||_2^2 <= ||A||_1 ||A||_inf.
-    return torch.full_like(best, float(absolute.sum(1).max()) * float(absolute.sum(0).max()) * (1 + 1e-9) + off)
+    # ||A||_2^2 <= ||A||_1 ||A||_inf, and no more than the largest row sum of |A^T| |A|.
+    return torch.full_like(best, worst * (1 + 1e-9) + off)
 
 
 def _scaled(At: Tensor, steps: int) -> Tensor:
@@ -72,7 +90,32 @@ def _scaled(At: Tensor, steps: int) -> Tensor:
         if float(s.sum()) * top * (1 + 1e-3) < least:
             least, best = float(s.sum()) * top, s * top
         leading = moved @ turn / values.clamp_min(2.0**-500).sqrt()
-        mass = leading.square() @ torch.softmax((values / top - 1) * 30, 0) * features
-        s = s / s.mean() * torch.exp((0.5 / (1 + t / 30)) * (mass - s) / (mass + s))
-        s = s.clamp_min(1e-6)
+        s = _moved(s, leading, values, t)
     return best
+
+
+def _scaled_gram(gram: Tensor, steps: int) -> Tensor:
+    """The same search with the Gram matrix."""
+    features = len(gram)
+    s = torch.ones(features, dtype=gram.dtype)
+    basis = torch.randn(features, min(8, features), generator=torch.Generator().manual_seed(0), dtype=gram.dtype)
+    best, least = s * float(gram.diagonal().sum()), torch.inf
+    for t in range(steps):
+        root = s.sqrt().unsqueeze(1)
+        for _ in range(3 if 0 < t < steps - 1 else 20):
+            basis = torch.linalg.qr(gram @ (basis / root) / root).Q
+        values, turn = torch.linalg.eigh(basis.T @ (gram @ (basis / root) / root))
+        top = float(values[-1])
+        if not top > 0.0:
+            break
+        if float(s.sum()) * top * (1 + 1e-3) < least:
+            least, best = float(s.sum()) * top, s * top
+        s = _moved(s, basis @ turn, values, t)
+    return best
+
+
+def _moved(s: Tensor, leading: Tensor, values: Tensor, t: int) -> Tensor:
+    """The scaling, moved towards where the leading eigenvectors are large."""
+    mass = leading.square() @ torch.softmax((values / values[-1] - 1) * 30, 0) * len(s)
+    s = s / s.mean() * torch.exp((0.5 / (1 + t / 30)) * (mass - s) / (mass + s))
+    return s.clamp_min(1e-6)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
+from polybound.certificates.windows import Windowed
 from polybound.theory import ULP
 
 __all__ = ["BALL", "CUBE", "Region", "length", "widths"]
@@ -37,7 +38,7 @@ class _Cube(Region):
     """u in [-1, 1]^n."""
 
     def reach(self, net: Network, r: Tensor) -> list[Tensor]:
-        return [r @ At for At in net.absolute_At]
+        return [A.linear(r) for A in net.absolute_A]
 
     def norms(self, net: Network, r: Tensor) -> list[Tensor]:
         return [(r.square() @ mu).sqrt() for mu in net.stretch]
@@ -57,9 +58,7 @@ class _Ball(Region):
     """
 
     def reach(self, net: Network, r: Tensor) -> list[Tensor]:
-        largest = r.amax(-1, keepdim=True)
-        part = (r / largest.clamp_min(2.0**-900)).square()
-        return [_lengths(part, largest, At) for At in net.absolute_At]
+        return [_window_lengths(A, r) if isinstance(A, Windowed) else _lengths(r, A.weight.T) for A in net.absolute_A]
 
     def norms(self, net: Network, r: Tensor) -> list[Tensor]:
         uniform = [r.amax(-1) * top for top in net.norms_A]
@@ -97,13 +96,21 @@ def length(vectors: Tensor, dim: int = -1) -> Tensor:
     return norm * largest.squeeze(dim) * (1 + (vectors.shape[dim] + 16) * ULP)
 
 
-def _lengths(part: Tensor, largest: Tensor, At: Tensor) -> Tensor:
-    """The l_2 norms of the columns of `r * At`, r being `largest * sqrt(part)`: (boxes, units)."""
+def _lengths(r: Tensor, At: Tensor) -> Tensor:
+    """The l_2 norms of the columns of `r * At`, for radii (boxes, features): (boxes, units)."""
     features = len(At)
+    largest = r.amax(-1, keepdim=True)
+    part = (r / largest.clamp_min(2.0**-900)).square()
     top = At.amax(0).clamp_min(2.0**-900)
     norm = (part @ (At / top).square()).sqrt() * (1 + (features + 16) * ULP)
     # What underflowed among the squares, of numbers that are at most 1.
     return (norm + features * 2.0**-530) * largest * top
+
+
+def _window_lengths(A: Windowed, r: Tensor) -> Tensor:
+    """The same of a map that is kept window by window."""
+    each = [length(A.weight * seen.unsqueeze(-1), dim=1) for seen in A.windows.seen(r)]
+    return torch.stack(each).transpose(1, 2).flatten(1)
 
 
 def _largest(slope: Tensor, square: float) -> Tensor:

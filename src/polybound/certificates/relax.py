@@ -46,7 +46,7 @@ def relax(
     Over balls, if there are any, by the Lipschitz constant.
     """
     net = forms.net
-    units = max(At.shape[1] for At in net.At)
+    units = max(A.outputs for A in net.A)
     chunk = max(1, min(_CHUNK, _ENTRIES // units**2))
     for start in range(0, len(boxes.x), chunk):
         begun = time.perf_counter()

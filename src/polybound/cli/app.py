@@ -11,6 +11,8 @@ import typer
 from polybound._version import __version__
 from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
+from polybound.cli.doctor import add_doctor
+from polybound.cli.draw import add_drawing
 from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
 from polybound.cli.explore import add_explorer
@@ -30,6 +32,8 @@ app.add_typer(runs_app, rich_help_panel=DATA)
 add_commands(app)
 add_interchange(app)
 add_explorer(app, NETWORKS)
+add_drawing(app, NETWORKS)
+add_doctor(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Network = Annotated[
@@ -89,7 +93,7 @@ def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
+        str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
     ] = None,
     bound: Annotated[
         list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")
@@ -208,9 +212,12 @@ def evaluate(
     defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     certified: Annotated[
-        list[float] | None,
-        typer.Option("--certify", metavar="<float>", help="Certified accuracy at this radius as well; repeatable."),
+        list[str] | None,
+        typer.Option("--certify", metavar="<radius>", help="Certified accuracy at 0.02, or 0.5:norm=2; repeatable."),
     ] = None,
+    intervals: Annotated[
+        int, typer.Option(min=0, help="Of so many images, what the outputs provably stay in over the --certify balls.")
+    ] = 0,
     save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default by memory.")] = None,
@@ -232,6 +239,7 @@ def evaluate(
         "defence": defence,
         "check": check,
         "certify": tuple(certified or ()),
+        "intervals": intervals,
         "batch_size": batch_size,
         "data_dir": data_dir,
         "dataset": dataset,
@@ -246,7 +254,8 @@ def evaluate(
     "polybound certify runs/NAME --eps 0.01 --eps 0.02",
     "polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json",
     "polybound certify m.safetensors --check proofs.json",
-    "polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs",
+    "polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs --save intervals.json",
+    "polybound certify m.safetensors --dataset digits --eps 0.5 --norm 2",
     panel=NETWORKS,
     stopped="no proofs were written; the same command begins anew",
 )
@@ -269,7 +278,7 @@ def certify(
     outputs: Annotated[
         bool, typer.Option("--outputs", help="Intervals that the outputs provably stay in, in the place of decisions.")
     ] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the certificates with their proofs to this file.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write what is proven, with its proofs, to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     as_json: AsJson = False,
@@ -282,15 +291,10 @@ def certify(
         run_check(run, check, as_json)
     elif not eps:
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
-    elif outputs and save is not None:
-        raise PolyboundError("--save writes certificates; --outputs has none")
-    elif outputs and norm != "inf":
-        raise PolyboundError("--outputs is about boxes: --norm inf")
-    elif outputs:
-        run_outputs(run, eps, images, dataset, data_dir, method, 1.0 if budget is None else budget, as_json)
     else:
-        seconds = 10.0 if budget is None else budget
-        run_certify(run, eps, images, dataset, data_dir, norm, method, seconds, save, as_json)
+        seconds = budget if budget is not None else 1.0 if outputs else 10.0
+        prove = run_outputs if outputs else run_certify
+        prove(run, eps, images, dataset, data_dir, norm, method, seconds, save, as_json)
 
 
 @command(

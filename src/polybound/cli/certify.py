@@ -16,7 +16,7 @@ from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.runs import Loaded, load_subject
 
-__all__ = ["model_and_images", "run_certify", "run_check"]
+__all__ = ["check_target", "model_and_images", "run_certify", "run_check"]
 
 
 def run_certify(
@@ -32,12 +32,7 @@ def run_certify(
     as_json: bool,
 ) -> None:
     """Certify the first test images at every eps, and show the counts."""
-    if save is not None and len(eps) != 1:
-        raise PolyboundError("--save takes the certificates of one --eps")
-    if save is not None and not save.parent.is_dir():
-        raise PolyboundError(f"{save.parent}: no such folder")
-    if save is not None and save.is_dir():
-        raise PolyboundError(f"{save}: a folder, not a file")
+    check_target(save, eps)
     model, data = model_and_images(path, dataset, data_dir)
     x, y = data.x[:images], data.y[:images]
     rows = []
@@ -58,6 +53,18 @@ def run_certify(
         _show(f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}, l_{norm} balls", rows)
 
 
+def check_target(save: Path | None, eps: list[float]) -> None:
+    """Refuse a file that cannot be written, before anything is proven."""
+    if save is None:
+        return
+    if len(eps) != 1:
+        raise PolyboundError("--save takes the certificates of one --eps")
+    if not save.parent.is_dir():
+        raise PolyboundError(f"{save.parent}: no such folder")
+    if save.is_dir():
+        raise PolyboundError(f"{save}: a folder, not a file")
+
+
 def run_check(path: Path, file: Path, as_json: bool) -> None:
     """Verify a file of certificates in ball arithmetic."""
     model = load_subject(path).model
@@ -66,6 +73,8 @@ def run_check(path: Path, file: Path, as_json: bool) -> None:
         counts = check_file(file, model, on_progress=lambda done, all_: bar.update(task, completed=done, total=all_))
     if as_json:
         print(json.dumps(counts, indent=2))
+    elif "bounded" in counts:
+        print(f"{file}: confirmed the intervals of {counts['bounded']} images")
     else:
         print(f"{file}: confirmed {counts['verified']} verified and {counts['falsified']} falsified images")
 

@@ -26,6 +26,7 @@ ORDER = (
     "explore",
     "bounds",
     "info",
+    "draw",
     "export",
     "verify",
     "encrypt",
@@ -36,6 +37,7 @@ ORDER = (
     "sweep",
     "report",
     "compare",
+    "doctor",
 )
 """The order in which `--help` shows the commands: what a newcomer needs comes first. Others come last."""
 

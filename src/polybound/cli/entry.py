@@ -28,8 +28,11 @@ def main() -> None:
 
 
 def _does_something(arguments: list[str]) -> bool:
-    """Whether a command is carried out; help and the version need no plugins, and shall be fast."""
-    return bool(arguments) and not {"-h", "--help", "--version"} & set(arguments)
+    """Whether a command is carried out; help and the version need no plugins, and shall be fast.
+
+    `doctor` imports them by itself, one by one, to say which of them is broken.
+    """
+    return bool(arguments) and arguments[0] != "doctor" and not {"-h", "--help", "--version"} & set(arguments)
 
 
 def _fail(message: str) -> None:

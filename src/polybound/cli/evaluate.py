@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from polybound.attacks import Attack, parse_attacks, protocols
+from polybound.cli.outputs import show_intervals
 from polybound.cli.progress import progress_bar
 from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
 from polybound.data import load
@@ -81,13 +82,17 @@ def _show(result: Evaluation, count: str, shown: str, means: bool, per_class: bo
         rows = [_for_json(row, result.paths, per_class) for row in labelled(scores)]
         content = {"means": mean_rows(scores)} if means else {"scores": rows}
         skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
-        print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
+        proven = {"intervals": result.intervals} if result.intervals else {}
+        print(json.dumps({**content, **proven, "notes": result.notes, "skipped": skipped}, indent=2))
     elif means:
         show_means(result, scores)
     else:
         show_scores(result, scores)
         if per_class:
             _show_classes(result, scores)
+    if result.intervals and shown == "table":
+        about = ["run", "norm", "eps"] if len(result.paths) > 1 else ["norm", "eps"]
+        show_intervals("intervals that the outputs provably stay in", result.intervals, about)
     if count == "attacked" and shown == "table":
         print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")
 

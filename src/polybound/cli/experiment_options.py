@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polybound.cli.draw import FIGURE_1
+from polybound.errors import PolyboundError
+
 if TYPE_CHECKING:
     from polybound.experiments import Experiment  # brings in torch, and is not for --help
 
@@ -63,6 +66,8 @@ def choose(names: list[str], *changes: Any) -> list[Experiment]:
     """The experiments, changed as the options of the commands below say, in their order."""
     from polybound.experiments import find_experiment
 
+    if FIGURE_1["name"] in names:
+        raise PolyboundError("figure-1 is a drawing, without runs: polybound reproduce figure-1 draws it alone")
     values = [(tuple(value) or None) if isinstance(value, list) else value for value in changes]
     return [find_experiment(name).changed(**dict(zip(_CHANGES, values, strict=True))) for name in names]
 

@@ -11,6 +11,7 @@ import typer
 from rich.progress import MofNCompleteColumn
 
 from polybound.cli.commands import command
+from polybound.cli.draw import FIGURE_1, draw_figure
 from polybound.cli.experiment_options import (
     Address,
     AsJson,
@@ -53,10 +54,12 @@ def list_experiments(as_json: AsJson = False) -> None:
     from polybound.experiments import experiment_names, find_experiment
 
     found = [find_experiment(name) for name in experiment_names()]
+    shown = [{"name": e.name, "paper": e.paper, "title": e.title} for e in found]
+    shown.insert(next(i for i, e in enumerate(found) if e.name.startswith("figure-")), FIGURE_1)
     if as_json:
-        print(json.dumps([{"name": e.name, "paper": e.paper, "title": e.title} for e in found], indent=2))
+        print(json.dumps(shown, indent=2))
         return
-    show_table(["name", "what"], [[experiment.name, experiment.title] for experiment in found], lead=2)
+    show_table(["name", "what"], [[one["name"], one["title"]] for one in shown], lead=2)
 
 
 def _sweep(
@@ -156,7 +159,13 @@ def reproduce(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give back a table or figure of the paper, next to the published values: sweep, then report."""
+    """Give back a table or figure of the paper, next to the published values: sweep, then report.
+
+    Figure 1, a schematic, is drawn as SVG; it has nothing to train and takes no options but --output.
+    """
+    if names == [FIGURE_1["name"]]:
+        draw_figure(output, as_json)
+        return
     chosen = choose(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
     target = output or Path(f"{Path(names[0]).stem}.html")
     if not target.parent.is_dir():
@@ -173,6 +182,7 @@ _COMMANDS = (
         "reproduce",
         [
             "polybound reproduce figure-5",
+            "polybound reproduce figure-1 -o figure-1.svg",
             "polybound reproduce table-1 --dataset fashion-mnist --model pn-4 --budget 0.1",
         ],
     ),

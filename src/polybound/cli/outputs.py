@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from math import isfinite
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.progress import MofNCompleteColumn
 
-from polybound.certificates import Network, OutputBounds, output_bounds
-from polybound.cli.certify import model_and_images
+from polybound.certificates import Network, output_bounds, save_certificates
+from polybound.cli.certify import check_target, model_and_images
 from polybound.cli.progress import progress_bar
 from polybound.cli.tables import show_table
 
-__all__ = ["run_outputs"]
+__all__ = ["run_outputs", "show_intervals"]
 
 
 def run_outputs(
@@ -23,46 +23,43 @@ def run_outputs(
     images: int,
     dataset: str | None,
     data_dir: Path | None,
+    norm: str,
     method: str,
     budget: float,
+    save: Path | None,
     as_json: bool,
 ) -> None:
     """Bound the outputs of the first test images at every eps, and show them."""
+    check_target(save, eps)
     model, data = model_and_images(path, dataset, data_dir)
     x, net = data.x[:images], Network(model)
     rows: list[dict[str, Any]] = []
     with progress_bar(MofNCompleteColumn()) as bar:
         for radius in eps:
             task = bar.add_task(f"eps {radius:g}", total=len(x))
-            options: dict[str, Any] = {"domain": data.domain, "method": method, "budget": budget}
+            options: dict[str, Any] = {"domain": data.domain, "norm": norm, "method": method, "budget": budget}
             options["on_progress"] = lambda done, task=task: bar.update(task, completed=done)
-            rows += _rows(radius, output_bounds(net, x, radius, **options), data.y.tolist())
+            found = output_bounds(net, x, radius, keep=save is not None, **options)
+            rows += [{"eps": radius, "label": int(data.y[row["image"]])} | row for row in found.rows()]
+            if save is not None:
+                save_certificates(save, model, found, x, data.domain)
     if as_json:
-        about = {"model": str(path), "dataset": data.name, "domain": list(data.domain)}
+        about = {"model": str(path), "dataset": data.name, "domain": list(data.domain), "norm": norm}
         print(json.dumps(about | {"rows": rows}, indent=2))
     else:
-        _show(f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}", rows)
+        title = f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}, l_{norm} balls"
+        show_intervals(title, rows, ["eps"])
 
 
-def _rows(eps: float, found: OutputBounds, labels: list[int]) -> list[dict[str, Any]]:
-    """A row for each image and output; what has no finite bound is null, as JSON has no infinity."""
-    ends = {name: getattr(found, name).tolist() for name in ("lower", "lowest", "highest", "upper")}
-    return [
-        {"eps": eps, "image": image, "label": labels[image], "output": output}
-        | {name: value[image][output] if isfinite(value[image][output]) else None for name, value in ends.items()}
-        for image in range(len(found))
-        for output in range(found.lower.shape[1])
-    ]
-
-
-def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    header = ["eps", "image", "label", "output", "proven from", "to", "attained from", "to"]
-    names = ("lower", "upper", "lowest", "highest")
+def show_intervals(title: str, rows: Sequence[Mapping[str, Any]], about: Sequence[str]) -> None:
+    """A line for each interval, headed by what it is about, the columns `about` first."""
+    lead = [*about, "image", "label", "output"]
+    header = [*lead, "proven from", "to", "attained from", "to"]
     cells = [
-        [f"{row['eps']:g}", *(str(row[name]) for name in header[1:4]), *(_number(row[name]) for name in names)]
+        [*(str(row[name]) for name in lead), *(_number(row[name]) for name in ("lower", "upper", "lowest", "highest"))]
         for row in rows
     ]
-    show_table(header, cells, lead=4, title=title)
+    show_table(header, cells, lead=len(lead), title=title)
 
 
 def _number(value: float | None) -> str:

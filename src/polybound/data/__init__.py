@@ -2,7 +2,7 @@
 
 from polybound.data.catalogue import find_source, names, register
 from polybound.data.dataset import Dataset, Samples, Splits, carve_indices
-from polybound.data.directories import Directories, MissingDataError
+from polybound.data.directories import Directories, MissingDataError, cache_folder
 from polybound.data.files import DataFile
 from polybound.data.loading import digest_of, load, load_digits, load_splits, missing
 from polybound.data.source import Source
@@ -15,6 +15,7 @@ __all__ = [
     "Samples",
     "Source",
     "Splits",
+    "cache_folder",
     "carve_indices",
     "digest_of",
     "find_source",

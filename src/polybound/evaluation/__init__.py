@@ -10,10 +10,11 @@ from polybound.evaluation.evaluate import (
     row_facts,
     score_of,
 )
+from polybound.evaluation.intervals import output_intervals
 from polybound.evaluation.labels import column_label, labels, network_labels, value_label
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
-from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, short_digest, wilson
+from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, read_radius, short_digest, wilson
 from polybound.evaluation.table import Cell, MixedError, Row, Table, differing, read_table
 
 __all__ = [
@@ -38,8 +39,10 @@ __all__ = [
     "masking_notes",
     "measure",
     "network_labels",
+    "output_intervals",
     "paper_counts",
     "questions_for",
+    "read_radius",
     "read_table",
     "reader_notes",
     "row_facts",

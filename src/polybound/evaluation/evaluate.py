@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attacks, protocols
+from polybound.certificates import ENDS
 from polybound.data import Dataset
 from polybound.defences import Defence, Defended, find_defence
 from polybound.errors import PolyboundError
+from polybound.evaluation.intervals import output_intervals
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Measuring, Progress, Question, Subject, count_images, digest_of_module, measure
 from polybound.evaluation.score import CLEAN, Score, short_digest
@@ -56,6 +58,7 @@ class Evaluation:
         skipped: what could not be evaluated, with the reason.
         paths: where each run lies, by its address.
         warnings: what went wrong without spoiling a score.
+        intervals: of outputs, if they were asked for, a row each; see `output_intervals`.
     """
 
     scores: Table
@@ -65,6 +68,7 @@ class Evaluation:
     skipped: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    intervals: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """How much there is; `print` shows it all."""
@@ -89,8 +93,8 @@ class Evaluation:
     def to_json(self) -> str:
         """Scores, notes and what was skipped."""
         skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
-        content = {"scores": list(map(row_facts, self.scores)), "notes": self.notes, "skipped": skipped}
-        return json.dumps(content, indent=2)
+        content: dict[str, Any] = {"scores": list(map(row_facts, self.scores)), "notes": self.notes, "skipped": skipped}
+        return json.dumps(content | ({"intervals": self.intervals} if self.intervals else {}), indent=2)
 
     def __str__(self) -> str:
         """A table to read, also as Markdown: one line a score."""
@@ -98,7 +102,10 @@ class Evaluation:
         cells = [_cells(row) for row in self.counted("robust")]
         if len(self.scores.values("run")) < 2:
             head, cells = head[1:], [row[1:] for row in cells]
-        return "\n".join([*_aligned([head, *cells]), *(f"note: {note}" for note in self.notes)])
+        lines = [*_aligned([head, *cells]), *(f"note: {note}" for note in self.notes)]
+        if self.intervals:
+            lines += ["", *_aligned([["ball", "image", "label", "output", *ENDS], *map(_interval, self.intervals)])]
+        return "\n".join(lines)
 
 
 def score_of(row: Row) -> Score:
@@ -126,7 +133,8 @@ def evaluate(
     progress: Progress | None = None,
     keep: int = 0,
     check: int = 0,
-    certify: Sequence[float] = (),
+    certify: Sequence[float | str] = (),
+    intervals: int = 0,
     names: Sequence[str] | None = None,
 ) -> Evaluation:
     """Measure a classifier's accuracy on a data set, clean and under attack.
@@ -147,7 +155,10 @@ def evaluate(
         keep: how many of the first images and their adversarial examples to return.
         check: on how many of the first images to look for gradient masking: whether black-box attacks within the same
             ball break more of them than gradient attacks.
-        certify: radii of l_inf balls for which to give the certified accuracy as well, as attack "certified-EPS".
+        certify: radii of balls for which to give the certified accuracy as well, as attack "certified-EPS": numbers of
+            l_inf balls, texts like "0.5:norm=2" of l_2 balls.
+        intervals: for how many of the first images to give the intervals that each output provably stays in, over the
+            same balls.
         names: of the runs.
 
     Example:
@@ -176,7 +187,27 @@ def evaluate(
     examples = (
         keep_examples(defended, data, chosen, wanted, min(keep, count_images(data, limit)), seed) if keep else None
     )
-    return Evaluation(Table(rows), notes, data.class_names, examples)
+    proven = _intervals(subjects, labels, data, certify, count_images(data, limit), intervals, guard is not None)
+    return Evaluation(Table(rows), notes, data.class_names, examples, intervals=proven)
+
+
+def _intervals(
+    subjects: Sequence[Subject],
+    labels: Sequence[str],
+    data: Dataset,
+    radii: Sequence[float | str],
+    images: int,
+    asked: int,
+    defended: bool,
+) -> list[dict[str, Any]]:
+    """The intervals of each run's outputs, for as many images as are asked for and there."""
+    if not asked:
+        return []
+    if defended:
+        raise PolyboundError("a network behind a denoiser has no certificates")
+    named = zip(subjects, labels, strict=True)
+    first = min(asked, images)
+    return [row for one, run in named for row in output_intervals(one.model, data, radii, first, run)]
 
 
 def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subject], list[str]]:
@@ -207,7 +238,9 @@ class _RunOf(nn.Module):
         return f"run {self.index}"
 
 
-def questions_for(attacks: Sequence[Attack], wanted: Sequence[str], certify: Sequence[float] = ()) -> list[Question]:
+def questions_for(
+    attacks: Sequence[Attack], wanted: Sequence[str], certify: Sequence[float | str] = ()
+) -> list[Question]:
     """What an evaluation asks: clean, every attack under every protocol that it knows, and certificates."""
     asked = [
         Question(attack, name) for attack in attacks for name in wanted if name == "sound" or not attack.only_sound
@@ -247,6 +280,12 @@ def _cells(row: Row) -> list[str]:
     low, high = score.interval
     shown = f"{100 * score.accuracy:.2f} %", f"{100 * low:.2f} to {100 * high:.2f}", f"{score.correct}/{score.total}"
     return [str(row["run"]), score.attack, score.protocol, *shown]
+
+
+def _interval(row: Row) -> list[str]:
+    ends = ("none" if row[name] is None else f"{row[name]:.4f}" for name in ENDS)
+    ball = f"{row['run']}: l_{row['norm']}, {row['eps']:g}"
+    return [ball, *(str(row[name]) for name in ("image", "label", "output")), *ends]
 
 
 def _aligned(cells: list[list[str]]) -> list[str]:

@@ -15,7 +15,7 @@ from polybound.certificates import certify
 from polybound.data import Dataset
 from polybound.defences import Defence, Defended
 from polybound.errors import PolyboundError
-from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text
+from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text, read_radius
 from polybound.models import PolynomialNetwork, stack, weights_digest
 from polybound.seeds import check_seed
 
@@ -38,12 +38,12 @@ class Question:
     Attributes:
         attack: an attack; None for the clean images.
         protocol: that the attack clips by; "-" without one.
-        certify: radius to prove robustness for, in the place of an attack.
+        certify: radius to prove robustness for, in the place of an attack; see `read_radius`.
     """
 
     attack: Attack | None = None
     protocol: str = "-"
-    certify: float | None = None
+    certify: float | str | None = None
 
     @property
     def name(self) -> str:
@@ -285,14 +285,15 @@ class _Plan:
         classes = per_class_text(counts.tolist(), totals.tolist())
         return self.score(subject.weights, question, way, int(counts.sum()), classes)
 
-    def _verified(self, subject: Subject, question: Question, eps: float) -> Score:
+    def _verified(self, subject: Subject, question: Question, radius: float | str) -> Score:
         if not isinstance(subject.model, PolynomialNetwork):
             kind = type(subject.model).__name__
             raise PolyboundError(f"{kind} is no polynomial network: only those have certificates")
         if self.defence:
             raise PolyboundError("a network behind a denoiser has no certificates")
         x, y = self.data.x[: self.total], self.data.y[: self.total]
-        found = certify(subject.model, x, y, eps, domain=self.data.domain, budget=BUDGET).status
+        eps, norm = read_radius(radius)
+        found = certify(subject.model, x, y, eps, norm=norm, domain=self.data.domain, budget=BUDGET).status
         return self._counted(subject, question, "verified", torch.tensor([word == "verified" for word in found]))
 
 

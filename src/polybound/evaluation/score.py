@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from polybound.errors import PolyboundError
 
-__all__ = ["CLEAN", "Score", "certified_name", "paper_counts", "short_digest", "wilson"]
+__all__ = ["CLEAN", "Score", "certified_name", "paper_counts", "read_radius", "short_digest", "wilson"]
 
 CLEAN = "clean"
 """The name of no attack."""
@@ -25,7 +26,8 @@ class Score:
         digest: of the data set.
         split: which of its splits.
         held_out: share of train that was held out for validation, where the split depends on it.
-        attack: name of the attack; "clean" without one, "certified-EPS" for what is proven.
+        attack: name of the attack; "clean" without one, "certified-EPS", with ":norm=2" of l_2 balls, for what is
+            proven.
         protocol: "sound" or "published"; "-" without an attack.
         attack_seed: seed of the attack; 0 without one.
         defence: name of the denoiser in front of the network; empty without one.
@@ -94,14 +96,32 @@ def per_class_text(counts: Sequence[int], totals: Sequence[int]) -> str:
     return " ".join(f"{correct}/{total}" for correct, total in zip(counts, totals, strict=True))
 
 
-def certified_name(eps: float) -> str:
+def read_radius(radius: float | str) -> tuple[float, str]:
+    """The radius and the norm of a ball: a number is about l_inf, and a text has its norm as attacks have it.
+
+    >>> read_radius(0.05), read_radius("0.5:norm=2")
+    ((0.05, 'inf'), (0.5, '2'))
+    """
+    number, _, norm = str(radius).partition(":norm=")
+    try:
+        eps = float(number)
+    except ValueError:
+        eps = inf
+    if not 0 <= eps < inf or norm not in ("", "inf", "2"):
+        raise PolyboundError(f"a radius to certify is a number, or a text like 0.5:norm=2; got {radius!r}")
+    return eps, norm or "inf"
+
+
+def certified_name(radius: float | str) -> str:
     """What stands in the place of the attack for certified accuracy; different radii have different names.
 
-    >>> certified_name(0.05), certified_name(1)
-    ('certified-0.05', 'certified-1')
+    >>> certified_name(0.05), certified_name(1), certified_name("0.50:norm=2")
+    ('certified-0.05', 'certified-1', 'certified-0.5:norm=2')
     """
+    eps, norm = read_radius(radius)
     short = f"{eps:g}"
-    return f"certified-{short if float(short) == eps else repr(float(eps))}"
+    text = short if float(short) == eps else repr(eps)
+    return f"certified-{text}" + ("" if norm == "inf" else f":norm={norm}")
 
 
 def paper_counts(attack: str, protocol: str) -> str:

@@ -26,8 +26,10 @@ __all__ = [
     "Published",
     "Significance",
     "compare",
+    "judge",
     "paper_method",
     "published",
+    "published_value",
     "row_kind",
     "significance",
 ]
@@ -72,6 +74,11 @@ class Published:
     mean: float
     std: float
 
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What it is the value of; several tables may have it."""
+        return self.dataset, self.model, self.method, self.attack
+
 
 @cache
 def published() -> tuple[Published, ...]:
@@ -89,6 +96,27 @@ def published() -> tuple[Published, ...]:
         )
         for line in csv.DictReader(io.StringIO(text))
     )
+
+
+def published_value(dataset: str, model: str, method: str, attack: str) -> Published | None:
+    """The paper's value by its own names of data set, model and method and by our name of the attack, if it has one.
+
+    >>> published_value("Fashion-MNIST", "PN-4", "projection", "pgd-0.1-20-0.01").mean
+    49.58
+
+    Args:
+        dataset: the paper's name.
+        model: the paper's name.
+        method: as `paper_method` gives it.
+        attack: as `polybound evaluate` takes it.
+    """
+    return _by_name().get((dataset, model, method, ATTACKS.get(attack, attack)))
+
+
+@cache
+def _by_name() -> dict[tuple[str, str, str, str], Published]:
+    """A value that stands in several tables is the same in all."""
+    return {value.key: value for value in published()}
 
 
 @dataclass(frozen=True)
@@ -158,19 +186,31 @@ def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
     found = []
     for name, part in zip(names, variants, strict=True):
         ours = part.best_epoch().best(BOUND)
-        if ours is None:
-            continue
-        difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
-        allowed = max(3.0, 2.0 * value.std)
-        verdict = "within" if abs(difference) <= allowed else "off"
-        if other := _other_recipe(part.rows[0]):
-            verdict = "other recipe"
-        if any(_reduced(row) for row in part):
-            verdict = "reduced"
-        deviations = difference / spread if spread else None
-        variant = ", ".join(dict.fromkeys(filter(None, [*name.split(", ")[1:], *other])))
-        found.append(Comparison(value, ours, protocol, difference, deviations, allowed, verdict, variant))
+        if ours is not None:
+            found.append(judge(value, ours, part, protocol, name.partition(", ")[2]))
     return found
+
+
+def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str = "") -> Comparison:
+    """A published value against a number of ours that was made of these rows.
+
+    Args:
+        value: the paper's.
+        ours: mean and standard deviation over seeds.
+        rows: what `ours` was made of, or chosen from: they say whether the schedule is the paper's.
+        protocol: of our number.
+        variant: what tells ours from others that stand for the same value.
+    """
+    difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
+    allowed = max(3.0, 2.0 * value.std)
+    verdict = "within" if abs(difference) <= allowed else "off"
+    if other := _other_recipe(rows.rows[0]):
+        verdict = "other recipe"
+    if any(_reduced(row) for row in rows):
+        verdict = "reduced"
+    deviations = difference / spread if spread else None
+    words = ", ".join(dict.fromkeys(filter(None, [*variant.split(", "), *other])))
+    return Comparison(value, ours, protocol, difference, deviations, allowed, verdict, words)
 
 
 def _other_recipe(row: Row) -> list[str]:

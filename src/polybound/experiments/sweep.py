@@ -46,7 +46,7 @@ def jobs_of(
 ) -> list[Job]:
     """All jobs of an experiment that are known by now; those that follow a search are known after it."""
     experiment = resolve(experiment, root, data_dir)
-    jobs: list[Job] = [search_job(experiment, data_dir)] if experiment.kind == "search" else []
+    jobs: list[Job] = [search_job(experiment, data_dir)] if experiment.searches else []
     jobs += studies(experiment, data_dir)
     for specs in experiment.stacks(digest):
         if not specs[0].data.digest:

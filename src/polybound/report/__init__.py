@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polybound.report.demo import draw_demo
     from polybound.report.explorer import Feature, build_explorer
     from polybound.report.figure_files import check_figure_file
+    from polybound.report.network_drawing import draw_figure_1, draw_network, network_svg
     from polybound.report.tensorboard import EventLog
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
     "check_figure_file",
     "draw_attacks",
     "draw_demo",
+    "draw_figure_1",
+    "draw_network",
+    "network_svg",
     "report_runs",
 ]
 
@@ -36,6 +40,9 @@ _HOME = {
     "check_figure_file": "figure_files",
     "draw_attacks": "attacks",
     "draw_demo": "demo",
+    "draw_figure_1": "network_drawing",
+    "draw_network": "network_drawing",
+    "network_svg": "network_drawing",
     "report_runs": "build",
 }
 

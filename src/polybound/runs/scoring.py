@@ -23,6 +23,7 @@ from polybound.evaluation import (
     count_images,
     masking_notes,
     measure,
+    output_intervals,
     questions_for,
     reader_notes,
     short_digest,
@@ -139,7 +140,8 @@ def evaluate_runs(
     progress: Progress | None = None,
     data_dir: Folder | None = None,
     check: int = 0,
-    certify: Sequence[float] = (),
+    certify: Sequence[float | str] = (),
+    intervals: int = 0,
     dataset: str | None = None,
     epoch: int | None = None,
 ) -> Evaluation:
@@ -160,7 +162,8 @@ def evaluate_runs(
         progress: called as `progress(done, total, what)`.
         data_dir: where the data lies.
         check: on how many images to look for gradient masking.
-        certify: radii for which to give the certified accuracy as well.
+        certify: radii for which to give the certified accuracy as well, as `evaluate` takes them.
+        intervals: for how many images to give the intervals of the outputs, as `evaluate` takes it.
         dataset: the data set for model files.
         epoch: take the models after this epoch, where runs kept them, instead of the last.
 
@@ -168,12 +171,13 @@ def evaluate_runs(
         PolyboundError: nothing could be evaluated.
     """
     chosen, wanted = parse_attacks(attacks), protocols(protocol)
-    if certify and defence is not None:
+    if (certify or intervals) and defence is not None:
         raise PolyboundError("a network behind a denoiser has no certificates")
     loaded, skipped = subjects_of(paths, epoch)
     notes: list[str] = []
     rows: dict[Path, list[dict[str, Any]]] = {}
     names: tuple[str, ...] = ()
+    proven: list[dict[str, Any]] = []
     for group, about, data in _with_data(_grouped(loaded, dataset), split, data_dir, skipped):
         guard = _guard(defence, about, data, data_dir)
         options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
@@ -191,12 +195,15 @@ def evaluate_runs(
                 model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed
             )
         names = names or data.class_names
+        first = min(intervals, count_images(data, limit))
+        for one in group if first else []:
+            proven += output_intervals(one.model, data, certify, first, str(one.about["run"]))
     if not rows:
         raise PolyboundError(_nothing(skipped))
     ordered = [row for one in loaded for row in rows.get(one.path, [])]
     where = {str(one.about["run"]): str(one.path) for one in loaded}
     warnings = [warning for one in loaded for warning in one.warnings]
-    return Evaluation(Table(ordered), notes, names, skipped=skipped, paths=where, warnings=warnings)
+    return Evaluation(Table(ordered), notes, names, skipped=skipped, paths=where, warnings=warnings, intervals=proven)
 
 
 def _nothing(skipped: Mapping[str, str]) -> str:

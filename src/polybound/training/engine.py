@@ -14,11 +14,11 @@ from polybound.training.descent import Descent
 from polybound.training.distributed import sum_over_workers, workers
 from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain
-from polybound.training.methods.base import drop_subnormal
+from polybound.training.methods.base import Moment, drop_subnormal
 from polybound.training.optimisers import SGD
 from polybound.training.random import StepRandom
 
-__all__ = ["AutogradEngine", "ClosedEngine", "Engine", "RowsEngine", "engine_for"]
+__all__ = ["AutogradEngine", "ClosedEngine", "Engine", "NetworkEngine", "RowsEngine", "engine_for"]
 
 
 def engine_for(
@@ -28,6 +28,8 @@ def engine_for(
     method = Plain() if method is None else method
     if not method.own_loss and has_closed_form(model):
         return ClosedEngine(model, method, loss, descent)
+    if method.bounds_network:
+        return NetworkEngine(model, method, loss, descent)
     if isinstance(model, CCP) and _has_closed_loss(type(method)):
         return RowsEngine(model, method, loss, descent)
     return AutogradEngine(model, method, loss, descent)
@@ -44,7 +46,12 @@ class Engine(ABC):
 
     All targets are (groups, batch), or (groups, batch, outputs) if they are numbers. Losses are means over the batch of
     all workers, one for each run.
+
+    Attributes:
+        moment: where in the training the next step is.
     """
+
+    moment = Moment()
 
     def __init__(
         self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
@@ -192,6 +199,20 @@ class AutogradEngine(Engine):
         outputs = self.model(inputs)
         losses, objective = self._losses(outputs, inputs, y, random, weights)
         outputs.register_hook(drop_subnormal)
+        gradients = torch.autograd.grad(objective.sum(), self.parameters)
+        with torch.no_grad():
+            pairs = list(zip(self.parameters, gradients, strict=True))
+            return self._descend(pairs, losses.detach().reshape(self.runs), y.shape[1], rate)
+
+
+class NetworkEngine(AutogradEngine):
+    """Any model by a loss of the network itself, such as a bound over the neighbourhoods of the inputs."""
+
+    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
+        del random, weights  # nothing here is random, and a method with a loss of its own has no weights
+        stacked = self.model.runs is not None
+        inputs = x.repeat_interleave(self.runs // len(x), 0) if stacked else x[0]
+        losses, objective = self.method.network_loss(self.model.factors(), inputs, self._of_runs(y), self.moment)
         gradients = torch.autograd.grad(objective.sum(), self.parameters)
         with torch.no_grad():
             pairs = list(zip(self.parameters, gradients, strict=True))

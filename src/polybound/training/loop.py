@@ -19,6 +19,7 @@ from polybound.seeds import seeded
 from polybound.training.descent import Descent
 from polybound.training.distributed import my_share
 from polybound.training.engine import engine_for
+from polybound.training.methods import Moment
 from polybound.training.random import StepRandom
 from polybound.training.recipe import Recipe
 from polybound.training.training_set import TrainingSet, training_set
@@ -153,7 +154,14 @@ class Trainer:
             y = y.repeat_interleave(times, 0)
             weights = None if weights is None else weights.repeat_interleave(times, 0)
         engine = self.engine if self.epoch >= self.recipe.method.begins else self.plain
+        engine.moment = self._moment()
         return engine.step_(x, y, rate, random, weights)
+
+    def _moment(self) -> Moment:
+        """Where in the epochs of the method the next step is."""
+        begins = self.recipe.method.begins
+        done = (self.epoch - begins + self.step / self.steps) / max(self.recipe.epochs - begins, 1)
+        return Moment(max(done, 0.0), self.domain)
 
     def _constrain(self) -> None:
         """What the method does after a step."""

@@ -4,12 +4,13 @@ from polybound.training.methods.base import (
     METHODS,
     AfterStep,
     Method,
+    Moment,
     Plain,
     cross_entropies,
     join_methods,
     register_method,
 )
-from polybound.training.methods.certified import Certified, lower_margins
+from polybound.training.methods.certified import Certified, CertifiedProjected
 from polybound.training.methods.jacobian import JacobianPenalty, jacobian_penalty
 from polybound.training.methods.projection import ProjectAfterStep, Projected, projection_kind
 from polybound.training.methods.weight_decay import WeightDecay
@@ -18,8 +19,10 @@ __all__ = [
     "METHODS",
     "AfterStep",
     "Certified",
+    "CertifiedProjected",
     "JacobianPenalty",
     "Method",
+    "Moment",
     "Plain",
     "ProjectAfterStep",
     "Projected",
@@ -27,7 +30,6 @@ __all__ = [
     "cross_entropies",
     "jacobian_penalty",
     "join_methods",
-    "lower_margins",
     "projection_kind",
     "register_method",
 ]

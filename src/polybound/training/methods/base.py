@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models import PolynomialNetwork
+from polybound.models import Factors, PolynomialNetwork
 from polybound.registry import Part, Registry, start_epoch
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "METHODS",
     "AfterStep",
     "Method",
+    "Moment",
     "Plain",
     "cross_entropies",
     "drop_subnormal",
@@ -34,6 +35,19 @@ class AfterStep(Protocol):
 
     def __call__(self, step: int, last: bool) -> None:
         """Act after step `step` of the training, counted from 0 across epochs; `last` is the very last."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in the training a step is, for losses that change on the way.
+
+    Attributes:
+        done: the share of the method's own epochs that is done, from 0 to 1.
+        domain: the smallest and largest value an input entry can have; None if nobody knows.
+    """
+
+    done: float = 1.0
+    domain: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,12 @@ class Method(Part):
     @property
     def own_loss(self) -> bool:
         """Whether it replaces the loss; then the recipe's is the plain cross-entropy, and samples have no weights."""
-        return type(self).loss is not Method.loss
+        return type(self).loss is not Method.loss or self.bounds_network
+
+    @property
+    def bounds_network(self) -> bool:
+        """Whether its loss is of the network itself, `network_loss`, and not of logits."""
+        return type(self).network_loss is not Method.network_loss
 
     @property
     def begins(self) -> int:
@@ -78,6 +97,10 @@ class Method(Part):
     def plain_until(self, epochs: int) -> int:
         """For how many of the epochs it is plain training, so that runs of one seed need be trained once."""
         return min(start_epoch(getattr(self, "start", 0), epochs), epochs)
+
+    def complete_from(self, epochs: int) -> int:
+        """The first of so many epochs, from 0, in which all of it is in force; the last at the latest."""
+        return min(self.begins, epochs - 1)
 
     @property
     def decay(self) -> float:
@@ -96,6 +119,18 @@ class Method(Part):
         del inputs, random
         losses = cross_entropies(logits, labels)
         return losses, losses
+
+    def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
+        """In the place of `loss`, for one that needs more than logits: what is reported, and what is descended.
+
+        Args:
+            factors: of the model or stack, differentiable by its weights.
+            inputs: (*lead, batch, features).
+            labels: (*lead, batch).
+            moment: where in the training the step is.
+        """
+        del factors, inputs, labels, moment
+        raise PolyboundError(f"method {self.name} has no loss of the network")
 
     def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> Any:
         """The same for CCP by hand: gradients by logits and by rows of the Jacobian, and the reported losses."""

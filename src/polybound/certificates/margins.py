@@ -1,0 +1,203 @@
+r"""The first rung as a function of the weights that autograd differentiates: what training for certificates descends.
+
+The identity is that of `expansion`: over a box `x = c + r * u`, u in [-1, 1]^d, a margin is
+
+    g(u) = g0 + G.u + sum_n sum_m lambda_nm(u) t_nm(u) (B_n r u)_m,
+
+and so `g >= g0 - ||G||_1 - R`, where R bounds the sum by entries: `|t_n| <= rho_n = |A_n| r`, `|B_n r u| <= beta_n`
+with `beta_1 = 0` and `beta_n = |S_n| (|h_(n-1)| beta_(n-1) + |q_(n-1)| rho_(n-1))`, and `|lambda_n(u)| <= |lambda_n| +
+ell_n`. The ladder takes the best of that and of a bound by norms. On networks that were trained with this loss both
+are the same to a percent, and only the norms ask for a search. Maps are applied, never written out, and stacks have
+their leading dimension. Nothing is rounded outwards: this is for training, and `certify` for proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polybound.models import Affine, Dense, Factors
+
+__all__ = ["MarginBounds", "box_of", "margin_bounds"]
+
+
+@dataclass(frozen=True, eq=False)
+class MarginBounds:
+    """`g >= centre - slope - remainder` over boxes, for each rival: (*lead, batch, rivals) all.
+
+    Attributes:
+        centre: the margins at the centres of the boxes, g0.
+        slope: how far the linear part moves over the box, `||G||_1`.
+        remainder: R, all of second order and above.
+        rivals: the classes these are about, (*lead, batch, rivals).
+        logits: at the centres, less those of the labels: (*lead, batch, classes).
+    """
+
+    centre: Tensor
+    slope: Tensor
+    remainder: Tensor
+    rivals: Tensor
+    logits: Tensor
+
+    @property
+    def lower(self) -> Tensor:
+        """The bounds themselves."""
+        return self.centre - self.slope - self.remainder
+
+
+def box_of(x: Tensor, eps: float, domain: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
+    """The centres and radii of the balls `|x' - x|_inf <= eps`, cut to the domain.
+
+    >>> import torch
+    >>> box_of(torch.tensor([0.0, 0.5]), 0.25, (0.0, 1.0))
+    (tensor([0.1250, 0.5000]), tensor([0.1250, 0.2500]))
+    """
+    lower, upper = x - eps, x + eps
+    if domain is not None:
+        lower, upper = lower.clamp_min(domain[0]), upper.clamp_max(domain[1])
+    return (lower + upper) / 2, (upper - lower) / 2
+
+
+def margin_bounds(factors: Factors, c: Tensor, r: Tensor, labels: Tensor, rivals: int | None = None) -> MarginBounds:
+    """Bounds of the margins `f_label - f_rival` over boxes `x = c + r * u`, differentiable by all weights.
+
+    >>> import torch, polybound as pb
+    >>> model = pb.CCP(2, rank=3, classes=3, degree=2, seed=0)
+    >>> x, y = torch.zeros(5, 2), torch.zeros(5, dtype=torch.long)
+    >>> bounds = margin_bounds(model.factors(), *box_of(x, 0.1, None), y)
+    >>> bounds.lower.shape, bool((bounds.lower <= bounds.centre).all())
+    (torch.Size([5, 2]), True)
+
+    Args:
+        factors: of a model or of a stack.
+        c: centres, (*lead, batch, features).
+        r: radii, likewise.
+        labels: (*lead, batch).
+        rivals: how many rivals to bound for each box, those with the least margins at its centre; all by default.
+    """
+    box = _Box(factors, c, r)
+    logits = factors.C(box.h[-1] * box.q[-1])
+    margins = logits.gather(-1, labels.unsqueeze(-1)) - logits
+    chosen = _nearest(margins.detach(), labels, rivals)
+    slope, remainder = box.climb_down(_weights(factors.C, labels, chosen))
+    return MarginBounds(margins.gather(-1, chosen), slope, remainder, chosen, margins.neg())
+
+
+def _nearest(margins: Tensor, labels: Tensor, count: int | None) -> Tensor:
+    """The rivals with the least margins, (*lead, batch, count)."""
+    classes = margins.shape[-1]
+    others = margins.scatter(-1, labels.unsqueeze(-1), torch.inf)
+    found: Tensor = others.topk(classes - 1 if count is None else min(count, classes - 1), -1, largest=False).indices
+    return found
+
+
+def _weights(C: Affine, labels: Tensor, rivals: Tensor) -> Tensor:
+    """The margins as weights of the last product, `C_label - C_rival`: (*lead, batch, rivals, units)."""
+    rows = C.matrix()
+    own, other = (_rows(rows, index) for index in (labels.unsqueeze(-1), rivals))
+    return own - other
+
+
+def _rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows (*lead, classes, units) by index (*lead, batch, count): (*lead, batch, count, units)."""
+    flat = index.flatten(-2).unsqueeze(-1).expand(*index.shape[:-2], -1, rows.shape[-1])
+    return rows.gather(-2, flat).view(*index.shape, rows.shape[-1])
+
+
+class _Box:
+    """What all rivals share: factors, what they are multiplied by, and how far each moves over the box."""
+
+    def __init__(self, factors: Factors, c: Tensor, r: Tensor) -> None:
+        self.factors, self.r = factors, r
+        self.maps = _Together(factors.A) if all(isinstance(a, Dense) for a in factors.A) else _Apart(factors.A)
+        self.h, self.rho = self.maps.values(c), self.maps.reach(r)
+        self.q = [factors.s1.unsqueeze(-2).expand_as(self.h[0])]
+        self.beta = [torch.zeros_like(self.h[0])]
+        for n, step in enumerate(factors.S):
+            h, q = self.h[n], self.q[n]
+            self.q.append(step(h * q))
+            self.beta.append(step.absolute().linear(h.abs() * self.beta[n] + q.abs() * self.rho[n]))
+
+    def climb_down(self, lam: Tensor) -> tuple[Tensor, Tensor]:
+        """`||G||_1` and R of forms `lam` of the last product, (*lead, batch, rivals, units)."""
+        R, ell = lam.new_zeros(lam.shape[:-1]), torch.zeros_like(lam)
+        slopes = []
+        for n in reversed(range(self.factors.degree)):
+            slopes.append(lam * self.q[n].unsqueeze(-2))
+            R = R + ((lam.abs() + ell) * (self.rho[n] * self.beta[n]).unsqueeze(-2)).sum(-1)
+            if n > 0:
+                step, h, rho = self.factors.S[n - 1], self.h[n].unsqueeze(-2), self.rho[n].unsqueeze(-2)
+                ell = _adjoint(step.absolute(), ell * (h.abs() + rho) + lam.abs() * rho)
+                lam = _adjoint(step, lam * h)
+        return self.maps.slope(slopes[::-1], self.r), R
+
+
+class _Apart:
+    """Maps of the input of any kind, one after another."""
+
+    def __init__(self, maps: Sequence[Affine]) -> None:
+        self.maps = maps
+
+    def values(self, c: Tensor) -> Sequence[Tensor]:
+        """`A_n c + b_n`, (*lead, batch, units) each."""
+        return [a(c) for a in self.maps]
+
+    def reach(self, r: Tensor) -> Sequence[Tensor]:
+        """`|A_n| r`, (*lead, batch, units) each."""
+        return [a.absolute().linear(r) for a in self.maps]
+
+    def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
+        """`sum_d r_d |sum_n A_n^T y_n|_d`, for y_n (*lead, batch, rivals, units)."""
+        G = sum((_adjoint(a, y) for a, y in zip(self.maps, slopes, strict=True)), r.new_zeros(1))
+        return (G.abs() * r.unsqueeze(-2)).sum(-1)
+
+
+class _Together(_Apart):
+    """Matrices of the input, all in one product."""
+
+    def __init__(self, maps: Sequence[Affine]) -> None:
+        super().__init__(maps)
+        self.sizes = [a.outputs for a in maps]
+        self.weight = torch.cat([a.matrix() for a in maps], -2)  # (*lead, all units, features)
+
+    def values(self, c: Tensor) -> Sequence[Tensor]:
+        constant = torch.cat([a.constant for a in self.maps], -1)
+        return (c @ self.weight.mT + constant.unsqueeze(-2)).split(self.sizes, -1)
+
+    def reach(self, r: Tensor) -> Sequence[Tensor]:
+        return (r @ self.weight.abs().mT).split(self.sizes, -1)
+
+    def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
+        found: Tensor = _WeightedL1.apply(torch.cat(list(slopes), -1), self.weight, r)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _WeightedL1(torch.autograd.Function):
+    """`sum_d r_d |y W|_d` in closed form, for y (*lead, batch, rivals, units): its slope by `y W` is `sign(y W) r`.
+
+    Autograd goes through memory several times more, which for small ranks takes longer than the matrix products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+        flat = y.flatten(-3, -2)
+        G = (flat @ weight).unflatten(-2, y.shape[-3:-1])
+        signed = torch.copysign(r.unsqueeze(-2), G)
+        ctx.save_for_backward(flat, weight, signed)
+        return G.mul_(signed).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        flat, weight, signed = ctx.saved_tensors
+        slope = (signed * grads[0].unsqueeze(-1)).flatten(-3, -2)
+        of_y = (slope @ weight.mT).unflatten(-2, signed.shape[-3:-1])
+        return of_y, flat.mT @ slope, None
+
+
+def _adjoint(step: Affine, y: Tensor) -> Tensor:
+    """`W^T y` for y of shape (*lead, batch, rivals, outputs)."""
+    return step.adjoint(y.flatten(-3, -2)).unflatten(-2, y.shape[-3:-1])

@@ -1,0 +1,267 @@
+"""The facts of a bug report: versions, threads, devices, data, plugins. Whatever is broken is said, never raised.
+
+Nothing but the standard library is imported before it is looked at, so that a broken torch can be named as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polybound._version import __version__
+
+if TYPE_CHECKING:
+    from polybound.data import Directories, Source
+
+__all__ = ["EXTRAS", "REQUIRED", "diagnose", "problems"]
+
+REQUIRED = {
+    "filelock": "filelock",
+    "joblib": "joblib",
+    "numpy": "numpy",
+    "pooch": "pooch",
+    "rich": "rich",
+    "safetensors": "safetensors",
+    "scikit-learn": "sklearn",
+    "scipy": "scipy",
+    "torch": "torch",
+    "typer": "typer",
+}
+"""The packages that polybound needs, each with the name that it is imported by."""
+
+EXTRAS = {
+    "attacks": {"foolbox": "foolbox", "pyautoattack": "pyautoattack"},
+    "check": {"python-flint": "flint"},
+    "dask": {"distributed": "distributed"},
+    "encrypted": {"tenseal": "tenseal", "tornado": "tornado", "zstandard": "zstandard"},
+    "experiments": {
+        "jinja2": "jinja2",
+        "matplotlib": "matplotlib",
+        "optuna": "optuna",
+        "pandas": "pandas",
+        "plotly": "plotly",
+    },
+    "images": {"pillow": "PIL"},
+    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
+    "plot": {"matplotlib": "matplotlib"},
+    "ray": {"ray": "ray"},
+    "tensorboard": {"tensorboardX": "tensorboardX"},
+}
+"""The packages of each optional extra."""
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+LARGEST = 500_000_000
+"""Bytes of a data set whose checksums are compared without being asked for."""
+
+Facts = dict[str, Any]
+
+
+def diagnose(
+    data_dir: str | PathLike[str] | None = None,
+    *,
+    fast: bool = False,
+    verify: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> Facts:
+    """All facts, as JSON can hold them; whatever cannot be found out has its reason in its place.
+
+    Args:
+        data_dir: where data are looked for first.
+        fast: look up the versions of packages without importing each, and compare no checksums.
+        verify: compare the checksums of large data sets too.
+        on_progress: called with what is looked at next.
+
+    >>> sorted(diagnose(fast=True))[:4]
+    ['caches', 'data', 'devices', 'extras']
+    """
+    look = on_progress or (lambda _: None)
+    sections: dict[str, Callable[[], Any]] = {
+        "polybound": lambda: {"version": __version__, "folder": _short(Path(__file__).parent)},
+        "python": _python,
+        "packages": lambda: {name: _package(name, module, fast, look) for name, module in REQUIRED.items()},
+        "extras": lambda: {
+            extra: {name: _package(name, module, fast, look) for name, module in members.items()}
+            for extra, members in EXTRAS.items()
+        },
+        "threads": _threads,
+        "devices": _devices,
+        "plugins": _plugins,
+        "networks": _networks,
+        "data": lambda: _data(data_dir, fast, verify, look),
+        "caches": _caches,
+    }
+    return {name: _guarded(facts) for name, facts in sections.items()}
+
+
+def problems(facts: Facts) -> list[str]:
+    """What is broken among the facts, a line each; what is only absent is no problem."""
+    found = []
+    for section, value in facts.items():
+        for path, text in _texts(value, section):
+            if text.startswith(BROKEN):
+                found.append(f"{path}: {text}")
+    return found
+
+
+BROKEN = "broken: "
+"""What the text of a fact begins with if something is wrong."""
+
+
+def _texts(value: Any, path: str) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for name, inner in value.items() for pair in _texts(inner, f"{path}, {name}")]
+    return [(path, value)] if isinstance(value, str) else []
+
+
+def _guarded(facts: Callable[[], Any]) -> Any:
+    """What a function finds out, or why it cannot."""
+    try:
+        return facts()
+    except Exception as error:  # whatever is broken
+        return _reason(error)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{BROKEN}{' '.join(f'{type(error).__name__}: {error}'.split())[:300]}"
+
+
+def _short(path: Path) -> str:
+    """A path with ~ for the user's own folder: the facts are for others to read."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
+def _python() -> Facts:
+    facts: Facts = {"version": platform.python_version(), "implementation": platform.python_implementation()}
+    return facts | {"executable": _short(Path(sys.executable)), "machine": platform.platform()}
+
+
+def _package(name: str, module: str, fast: bool, look: Callable[[str], None]) -> str:
+    """A package's version, "absent", or why it cannot be imported."""
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return "absent"
+    except Exception as error:  # metadata that cannot be read
+        return _reason(error)
+    if fast:
+        return found
+    look(name)
+    try:
+        # What a package prints, or warns of, is none of the facts.
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module can even exit
+        return f"{_reason(error)} (version {found})"
+    return found
+
+
+def _threads() -> Facts:
+    facts: Facts = {"cores": os.cpu_count() or 0}
+    if hasattr(os, "sched_getaffinity"):
+        facts["usable cores"] = len(os.sched_getaffinity(0))
+    facts |= {name: os.environ[name] for name in THREADS if name in os.environ}
+    return facts | {"torch": _guarded(lambda: importlib.import_module("torch").get_num_threads())}
+
+
+def _devices() -> Any:
+    torch = importlib.import_module("torch")
+    facts: Facts = {"cpu": _guarded(torch.backends.cpu.get_cpu_capability)}
+    if torch.cuda.is_available():
+        names = (torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count()))
+        facts |= {f"cuda:{place}": name for place, name in enumerate(names)}
+    else:
+        facts["cuda"] = "absent"
+    return facts | {"mps": "present" if torch.backends.mps.is_available() else "absent"}
+
+
+def _plugins() -> Facts:
+    from polybound.plugins import check_plugins
+
+    return {name: f"{BROKEN}{reason}" if reason else "imported" for name, reason in check_plugins().items()}
+
+
+def _networks() -> Facts:
+    """The digests of the weights of the bundled networks."""
+    from polybound.models import EXAMPLES, example, weights_digest
+
+    def digest(name: str) -> str:
+        return weights_digest(example(name))[:16]
+
+    return {name: _guarded(partial(digest, name)) for name in EXAMPLES}
+
+
+def _data(data_dir: str | PathLike[str] | None, fast: bool, verify: bool, look: Callable[[str], None]) -> Facts:
+    from polybound.data import Directories, find_source, names
+
+    directories = Directories(data_dir, download=False)
+
+    def found(name: str) -> str:
+        look(name)
+        return _dataset(find_source(name), directories, fast, verify)
+
+    return {
+        "directories": {_short(root): _guarded(partial(_folder, root)) for root in directories.roots},
+        "sets": {name: _guarded(partial(found, name)) for name in names()},
+    }
+
+
+def _folder(path: Path) -> str:
+    """Whether a folder is there and can be read."""
+    if not path.exists():
+        return "absent"
+    if not path.is_dir():
+        return f"{BROKEN}not a folder"
+    next(path.iterdir(), None)
+    return "present"
+
+
+def _dataset(source: Source, directories: Directories, fast: bool, verify: bool) -> str:
+    """Where a data set is, and whether its files are what they should be."""
+    needed = source.needed(directories, full=True)
+    paths = [path for file in needed if (path := directories.find(source.folders, file)) is not None]
+    if needed and not paths:
+        return "absent"
+    if not needed:
+        return "made by a function"
+    where = _short(paths[0].parent)
+    lacking = ", ".join(file.stored for file in source.lacking(directories))
+    if lacking:
+        return f"{where}; without {lacking}"
+    size = sum(path.stat().st_size for path in paths)
+    if fast or (size > LARGEST and not verify):
+        return f"{where}; {size / 1e6:,.0f} MB, checksums not compared"
+    bad = [problem for _, problem in source.check(directories) if problem]
+    if bad:
+        return f"{BROKEN}{bad[0]}"
+    known = all(file.sha256 for file in needed)
+    return f"{where}; {'checksums right' if known else 'readable, no checksums known'}"
+
+
+def _caches() -> Facts:
+    from polybound.data import cache_folder
+
+    folder = cache_folder()
+    if _folder(folder) != "present":
+        return {_short(folder): _folder(folder)}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    writable = "" if os.access(folder, os.W_OK) else ", not writable"
+    return {_short(folder): f"{len(files)} files, {size / 1e6:,.1f} MB{writable}"}

@@ -1,0 +1,48 @@
+"""Intervals that a network's outputs provably stay in, next to the certified accuracy of the same balls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from polybound.certificates import Network, output_bounds
+from polybound.data import Dataset
+from polybound.errors import PolyboundError
+from polybound.evaluation.score import read_radius
+from polybound.models import PolynomialNetwork
+
+__all__ = ["output_intervals"]
+
+BUDGET = 1.0
+"""Seconds for each image and radius."""
+
+
+def output_intervals(
+    model: nn.Module, data: Dataset, radii: Sequence[float | str], images: int, run: str
+) -> list[dict[str, Any]]:
+    """A row for each of the first images, each radius and each output: see `polybound.output_bounds`.
+
+    Args:
+        model: the network, no stack.
+        data: whose images.
+        radii: of the balls; see `read_radius`.
+        images: how many.
+        run: what the rows call the network.
+
+    Raises:
+        PolyboundError: there is no radius, or the model is no polynomial network.
+    """
+    if not radii:
+        raise PolyboundError("intervals of outputs are about certified balls: name their radii, certify=[0.02]")
+    if not isinstance(model, PolynomialNetwork):
+        raise PolyboundError(f"{type(model).__name__} is no polynomial network: only those have certificates")
+    net, x, labels = Network(model), data.x[:images], data.y[:images].tolist()
+    rows: list[dict[str, Any]] = []
+    for radius in radii:
+        eps, norm = read_radius(radius)
+        found = output_bounds(net, x, eps, norm=norm, domain=data.domain, budget=BUDGET)
+        about = {"run": run, "eps": eps, "norm": norm}
+        rows += [about | {"label": labels[row["image"]]} | row for row in found.rows()]
+    return rows

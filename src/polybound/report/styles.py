@@ -1,0 +1,42 @@
+"""How lines are told apart: by colour, and without it by marker and dash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["COLOURS", "PAPER_MARKER", "Style", "style"]
+
+# Okabe and Ito's palette, on white and, brighter where it needs to be, on black.
+COLOURS = (
+    ("#0072B2", "#4DABE8"),
+    ("#D55E00", "#FF8A3D"),
+    ("#009E73", "#2CC79A"),
+    ("#B0578A", "#E29AC2"),
+    ("#B57B00", "#F0B73A"),
+    ("#3B8FBF", "#8CCBF2"),
+)
+PAPER_MARKER = "*"
+
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_DASHES = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True)
+class Style:
+    """A line's look: the number of its colour, and matplotlib's names of its marker and dash."""
+
+    colour: int
+    marker: str
+    dash: str
+
+
+def style(number: int) -> Style:
+    """The look of a figure's line by its number; the first 24 differ from each other without any colour.
+
+    >>> style(0), style(6).colour, style(6).marker
+    (Style(colour=0, marker='o', dash='-'), 0, 's')
+    """
+    turn = number // len(_MARKERS)
+    return Style(
+        number % len(COLOURS), _MARKERS[(number + turn) % len(_MARKERS)], _DASHES[(number + turn) % len(_DASHES)]
+    )

@@ -1,0 +1,109 @@
+"""What a report opens with: how many published values are met, an answer to each question, one headline figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polybound.experiments import Comparison, published
+from polybound.report.elements import Figure, Line, Panel, Section, Table
+from polybound.report.findings import Finding, Part, findings
+
+__all__ = ["Summary", "summarise"]
+
+ALLOWED = "max(3 points, 2 published standard deviations)"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was found.
+
+    Attributes:
+        met: the published values that ours are near enough to.
+        missed: those that ours are not.
+        not_judged: those that were run with a shorter schedule, fewer data or another recipe only.
+        published: how many different values the paper has.
+        findings: a sentence for each question.
+        headline: the figure to look at first.
+        misses: the values that are missed, one a row; None if there is none.
+        missing: what was not run, each with the reason.
+        lead: what to say where no published value was judged.
+    """
+
+    met: int
+    missed: int
+    not_judged: int
+    published: int
+    findings: Sequence[Finding] = ()
+    headline: Figure | None = None
+    misses: Table | None = None
+    missing: Sequence[tuple[str, str]] = field(default_factory=list)
+    lead: str = "No published value was run with the paper's schedule, so none is met or missed."
+
+    @property
+    def verdict(self) -> str:
+        """How many published values are met, in one sentence or two."""
+        judged = self.met + self.missed
+        if not judged:
+            return self.lead
+        share = f"{100 * self.met / judged:.0f} %"
+        first = (
+            f"{self.met} of the {judged} published values that were run are met ({share}), {self.missed} are missed."
+        )
+        rest = self.published - judged - self.not_judged
+        others = [f"{rest} of the paper's {self.published} values were not run"] if rest else []
+        others += [f"{self.not_judged} were run in a reduced form only"] if self.not_judged else []
+        return f"{first} {', and '.join(others)}.".rstrip(" .") + "." if others else first
+
+
+def summarise(parts: Sequence[Part]) -> Summary:
+    """The opening of a report of experiments; a value that stands in several of its tables counts once."""
+    sections = [part.section for part in parts]
+    compared = [one for part in _tables(sections) for one in part.comparisons]
+    judged = {key: one for one in compared if one.verdict in ("within", "off") for key in [one.paper.key]}
+    # One that is met in one table and missed in another is missed.
+    judged |= {one.paper.key: one for one in compared if one.verdict == "off"}
+    off = [one for one in judged.values() if one.verdict == "off"]
+    other = {one.paper.key for one in compared} - set(judged)
+    counts = len(judged) - len(off), len(off), len(other), len({value.key for value in published()})
+    missing = list(dict.fromkeys(pair for made in sections for pair in made.missing))
+    figures = [part for made in sections for part in made.parts if isinstance(part, Figure) and not part.empty]
+    headline = _headline(list(judged.values())) if judged else next(iter(figures), None)
+    return Summary(*counts, findings(parts), headline, _misses(off), missing)
+
+
+def _tables(sections: Sequence[Section]) -> list[Table]:
+    return [part for made in sections for part in made.parts if isinstance(part, Table)]
+
+
+def _headline(judged: Sequence[Comparison]) -> Figure:
+    """Every published value against ours: met ones lie near the diagonal."""
+    lines = [Line("as in the paper", [0.0, 100.0], [0.0, 100.0], kind="guide")]
+    for verdict, name in (("within", "met"), ("off", "missed")):
+        mine = [one for one in judged if one.verdict == verdict]
+        names = [", ".join(one.paper.key) for one in mine]
+        xs, ys = [one.paper.mean for one in mine], [one.ours.mean for one in mine]
+        lines += [Line(name, xs, ys, [one.ours.std for one in mine], (), "marks", names)] if mine else []
+    panel = Panel(
+        f"{len(judged)} accuracies, published protocol", "published, in %", "measured here, in %", lines, from_zero=True
+    )
+    note = f"Each point is one value of the paper's tables. Met: within {ALLOWED}. On the line, both are equal."
+    return Figure("Published values against those measured here", [panel], notes=[note])
+
+
+def _misses(off: Sequence[Comparison]) -> Table | None:
+    """The values that are missed, the furthest first."""
+    if not off:
+        return None
+    rows = []
+    for one in sorted(off, key=lambda one: -abs(one.difference)):
+        paper = f"{one.paper.mean:.2f} ± {one.paper.std:.2f}"
+        chance = "" if one.deviations is None else f"{one.deviations:+.1f}"
+        names = [one.paper.dataset, one.paper.model, one.paper.method, one.paper.attack]
+        rows.append([", ".join(names), paper, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
+    header = ["value", "paper", "here", "difference", "allowed", "in std"]
+    note = (
+        "The last column is the difference in standard deviations of both, the published one and that of these seeds: "
+        "between -2 and 2 it may be chance."
+    )
+    return Table("The published values that are missed", header, rows, notes=[note], name="misses")

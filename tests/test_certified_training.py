@@ -1,0 +1,221 @@
+"""Training for certificates: the bound that is descended, against corners, the ladder and finite differences."""
+
+import pytest
+import torch
+
+import polybound as pb
+from polybound.certificates import Network, box_of, margin_bounds
+from polybound.certificates.expansion import first_order
+from polybound.data import load_digits
+from polybound.errors import PolyboundError
+from polybound.training import Certified, Moment, Trainer
+
+F64 = torch.float64
+MODELS = {
+    "residual": lambda **kw: pb.CCP(6, 5, 4, 4, dtype=F64, **kw),
+    "product": lambda **kw: pb.CCP(6, 5, 4, 3, "product", dtype=F64, **kw),
+    "linear": lambda **kw: pb.CCP(6, 5, 4, 1, dtype=F64, **kw),
+    "ncp": lambda **kw: pb.NCP(6, 5, 4, 3, dtype=F64, **kw),
+    "conv": lambda **kw: pb.ConvCCP((1, 2, 4), 3, 4, 3, 3, dtype=F64, **kw),
+    "chains": lambda **kw: pb.ConvCCP((1, 2, 4), 3, 4, 3, 3, pre=3, pool=(2,), dtype=F64, **kw),
+}
+
+
+def samples(model, batch=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lead = () if model.runs is None else (model.runs,)
+    x = torch.rand(*lead, batch, model.features, generator=generator, dtype=F64)
+    return x, torch.randint(4, (*lead, batch), generator=generator)
+
+
+def larger(model):
+    """Weights of a size at which the remainder matters."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("eps", [0.0, 0.05, 0.4])
+def test_no_point_of_the_ball_is_below_the_bound(kind, eps):
+    model = larger(MODELS[kind](seed=1))
+    x, y = samples(model)
+    c, r = box_of(x, eps, (0.0, 1.0))
+    assert ((c - r >= -1e-15) & (c + r <= 1 + 1e-15)).all()
+    bounds = margin_bounds(model.factors(), c, r, y)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * model.features)
+    inside = torch.rand(200, model.features, generator=torch.Generator().manual_seed(2), dtype=F64) * 2 - 1
+    for u in torch.cat([corners, inside]):
+        logits = model(c + r * u)
+        margins = (logits.gather(1, y.unsqueeze(1)) - logits).gather(1, bounds.rivals)
+        assert (margins >= bounds.lower - 1e-12).all()
+        if kind == "linear" or eps == 0:  # then the bound is taken at a corner
+            assert (bounds.remainder == 0).all()
+    if kind == "linear":
+        least = torch.stack([(lambda f: f.gather(1, y.unsqueeze(1)) - f)(model(c + r * u)) for u in corners]).amin(0)
+        torch.testing.assert_close(bounds.lower, least.gather(1, bounds.rivals))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "chains"])
+def test_it_is_the_first_rung_with_all_bounds_by_entries(kind):
+    model = larger(MODELS[kind](seed=1))
+    x, y = samples(model)
+    net = Network(model)
+    c, r = box_of(x, 0.1, (0.0, 1.0))
+    bounds = margin_bounds(model.factors(), c, r, y)
+    w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
+    rung = first_order(net, c, r, w, constant)
+    lower = (rung.g0 - rung.G.abs().sum(-1) - rung.R).gather(1, bounds.rivals)
+    assert (bounds.lower <= lower + 1e-12).all()  # the ladder may take norms
+    net.__dict__ |= {"stretch": [torch.full((model.features,), 1e20, dtype=F64)] * model.degree}
+    net.__dict__ |= {"norms_S": [1e20] * (model.degree - 1)}
+    rung = first_order(net, c, r, w, constant)
+    for mine, wanted in (
+        (bounds.centre, rung.g0),
+        (bounds.slope, rung.G.abs().sum(-1)),
+        (bounds.remainder, rung.R),
+    ):
+        torch.testing.assert_close(mine, wanted.gather(1, bounds.rivals))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_members_of_a_stack_have_their_own_bounds(kind):
+    stack = MODELS[kind](runs=2, seed=[1, 2])
+    x, y = samples(stack)
+    c, r = box_of(x, 0.1, None)
+    both = margin_bounds(stack.factors(), c, r, y, rivals=2)
+    for e in range(2):
+        alone = margin_bounds(stack.run(e).factors(), c[e], r[e], y[e])
+        assert torch.equal(both.rivals[e], alone.rivals[:, :2])  # the nearest of all
+        torch.testing.assert_close(both.lower[e], alone.lower[:, :2])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("done", [0.0, 0.2, 1.0])
+def test_gradients_of_the_loss_are_differences(kind, done):
+    model = larger(MODELS[kind](seed=3))
+    x, y = samples(model)
+    method = Certified(0.3, weight=0.7, remainder=0.5, ramp=0.5, rivals=2)
+    parameters = list(model.parameters())
+
+    def loss(*weights):
+        for parameter, weight in zip(parameters, weights, strict=True):
+            parameter.data = weight.detach()
+        return method.network_loss(model.factors(), x, y, Moment(done, (0.0, 1.0)))[1]
+
+    found = torch.autograd.grad(loss(*[p.detach().clone() for p in parameters]), parameters)
+    start = [p.detach().clone() for p in parameters]
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(5):
+        way = [torch.randn(p.shape, generator=generator, dtype=F64) for p in start]
+        ahead, behind = (loss(*[p + s * 1e-6 * v for p, v in zip(start, way, strict=True)]) for s in (1, -1))
+        slope = sum((g * v).sum() for g, v in zip(found, way, strict=True))
+        torch.testing.assert_close((ahead - behind) / 2e-6, slope, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_is_between_clean_and_proven():
+    model = MODELS["product"](seed=0)
+    x, y = samples(model)
+    logits = model(x)
+    clean = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
+    c, r = box_of(x, 0.2, (0.0, 1.0))
+    bounds = margin_bounds(model.factors(), c, r, y)
+    proven = torch.log1p(torch.exp(-bounds.lower).sum(-1)).sum()
+    at = Moment(1.0, (0.0, 1.0))
+
+    def loss(moment=at, **options):
+        return Certified(0.2, **{"remainder": 1.0, "rivals": 0} | options).network_loss(model.factors(), x, y, moment)[
+            1
+        ]
+
+    torch.testing.assert_close(loss(), proven)
+    torch.testing.assert_close(loss(weight=0.0), clean)
+    torch.testing.assert_close(loss(weight=0.25), 0.25 * proven + 0.75 * clean)
+    torch.testing.assert_close(loss(Moment(0.0, (0.0, 1.0))), clean)  # the radius begins with 0
+    assert clean < loss(rivals=1) < loss(remainder=0.5) < proven
+    assert loss(Moment(1.0, None)) > proven  # a ball that the domain does not cut is larger
+
+
+def test_the_radius_rises_with_the_steps_and_a_resumed_training_ends_with_the_same_bits():
+    data = load_digits("train")
+    recipe = pb.Recipe.of(method="certified", eps=0.2, ramp=0.5, start=1, epochs=3, batch_size=512, optimiser="adamw")
+    seen = []
+
+    def spied(trainer):
+        inner = trainer.engine.step_
+        trainer.engine.step_ = lambda *a: seen.append(recipe.method.eps_at(trainer.engine.moment.done)) or inner(*a)
+        return trainer
+
+    model = pb.paper_model("pn-4", shape=data.shape, seed=0)
+    whole = spied(Trainer(model, data, recipe, [0]))
+    whole.run()
+    steps = whole.steps
+    assert seen == pytest.approx([0.2 * min(1.0, t / steps) for t in range(2 * steps)])
+    assert whole.engine.moment.domain == data.domain
+
+    other = pb.paper_model("pn-4", shape=data.shape, seed=0)
+    first = Trainer(other, data, recipe, [0], [_StopAfter(steps + 2)])
+    first.run()
+    second = Trainer(other, data, recipe, [0])
+    second.epoch, second.step, second.sums = first.epoch, first.step, first.sums
+    second.descent.load(first.descent.tensors())
+    second.run()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_early_stopping_waits_for_the_whole_radius():
+    methods = {Certified(ramp=0.5): 5, Certified(ramp=0.45, start=4): 7, Certified(ramp=1.0): 9, Certified(ramp=0.0): 0}
+    assert {method: method.complete_from(10) for method in methods} == methods
+    model = pb.CCP(64, 2, 10, 2, seed=0)
+    data = load_digits("train")
+    options = {"method": "certified", "eps": 0.3, "ramp": 0.75, "learning_rate": 0.0, "epochs": 8, "batch_size": 1024}
+    history = pb.fit(model, data.x.flatten(1), data.y, early_stopping=1, **options)
+    assert history.best == 7 and len(history) == 8  # nothing is learnt: the first epoch that counts is the best
+
+
+class _StopAfter(pb.training.Callback):
+    def __init__(self, steps):
+        self.left = steps
+
+    def after_step(self, trainer):
+        self.left -= 1
+        if not self.left:
+            trainer.stop()
+
+
+def test_it_certifies_more_and_projects_if_asked():
+    train, test = load_digits("train"), load_digits("test")
+    options = {"epochs": 12, "optimiser": "adamw", "learning_rate": 0.01, "schedule": "cosine"}
+    shares = {}
+    for name, more in {
+        "none": {},
+        "certified": {"method": "certified", "eps": 0.2},
+        "both": {"method": "certified-projection", "eps": 0.2, "bound": 1.0},
+    }.items():
+        model = pb.paper_model("pn-4", shape=train.shape, seed=0)
+        pb.fit(model, train, **options, **more)
+        shares[name] = pb.certified_accuracy(model, test, 0.2, images=100, budget=0.1)
+        assert pb.accuracy(model, test) > 0.8
+        assert pb.Projection(model, 1.0).contains() == (name == "both")
+    assert min(shares["certified"], shares["both"]) > shares["none"] + 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weight": 1.5}, "weight is a share"),
+        ({"remainder": 2}, "remainder is a share"),
+        ({"ramp": -0.1}, "ramp must be"),
+        ({"rivals": -1}, "rivals must be"),
+        ({"rivals": 1.5}, "rivals must be"),
+        ({"bound": -1}, "bound must be"),
+        ({"eps": float("nan")}, "eps must be"),
+        ({"every": 0}, "every must be"),
+        ({"adversary": "fgsm-0.1"}, "certified-projection takes no adversary"),
+        ({"loss": "squared"}, "has a loss of its own"),
+    ],
+)
+def test_bad_options(options, said):
+    with pytest.raises(PolyboundError, match=said):
+        pb.Recipe.of(method="certified-projection", **options)

@@ -1,0 +1,123 @@
+"""`polybound doctor`: the facts are right, and whatever is broken is said in a line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import polybound as pb
+from polybound import doctor
+from polybound.data import catalogue
+
+ROOT = Path(__file__).parents[1]
+ALL_EXTRAS = doctor.EXTRAS
+
+
+@pytest.fixture(autouse=True)
+def _few_extras(monkeypatch):
+    """Importing all extras takes seconds."""
+    monkeypatch.setattr(doctor, "EXTRAS", {"check": {"python-flint": "flint"}, "none": {"no-such-package": "nowhere"}})
+
+
+def test_the_lists_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements):
+        return {re.match(r"[\w-]+", line).group() for line in requirements}
+
+    assert set(doctor.REQUIRED) == names(project["dependencies"])
+    wanted = {extra: names(lines) for extra, lines in project["optional-dependencies"].items()}
+    shown = {extra: set(members) for extra, members in ALL_EXTRAS.items()}
+    assert shown == {extra: members for extra, members in wanted.items() if extra not in ("dev", "docs")}
+
+
+def test_a_healthy_installation(cli, tmp_path):
+    done = cli("doctor", "--json", env={"POLYBOUND_DATA": tmp_path, "XDG_CACHE_HOME": tmp_path / "cache"})
+    facts = done.json
+    assert done.code == 0 and facts["problems"] == [] and done.err == ""
+    assert facts["polybound"]["version"] == pb.__version__ and facts["packages"]["torch"] == torch.__version__
+    assert facts["extras"]["none"] == {"no-such-package": "absent"} and facts["threads"]["torch"] == 1
+    assert facts["data"]["directories"][str(tmp_path)] == "present"
+    assert facts["data"]["sets"]["mnist"] == "absent" and facts["data"]["sets"]["digits"] == "made by a function"
+    assert facts["networks"]["pn-4"] == pb.models.weights_digest(pb.example("pn-4"))[:16]
+
+
+def test_as_text(cli):
+    done = cli("doctor", "--fast")
+    assert done.code == 0 and done.out.startswith(f"polybound:\n  version: {pb.__version__}\n")
+    assert done.out.endswith("problems: 0\n") and "\n    no-such-package: absent\n" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise ImportError('libfoo.so.3:\\n cannot open')", "broken: ImportError: libfoo.so.3: cannot open"),
+        ("import sys; sys.exit(3)", "broken: SystemExit: 3"),
+        ("import os, warnings; warnings.warn('old'); print('hello'); 1 / 0", "broken: ZeroDivisionError"),
+        ("def f(:", "broken: SyntaxError"),
+    ],
+)
+def test_a_broken_package_is_named(cli, tmp_path, monkeypatch, text, reason):
+    (tmp_path / "broken_package.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(doctor, "EXTRAS", {"check": {"python-flint": "broken_package"}})
+    done = cli("doctor", "--json", env={"POLYBOUND_DATA": tmp_path})
+    assert done.code == 1 and done.err == "" and done.json["extras"]["check"]["python-flint"].startswith(reason)
+    assert len(done.json["problems"]) == 1 and "extras, check, python-flint" in done.json["problems"][0]
+
+
+def test_without_torch_it_still_speaks(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: not for this machine')")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    command = [sys.executable, "-m", "polybound", "doctor", "--json", "--fast"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["devices"] == "broken: OSError: libtorch.so: not for this machine" == facts["data"]
+    assert facts["python"]["version"] == sys.version.split()[0] and facts["plugins"] == {}
+
+
+def test_data_that_are_not_what_they_should_be(cli, tmp_path, monkeypatch):
+    cases = tmp_path / "data"
+    (cases / "mnist").mkdir(parents=True)
+    for file in catalogue.SOURCES["mnist"].files():
+        (cases / "mnist" / file.stored).write_bytes(b"no gzip")
+    (cases / "kmnist").write_text("a file, not a folder")
+    (cases / "fashion-mnist" / "train-images-idx3-ubyte.gz").mkdir(parents=True)
+    (cases / "nsynth").mkdir()
+    (cases / "nsynth" / "nsynth-test.jsonwav.tar.gz").symlink_to("nowhere")
+    done = cli("doctor", "--json", env={"POLYBOUND_DATA": cases, "XDG_CACHE_HOME": tmp_path / "cache"})
+    found = done.json["data"]["sets"]
+    assert done.code == 1 and found["mnist"].startswith("broken: ") and "damaged" in found["mnist"]
+    assert found["kmnist"] == "absent" and "; without train-labels" in found["fashion-mnist"]
+    assert found["nsynth"].startswith("broken: ")
+    unchecked = cli("doctor", "--json", "--fast", env={"POLYBOUND_DATA": cases}).json["data"]["sets"]["mnist"]
+    assert unchecked.endswith("checksums not compared")
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/proc/1/mem", "~nobody-of-this-name/data", "a\nb", "x" * 5000])
+def test_data_directories_that_cannot_be(cli, path):
+    done = cli("doctor", "--json", "--fast", env={"POLYBOUND_DATA": path})
+    assert done.code in (0, 1) and done.json["packages"]["torch"] == torch.__version__ and done.err == ""
+
+
+def test_plugins(cli, tmp_path, monkeypatch):
+    (tmp_path / "plugin_for_doctor.py").write_text("")
+    (tmp_path / "plugin_with_a_wound.py").write_text("raise RuntimeError('ouch')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = "plugin_for_doctor, plugin_with_a_wound,plugin_nowhere"
+    done = cli("doctor", "--json", "--fast", env={"POLYBOUND_PLUGINS": names})
+    found = done.json["plugins"]
+    assert done.code == 1 and found["plugin_for_doctor"] == "imported"
+    assert "RuntimeError: ouch" in found["plugin_with_a_wound"] and "No module named" in found["plugin_nowhere"]
+    assert len(done.json["problems"]) == 2
+
+
+def test_the_version(cli):
+    assert cli("--version").out == f"polybound {pb.__version__}\n"
