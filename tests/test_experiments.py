@@ -439,7 +439,6 @@ def test_without_a_projection_there_is_nothing_to_search(tmp_path, tiny_data):
     assert kinds(methods=("none",)) == {"StackJob"}
 
 
-
 def test_growth_is_of_one_data_set_and_model_a_panel(tmp_path):
     """Also if a data set is not there, and methods without bounds are; only seeds are averaged."""
     recipe = {"epochs": 2, "learning_rate": 0.02, "batch_size": 256}

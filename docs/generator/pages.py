@@ -73,8 +73,9 @@ def write_explorer(path: Path, page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if EXPLORER not in text:
         raise ValueError(f"{page} has no {EXPLORER}")
+    wide = "---\nhide: [navigation, toc]\n---\n\n"
     frame = f'<iframe class="explorer" src="{path.name}" title="The explorer"></iframe>'
-    page.write_text(text.replace(EXPLORER, f"{frame}\n\n[The explorer alone]({path.name})"), encoding="utf-8")
+    page.write_text(wide + text.replace(EXPLORER, f"{frame}\n\n[The explorer alone]({path.name})"), encoding="utf-8")
     networks = {"plain": pb.example("digits"), "projected": pb.example("digits-bound-1")}
     pb.report.build_explorer(networks, pb.data.load_digits("test"), path, images=20)
 
