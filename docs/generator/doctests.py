@@ -7,20 +7,11 @@ from typing import Any
 
 from griffe import Extension
 
-EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *\n).*)*", re.MULTILINE)
+EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *(?:\n|\Z)).*)*", re.MULTILINE)
 
 
 def fenced(text: str) -> str:
-    """A docstring whose examples are fenced, so that Markdown does not take `>>>` for a quotation.
-
-    >>> print(fenced("One.\\n\\n>>> 1 + 1\\n2").replace("`", "'"))
-    One.
-    <BLANKLINE>
-    '''pycon
-    >>> 1 + 1
-    2
-    '''
-    """
+    """A docstring whose examples are fenced, so that Markdown does not take `>>>` for a quotation."""
     return EXAMPLE.sub(lambda found: f"{found.group(1)}```pycon\n{found.group(0)}\n{found.group(1)}```", text)
 
 

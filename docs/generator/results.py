@@ -11,8 +11,7 @@ from pathlib import Path
 from polybound.experiments import Comparison, compare, find_experiment, read_scores
 
 TABLES = ("table-1", "table-5", "table-9", "table-3", "table-10", "honest-table")
-FIGURES = ("figure-2", "figure-10", "figure-12", "figure-13", "figure-6", "figure-7", "figure-14", "tradeoff")
-FIGURES = (*FIGURES, "certified-tradeoff")
+FIGURES = ("figure-2", "figure-10", "figure-6", "tradeoff", "certified-tradeoff")
 VERDICTS = {"within": "met", "off": "missed"}
 
 
@@ -26,19 +25,19 @@ def write_results(scores: Path, folder: Path) -> None:
         raise ValueError(f"{page} has no place for the summary")
     page.write_text(text.replace("<!-- summary -->", summary(found)), encoding="utf-8")
     (folder / "comparison.md").write_text(comparison_page(found), encoding="utf-8")
-    (folder / "tables.md").write_text(tables_page(folder / "report"), encoding="utf-8")
-    (folder / "figures.md").write_text(figures_page(folder / "report"), encoding="utf-8")
-    for file in sorted(folder.glob("*table*-[0-9]*.md")) + [folder / "honest-table.md"]:
-        fresh = folder / "report" / file.name
+    made = folder / "made"
+    (folder / "tables.md").write_text(tables_page(made), encoding="utf-8")
+    (folder / "figures.md").write_text(figures_page(made), encoding="utf-8")
+    for file in [*sorted(folder.glob("*table*-[0-9]*.md")), folder / "honest-table.md"]:
+        fresh = made / file.name
         file.write_text(f"# {file.stem.capitalize()}\n\n{fresh.read_text(encoding='utf-8')}", encoding="utf-8")
-    for extra in (folder / "report").iterdir():
-        if extra.suffix != ".svg":
-            extra.unlink()
+    for extra in [folder / "made.html", *(file for file in made.iterdir() if file.suffix != ".svg")]:
+        extra.unlink()
 
 
 def make_report(scores: Path, folder: Path) -> None:
     """Let the command line make the report from the scores, as a reader would."""
-    options = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "-o", "report.html", "--quiet"]
+    options = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "-o", "made.html", "--quiet"]
     command = [sys.executable, "-m", "polybound", "report", *TABLES, *FIGURES, *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
@@ -87,9 +86,9 @@ def comparison_row(each: Comparison) -> list[str]:
 def tables_page(report: Path) -> str:
     """The paper's tables, with ours in them."""
     lines = ["# Tables", "", "All accuracies in %, mean and standard deviation over seeds. In brackets the bound that"]
-    lines += ["is the best for the line. A star marks the best of the epochs that were measured. The lines of the sound"]
-    lines += ["protocol have no counterpart in the paper. `polybound report` makes these tables from", ""]
-    lines[-1:] = ["`docs/results/scores.csv`.", ""]
+    lines += ["is the best for the line. A star marks the best of the epochs that were measured. The lines of the"]
+    lines += ["sound protocol have no counterpart in the paper. `polybound report` makes these tables from"]
+    lines += ["`docs/results/scores.csv`.", ""]
     for name in TABLES:
         lines += [f"## {find_experiment(name).title}: {name}", ""]
         for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-[0-9].md")):
@@ -103,8 +102,8 @@ def figures_page(report: Path) -> str:
     for name in FIGURES:
         title = find_experiment(name).title
         if (report / f"{name}.svg").is_file():
-            lines += [f"## {title}: {name}", "", f"![{title}](report/{name}.svg)", ""]
-    lines += ["[The whole report](report.html) is one file, with figures that can be zoomed.", ""]
+            lines += [f"## {title}: {name}", "", f"![{title}](made/{name}.svg)", ""]
+    lines += ["[The whole report](report.html) is one file. It has all figures, and they can be zoomed.", ""]
     return "\n".join(lines)
 
 
