@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from polybound._version import __version__
+from polybound.cli.card import add_card
 from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.doctor import add_doctor
@@ -33,6 +34,7 @@ add_commands(app)
 add_interchange(app)
 add_explorer(app, NETWORKS)
 add_drawing(app, NETWORKS)
+add_card(app, NETWORKS)
 add_doctor(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
