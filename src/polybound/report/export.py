@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import isfinite
 from textwrap import fill
 from typing import Any
 
@@ -16,10 +17,19 @@ __all__ = ["section_to_dict", "section_to_markdown", "summary_to_dict", "summary
 def section_to_dict(made: Section) -> dict[str, Any]:
     """A section's tables, with the verdict of each cell, its figures, and what was not run."""
     tables = [_table(part) for part in made.parts if isinstance(part, Table)]
-    figures = [asdict(part) for part in made.parts if isinstance(part, Figure)]
+    figures = [_finite(asdict(part)) for part in made.parts if isinstance(part, Figure)]
     missing = [{"what": what, "why": why} for what, why in made.missing]
     about = {"name": made.name, "title": made.title, "notes": list(made.notes), "missing": missing}
     return {**about, "tables": tables, "figures": figures}
+
+
+def _finite(value: Any) -> Any:
+    """A value as JSON has it: what is no finite number is null."""
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _table(part: Table) -> dict[str, Any]:

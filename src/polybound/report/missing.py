@@ -32,7 +32,7 @@ def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = 
         return []
     pairs = product(experiment.datasets, experiment.models)
     lacking = [(data, model) for data, model in pairs if not table.where(data=data, model=model).rows]
-    absent = absent_data([data for data, _ in lacking], data_dir)
+    absent = absent_data({data for data, _ in lacking} - set(table.values("data")), data_dir)
     found = []
     for dataset in dict.fromkeys(data for data, _ in lacking):
         models = [model_label(model) for data, model in lacking if data == dataset]
@@ -64,7 +64,8 @@ def missing_values(
         data_dir: where the data lies.
     """
     names = {label: name for name, label in DATASETS.items()}
-    absent = absent_data(names.values(), data_dir)
+    measured = {names[key[0]] for key in run}
+    absent = absent_data(set(names.values()) - measured, data_dir)
     tables = {experiment.published for experiment in experiments}
     found: dict[tuple[str, str, str], list[Published]] = {}
     for value in {value.key: value for value in published() if value.key not in run}.values():
