@@ -71,8 +71,9 @@ def report(
 
     Figures are PNG, SVG and CSV files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
     """
-    if not output.parent.is_dir():
-        raise PolyboundError(f"{output.parent}: no such folder")
+    for folder in (output.parent, figures):
+        if folder is not None and not folder.is_dir():
+            raise PolyboundError(f"{folder}: no such folder")
     known = [name for name in names if _is_experiment(name)]
     if not known:
         from polybound.report import report_runs

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polybound.evaluation import CLEAN
 from polybound.experiments import Comparison, published
 from polybound.report.elements import Figure, Line, Panel, Section, Table
 from polybound.report.findings import Finding, Part, findings
+from polybound.report.labels import METHODS
 from polybound.report.missing import missing_values
 
 __all__ = ["Summary", "summarise"]
@@ -87,7 +89,7 @@ def _headline(judged: Sequence[Comparison]) -> Figure:
     lines = [Line("as in the paper", [0.0, 100.0], [0.0, 100.0], kind="guide")]
     for verdict, name in (("within", "met"), ("off", "missed")):
         mine = [one for one in judged if one.verdict == verdict]
-        names = [", ".join(one.paper.key) for one in mine]
+        names = [_name(one) for one in mine]
         xs, ys = [one.paper.mean for one in mine], [one.ours.mean for one in mine]
         lines += [Line(name, xs, ys, [one.ours.std for one in mine], (), "marks", names)] if mine else []
     panel = Panel(
@@ -95,6 +97,13 @@ def _headline(judged: Sequence[Comparison]) -> Figure:
     )
     note = f"Each point is one value of the paper's tables. Met: within {ALLOWED}. On the line, both are equal."
     return Figure("Published values against those measured here", [panel], notes=[note])
+
+
+def _name(one: Comparison) -> str:
+    """What a published value is of."""
+    paper = one.paper
+    attack = paper.attack if paper.attack == CLEAN else paper.attack.upper()
+    return f"{paper.dataset}, {paper.model}, {METHODS.get(paper.method, paper.method)}, {attack}"
 
 
 def _misses(off: Sequence[Comparison]) -> Table | None:
@@ -105,8 +114,7 @@ def _misses(off: Sequence[Comparison]) -> Table | None:
     for one in sorted(off, key=lambda one: -abs(one.difference)):
         paper = f"{one.paper.mean:.2f} ± {one.paper.std:.2f}"
         chance = "" if one.deviations is None else f"{one.deviations:+.1f}"
-        names = [one.paper.dataset, one.paper.model, one.paper.method, one.paper.attack]
-        rows.append([", ".join(names), paper, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
+        rows.append([_name(one), paper, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
     header = ["value", "paper", "here", "difference", "allowed", "in std"]
     note = (
         "The last column is the difference in standard deviations of both, the published one and that of these seeds: "
