@@ -26,12 +26,12 @@ class Summary:
         met: the published values that ours are near enough to.
         missed: those that ours are not.
         not_judged: those that were run with a shorter schedule, fewer data or another recipe only.
-        published: how many different values the paper has.
+        published: how many different values there are: the paper's, or of these those that some runs are of.
         findings: a sentence for each question.
         headline: the figure to look at first.
         misses: the values that are missed, one a row; None if there is none.
         missing: what was not run, with the reasons; None if nothing is missing.
-        lead: what to say where no published value was judged.
+        lead: what to say first.
     """
 
     met: int
@@ -42,22 +42,20 @@ class Summary:
     headline: Figure | None = None
     misses: Table | None = None
     missing: Table | None = None
-    lead: str = "No published value was run with the paper's schedule, so none is met or missed."
+    lead: str = ""
 
     @property
     def verdict(self) -> str:
         """How many published values are met, in one sentence or two."""
         judged = self.met + self.missed
         if not judged:
-            return self.lead
+            return self.lead or "No published value was run with the paper's schedule, so none is met or missed."
         share = f"{100 * self.met / judged:.0f} %"
-        first = (
-            f"{self.met} of the {judged} published values that were run are met ({share}), {self.missed} are missed."
-        )
+        counts = f"{self.met} of the {judged} published values that were run are met ({share}), {self.missed} missed."
         rest = self.published - judged - self.not_judged
         others = [f"{rest} of the paper's {self.published} values were not run"] if rest else []
         others += [f"{self.not_judged} were run in a reduced form only"] if self.not_judged else []
-        return f"{first} {', and '.join(others)}.".rstrip(" .") + "." if others else first
+        return " ".join(filter(None, [self.lead, counts, f"{', and '.join(others)}." if others else ""]))
 
 
 def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
