@@ -29,7 +29,7 @@ def write_results(scores: Path, folder: Path) -> None:
     (folder / "tables.md").write_text(tables_page(made), encoding="utf-8")
     (folder / "figures.md").write_text(figures_page(made), encoding="utf-8")
     for file in [*sorted(folder.glob("*table*-[0-9]*.md")), folder / "honest-table.md"]:
-        fresh = made / file.name
+        fresh = made / file.name if (made / file.name).is_file() else file
         file.write_text(f"# {file.stem.capitalize()}\n\n{fresh.read_text(encoding='utf-8')}", encoding="utf-8")
     for extra in [folder / "made.html", *(file for file in made.iterdir() if file.suffix != ".svg")]:
         extra.unlink()
@@ -85,13 +85,11 @@ def comparison_row(each: Comparison) -> list[str]:
 
 def tables_page(report: Path) -> str:
     """The paper's tables, with ours in them."""
-    lines = ["# Tables", "", "All accuracies in %, mean and standard deviation over seeds. In brackets the bound that"]
-    lines += ["is the best for the line. A star marks the best of the epochs that were measured. The lines of the"]
-    lines += ["sound protocol have no counterpart in the paper. `polybound report` makes these tables from"]
-    lines += ["`docs/results/scores.csv`.", ""]
+    lines = ["# Tables", "", "All accuracies are in %, mean and standard deviation over seeds. `polybound report` makes"]
+    lines += ["these tables from `docs/results/scores.csv`.", ""]
     for name in TABLES:
         lines += [f"## {find_experiment(name).title}: {name}", ""]
-        for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-[0-9].md")):
+        for file in [report / f"{name}.md", *sorted(report.glob(f"{name}-*.md"))]:
             lines += [file.read_text(encoding="utf-8").strip(), ""]
     return "\n".join(lines)
 
