@@ -244,10 +244,9 @@ class Ladder:
         """Branch and bound of one image, the least bounds first, until it is decided or its time is up."""
         begun, image = time.perf_counter(), cells.image[:1]
         generator = torch.Generator().manual_seed(0)
-        for _ in range(STARTS):
-            part = torch.rand(cells.lower.shape, generator=generator, dtype=torch.float64)
-            start = cells.lower + (cells.upper - cells.lower) * part
-            self._descend(cells, start)
+        many = cells[torch.arange(len(cells)).repeat(STARTS)]
+        part = torch.rand(many.lower.shape, generator=generator, dtype=torch.float64)
+        self._descend(many, many.lower + (many.upper - many.lower) * part)
         cells = self.ledger.undecided(cells)
         budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
         while len(cells) and time.perf_counter() - begun < budget:

@@ -90,13 +90,13 @@ def _axis(values: Sequence[float], log: bool, from_zero: bool = False, points: b
         room = (high / low) ** 0.05
         few = points and len(set(known)) <= 8 and high < 100 * low
         ticks = sorted(set(known)) if few else _log_ticks(low, high)
-        return Axis(low / room, high * room, True, [(tick, _text(tick)) for tick in ticks])
+        return Axis(low / room, high * room, True, _with_texts(ticks))
     if from_zero:
         low = 0.0
     low, high = (low - 1.0, high + 1.0) if low == high else (low, high)
     room = 0.04 * (high - low)
     ticks = _linear_ticks(low - room / 2, high + room / 2)
-    return Axis(low - room, high + room, False, [(tick, _text(tick)) for tick in ticks])
+    return Axis(low - room, high + room, False, _with_texts(ticks))
 
 
 def _step(span: float) -> float:
@@ -119,6 +119,14 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def _linear_ticks(low: float, high: float) -> list[float]:
     step = _step(high - low)
     return [round(number * step, 10) for number in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+
+
+def _with_texts(ticks: Sequence[float]) -> list[tuple[float, str]]:
+    """Ticks with their texts, in as many digits as tell them apart."""
+    texts = list(map(_text, ticks))
+    if len(set(texts)) < len(texts):
+        texts = [f"{tick:.12g}" for tick in ticks]
+    return list(zip(ticks, texts, strict=True))
 
 
 def _text(value: float) -> str:

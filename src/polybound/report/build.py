@@ -108,7 +108,7 @@ def build_report(
         raise PolyboundError(
             f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it"
         )
-    folder, summary = _folder_for(output), summarise(parts)
+    folder, summary = _folder_for(output), summarise(parts, data_dir)
     _write_parts(sections, folder, summary)
     for part in parts:
         if part.scores.rows:
@@ -150,7 +150,7 @@ def _write_parts(sections: Sequence[Section], folder: Path, summary: Summary) ->
     """Every table and figure as files: the first of a section has its name, others a word or a number more."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "found.md", (summary_to_markdown(summary) + "\n").encode(errors="replace"))
-    if summary.headline is not None:
+    if summary.headline is not None and not any(summary.headline is part for made in sections for part in made.parts):
         _write_figure(summary.headline, folder, "headline")
     for made in sections:
         for number, part in enumerate(made.parts):
@@ -159,7 +159,7 @@ def _write_parts(sections: Sequence[Section], folder: Path, summary: Summary) ->
                 for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
                     name = f"{made.name}-{more}" if more else made.name
                     write_atomically(folder / f"{name}.{suffix}", (render(part) + "\n").encode(errors="replace"))
-            elif not part.empty and part is not summary.headline:
+            elif not part.empty:
                 _write_figure(part, folder, f"{made.name}-{number + 1}" if number else made.name)
 
 

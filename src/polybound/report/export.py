@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from textwrap import fill
 from typing import Any
 
 from polybound.report.elements import Figure, Section, Table
@@ -35,19 +36,16 @@ def summary_to_dict(summary: Summary) -> dict[str, Any]:
         **counts,
         "findings": [asdict(one) for one in summary.findings],
         "misses": None if summary.misses is None else _table(summary.misses),
-        "missing": [{"what": what, "why": why} for what, why in summary.missing],
+        "missing": None if summary.missing is None else _table(summary.missing),
     }
 
 
 def summary_to_markdown(summary: Summary) -> str:
     """What was found: the verdict, a line for each question, and what is missed and missing."""
-    blocks = [f"**{summary.verdict}**"]
-    blocks += [f"- {one.question} {one.answer}".replace("<", "&lt;") for one in summary.findings]
-    if summary.misses is not None:
-        blocks.append(f"{summary.misses.title}:\n\n{to_markdown(summary.misses)}")
-    if summary.missing:
-        table = Table("", ["not run", "why"], [list(pair) for pair in summary.missing])
-        blocks.append(f"What is missing, and why:\n\n{to_markdown(table)}")
+    lines = [f"- {one.question} {one.answer}".replace("<", "&lt;") for one in summary.findings]
+    blocks = [fill(f"**{summary.verdict}**", 118), *(fill(line, 118, subsequent_indent="  ") for line in lines)]
+    for table in (summary.misses, summary.missing):
+        blocks += [] if table is None else [f"{table.title}:", to_markdown(table)]
     return "\n\n".join(blocks)
 
 

@@ -31,7 +31,7 @@ def figure_to_csv(figure: Figure) -> str:
         names = panel.x_label + _LOG * panel.log_x, panel.y_label + _LOG * panel.log_y
         lines = [*((line, line.kind) for line in panel.lines), *((line, "paper") for line in panel.published)]
         for line, kind in lines:
-            spread: Sequence[float | str] = line.spread or [""] * len(line.x)
+            spread: Sequence[float | str] = [float(std) for std in line.spread] or [""] * len(line.x)
             texts = line.texts or line.hints or [""] * len(line.x)
             for x, y, std, text in zip(line.x, line.y, spread, texts, strict=True):
                 numbers = [names[0], float(x), names[1], float(y)]

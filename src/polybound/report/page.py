@@ -49,9 +49,13 @@ def page(
         PolyboundError: Plotly is not installed.
     """
     made = _Figures()
-    opening = None if summary is None else _opening(summary, made)
-    shown = None if summary is None else summary.headline
-    figures = [one for section in sections for one in _figures(section, made, shown)]
+    headline = None if summary is None else summary.headline
+    own = headline is None or any(part is headline for section in sections for part in section.parts)
+    first = None if own or headline is None else made.add(headline, "headline")
+    pairs = [pair for section in sections for pair in _figures(section, made)]
+    first = next((shown for part, shown in pairs if part is headline), first)
+    figures = [shown for part, shown in pairs if part is not headline]
+    opening = None if summary is None else _opening(summary, first)
     tables = [_tables(section) for section in sections if any(isinstance(part, Table) for part in section.parts)]
     plotly = _plotly() if made.drawings else b""
     script = _file("page.js")
@@ -109,7 +113,7 @@ def _published(figure: Figure) -> bool:
     return any(panel.published for panel in figure.panels)
 
 
-def _opening(summary: Summary, made: _Figures) -> dict[str, Any]:
+def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any]:
     judged = summary.met + summary.missed
     rest = summary.published - judged
     counts = (("met", summary.met), ("missed", summary.missed), ("rest", rest))
@@ -119,22 +123,22 @@ def _opening(summary: Summary, made: _Figures) -> dict[str, Any]:
         "verdict": summary.verdict,
         "shares": shares if judged else [],
         "findings": summary.findings,
-        "headline": made.add(summary.headline, "headline") if summary.headline is not None else None,
+        "headline": headline,
         "misses": summary.misses,
         "missing": summary.missing,
     }
 
 
-def _figures(section: Section, made: _Figures, shown: Figure | None) -> list[dict[str, Any]]:
-    """The figures of a section, but for the one that the page opens with; each with what is said of the section."""
-    parts = [part for part in section.parts if isinstance(part, Figure) and not part.empty and part is not shown]
+def _figures(section: Section, made: _Figures) -> list[tuple[Figure, dict[str, Any]]]:
+    """The figures of a section as the template takes them, each with what is said of the section."""
+    parts = [part for part in section.parts if isinstance(part, Figure) and not part.empty]
     tables = any(isinstance(part, Table) for part in section.parts)
     found = []
     for number, part in enumerate(parts):
         name = f"{section.name}{'-figure' if tables else ''}{f'-{number + 1}' if number else ''}"
         made_of_it = made.add(part, name, [] if tables else [*section.notes, *_not_run(section)])
         title = part.title if tables or number else section.title
-        found.append(made_of_it | {"title": title, "link": title if tables else section.name})
+        found.append((part, made_of_it | {"title": title, "link": title if tables else section.name}))
     return found
 
 

@@ -60,7 +60,7 @@ def _panel(place: Any, panel: Panel, x_axis: Axis, y_axis: Axis, numbers: dict[s
         look = {"marker": PAPER_MARKER, "markersize": 11, "markerfacecolor": "white", "markeredgecolor": colour}
         place.plot(line.x, line.y, linestyle="", zorder=4, **look)
     place.set_title(_plain(panel.title), fontsize=9)
-    place.set(xlabel=_plain(panel.x_label), ylabel=_plain(panel.y_label))
+    place.set(xlabel=_plain(panel.x_label), ylabel=_plain(panel.y_label, 40))
     for name, axis in (("x", x_axis), ("y", y_axis)):
         getattr(place, f"set_{name}scale")("log" if axis.log else "linear")
         values, words = [tick for tick, _ in axis.ticks], [text for _, text in axis.ticks]
@@ -88,7 +88,7 @@ def _line(place: Any, line: Line, where: list[str], number: int) -> None:
                 "va": {0: "center", 1: "bottom", -1: "top"}[up],
             }
             offset = {"xytext": (3 * right, 3 * up), "textcoords": "offset points"}
-            place.annotate(_plain(text), (x, y), fontsize=7, color=colour, zorder=5, **offset, **sides)
+            place.annotate(_plain(text, 20), (x, y), fontsize=7, color=colour, zorder=5, **offset, **sides)
 
 
 def _legend(canvas: Canvas, figure: Figure, columns: int) -> None:
@@ -109,9 +109,10 @@ def _legend(canvas: Canvas, figure: Figure, columns: int) -> None:
         canvas.legend(handles=handles, loc="outside lower center", ncols=side_by_side, frameon=False, fontsize=8)
 
 
-def _plain(text: str) -> str:
-    """A text in which matplotlib finds no formula."""
-    return text.replace("$", r"\$")
+def _plain(text: str, longest: int = 60) -> str:
+    """A text in which matplotlib finds no formula, and that leaves room for the figure."""
+    short = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return " ".join(short.split()).replace("$", r"\$")
 
 
 def _pictures(figure: Figure) -> Canvas:
@@ -124,7 +125,7 @@ def _pictures(figure: Figure) -> Canvas:
         for axes, (caption, pixels) in zip(places, row.pictures, strict=False):
             image = np.array(pixels, dtype=np.uint8).transpose(1, 2, 0)
             axes.imshow(image, cmap="gray", vmin=0, vmax=255)
-            axes.set_title(_plain(caption), fontsize=6.5)
+            axes.set_title(_plain(caption, 20), fontsize=6.5)
         about = {"ha": "right", "va": "center", "fontsize": 8, "weight": "bold"}
-        places[0].text(-0.12, 0.5, _plain(row.title), transform=places[0].transAxes, **about)
+        places[0].text(-0.12, 0.5, _plain(row.title, 20), transform=places[0].transAxes, **about)
     return canvas

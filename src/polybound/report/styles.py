@@ -33,10 +33,8 @@ class Style:
 def style(number: int) -> Style:
     """The look of a figure's line by its number; the first 24 differ from each other without any colour.
 
-    >>> style(0), style(6).colour, style(6).marker
-    (Style(colour=0, marker='o', dash='-'), 0, 's')
+    >>> style(0), style(6)
+    (Style(colour=0, marker='o', dash='-'), Style(colour=0, marker='o', dash='-.'))
     """
-    turn = number // len(_MARKERS)
-    return Style(
-        number % len(COLOURS), _MARKERS[(number + turn) % len(_MARKERS)], _DASHES[(number + turn) % len(_DASHES)]
-    )
+    dash = (number + number // 12) % len(_DASHES)
+    return Style(number % len(COLOURS), _MARKERS[number % len(_MARKERS)], _DASHES[dash])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from polybound.experiments import Comparison, published
 from polybound.report.elements import Figure, Line, Panel, Section, Table
 from polybound.report.findings import Finding, Part, findings
+from polybound.report.missing import missing_values
 
 __all__ = ["Summary", "summarise"]
 
@@ -26,7 +28,7 @@ class Summary:
         findings: a sentence for each question.
         headline: the figure to look at first.
         misses: the values that are missed, one a row; None if there is none.
-        missing: what was not run, each with the reason.
+        missing: what was not run, with the reasons; None if nothing is missing.
         lead: what to say where no published value was judged.
     """
 
@@ -37,7 +39,7 @@ class Summary:
     findings: Sequence[Finding] = ()
     headline: Figure | None = None
     misses: Table | None = None
-    missing: Sequence[tuple[str, str]] = field(default_factory=list)
+    missing: Table | None = None
     lead: str = "No published value was run with the paper's schedule, so none is met or missed."
 
     @property
@@ -56,7 +58,7 @@ class Summary:
         return f"{first} {', and '.join(others)}.".rstrip(" .") + "." if others else first
 
 
-def summarise(parts: Sequence[Part]) -> Summary:
+def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
     """The opening of a report of experiments; a value that stands in several of its tables counts once."""
     sections = [part.section for part in parts]
     compared = [one for part in _tables(sections) for one in part.comparisons]
@@ -66,7 +68,11 @@ def summarise(parts: Sequence[Part]) -> Summary:
     off = [one for one in judged.values() if one.verdict == "off"]
     other = {one.paper.key for one in compared} - set(judged)
     counts = len(judged) - len(off), len(off), len(other), len({value.key for value in published()})
-    missing = list(dict.fromkeys(pair for made in sections for pair in made.missing))
+    if any(part.experiment.published for part in parts):
+        missing = missing_values({one.paper.key for one in compared}, [part.experiment for part in parts], data_dir)
+    else:
+        pairs = dict.fromkeys(pair for made in sections for pair in made.missing)
+        missing = Table("What is missing, and why", ["not run", "why"], list(map(list, pairs))) if pairs else None
     figures = [part for made in sections for part in made.parts if isinstance(part, Figure) and not part.empty]
     headline = _headline(list(judged.values())) if judged else next(iter(figures), None)
     return Summary(*counts, findings(parts), headline, _misses(off), missing)

@@ -44,8 +44,8 @@ function draw() {
       xaxis: axis(drawing.x), yaxis: axis(drawing.y),
     };
     // The tools stand above the field, never over it; a phone has none.
-    const options = { responsive: true, displaylogo: false, displayModeBar: narrow.matches ? false : "hover",
-      modeBarButtonsToRemove: ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"] };
+    const options = { responsive: true, displaylogo: false, displayModeBar: !narrow.matches,
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
     Plotly.react("plot" + number, drawing.lines.map(line => trace(line, drawing.figure)), layout, options);
   });
 }
