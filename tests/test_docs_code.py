@@ -13,8 +13,10 @@ from code_blocks import blocks
 from polybound.attacks import registry as attacks
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(path for folder in (".", "howto", "ideas", "reference") for path in (DOCS / folder).glob("*.md"))
-CHECKED = [*PAGES, DOCS / "results" / "README.md", DOCS / "results" / "notebook.md"]
+CHECKED = [path for path in sorted(DOCS.rglob("*.md")) if not path.name.startswith(("table-", "honest-table"))]
+LONG = [DOCS / "results" / "notebook.md", *(DOCS / "cards").glob("[!R]*.md")]
+"""Pages whose commands, which say how numbers were made, take hours; that they are commands is checked."""
+PAGES = [page for page in CHECKED if page not in LONG]
 
 
 def certified():

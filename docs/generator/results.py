@@ -88,10 +88,8 @@ def comparison_row(each: Comparison) -> list[str]:
 
 def tables_page(report: Path) -> str:
     """The paper's tables, with ours in them."""
-    lines = ["# Tables", "", "All accuracies in %, mean and standard deviation over seeds. In brackets the bound that"]
-    lines += ["is the best for the line. A star marks the best of the epochs that were measured. The lines of the"]
-    lines += ["sound protocol have no counterpart in the paper. `polybound report` makes these tables from"]
-    lines += ["`docs/results/scores.csv`.", ""]
+    lines = ["# Tables", "", "All accuracies are in %, mean and standard deviation over seeds. `polybound report` makes"]
+    lines += ["these tables from `docs/results/scores.csv`.", ""]
     for name in TABLES:
         lines += [f"## {find_experiment(name).title}: {name}", ""]
         for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-*.md")):
