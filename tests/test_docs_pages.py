@@ -123,3 +123,8 @@ def shown(outputs):
     """What outputs say, without numbers, spaces, and stars at what is best."""
     text = ["".join(output.get("data", output).get("text/plain", output.get("text", ""))) for output in outputs]
     return [re.sub(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?|\s|\*", "", each) for each in text]
+
+
+def test_stars_of_shapes_stay_and_those_of_examples_too():
+    text = doctests.starred(doctests.fenced("x: (*lead, batch), *and* more.\n\n>>> f(*lead)\n1\n\nThen (*lead,)."))
+    assert text == "x: (\\*lead, batch), *and* more.\n\n```pycon\n>>> f(*lead)\n1\n```\n\nThen (\\*lead,)."

@@ -85,8 +85,12 @@ def comparison_row(each: Comparison) -> list[str]:
 
 def tables_page(report: Path) -> str:
     """The paper's tables, with ours in them."""
-    lines = ["# Tables", "", "All accuracies are in %, mean and standard deviation over seeds. `polybound report` makes"]
-    lines += ["these tables from `docs/results/scores.csv`.", ""]
+    lines = [
+        "# Tables",
+        "",
+        "All accuracies are in %, mean and standard deviation over seeds. `polybound report` makes",
+    ]
+    lines += ["makes these tables from `docs/results/scores.csv`.", ""]
     for name in TABLES:
         lines += [f"## {find_experiment(name).title}: {name}", ""]
         for file in [report / f"{name}.md", *sorted(report.glob(f"{name}-*.md"))]:
