@@ -188,6 +188,10 @@ def test_on_paper_it_is_light_and_unfolded(browser, report):
     assert browser.run(paper) == "rgb(255, 255, 255)" and not browser.run(opened)
     ink = browser.run("document.getElementById('plot1').layout.font.color")
     assert ink == "#1b1f24"
+    fits = (
+        "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg').clientWidth <= p.clientWidth)"
+    )
+    assert browser.run("document.body.offsetWidth") < 700 and browser.run(fits)  # as wide as a page
     browser.run("dispatchEvent(new Event('afterprint'))")
     assert browser.run(paper) != "rgb(255, 255, 255)" and browser.run(opened)
 

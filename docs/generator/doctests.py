@@ -8,7 +8,7 @@ from typing import Any
 from griffe import Extension
 
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *(?:\n|\Z)).*)*", re.MULTILINE)
-STAR = re.compile(r"(?<=\()\*(?=\w)|(?<=, )\*(?=[\w(])")
+STAR = re.compile(r"(?<=\()\*(?=\w)|(?<=, )\*(?=\w+[,)]|\()")
 
 
 def fenced(text: str) -> str:

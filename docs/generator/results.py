@@ -7,17 +7,19 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from polybound.experiments import Comparison, compare, find_experiment, read_scores
 
-TABLES = ("table-1", "table-5", "table-9", "table-3", "table-10", "honest-table")
-FIGURES = ("figure-2", "figure-10", "figure-6", "tradeoff", "certified-tradeoff")
+TABLES = ("table-1", "table-5", "table-9", "table-3", "table-10", "table-11", "honest-table")
+FIGURES = ("figure-2", "figure-10", "figure-12", "figure-13", "figure-4", "figure-5", "figure-6", "figure-7")
+FIGURES = (*FIGURES, "figure-14", "tradeoff", "certified-tradeoff")
 VERDICTS = {"within": "met", "off": "missed"}
 
 
 def write_results(scores: Path, folder: Path) -> None:
     """Write what the scores say: summary into README.md, and the pages tables.md, figures.md and comparison.md."""
-    make_report(scores, folder)
+    make_report(scores, folder / "made.html")
     found = [each for each in compare(read_scores(scores)) if each.verdict in VERDICTS]
     page = folder / "README.md"
     text = page.read_text(encoding="utf-8")
@@ -28,18 +30,19 @@ def write_results(scores: Path, folder: Path) -> None:
     made = folder / "made"
     (folder / "tables.md").write_text(tables_page(made), encoding="utf-8")
     (folder / "figures.md").write_text(figures_page(made), encoding="utf-8")
-    for file in [*sorted(folder.glob("*table*-[0-9]*.md")), folder / "honest-table.md"]:
-        fresh = made / file.name if (made / file.name).is_file() else file
-        file.write_text(f"# {file.stem.capitalize()}\n\n{fresh.read_text(encoding='utf-8')}", encoding="utf-8")
+    for file in [*sorted(folder.glob("table-*.md")), folder / "honest-table.md"]:
+        fresh = made / file.name
+        text = (fresh if fresh.is_file() else file).read_text(encoding="utf-8")
+        file.write_text(f"# {file.stem.capitalize()}\n\n{text}", encoding="utf-8")
     for extra in [folder / "made.html", *(file for file in made.iterdir() if file.suffix != ".svg")]:
         extra.unlink()
 
 
-def make_report(scores: Path, folder: Path) -> None:
+def make_report(scores: Path, output: Path, **options: Any) -> None:
     """Let the command line make the report from the scores, as a reader would."""
-    options = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "-o", "made.html", "--quiet"]
-    command = [sys.executable, "-m", "polybound", "report", *TABLES, *FIGURES, *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+    words = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "--figures", str(scores.parent)]
+    command = [sys.executable, "-m", "polybound", "report", *TABLES, *FIGURES, *words, "-o", str(output), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # noqa: S603
     if done.returncode:
         raise RuntimeError(done.stderr)
 
@@ -85,15 +88,11 @@ def comparison_row(each: Comparison) -> list[str]:
 
 def tables_page(report: Path) -> str:
     """The paper's tables, with ours in them."""
-    lines = [
-        "# Tables",
-        "",
-        "All accuracies are in %, mean and standard deviation over seeds. `polybound report` makes",
-    ]
+    lines = ["# Tables", "", "All accuracies are in %, mean and standard deviation over seeds. `polybound report`"]
     lines += ["makes these tables from `docs/results/scores.csv`.", ""]
     for name in TABLES:
         lines += [f"## {find_experiment(name).title}: {name}", ""]
-        for file in [report / f"{name}.md", *sorted(report.glob(f"{name}-*.md"))]:
+        for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-*.md")):
             lines += [file.read_text(encoding="utf-8").strip(), ""]
     return "\n".join(lines)
 

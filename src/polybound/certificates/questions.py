@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from polybound.certificates import ladder
 from polybound.certificates.ball_ladder import ladder_over
 from polybound.certificates.ball_ledgers import BallDecisions
 from polybound.certificates.balls import Balls
 from polybound.certificates.decisions import Decisions
 from polybound.certificates.forms import Margins
 from polybound.certificates.inputs import Boxes
-from polybound.certificates.ladder import IMAGES, TOPS
+from polybound.certificates.ladder import TOPS
 from polybound.certificates.network import Network
 from polybound.certificates.relax import relax
 from polybound.certificates.result import Certificates, Status
@@ -22,8 +23,8 @@ from polybound.workers import in_workers
 
 __all__ = ["Question"]
 
-_LEAST, _BLOCKS = 4, 8
-"""Images of a block at least, and blocks of a few images at least: enough for some workers."""
+_HEAVY, _LEAST, _BLOCKS = 2**14, 4, 8
+"""Where a factor has so many weights, blocks are smaller, of at least so many images, so that there are so many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,9 @@ class Question:
         return Certificates.joined(found)
 
     def _blocks(self) -> Iterator[Question]:
-        size = min(IMAGES, max(_LEAST, -(-len(self) // _BLOCKS)))
+        size = ladder.IMAGES
+        if self.net.features * self.net.breadth >= _HEAVY:
+            size = min(size, max(_LEAST, -(-len(self) // _BLOCKS)))
         for start in range(0, max(1, len(self)), size):
             some = slice(start, start + size)
             balls = None if self.balls is None else self.balls.part(some)

@@ -7,10 +7,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from polybound.cli.experiment_options import (
     AsCsv,
@@ -29,6 +31,7 @@ from polybound.cli.experiment_options import (
     Seeds,
     choose,
 )
+from polybound.cli.progress import progress_bar
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
@@ -68,8 +71,9 @@ def report(
 
     Figures are PNG, SVG and CSV files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
     """
-    if not output.parent.is_dir():
-        raise PolyboundError(f"{output.parent}: no such folder")
+    for folder in (output.parent, figures):
+        if folder is not None and not folder.is_dir():
+            raise PolyboundError(f"{folder}: no such folder")
     known = [name for name in names if _is_experiment(name)]
     if not known:
         from polybound.report import report_runs
@@ -113,7 +117,15 @@ def make_report(
 
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
     options: dict[str, Any] = {"title": title, "command": _command(), "scores": scores, "data_dir": data_dir}
-    _show(build_report(chosen, runs, output, figures=figures, **options), as_json)
+    with progress_bar(MofNCompleteColumn()) as bar:
+        task = bar.add_task("report", total=len(chosen))
+        step = partial(_step, bar, task)
+        made = build_report(chosen, runs, output, figures=figures, on_progress=step, **options)
+    _show(made, as_json)
+
+
+def _step(bar: Progress, task: TaskID, done: int, name: str) -> None:
+    bar.update(task, completed=done, description=name)
 
 
 def _show(made: Report, as_json: bool) -> None:

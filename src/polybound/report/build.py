@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -83,19 +83,23 @@ def build_report(
     scores: Scores | None = None,
     data_dir: Path | None = None,
     figures: Path | None = None,
+    on_progress: Callable[[int, str], None] | None = None,
 ) -> Report:
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
     The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown, LaTeX and CSV, what was found as
     Markdown, `found.md`, and all scores, `NAME-scores.csv`. Other `scores` stand in for run folders that are not there;
-    for what is made from weights, the data of figures in the folder `figures` do, if it has them.
+    for what is made from weights, the data of figures in the folder `figures` do, if it has them. `on_progress` is
+    called with the number of experiments that are through and the name of the next.
 
     Raises:
         PolyboundError: nothing was found.
     """
     parts: list[Part] = []
     skipped: dict[str, str] = {}
-    for experiment in experiments:
+    for number, experiment in enumerate(experiments):
+        if on_progress is not None:
+            on_progress(number, experiment.name)
         table = experiment_scores(experiment, root, scores, data_dir)
         without = skipped_runs(experiment, root, data_dir)
         made = section(experiment, table, root, data_dir, figures)
@@ -108,6 +112,8 @@ def build_report(
         raise PolyboundError(
             f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it"
         )
+    if on_progress is not None:
+        on_progress(len(experiments), "drawing")
     folder, summary = _folder_for(output), summarise(parts, data_dir)
     _write_parts(sections, folder, summary)
     for part in parts:

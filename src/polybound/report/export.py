@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import isfinite
 from textwrap import fill
 from typing import Any
 
@@ -13,13 +14,26 @@ from polybound.report.text import to_markdown
 __all__ = ["section_to_dict", "section_to_markdown", "summary_to_dict", "summary_to_markdown"]
 
 
+_MOST_ROWS = 40
+"""Longer tables of a figure's points nobody reads on a terminal."""
+
+
 def section_to_dict(made: Section) -> dict[str, Any]:
     """A section's tables, with the verdict of each cell, its figures, and what was not run."""
     tables = [_table(part) for part in made.parts if isinstance(part, Table)]
-    figures = [asdict(part) for part in made.parts if isinstance(part, Figure)]
+    figures = [_finite(asdict(part)) for part in made.parts if isinstance(part, Figure)]
     missing = [{"what": what, "why": why} for what, why in made.missing]
     about = {"name": made.name, "title": made.title, "notes": list(made.notes), "missing": missing}
     return {**about, "tables": tables, "figures": figures}
+
+
+def _finite(value: Any) -> Any:
+    """A value as JSON has it: what is no finite number is null."""
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _table(part: Table) -> dict[str, Any]:
@@ -62,6 +76,9 @@ def _figure(part: Figure) -> list[str]:
     for panel in part.panels:
         header = [panel.x_label, *(line.label for line in panel.lines)]
         xs = sorted({x for line in panel.lines for x in line.x})
+        if len(xs) > _MOST_ROWS:
+            blocks.append(f"**{panel.title}** ({panel.y_label}): {len(xs)} points, in the figure's CSV file")
+            continue
         values = [dict(zip(line.x, line.y, strict=True)) for line in panel.lines]
         cells = [[f"{x:g}", *(f"{v[x]:.2f}" if x in v else "" for v in values)] for x in xs]
         blocks.append(f"**{panel.title}** ({panel.y_label})\n\n{to_markdown(Table('', header, cells))}")

@@ -121,7 +121,7 @@ def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any
     shares = [(name, f"{n} {words[name]}", f"{100 * n / summary.published:.2f}") for name, n in counts if n]
     return {
         "verdict": summary.verdict,
-        "shares": shares if judged else [],
+        "shares": shares if judged and not summary.lead else [],
         "findings": summary.findings,
         "headline": headline,
         "misses": summary.misses,

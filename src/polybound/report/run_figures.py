@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 from polybound.evaluation import CLEAN, Row, Table, labels
 from polybound.report.elements import Figure, Line, Panel
-from polybound.report.labels import column_name, level_of, network_names
+from polybound.report.labels import column_name, dataset_label, level_of, model_label, network_names
 from polybound.runs import Loaded
 
 __all__ = ["run_figures"]
@@ -22,6 +23,7 @@ Headings = Sequence[tuple[str, Table]]
 _COLUMN = ("attack", "protocol", "counted", "attack_seed")
 _FREE = ("seed", "run", "weights", "correct", "per_class", "total", "available")
 _BOUND = "method.bound"
+_TOGETHER = ("data", "data.digest", "model", "model.rank")
 _LEVELS = (_BOUND, "method.weight", "method.eps")
 
 
@@ -106,16 +108,24 @@ def _in_parts(title: str, x_label: str, y_label: str, lines: Sequence[Line], **a
 
 
 def _training(loaded: Sequence[Loaded]) -> Figure:
-    """The loss over the epochs, a line for each run."""
-    runs = [(one.about, one.run.history()) for one in loaded if one.run is not None]
-    names = network_names([one for one in loaded if one.run is not None])
-    lines = []
-    for (_, history), name in sorted(zip(runs, names, strict=True), key=lambda pair: _order(pair[0][0], pair[1])):
-        points = [(line["epoch"], line["loss"]) for line in history if _is_loss(line)]
-        if points:
-            lines.append(Line(name, [float(epoch) for epoch, _ in points], [float(loss) for _, loss in points]))
-    panels = _in_parts("Training", "epoch", "loss", lines, log_y=True)
+    """The loss over the epochs, a panel for each data set and model, a line for each run."""
+    groups: dict[str, list[Loaded]] = {}
+    for one in loaded:
+        if one.run is not None:
+            groups.setdefault(json.dumps([one.about.get(name) for name in _TOGETHER]), []).append(one)
+    panels = []
+    for mine in groups.values():
+        named = sorted(zip(network_names(mine), mine, strict=True), key=lambda pair: _order(pair[1].about, pair[0]))
+        lines = [line for name, one in named if (line := _loss(name, one)) is not None]
+        title = f"{dataset_label(mine[0].about['data'])}, {model_label(mine[0].about['model'])}"
+        panels += _in_parts(title, "epoch", "loss", lines, log_y=True)
     return Figure("The loss during training", panels, notes=["As the method defines it, with its penalties."])
+
+
+def _loss(name: str, one: Loaded) -> Line | None:
+    history = [] if one.run is None else one.run.history()
+    points = [(float(line["epoch"]), float(line["loss"])) for line in history if _is_loss(line)]
+    return Line(name, [epoch for epoch, _ in points], [loss for _, loss in points]) if points else None
 
 
 def _is_loss(line: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
-from polybound.experiments import compare, published
+from polybound.experiments import compare
 from polybound.models import ConvCCP
 from polybound.report.elements import Figure, Section
 from polybound.report.elements import Table as Shown
@@ -61,7 +61,7 @@ def _summary(table: Table, scores: Shown, title: str, headline: Figure | None) -
     judged |= {one.paper.key: "off" for one in compared if one.verdict == "off"}
     missed = sum(verdict == "off" for verdict in judged.values())
     other = len({one.paper.key for one in compared} - set(judged))
-    counts = len(judged) - missed, missed, other, len({value.key for value in published()})
+    counts = len(judged) - missed, missed, other, len(judged) + other
     rows = f"{len(scores.rows)} configuration{'s' if len(scores.rows) > 1 else ''}"
     lead = f"{title} of {rows}, averaged over seeds and nothing else."
     found = [_highest(scores, column) for column in range(3, len(scores.header))] if len(scores.rows) > 1 else []

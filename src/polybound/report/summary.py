@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polybound.evaluation import CLEAN
 from polybound.experiments import Comparison, published
 from polybound.report.elements import Figure, Line, Panel, Section, Table
 from polybound.report.findings import Finding, Part, findings
+from polybound.report.labels import METHODS
 from polybound.report.missing import missing_values
 
 __all__ = ["Summary", "summarise"]
@@ -24,12 +26,12 @@ class Summary:
         met: the published values that ours are near enough to.
         missed: those that ours are not.
         not_judged: those that were run with a shorter schedule, fewer data or another recipe only.
-        published: how many different values the paper has.
+        published: how many different values there are: the paper's, or of these those that some runs are of.
         findings: a sentence for each question.
         headline: the figure to look at first.
         misses: the values that are missed, one a row; None if there is none.
         missing: what was not run, with the reasons; None if nothing is missing.
-        lead: what to say where no published value was judged.
+        lead: what to say first.
     """
 
     met: int
@@ -40,22 +42,20 @@ class Summary:
     headline: Figure | None = None
     misses: Table | None = None
     missing: Table | None = None
-    lead: str = "No published value was run with the paper's schedule, so none is met or missed."
+    lead: str = ""
 
     @property
     def verdict(self) -> str:
         """How many published values are met, in one sentence or two."""
         judged = self.met + self.missed
         if not judged:
-            return self.lead
+            return self.lead or "No published value was run with the paper's schedule, so none is met or missed."
         share = f"{100 * self.met / judged:.0f} %"
-        first = (
-            f"{self.met} of the {judged} published values that were run are met ({share}), {self.missed} are missed."
-        )
+        counts = f"{self.met} of the {judged} published values that were run are met ({share}), {self.missed} missed."
         rest = self.published - judged - self.not_judged
         others = [f"{rest} of the paper's {self.published} values were not run"] if rest else []
         others += [f"{self.not_judged} were run in a reduced form only"] if self.not_judged else []
-        return f"{first} {', and '.join(others)}.".rstrip(" .") + "." if others else first
+        return " ".join(filter(None, [self.lead, counts, f"{', and '.join(others)}." if others else ""]))
 
 
 def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
@@ -87,7 +87,7 @@ def _headline(judged: Sequence[Comparison]) -> Figure:
     lines = [Line("as in the paper", [0.0, 100.0], [0.0, 100.0], kind="guide")]
     for verdict, name in (("within", "met"), ("off", "missed")):
         mine = [one for one in judged if one.verdict == verdict]
-        names = [", ".join(one.paper.key) for one in mine]
+        names = [_name(one) for one in mine]
         xs, ys = [one.paper.mean for one in mine], [one.ours.mean for one in mine]
         lines += [Line(name, xs, ys, [one.ours.std for one in mine], (), "marks", names)] if mine else []
     panel = Panel(
@@ -95,6 +95,13 @@ def _headline(judged: Sequence[Comparison]) -> Figure:
     )
     note = f"Each point is one value of the paper's tables. Met: within {ALLOWED}. On the line, both are equal."
     return Figure("Published values against those measured here", [panel], notes=[note])
+
+
+def _name(one: Comparison) -> str:
+    """What a published value is of."""
+    paper = one.paper
+    attack = paper.attack if paper.attack == CLEAN else paper.attack.upper()
+    return f"{paper.dataset}, {paper.model}, {METHODS.get(paper.method, paper.method)}, {attack}"
 
 
 def _misses(off: Sequence[Comparison]) -> Table | None:
@@ -105,8 +112,7 @@ def _misses(off: Sequence[Comparison]) -> Table | None:
     for one in sorted(off, key=lambda one: -abs(one.difference)):
         paper = f"{one.paper.mean:.2f} ± {one.paper.std:.2f}"
         chance = "" if one.deviations is None else f"{one.deviations:+.1f}"
-        names = [one.paper.dataset, one.paper.model, one.paper.method, one.paper.attack]
-        rows.append([", ".join(names), paper, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
+        rows.append([_name(one), paper, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
     header = ["value", "paper", "here", "difference", "allowed", "in std"]
     note = (
         "The last column is the difference in standard deviations of both, the published one and that of these seeds: "

@@ -42,8 +42,9 @@ def _cell(table: Table, row: int, column: int, text: str, before: str, after: st
 
 
 def _markdown(text: str) -> str:
-    """A text that begins neither a tag nor a cell."""
-    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|").split("\n"))
+    """A text that begins neither a tag nor a cell, and is as thick as it is."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|").replace("*", r"\*")
+    return " ".join(text.split("\n"))
 
 
 def to_latex(table: Table) -> str:

@@ -34,19 +34,22 @@ function axis(about) {
 }
 
 function draw() {
+  const paper = root.hasAttribute("data-print"), bare = paper || narrow.matches;
   drawings.forEach((drawing, number) => {
     const layout = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--text"), size: 12, family: "system-ui, sans-serif" },
-      margin: { l: 48, r: 8, t: narrow.matches ? 8 : 30, b: 40 }, hovermode: drawing.hover, showlegend: false,
+      margin: { l: 48, r: 8, t: bare ? 8 : 30, b: 40 }, hovermode: drawing.hover, showlegend: false,
       hoverlabel: { bgcolor: colour("--tint"), bordercolor: colour("--line"), font: { color: colour("--text") } },
       dragmode: narrow.matches ? false : "zoom",
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--text") },
       xaxis: axis(drawing.x), yaxis: axis(drawing.y),
     };
-    // The tools stand above the field, never over it; a phone has none.
-    const options = { responsive: true, displaylogo: false, displayModeBar: !narrow.matches,
+    const plot = document.getElementById("plot" + number);
+    if (paper) Object.assign(layout, { width: plot.clientWidth, height: plot.clientHeight });
+    // The tools stand above the field, never over it; a phone and paper have none.
+    const options = { responsive: true, displaylogo: false, displayModeBar: !bare,
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
-    Plotly.react("plot" + number, drawing.lines.map(line => trace(line, drawing.figure)), layout, options);
+    Plotly.react(plot, drawing.lines.map(line => trace(line, drawing.figure)), layout, options);
   });
 }
 

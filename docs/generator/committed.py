@@ -1,0 +1,32 @@
+"""The files of docs/results that stand in the repository, made anew from scores.csv: `make results`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from generator.results import make_report
+
+ROOT = Path(__file__).parents[2]
+RESULTS, BUILD = Path("docs/results"), Path("build/results")
+KEPT = ("*table*.md", "*.png", "figure-*.csv", "*tradeoff.csv", "headline.csv")
+"""Tables as Markdown, figures as PNG and as data; the report has the rest."""
+
+
+def main() -> None:
+    """Make the report in build/results, and copy of it what is kept.
+
+    What is made from weights, which the repository has not, is drawn from the data of figures that it has.
+    """
+    shutil.rmtree(ROOT / BUILD, ignore_errors=True)
+    (ROOT / BUILD).mkdir(parents=True)
+    make_report(RESULTS / "scores.csv", BUILD / "report.html", cwd=ROOT)
+    made = ROOT / BUILD / "report"
+    files = {file for pattern in KEPT for file in made.glob(pattern) if not file.name.endswith("-scores.csv")}
+    for file in [ROOT / BUILD / "report.html", *sorted(files)]:
+        shutil.copyfile(file, ROOT / RESULTS / file.name)
+        print(RESULTS / file.name)
+
+
+if __name__ == "__main__":
+    main()
