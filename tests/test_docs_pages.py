@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import polybound as pb
-from generator import doctests, notebooks, pages, reference, theorems
+from generator import doctests, notebooks, pages, reference, results, theorems
+from polybound.experiments import compare, read_scores
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -98,6 +99,21 @@ def test_links_of_a_page_lead_somewhere_in_the_sources_too(page):
         assert made or (page.parent / target).exists(), target
 
 
+def test_results_count_every_published_value_once_a_table():
+    """By the paper's tables, with the sums that `polybound compare` gives."""
+    found = [each for each in compare(read_scores(DOCS / "results" / "scores.csv")) if each.verdict in results.VERDICTS]
+    rows = [line.strip("| ").split(" | ") for line in results.summary(found).splitlines()[2:]]
+    tables = [row[0] for row in rows[:-1]]
+    assert tables == sorted(tables, key=lambda name: int(name.removeprefix("Table "))) and len(tables) >= 6
+    met = [each for each in found if each.verdict == "within"]
+    assert rows[-1][-1] == f"{len(met)} of {len(found)}"
+    assert sum(int(row[-1].split()[0]) for row in rows[:-1]) == len(met)
+    page = results.comparison_page(found)
+    assert page.count("| **missed** |") == len(found) - len(met) and page.count("| met |") == len(met)
+    for row in results.misses(found).splitlines()[4:]:
+        assert row.removesuffix(" |") in page
+
+
 def test_tutorials_are_four_and_have_outputs():
     assert [path.stem for path in TUTORIALS] == ["encrypted", "onnx", "own-table", "paper-table"]
     for path in TUTORIALS:
@@ -123,3 +139,8 @@ def shown(outputs):
     """What outputs say, without numbers, spaces, and stars at what is best."""
     text = ["".join(output.get("data", output).get("text/plain", output.get("text", ""))) for output in outputs]
     return [re.sub(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?|\s|\*", "", each) for each in text]
+
+
+def test_stars_of_shapes_stay_and_those_of_examples_too():
+    text = doctests.starred(doctests.fenced("x: (*lead, batch), *and* more.\n\n>>> f(*lead)\n1\n\nThen (*lead,)."))
+    assert text == "x: (\\*lead, batch), *and* more.\n\n```pycon\n>>> f(*lead)\n1\n```\n\nThen (\\*lead,)."
