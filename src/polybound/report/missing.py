@@ -76,7 +76,11 @@ def missing_values(
         why = why if inside or why == NO_DATA else f"{_paper_tables()[value.table]} is not part of this report"
         found.setdefault((value.dataset, why), []).append(value)
     rows = [[f"{data}: {_models(values)}", str(len(values)), why] for (data, why), values in found.items()]
-    return Shown("What is missing, and why", ["not run", "values", "why"], rows, name="missing") if rows else None
+    return (
+        Shown("What is missing, and why", ["not run", "published values", "why"], rows, name="missing")
+        if rows
+        else None
+    )
 
 
 def _models(values: Sequence[Published]) -> str:
