@@ -76,14 +76,15 @@ def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
 
 def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_dir: Path | None) -> Table | None:
     """The published values that were not run, then all else that is not there, with the reasons."""
-    values = None
-    if any(part.experiment.published for part in parts):
-        values = missing_values(run, [part.experiment for part in parts], data_dir)
+    paper = any(part.experiment.published for part in parts)
+    values = missing_values(run, [part.experiment for part in parts], data_dir) if paper else None
     rows = [] if values is None else [list(row) for row in values.rows]
     for part in parts:
+        shown = part.scores.rows or any(isinstance(one, Figure) and not one.empty for one in part.section.parts)
+        if paper and (part.experiment.published or shown):
+            continue  # its values are counted above, or its figure says it
         name = part.experiment.paper or part.experiment.name
-        left = part.section.missing if not part.experiment.published else ()
-        rows += [[f"{name}: {what}", "", why] for what, why in left]
+        rows += [[f"{name}: {what}", "", why] for what, why in part.section.missing]
     header = ["not run", "published values", "why"]
     return Table("What is missing, and why", header, rows, name="missing") if rows else None
 
