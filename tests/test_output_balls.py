@@ -49,7 +49,7 @@ def judge(model, found, x, r, side, weights, constant, seed):
             assert sign * exact_values(model, point, *form)[0] <= sign * Fraction(float(bound[0, row]))
 
 
-@settings(max_examples=35)
+@settings(max_examples=25)
 @given(networks(), seeds, st.sampled_from([*SIZES, None]), st.booleans(), st.sampled_from(["auto", "second", "first"]))
 def test_no_value_lies_outside_of_its_bounds(model, seed, eps, bounded, method):
     x, r, weights, constant = drawn(model, seed, eps)

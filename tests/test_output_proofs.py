@@ -25,7 +25,7 @@ def bounded(model, eps, norm, seed=0, images=3, domain=(-1.0, 1.0), **options):
     return x, pb.output_bounds(model, x, eps, norm=norm, **options)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.one_of(ccps(), ncps(), convs()),
     seeds,

@@ -37,24 +37,12 @@ def write_pages(root: Path, target: Path) -> None:
 
 
 def included(text: str, root: Path) -> str:
-    """A page with `<!-- include FILE # HEADING -->` replaced by that section of a file of the project.
-
-    `<!-- picture FILE: TEXT -->` becomes the picture docs/FILE with its text, seen from a folder below docs/.
-
-    >>> section("# A\\n\\n### B\\n\\ntext\\n\\n### C\\n\\nmore", "B")
-    'text'
-    """
+    """A page with `<!-- include FILE # HEADING -->` replaced by that section of a file of the project."""
 
     def part(found: re.Match[str]) -> str:
         return section((root / found.group(1)).read_text(encoding="utf-8"), found.group(2))
 
-    text = re.sub(r"<!-- include (\S+) # (.+?) -->", part, text)
-    return re.sub(r"<!-- picture (\S+): (.+?) -->", lambda found: picture(*found.groups(), root), text, flags=re.DOTALL)
-
-
-def picture(file: str, text: str, root: Path) -> str:
-    """A picture of docs/, if it is there."""
-    return f"![{' '.join(text.split())}](../{file})" if (root / "docs" / file).is_file() else ""
+    return re.sub(r"<!-- include (\S+) # (.+?) -->", part, text)
 
 
 def section(text: str, heading: str) -> str:
@@ -85,8 +73,9 @@ def write_explorer(path: Path, page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if EXPLORER not in text:
         raise ValueError(f"{page} has no {EXPLORER}")
+    wide = "---\nhide: [navigation, toc]\n---\n\n"
     frame = f'<iframe class="explorer" src="{path.name}" title="The explorer"></iframe>'
-    page.write_text(text.replace(EXPLORER, f"{frame}\n\n[The explorer alone]({path.name})"), encoding="utf-8")
+    page.write_text(wide + text.replace(EXPLORER, f"{frame}\n\n[The explorer alone]({path.name})"), encoding="utf-8")
     networks = {"plain": pb.example("digits"), "projected": pb.example("digits-bound-1")}
     pb.report.build_explorer(networks, pb.data.load_digits("test"), path, images=20)
 

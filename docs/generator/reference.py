@@ -111,9 +111,10 @@ def parameter_row(parameter: Any, context: Any) -> str:
     record = parameter.get_help_record(context)
     if record is None or parameter.name == "help":
         return ""
-    return f"| `{cell(record[0])}` | {html.escape(cell(record[1]), quote=False)} |"
+    return f"| {cell(f'`{record[0]}`')} | {html.escape(cell(record[1]), quote=False)} |"
 
 
 def cell(text: str) -> str:
-    """Text that is safe in a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Text that is safe in a cell of a table: bars are escaped, but not in code, where tables leave them alone."""
+    parts = " ".join(text.split()).split("`")
+    return "`".join(part if i % 2 else part.replace("|", "\\|") for i, part in enumerate(parts))

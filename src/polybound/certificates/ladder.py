@@ -64,6 +64,8 @@ class Ladder:
         self.lower, self.upper = boxes.outer
         self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
         self.units = max(A.outputs for A in self.net.A)
+        # Intervals are wanted tight, and the check of a proof has no single precision.
+        self.quick = not strict and not ledger.keep
         # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
         self.ends = forms.alone
 
@@ -146,7 +148,7 @@ class Ladder:
         left = [cells[:0]]
         for pairs in _by_image(cells, 2**20 // (net.features * self.units)):
             begun = time.perf_counter()
-            images = pairs.image.unique()
+            images = torch.unique(pairs.image)
             w, constant, slack = (
                 t.reshape(len(images), -1, *t.shape[1:]) for t in (pairs.w, pairs.constant, pairs.slack)
             )
@@ -209,7 +211,7 @@ class Ladder:
         if not len(cells):
             return cells
         ledger = self.ledger
-        bounded, second = by_second(self.net, cells, spectral)
+        bounded, second = by_second(self.net, cells, spectral, self.quick)
         proven = bounded.lower > cells.level
         ledger.note(cells, bounded.lower, bounded.step)
         for index in torch.nonzero(proven).squeeze(1).tolist():
@@ -244,10 +246,9 @@ class Ladder:
         """Branch and bound of one image, the least bounds first, until it is decided or its time is up."""
         begun, image = time.perf_counter(), cells.image[:1]
         generator = torch.Generator().manual_seed(0)
-        for _ in range(STARTS):
-            part = torch.rand(cells.lower.shape, generator=generator, dtype=torch.float64)
-            start = cells.lower + (cells.upper - cells.lower) * part
-            self._descend(cells, start)
+        many = cells[torch.arange(len(cells)).repeat(STARTS)]
+        part = torch.rand(many.lower.shape, generator=generator, dtype=torch.float64)
+        self._descend(many, many.lower + (many.upper - many.lower) * part)
         cells = self.ledger.undecided(cells)
         budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
         while len(cells) and time.perf_counter() - begun < budget:
@@ -285,9 +286,8 @@ def _by_image(cells: Cells, limit: int) -> Iterator[Cells]:
     Whatever no form has a part in is then computed once for an image.
     """
     cells = cells[cells.image.argsort(stable=True)]
-    count = cells.image.unique(return_counts=True)[1]
-    own = count.repeat_interleave(count)
-    for number in count.unique().tolist():
-        rows = torch.nonzero(own == number).squeeze(1)
-        for part in rows.split(number * max(1, limit)):
-            yield cells[part]
+    count = torch.bincount(cells.image)[cells.image]
+    for number in sorted(set(count.tolist())):
+        rows = torch.nonzero(count == number).squeeze(1)
+        for start in range(0, len(rows), number * max(1, limit)):
+            yield cells[rows[start : start + number * max(1, limit)]]

@@ -166,10 +166,10 @@ class _Together(_Apart):
 
     def values(self, c: Tensor) -> Sequence[Tensor]:
         constant = torch.cat([a.constant for a in self.maps], -1)
-        return (c @ self.weight.mT + constant.unsqueeze(-2)).split(self.sizes, -1)
+        return torch.split(c @ self.weight.mT + constant.unsqueeze(-2), self.sizes, -1)
 
     def reach(self, r: Tensor) -> Sequence[Tensor]:
-        return (r @ self.weight.abs().mT).split(self.sizes, -1)
+        return torch.split(r @ self.weight.abs().mT, self.sizes, -1)
 
     def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
         found: Tensor = _WeightedL1.apply(torch.cat(list(slopes), -1), self.weight, r)  # type: ignore[no-untyped-call]
@@ -185,19 +185,20 @@ class _WeightedL1(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, weight: Tensor, r: Tensor) -> Tensor:
         flat = y.flatten(-3, -2)
-        G = (flat @ weight).unflatten(-2, y.shape[-3:-1])
+        G = (flat @ weight).view(*y.shape[:-1], -1)
         signed = torch.copysign(r.unsqueeze(-2), G)
         ctx.save_for_backward(flat, weight, signed)
-        return G.mul_(signed).sum(-1)
+        total: Tensor = G.mul_(signed).sum(-1)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         flat, weight, signed = ctx.saved_tensors
         slope = (signed * grads[0].unsqueeze(-1)).flatten(-3, -2)
-        of_y = (slope @ weight.mT).unflatten(-2, signed.shape[-3:-1])
+        of_y = (slope @ weight.mT).view(*signed.shape[:-1], -1)
         return of_y, flat.mT @ slope, None
 
 
 def _adjoint(step: Affine, y: Tensor) -> Tensor:
     """`W^T y` for y of shape (*lead, batch, rivals, outputs)."""
-    return step.adjoint(y.flatten(-3, -2)).unflatten(-2, y.shape[-3:-1])
+    return step.adjoint(y.flatten(-3, -2)).reshape(*y.shape[:-1], -1)

@@ -55,7 +55,7 @@ class Method(Part):
     """A way to train against overfitting and attacks: what it does to the loss, after a step, and since when.
 
     A method of one's own is a frozen dataclass with a `name` and any of the functions below, and one line that
-    registers it; from then on `fit`, `train --method` and experiments know it::
+    registers it; from then on `fit`, `train --method` and experiments know it:
 
         @pb.training.register_method
         @dataclass(frozen=True)
