@@ -23,7 +23,7 @@ from polybound.report.labels import METHODS, dataset_label, model_label
 __all__ = ["missing_parts", "missing_values"]
 
 NO_DATA = "the data set was not on the machine that made this report"
-NOT_RUN = "no network was trained for it with this schedule"
+NOT_RUN = "no network was trained or measured for it with this schedule"
 
 
 def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = None) -> list[tuple[str, str]]:
