@@ -20,9 +20,9 @@ from browser import Browser
 DRAW = """new Promise((done) => {
   const pad = document.getElementById('pad'), box = pad.getBoundingClientRect(), frames = %d, move = (kind, i) => {
     const angle = i / 9, size = 0.1 + 0.3 * ((i / 97) %% 1);
-    pad.dispatchEvent(new PointerEvent(kind, {pointerId: 1,
-      clientX: box.left + box.width * (0.5 + size * Math.cos(angle)),
-      clientY: box.top + box.height * (0.5 + size * Math.sin(angle))}));
+    const [x, y] = [0.5 + size * Math.cos(angle), 0.5 + size * Math.sin(angle)];
+    const at = {clientX: box.left + box.width * x, clientY: box.top + box.height * y};
+    pad.dispatchEvent(new PointerEvent(kind, {pointerId: 1, ...at}));
   };
   pad.setPointerCapture = () => {};
   let i = 0;

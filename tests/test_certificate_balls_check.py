@@ -42,14 +42,14 @@ def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, eps, boun
 def proven(tmp_path_factory):
     """A file with every kind of step in it, and its model."""
     path = tmp_path_factory.mktemp("proofs") / "proofs.json"
-    model = randomise(pb.CCP(3, 4, 3, 3, dtype=F64), 2, 0.5)
+    model = randomise(pb.CCP(3, 4, 3, 4, dtype=F64), 0, 0.5)
     x, found = certified(model, 0.35, (-1.0, 1.0), images=24, budget=600.0)  # decided long before, on any machine
     save_certificates(path, model, found, x, (-1.0, 1.0))
     text = path.read_text()
     assert {"first", "second", "branch", "attack"} <= set(found.rung)
     assert all(
         f'"{word}"' in text
-        for word in ("ball", "trust", "trust absorbed", "split", "outside", "counterexample", "tops")
+        for word in ("ball", "trust", "trust absorbed", "split", "outside", "counterexample", "tops", "cap")
     )
     return path, model, json.loads(text)
 
@@ -166,3 +166,69 @@ def test_a_counterexample_outside_of_its_ball_is_refused(proven, tmp_path):
         # In the box around the ball, at one of its corners.
         entry["counterexample"] = [max(-1.0, min(1.0, v - 0.349 if v > 0 else v + 0.349)) for v in entry["x"]]
     refused(tmp_path, model, content, "outside of its ball")
+
+
+@pytest.fixture(scope="module")
+def capped(tmp_path_factory):
+    """A file in which balls are cut to caps, and its model."""
+    path = tmp_path_factory.mktemp("proofs") / "caps.json"
+    model = randomise(pb.CCP(5, 4, 3, 4, dtype=F64), 12, 0.4)
+    x = torch.rand(10, 5, generator=torch.Generator().manual_seed(12), dtype=F64) * 2 - 1
+    x[::2, 0] = 1.0
+    found = pb.certify(model, x, model(x).argmax(1), 0.7, norm="2", keep=True, method="second")
+    save_certificates(path, model, found, x, (-1.0, 1.0))
+    content = json.loads(path.read_text())
+    assert len(list(steps_by(content, "cap"))) > 1
+    return path, model, content
+
+
+def test_caps_are_confirmed(capped):
+    path, model, _ = capped
+    assert check_file(path, model)["verified"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"s": lambda s: s + 0.02}, "not positive|leaves the ball"),
+        ({"s": lambda s: -s}, "negative"),
+        ({"kappa": lambda kappa: -kappa}, "negative"),
+        ({"kappa": lambda kappa: 0.0}, "not positive"),
+        ({"d": lambda d: [-v for v in d]}, "not positive"),
+        ({"d": lambda d: d[1:]}, "does not fit"),
+        ({"radii": lambda r: [0.98 * v for v in r]}, "leaves the ball"),
+        ({"radii": lambda r: [0.0 for _ in r]}, "no radius"),
+        ({"radii": lambda r: [float("nan") for _ in r]}, "no radius"),
+        ({"centre": lambda c: [v + 0.02 for v in c]}, "leaves the ball"),
+        ({"centre": lambda c: c[1:]}, "damaged"),
+        ({"nu": lambda nu: -1.0}, "negative"),
+        ({"on": lambda on: on[1:]}, "leaves out"),
+        ({"then": lambda then: {}}, "before it is complete"),
+        ({"then": lambda then: {"by": "ball"}}, "not positive"),
+    ],
+)
+def test_false_caps_are_refused(capped, tmp_path, change, message):
+    _, model, content = copy.deepcopy(capped)
+    for step in list(steps_by(content, "cap")):
+        for name, function in change.items():
+            step[name] = function(step.get(name, 0.0))
+    refused(tmp_path, model, content, message)
+
+
+def test_another_multiplier_of_the_whole_ball_is_refused(capped, tmp_path):
+    for factor in (-1.0, 0.0, 30.0):
+        _, model, content = copy.deepcopy(capped)
+        steps = [step for rule in ("trust absorbed", "cap") for step in steps_by(content, rule) if step.get("nu")]
+        assert steps
+        for step in steps:
+            step["nu"] *= factor
+        refused(tmp_path, model, content, "negative|not positive")
+
+
+def test_a_cap_in_a_proof_about_a_box_is_refused(capped, tmp_path):
+    _, model, content = copy.deepcopy(capped)
+    for entry in content["images"]:
+        del entry["norm"]
+        if entry["status"] == "verified":
+            entry["proofs"] = {rival: next(iter(steps_by(capped[2], "cap"))) for rival in entry["proofs"]}
+    refused(tmp_path, model, content, "about a ball")

@@ -335,6 +335,6 @@ def test_huge_weights_end_undecided_not_wrong():
 def test_a_campaign_against_certificates_finds_nothing_wrong(norm):
     """Some thousand cases of bench/certify_soundness.py, always the same ones."""
     campaign = runpy.run_path(str(Path(__file__).parents[1] / "bench" / "certify_soundness.py"))["campaign"]
-    counts = campaign(cases=2500, images=200, budget=0.005, seed=1000, norm=norm)
+    counts = campaign(cases=2500, images=400, budget=0.005, seed=1000, norm=norm)
     assert "WRONG" not in counts
     assert counts["cases"] >= 2500 and counts["verified"] > 1000 and counts["falsified"] > 300

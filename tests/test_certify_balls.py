@@ -13,12 +13,13 @@ from box_search import exact_values
 from networks import F64, ccps, convs, ncps, randomise, seeds
 from polybound.certificates.ball_ledgers import BallDecisions
 from polybound.certificates.balls import Balls, least_linear
+from polybound.certificates.caps import Parts, best_cap, best_in_both
 from polybound.certificates.expansion import first_order, second_order
 from polybound.certificates.forms import Margins
 from polybound.certificates.inputs import checked_boxes
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
-from polybound.certificates.trust import trust_region
+from polybound.certificates.trust import Quadratic, trust_region
 
 SIZES = (0.0, 1e-160, 1e-12, 0.02, 0.1, 0.5, 1.5)
 ENOUGH = 600.0
@@ -293,3 +294,62 @@ def test_accuracy_over_balls():
     model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
     small, large = (pb.certified_accuracy(model, data, eps, images=8, norm="2", budget=0.1) for eps in (1e-4, 5.0))
     assert large <= small
+
+
+@settings(max_examples=100)
+@given(seeds, st.integers(1, 5))
+def test_a_cap_lies_in_the_ball_that_holds_it(seed, n):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, n, generator=generator, dtype=F64) * 10.0 ** (seed % 7)
+    r = torch.tensor([0.0, 1e-12, 0.1, 0.7], dtype=F64)[torch.randint(0, 4, x.shape, generator=generator)]
+    parts = Parts.whole(x, r)
+    for _ in range(3):
+        d = torch.randn(1, n, generator=generator, dtype=F64)
+        d = d / d.norm() * (1 + 0.1 * float(torch.rand(1, generator=generator)) - 0.05)
+        s = torch.rand(1, generator=generator, dtype=F64) * 0.99
+        smaller = parts.capped(d, s)
+        if not float(smaller.rho) < float(parts.rho):
+            return  # nothing was gained, and nobody would use it
+        # Points of the cap, many of them on its rim, exactly in the old ball: (point - c) / r has length 1 at most.
+        u = torch.randn(200, n, generator=generator, dtype=F64)
+        u = u - (u @ d[0]).unsqueeze(1) * d / float(d.square().sum())
+        height = s / d.square().sum()
+        rim = (1 - float(s * height)) ** 0.5 if float(s * height) < 1 else 0.0
+        u = height * d + rim * u / u.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        rows = zip(*(t[0].tolist() for t in (parts.c, parts.r, smaller.c, smaller.r)), strict=True)
+        sides = [tuple(map(Fraction, row)) for row in rows]
+        for point in u.tolist():
+            v = [Fraction(value) for value in point]
+            if sum(a * a for a in v) <= 1 and sum(a * Fraction(b) for a, b in zip(v, d[0].tolist(), strict=True)) >= float(s):
+                away = [(c + old * a - other, new) for a, (c, old, other, new) in zip(v, sides, strict=True)]
+                assert all(new > 0 or gap == 0 for gap, new in away)
+                assert sum((gap / new) ** 2 for gap, new in away if new) <= 1
+        parts = smaller
+
+
+@settings(max_examples=40)
+@given(networks(5), seeds, st.sampled_from([0.1, 0.6]))
+def test_the_whole_ball_as_a_second_constraint(model, seed, eps):
+    net = Network(model)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(1, net.features, generator=generator, dtype=F64) * 2 - 1
+    r = eps * (0.2 + torch.rand(1, net.features, generator=generator, dtype=F64))
+    d = torch.randn(1, net.features, generator=generator, dtype=F64)
+    parts = Parts.whole(x, r).capped(d / d.norm(), torch.tensor([0.6], dtype=F64))
+    second = second_order(net, parts.c, parts.r, net.C[:1], net.beta[:1], torch.arange(net.features), region=BALL)
+    slack = net.slack(parts.c.abs() + parts.r)[:, 0]
+    one = torch.ones_like(x)
+    low, high = parts.limits((x - 9, x + 9))
+    assert bool((low == -1).all() and (high == 1).all())
+    u = torch.randn(400, net.features, generator=generator, dtype=F64)
+    u = u / u.norm(dim=1, keepdim=True)
+    points = torch.cat([x + r * u, x + r * u * torch.rand(400, 1, generator=generator, dtype=F64)])
+    inside = ((points - parts.c) / parts.r).norm(dim=1) <= 1
+    values = net(points[inside])[:, 0]
+    for problem in (Quadratic.of(second, second.H, second.R, slack), Quadratic.of(second, *second.absorbed(), slack)):
+        bound, _, nu = best_in_both(net, problem, parts, (-one, one))
+        assert float(nu) >= 0 and bool((values >= bound - slack).all())
+        cap = best_cap(net, parts.in_both(problem, nu), d, bound + 0.1 * bound.abs(), (-one, one))
+        if float(cap.s) > 0:
+            left = ((points[inside] - parts.c) / parts.r) @ cap.d[0] <= float(cap.s)
+            assert bool((values[left] >= float(bound + 0.1 * bound.abs()) - float(slack)).all())

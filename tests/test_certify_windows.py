@@ -42,6 +42,7 @@ def test_maps_window_by_window_are_the_matrices(config):
         same(absolute.matrix(), At.T.abs())
         y = torch.randn(2, 3, A.outputs, dtype=F64)
         same(A.adjoint(y), y @ At.T)
+        assert A(x[:0]).shape == (0, A.outputs) and A.adjoint(y[:0]).shape == (0, 3, model.features)
         same(A.gram(), At @ At.T)
     for mu, At in zip(net.stretch, full.At, strict=True):
         # LAPACK's eigenvalues are off by less than this.

@@ -80,7 +80,8 @@ def draw_other(draw, spec, path):
     elif isinstance(old, int):
         new = draw(st.integers(1, 99))
     else:
-        new = draw(st.floats(1e-4, 9.0))
+        shares = content["method"]["name"] == "certified" and path[0] == "method"
+        new = draw(st.floats(1e-4, 1.0 if shares else 9.0))
     holder[path[-1]] = new
     other = Spec.from_dict(content)
     assume(other != spec)

@@ -18,6 +18,7 @@ from polybound.certificates import (
     balls,
     baselines,
     bounds,
+    caps,
     expansion,
     forms,
     network,
@@ -155,6 +156,34 @@ SLACKS = {
         ),
         2 * (PATH + D) * U * 2 * D,
     ),
+}
+
+
+def tilted():
+    """A problem with a slope that was rounded."""
+    zero = 0 * ONE[:, 0]
+    return trust.Quadratic(zero, ONE, EYE, zero, zero, zero, zero, zero).tilted(ONE)
+
+
+def part():
+    """Half of a ball, about a point of its rim."""
+    return caps.Parts(0 * ONE, ONE, 0.5 * ONE, 0.5 * ONE, ONE[:, 0] / 2)
+
+
+def in_both():
+    zero = 0 * ONE[:, 0]
+    problem = trust.Quadratic(zero, 0 * ONE, EYE, zero, zero, zero, zero, zero)
+    return float(part().in_both(problem, ONE[:, 0]).off)
+
+
+SLACKS |= {
+    # The squares of D ratios, their sum, and the products with the multiplier.
+    "whole ball": (caps, in_both, (D + 4) * U * (1 + D / 4 + D / 4 + 1 / 4)),
+    # The old centre, the new one and the step between them are rounded once each, and so is their quotient; then D
+    # squares of the direction, under a root.
+    "cap": (caps, lambda: float(part().capped(ONE / D**0.5, ONE[:, 0] / 2).rho), 4 * U * D**0.5 + (D + 4) * U / 4),
+    "limits of a part": (caps, lambda: float(part().limits((0.2 * ONE, 0.6 * ONE))[1][0, 0]), 3 * U * 0.2),
+    "tilted": (trust, lambda: float(tilted().off), 2 * U * 2 * D),
 }
 
 

@@ -13,20 +13,24 @@ from torch import Tensor
 from polybound.certificates.attack import Members, value_and_gradient
 from polybound.certificates.ball_ledgers import InBalls
 from polybound.certificates.balls import Balls, least_linear, nearest
+from polybound.certificates.caps import Parts, best_cap, best_in_both
 from polybound.certificates.cells import Cells, chunks, join
 from polybound.certificates.expansion import Second, first_order, second_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ladder import Ladder
-from polybound.certificates.ledger import Ledger
+from polybound.certificates.ledger import Ledger, Node
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
-from polybound.certificates.trust import lower_in_ball, trust_region
+from polybound.certificates.trust import Quadratic, lower_in_ball, trust_region
 
 __all__ = ["BallLadder", "ladder_over"]
 
 BRANCHED = 12
 """Up to this many features that move, balls are split; of more, boxes as small as a ball's parts need are too many."""
+
+CAPS = 4
+"""How often what is left of a ball is bounded again."""
 
 _LEAPS = 4
 _STEPS = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
@@ -71,17 +75,19 @@ class BallLadder(Ladder):
         return value
 
     def _second(self, cells: Cells) -> Cells:
-        """The trust-region problem of each cell, the remainder as a number and then absorbed."""
+        """The trust-region problem of each cell, the remainder as a number and then absorbed; then its caps."""
         begun, images = time.perf_counter(), cells.image
         r = self.balls.r[images]
         active = torch.nonzero((r > 0).any(0)).squeeze(-1)
         if len(cells) and len(active):
             second = second_order(self.net, self.balls.x[images], r, cells.w, cells.constant, active, region=BALL)
             for absorb in (False, True):
-                cells, rows = self._trust(cells, second, active, absorb)
+                cells, rows, v, problem = self._trust(cells, second, active, absorb)
                 if not len(cells):
                     break
                 second = second.rows(rows)
+            if len(cells):
+                cells = self._caps(cells, problem, v, active, begun)
         self.ledger.charge("second", images, begun)
         return self.ledger.undecided(cells)
 
@@ -98,24 +104,81 @@ class BallLadder(Ladder):
         """As they are: the end of a coordinate may lie outside of the ball, and would be dropped with all the rest."""
         return cells
 
-    def _trust(self, cells: Cells, second: Second, active: Tensor, absorb: bool) -> tuple[Cells, Tensor]:
-        """Bound cells by their trust-region problems, attack from there; returns those that stay open, and which."""
+    def _trust(
+        self, cells: Cells, second: Second, active: Tensor, absorb: bool
+    ) -> tuple[Cells, Tensor, Tensor, Quadratic]:
+        """Bound cells by their trust-region problems, attack from there.
+
+        Returns the cells that stay open, which they are, and their v and problems.
+        """
         low, high = (side[:, active] for side in self.balls.limits(cells.image))
         H, R = second.absorbed() if absorb else (second.H, second.R)
-        bound, v, lam = trust_region(self.net, second, H, R, cells.slack, (low, high))
-        cells = replace(cells, bound=torch.maximum(cells.bound, bound))
-        proven = bound > cells.level
-        kind = {"by": "trust absorbed" if absorb else "trust", "on": active.tolist()}
-        self.ledger.note(cells, bound, lambda index: kind | {"v": v[index].tolist(), "lam": float(lam[index])})
-        for index in torch.nonzero(proven).squeeze(1).tolist():
-            self.ledger.close(cells, index, float(cells.bound[index]), "second")
-        rows = torch.nonzero(~proven).squeeze(1)
-        cells = cells[rows]
+        bound, v, problem = trust_region(self.net, second, H, R, cells.slack, (low, high))
+        about = {"by": "trust absorbed" if absorb else "trust", "on": active.tolist()}
+        rows = self._closed(cells, bound, v, problem, about)
+        cells = replace(cells, bound=torch.maximum(cells.bound, bound))[rows]
         if len(cells):
             u = torch.zeros_like(cells.lower)
             u[:, active] = v[rows]
             self._descend(cells, self.balls.point(cells.image, u), (0.5, 0.25, 0.1, 0.05))
-        return cells, rows
+        return cells, rows, v[rows], problem.rows(rows)
+
+    def _closed(
+        self, cells: Cells, bound: Tensor, v: Tensor, problem: Quadratic, about: Node, nu: Tensor | None = None
+    ) -> Tensor:
+        """Write down bounds and what proves them, and close the cells that they are enough for; returns the others."""
+        self.ledger.note(cells, bound, lambda row: about | {"v": v[row].tolist()} | _multipliers(problem, nu, row))
+        proven = bound > cells.level
+        for index in torch.nonzero(proven).squeeze(1).tolist():
+            self.ledger.close(cells, index, float(bound[index]), "second")
+        return torch.nonzero(~proven).squeeze(1)
+
+    def _caps(self, cells: Cells, problem: Quadratic, v: Tensor, active: Tensor, begun: float) -> Cells:
+        """Cut balls to the caps that bounds leave of them, and bound the smaller balls that hold those, some times."""
+        parts = Parts.whole(self.balls.x[cells.image][:, active], self.balls.r[cells.image][:, active])
+        nu, left = torch.zeros_like(cells.bound), [cells[:0]]
+        for _ in range(CAPS):
+            sides = cells.lower[:, active], cells.upper[:, active]
+            cap = best_cap(self.net, problem, v, cells.target, parts.limits(sides))
+            smaller = parts.capped(cap.d, cap.s.clamp_min(0.0))
+            better = (cap.s > 0) & (smaller.rho < 0.97 * parts.rho) & ~self.ledger.falsified(cells.image)
+            left.append(cells[~better])
+            rows = torch.nonzero(better).squeeze(1)
+            if not len(rows):
+                return join(left)
+            about = {"by": "cap", "on": active.tolist()}
+            steps = [
+                about | cap.step(row) | smaller.step(row) | _multipliers(problem, nu, row) for row in rows.tolist()
+            ]
+            nodes = [self.ledger.cut(cells, row, step) for row, step in zip(rows.tolist(), steps, strict=True)]
+            cells, parts = cells[rows].at_nodes(torch.tensor(nodes, dtype=torch.int64)), smaller.rows(rows)
+            rows, problem, v, nu = self._bound_parts(cells, parts, active)
+            cells, parts = cells[rows], parts.rows(rows)
+            if not len(cells) or (self.strict and time.perf_counter() - begun > self.budget):
+                break
+        return join([*left, cells])
+
+    def _bound_parts(self, cells: Cells, parts: Parts, active: Tensor) -> tuple[Tensor, Quadratic, Tensor, Tensor]:
+        """Bound cells over parts of their balls, attack from there.
+
+        Returns which of them stay open, their problems, v and nu.
+        """
+        c, r = self.balls.x[cells.image].clone(), torch.zeros_like(cells.lower)
+        c[:, active], r[:, active] = parts.c, parts.r
+        # A part may stick out of the whole ball.
+        slack = self.forms.block(cells.image, self.net.slack(c.abs() + r)).slack
+        slack = slack.gather(1, cells.claim.unsqueeze(1)).squeeze(1)
+        second = second_order(self.net, c, r, cells.w, cells.constant, active, region=BALL)
+        limits = parts.limits((cells.lower[:, active], cells.upper[:, active]))
+        plain = Quadratic.of(second, *second.absorbed(), slack)
+        bound, v, nu = best_in_both(self.net, plain, parts, limits)
+        problem = parts.in_both(plain, nu)
+        rows = self._closed(cells, bound, v, problem, {"by": "trust absorbed", "on": active.tolist()}, nu)
+        if len(rows):
+            start = c[rows]
+            start[:, active] += (parts.r * v)[rows]
+            self._descend(cells[rows], start, (0.5, 0.25, 0.1, 0.05))
+        return rows, problem.rows(rows), v[rows], nu[rows]
 
     def _met(self, cells: Cells) -> Cells:
         """The cells whose boxes meet their balls."""
@@ -132,6 +195,11 @@ class BallLadder(Ladder):
             self.ledger.settle(cells)
         else:
             super()._branch(cells)
+
+
+def _multipliers(problem: Quadratic, nu: Tensor | None, row: int) -> Node:
+    """Those of the ball and, in a part of it, of the whole one."""
+    return {"lam": float(problem.lam[row])} | ({} if nu is None else {"nu": float(nu[row])})
 
 
 def ladder_over(forms: Forms, boxes: Boxes, balls: Balls | None, ledger: Ledger, **options: Any) -> Ladder:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polybound.certificates.arb_algebra import Arb, Vector, arb, dot, vector
+from polybound.certificates.check_caps import beyond_cap, cap_ball, moving, within_whole
 from polybound.certificates.check_steps import bound_of, distance, prove_cut, prove_monotone, trusted
 from polybound.certificates.enclosure_regions import Ball, Box, RefusedError
 from polybound.certificates.enclosures import Enclosures
@@ -152,26 +153,30 @@ class Checker:
             raise RefusedError("a value is not attained where the file says")
 
     def _prove(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb) -> None:
-        """Prove that `w.y_k + constant` is positive over a box, by the tree of steps that begins with `node`."""
-        stack = [(node, box)]
+        """Prove that `w.y_k + constant` is positive over a box, by the tree of steps that begins with `node`.
+
+        If there is a ball, over what the box and the ball have in common.
+        """
+        stack = [(node, box, self.ball)]
         while stack:
-            node, box = stack.pop()
-            if ("by" in node and "split" not in node) or "box" in node:
-                narrowed = self._step(node, box, w, constant)
-                if narrowed is None:
-                    continue
-                stack.append((node["then"], narrowed))
+            node, box, ball = stack.pop()
+            if node.get("by") == "cap":
+                stack.append((node["then"], box, self._cap(node, box, ball, w, constant)))
+            elif ("by" in node and "split" not in node) or "box" in node:
+                narrowed = self._step(node, box, ball, w, constant)
+                if narrowed is not None:
+                    stack.append((node["then"], narrowed, ball))
             elif "split" in node:
                 d, at = int(node["split"][0]), float(node["split"][1])
-                stack.append((node["low"], box.with_sides([[d, box.lower[d], at]])))
-                stack.append((node["high"], box.with_sides([[d, at, box.upper[d]]])))
+                stack.append((node["low"], box.with_sides([[d, box.lower[d], at]]), ball))
+                stack.append((node["high"], box.with_sides([[d, at, box.upper[d]]]), ball))
             else:
                 raise RefusedError("a proof ends before it is complete")
 
-    def _step(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb) -> Box | None:
+    def _step(self, node: dict[str, Any], box: Box, ball: Ball | None, w: Vector, constant: Arb) -> Box | None:
         """Prove one step; returns the box that is left, None if nothing is."""
         if node["by"] in ("ball", "ball slopes", "trust", "trust absorbed", "outside"):
-            self._prove_in_ball(node, box, w, constant)
+            self._prove_in_ball(node, box, ball, w, constant)
             return None
         if node["by"] in ("first", "slopes", "point"):
             if not self.enclosures.first(box, w, constant, slopes=node["by"] == "slopes") > 0:
@@ -200,26 +205,33 @@ class Checker:
                 prove_cut(box, d, low, high, p[i], mu[i], -lower)
         return narrowed
 
-    def _prove_in_ball(self, node: dict[str, Any], box: Box, w: Vector, constant: Arb) -> None:
-        """Prove that the form is positive over the image's ball, or that the box has no point of it."""
-        ball = self.ball
-        if ball is None:
+    def _prove_in_ball(self, node: dict[str, Any], box: Box, ball: Ball | None, w: Vector, constant: Arb) -> None:
+        """Prove that the form is positive over a ball, or that the box has no point of the image's."""
+        if ball is None or self.ball is None:
             raise RefusedError("a step about a ball in a proof about a box")
         if node["by"] == "outside":
-            nearest = [min(max(v, low), high) for v, low, high in zip(ball.x, box.lower, box.upper, strict=True)]
-            if not distance(ball, nearest) > 1:
+            nearest = [min(max(v, low), high) for v, low, high in zip(self.ball.x, box.lower, box.upper, strict=True)]
+            if not distance(self.ball, nearest) > 1:
                 raise RefusedError("a box that is left out meets the ball")
             return
         if node["by"] in ("ball", "ball slopes"):
             lower = self.enclosures.first(ball, w, constant, slopes=node["by"] == "ball slopes")
         else:
-            on = [int(d) for d in node["on"]]
-            if len(set(on)) != len(on) or any(r > 0 and d not in on for d, r in enumerate(ball.r)):
-                raise RefusedError("a step leaves out coordinates that move")
+            on = moving(ball, node)
             expansion = self.enclosures.second(ball, w, constant, on)
-            lower = trusted(expansion, ball, on, node)
+            lower = trusted(within_whole(expansion, ball, self.ball, on, node), ball, on, node)
         if not lower > 0:
             raise RefusedError("a bound over a ball is not positive")
+
+    def _cap(self, node: dict[str, Any], box: Box, ball: Ball | None, w: Vector, constant: Arb) -> Ball:
+        """Prove that the form is positive over a ball but for a cap; returns the ball that holds the cap."""
+        if ball is None or self.ball is None:
+            raise RefusedError("a step about a ball in a proof about a box")
+        on = moving(ball, node)
+        expansion = within_whole(self.enclosures.second(ball, w, constant, on), ball, self.ball, on, node)
+        if not trusted(beyond_cap(expansion, node), ball, on, node | {"by": "trust absorbed"}) > 0:
+            raise RefusedError("a bound outside of a cap is not positive")
+        return cap_ball(ball, box, on, node)
 
 
 def _forms(forms: dict[str, Any] | None, classes: int) -> list[Form]:

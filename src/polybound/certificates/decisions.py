@@ -62,15 +62,18 @@ class Decisions(Ledger):
         if self.keep:
             for row, claim in torch.nonzero((bound > 0) & (bound < inf)).tolist():
                 self.proofs[int(images[row]), claim] = {"by": self.rule("first")}
-        falsified = torch.tensor([image in self.counterexample for image in images.tolist()], dtype=torch.bool)
-        return (bound <= 0) & ~falsified.unsqueeze(1)
+        return (bound <= 0) & ~self.falsified(images).unsqueeze(1)
+
+    def falsified(self, images: Tensor) -> Tensor:
+        """Which images have a counterexample."""
+        return torch.tensor([image in self.counterexample for image in images.tolist()], dtype=torch.bool)
 
     def undecided(self, cells: Cells) -> Cells:
         """The cells of images that are not falsified."""
         if not self.counterexample:
             return cells
-        stay = [image not in self.counterexample for image in cells.image.tolist()]
-        return cells if all(stay) else cells[torch.tensor(stay, dtype=torch.bool)]
+        gone = self.falsified(cells.image)
+        return cells[~gone] if bool(gone.any()) else cells
 
     def aimed(self, cells: Cells, value: Tensor, /) -> Cells:
         """Cutting off only what is above a part of the least form seen leaves a margin worth telling."""

@@ -12,7 +12,11 @@ which begins as the whole of it:
     {"by": "point"}                                  the box is a point
     {"by": "ball" | "ball slopes"}                   the bound of first order is positive over the whole ball
     {"by": "trust" | "trust absorbed", on, v, lam}   so is the one of the trust-region problem that lam and v prove
+    {"by": "cap", on, v, lam, kappa, d, s, centre, radii, then}    that bound excludes all of the ball but a cap, which
+                                                     lies in the ball of that centre and those radii
     {"by": "outside"}                                the box has no point of the ball
+
+In parts of a ball, `nu` is the multiplier of the whole one.
 
 Files of intervals have `forms`, weights and constants of the outputs, and for each image and form the proven ends,
 `lower` and `upper`, the attained ones, `lowest` and `highest`, with their points, and two proofs, that the form less

@@ -148,7 +148,7 @@ class Ladder:
         left = [cells[:0]]
         for pairs in _by_image(cells, 2**20 // (net.features * self.units)):
             begun = time.perf_counter()
-            images = pairs.image.unique()
+            images = torch.unique(pairs.image)
             w, constant, slack = (
                 t.reshape(len(images), -1, *t.shape[1:]) for t in (pairs.w, pairs.constant, pairs.slack)
             )
@@ -286,9 +286,8 @@ def _by_image(cells: Cells, limit: int) -> Iterator[Cells]:
     Whatever no form has a part in is then computed once for an image.
     """
     cells = cells[cells.image.argsort(stable=True)]
-    count = cells.image.unique(return_counts=True)[1]
-    own = count.repeat_interleave(count)
-    for number in count.unique().tolist():
-        rows = torch.nonzero(own == number).squeeze(1)
-        for part in rows.split(number * max(1, limit)):
-            yield cells[part]
+    count = torch.bincount(cells.image)[cells.image]
+    for number in sorted(set(count.tolist())):
+        rows = torch.nonzero(count == number).squeeze(1)
+        for start in range(0, len(rows), number * max(1, limit)):
+            yield cells[rows[start : start + number * max(1, limit)]]

@@ -82,6 +82,10 @@ class Ledger(ABC):
     def _proven(self, image: int, rung: str, /) -> None:
         """All cells of one of the image's claims are closed, the last one by that rung."""
 
+    def falsified(self, images: Tensor) -> Tensor:
+        """Which images are decided by a counterexample."""
+        return torch.zeros_like(images, dtype=torch.bool)
+
     def charge(self, rung: str, images: Tensor, begun: float) -> None:
         """Share the time since `begun`, spent on a rung, among images (each as often as it is named)."""
         taken = time.perf_counter() - begun
@@ -161,6 +165,16 @@ class Ledger(ABC):
                 step["monotone"] = torch.nonzero(fixed[index]).squeeze(1).tolist()
             self._nodes[int(cells.node[index])].update(step)
         return narrowed.at_nodes(nodes)
+
+    def cut(self, cells: Cells, index: int, step: Node) -> int:
+        """A step proves that a cell's form exceeds its target but for a part that goes on; returns that part's node."""
+        self.lower_floor(cells, index, float(cells.target[index]))
+        node = int(cells.node[index])
+        if not self.keep:
+            return node
+        new = self._new_node()
+        self._nodes[node].update(step | {"then": self._nodes[new]})
+        return new
 
     def split(self, cells: Cells, at: Tensor) -> Tensor:
         """Each cell becomes two at `at` of its axis; returns the nodes of the lower and of the upper halves, (2N,)."""

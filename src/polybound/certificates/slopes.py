@@ -242,11 +242,11 @@ class WindowSlopes(Slopes):
 
     def _by_place(self, units: Tensor) -> Tensor:
         """(boxes, units) as (boxes, places, 1, channels)."""
-        return units.reshape(len(units), -1, self.weight.shape[1]).transpose(1, 2).unsqueeze(2)
+        return units.reshape(len(units), self.weight.shape[3], self.weight.shape[1]).transpose(1, 2).unsqueeze(2)
 
     def _by_unit(self, values: Tensor) -> Tensor:
         """(boxes, places, channels), or boxes and places in one, as (boxes, units)."""
-        return values.reshape(len(self.weight), -1, self.weight.shape[-1]).transpose(1, 2).flatten(1)
+        return values.reshape(len(self.weight), self.weight.shape[1], self.weight.shape[3]).transpose(1, 2).flatten(1)
 
     def _spatial(self) -> Tensor:
         """(boxes, *grid, image channels, *window, channels)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from polybound.certificates.network import Network
 from polybound.certificates.quadratic import spectral_shift
 from polybound.theory import ULP
 
-__all__ = ["lower_in_ball", "trust_region"]
+__all__ = ["Quadratic", "lower_in_ball", "trust_region"]
 
 
 def lower_in_ball(net: Network, first: First, slack: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
@@ -21,32 +23,78 @@ def lower_in_ball(net: Network, first: First, slack: Tensor, limits: Limits) -> 
     return rounded_down(first.g0, away + first.R, slack, net), u
 
 
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """`g0 + G.u + u'Hu/2 + bend ||u||^2 / 2 - R`, one row a ball, with a shift that makes it convex.
+
+    Attributes:
+        g0: (balls,).
+        G: (balls, n).
+        H: (balls, n, n).
+        R: (balls,).
+        bend: not negative, (balls,).
+        lam: not negative, (balls,): H + (bend + lam) I is positive semidefinite but for `lack`.
+        lack: (balls,), as `defect` gives it.
+        off: what rounding asks for, (balls,).
+    """
+
+    g0: Tensor
+    G: Tensor
+    H: Tensor
+    R: Tensor
+    bend: Tensor
+    lam: Tensor
+    lack: Tensor
+    off: Tensor
+
+    @staticmethod
+    def of(second: Second, H: Tensor, R: Tensor, slack: Tensor) -> Quadratic:
+        """An expansion, with the least shift, nearly: a larger one gains `||u||^2 / 2` and costs 1/2."""
+        shift = spectral_shift(H, torch.ones_like(second.G))
+        # Where H is positive semidefinite by itself, so it is with a shift of 0 in the place of a negative one.
+        lam = shift.mu[:, 0].clamp_min(0.0)
+        return Quadratic(second.g0, second.G, H, R, torch.zeros_like(lam), lam, shift.lack, slack)
+
+    def tilted(self, slope: Tensor) -> Quadratic:
+        """The same plus `slope.u`; the sum is rounded."""
+        off = self.off + (self.G.abs() + slope.abs()).sum(-1) * (4 * ULP)
+        return replace(self, G=self.G + slope, off=off)
+
+    def rows(self, rows: Tensor) -> Quadratic:
+        """Some of the balls."""
+        names = ("g0", "G", "H", "R", "bend", "lam", "lack", "off")
+        return Quadratic(**{name: getattr(self, name)[rows] for name in names})
+
+    def lower(self, net: Network, limits: Limits) -> tuple[Tensor, Tensor]:
+        """The lower bound of `trust_region`, (balls,), and its v."""
+        n = self.H.shape[-1]
+        shift = (self.lam + self.bend).unsqueeze(-1)
+        v = _minimiser(self.G, self.H, shift, limits)
+        Mv = _times(self.H, v) + shift * v
+        away, _ = least_linear(self.G + Mv, limits)
+        # |M| |v| <= |M| 1 bounds what the products with v round off; v has entries and length of at most 1, nearly.
+        sizes = self.H.abs().sum((-1, -2)) + n * shift.squeeze(-1) + self.G.abs().sum(-1) + self.R
+        off = self.off + sizes * (4 * (n + 8 + net.roundings) * ULP) + 3 * self.lack
+        total = torch.nan_to_num(self.lam / 2 + (v * Mv).sum(-1) / 2 + away + self.R, nan=torch.inf)
+        return rounded_down(self.g0, total, off, net), v
+
+
 def trust_region(
     net: Network, second: Second, H: Tensor, R: Tensor, slack: Tensor, limits: Limits
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""A lower bound of `g0 + G.u + u'Hu/2 - R` over the unit ball within limits, (balls,), and its v and lam.
+) -> tuple[Tensor, Tensor, Quadratic]:
+    r"""A lower bound of `g0 + G.u + u'Hu/2 - R` over the unit ball within limits, (balls,), its v and its problem.
 
     If `M = H + lam I` is positive semidefinite for a lam >= 0, then for all u with `||u||_2 <= 1` and every v
 
         G.u + u'Hu/2 >= -lam/2 + G.u + u'Mu/2 >= -lam/2 - v'Mv/2 + (G + Mv).u,
 
-    and `least_linear` bounds the last term over the ball within limits. The least such lam is the best one: a larger
-    one gains `||u||^2 / 2` and costs 1/2. With the minimiser of the convex problem for v this is the dual of the
-    trust-region problem, which by the S-lemma loses nothing where the limits cut nothing off. Neither lam nor v need be
-    believed: that M lacks no more than `lack` is proven, and any v will do.
+    and `least_linear` bounds the last term over the ball within limits. With the minimiser of the convex problem for v
+    this is the dual of the trust-region problem, which by the S-lemma loses nothing where the limits cut nothing off.
+    Neither lam nor v need be believed: that M lacks no more than `lack` is proven, and any v will do.
     """
-    n = H.shape[-1]
-    shift = spectral_shift(H, torch.ones_like(second.G))
-    # Where H is positive semidefinite by itself, so it is with a shift of 0 in the place of a negative one.
-    lam, lack = shift.mu[:, :1].clamp_min(0.0), shift.lack
-    v = _minimiser(second.G, H, lam, limits)
-    Mv = _times(H, v) + lam * v
-    away, _ = least_linear(second.G + Mv, limits)
-    # |M| |v| <= |M| 1 bounds what the products with v round off; v has entries and length of at most 1, nearly.
-    sizes = H.abs().sum((-1, -2)) + n * lam.squeeze(-1) + second.G.abs().sum(-1) + R
-    off = sizes * (4 * (n + 8 + net.roundings) * ULP) + 3 * lack
-    total = lam.squeeze(-1) / 2 + (v * Mv).sum(-1) / 2 + away + R
-    return rounded_down(second.g0, torch.nan_to_num(total, nan=torch.inf), slack + off, net), v, lam.squeeze(-1)
+    problem = Quadratic.of(second, H, R, slack)
+    bound, v = problem.lower(net, limits)
+    return bound, v, problem
 
 
 def _minimiser(G: Tensor, H: Tensor, lam: Tensor, limits: Limits) -> Tensor:

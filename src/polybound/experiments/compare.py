@@ -45,6 +45,12 @@ DATASETS = {
 }
 """The paper's names of the data sets."""
 
+TEST_IMAGES = {
+    **dict.fromkeys(("fashion-mnist", "kmnist", "mnist", "cifar10"), 10000),
+    **{"emnist-letters": 20800, "emnist-byclass": 116323, "nsynth": 4096},
+}
+"""How many test images the data sets have officially; where there are more or fewer, it is other data."""
+
 MODELS = {"pn-4": "PN-4", "pn-10": "PN-10", "pn-conv": "PN-Conv", "ncp-4": "NCP-4"}
 """The paper's names of the models."""
 
@@ -132,7 +138,8 @@ class Comparison:
             seeds may explain from what they cannot; None where neither has any. The verdict does not depend on it.
         allowed: max(3 points, 2 published standard deviations).
         verdict: "within" or "off"; "reduced" if our schedule, our data or our images were cut short, "other recipe" if
-            our optimiser or schedule is not the paper's.
+            our optimiser or schedule is not the paper's, "other data" if our test images are not all those of the
+            official split.
         variant: what tells ours from others that stand for the same value: the penalty's weight, the adversary.
     """
 
@@ -208,6 +215,8 @@ def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str
         verdict = "other recipe"
     if any(_reduced(row) for row in rows):
         verdict = "reduced"
+    if any(_other_data(row) for row in rows):
+        verdict = "other data"
     deviations = difference / spread if spread else None
     words = ", ".join(dict.fromkeys(filter(None, [*variant.split(", "), *other])))
     return Comparison(value, ours, protocol, difference, deviations, allowed, verdict, words)
@@ -228,6 +237,11 @@ def _other_recipe(row: Row) -> list[str]:
 
 def _reduced(row: Row) -> bool:
     return bool(row["schedule.epochs"] < EPOCHS or row["data.samples"] or row["total"] < row["available"])
+
+
+def _other_data(row: Row) -> bool:
+    """Whether a run was measured on other data than the paper's, as where a part of NSynth stands for all of it."""
+    return bool(row["available"] != TEST_IMAGES.get(row["dataset"]))
 
 
 def row_kind(row: Row) -> str:
@@ -251,7 +265,7 @@ def paper_method(row: Row) -> str:
 def _paper_names(row: Row) -> tuple[str, str, str, str]:
     """The paper's names for what a row is."""
     dataset, model, attack = str(row["dataset"]), str(row["model"]), str(row["attack"])
-    names = DATASETS.get(dataset, dataset), MODELS.get(model, model)
+    names = DATASETS.get(dataset, ""), MODELS.get(model, "")  # others may bear the paper's names
     return *names, paper_method(row), ATTACKS.get(attack, attack)
 
 

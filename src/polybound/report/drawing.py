@@ -9,7 +9,7 @@ from typing import Any
 from polybound.report.axes import Axis, axes_of
 from polybound.report.elements import Figure, Line
 from polybound.report.placing import place_texts
-from polybound.report.styles import style
+from polybound.report.styles import markers_every, style
 
 __all__ = ["drawings_of", "legend_of"]
 
@@ -25,7 +25,6 @@ _SHAPES = {
     "P": "M13.5 2h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5Z",
 }
 _STAR = "M15 1l1.5 3.4l3.7 .4l-2.8 2.5l.8 3.7l-3.2 -1.9l-3.2 1.9l.8 -3.7l-2.8 -2.5l3.7 -.4Z"
-_MOST_MARKERS = 30
 
 
 def drawings_of(figure: Figure, number: int) -> list[dict[str, Any]]:
@@ -45,15 +44,14 @@ def drawings_of(figure: Figure, number: int) -> list[dict[str, Any]]:
 def _line(line: Line, number: int | None, where: Sequence[str]) -> dict[str, Any]:
     look = style(number or 0)
     guide = line.kind == "guide"
-    marked = not guide and (len(line.x) <= _MOST_MARKERS or line.kind == "marks")
-    shapes = [*(["lines"] if line.kind != "marks" else []), *(["markers"] if marked else [])]
+    shapes = [*(["lines"] if line.kind != "marks" else []), *([] if guide else ["markers"])]
     made: dict[str, Any] = {
         "name": line.label,
         "x": _numbers(line.x),
         "y": _numbers(line.y),
         "dash": "solid" if guide else _DASHES[look.dash],
         "symbol": _SYMBOLS[look.marker],
-        "size": 6 if line.kind == "marks" else 7,
+        "size": 6 if line.kind == "marks" else _sizes(len(line.x), number or 0),
         "colour": None if guide else look.colour,
         "guide": guide,
     }
@@ -66,6 +64,14 @@ def _line(line: Line, number: int | None, where: Sequence[str]) -> dict[str, Any
     if line.spread and any(line.spread):
         made["spread"] = _numbers(line.spread)
     return made | {"mode": "+".join(shapes)}
+
+
+def _sizes(count: int, number: int) -> int | list[int]:
+    """The size of a line's markers; of a long line, only some are seen, at places that differ from line to line."""
+    if not (every := markers_every(count, number)):
+        return 7
+    first, step = every
+    return [7 if place % step == first else 0 for place in range(count)]
 
 
 def _published(line: Line, number: int) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def _best_method(parts: Sequence[Part]) -> str:
     if not wins:
         return ""
     shown = [f"{METHODS.get(name, name)} in {count}" for name, count in wins.most_common()]
-    return f"Of {len(seen)} comparisons under the sound protocol, the highest accuracy has {', '.join(shown)}."
+    many = f"Of {len(seen)} comparisons under the sound protocol"
+    return f"{many}, the highest accuracy has {', '.join(shown)}; the projection with the best of its bounds."
 
 
 def _cost(parts: Sequence[Part]) -> str:

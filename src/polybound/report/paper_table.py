@@ -143,7 +143,7 @@ _MEANINGS = {
     "met": "✓ met: within max(3 points, 2 published standard deviations) of the paper's value.",
     "missed": "✗ missed: further from it.",
     "not published": "○ not published: the paper has no such value.",
-    "not judged": "? not judged: a shorter schedule, fewer data or images, or another recipe than the paper's.",
+    "not judged": "? not judged: a shorter schedule, fewer or other data, or another recipe than the paper's.",
     "not run": "Not run: there is no such network among these scores.",
 }
 

@@ -14,7 +14,7 @@ from polybound.runs import Loaded
 
 __all__ = ["run_figures"]
 
-MOST_LINES = 12
+MOST_LINES = 16
 """More lines than these nobody tells apart."""
 
 Headings = Sequence[tuple[str, Table]]
@@ -102,7 +102,8 @@ def _points(table: Table, column: tuple[Any, ...]) -> list[Line]:
 
 def _in_parts(title: str, x_label: str, y_label: str, lines: Sequence[Line], **axes: Any) -> list[Panel]:
     """A panel, or several if there are more lines than one can tell apart."""
-    parts = [lines[first : first + MOST_LINES] for first in range(0, len(lines), MOST_LINES)]
+    size = -(-len(lines) // max(1, -(-len(lines) // MOST_LINES)))
+    parts = [lines[first : first + size] for first in range(0, len(lines), size)] if lines else []
     numbers = [f" ({n} of {len(parts)})" if len(parts) > 1 else "" for n in range(1, len(parts) + 1)]
     return [Panel(title + more, x_label, y_label, part, **axes) for more, part in zip(numbers, parts, strict=True)]
 

@@ -14,12 +14,11 @@ from matplotlib.lines import Line2D
 from polybound.report.axes import Axis, axes_of, columns_of
 from polybound.report.elements import Figure, Line, Panel
 from polybound.report.placing import PLACES, place_texts
-from polybound.report.styles import COLOURS, PAPER_MARKER, style
+from polybound.report.styles import COLOURS, PAPER_MARKER, markers_every, style
 
 __all__ = ["draw"]
 
 _SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-_MOST_MARKERS = 30
 
 
 def draw(figure: Figure, *paths: Path) -> None:
@@ -72,10 +71,9 @@ def _panel(place: Any, panel: Panel, x_axis: Axis, y_axis: Axis, numbers: dict[s
 
 def _line(place: Any, line: Line, where: list[str], number: int) -> None:
     look = style(number)
-    colour, few = COLOURS[look.colour][0], len(line.x) <= _MOST_MARKERS
-    dash = "" if line.kind == "marks" else look.dash
-    marker = look.marker if few or line.kind == "marks" else ""
-    place.plot(line.x, line.y, color=colour, marker=marker, linestyle=dash, markersize=4, zorder=3)
+    colour, joined = COLOURS[look.colour][0], line.kind != "marks"
+    about = {"marker": look.marker, "markevery": markers_every(len(line.x), number) if joined else None}
+    place.plot(line.x, line.y, color=colour, linestyle=look.dash if joined else "", markersize=4, zorder=3, **about)
     if line.spread and any(line.spread):
         low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
         high = [y + s for y, s in zip(line.y, line.spread, strict=True)]

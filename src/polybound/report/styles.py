@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COLOURS", "PAPER_MARKER", "Style", "style"]
+__all__ = ["COLOURS", "PAPER_MARKER", "Style", "markers_every", "style"]
 
 # Okabe and Ito's palette, on white and, brighter where it needs to be, on black.
 COLOURS = (
@@ -38,3 +38,15 @@ def style(number: int) -> Style:
     """
     dash = (number + number // 12) % len(_DASHES)
     return Style(number % len(COLOURS), _MARKERS[number % len(_MARKERS)], _DASHES[dash])
+
+
+def markers_every(points: int, number: int) -> tuple[int, int] | None:
+    """The first point of a line that has a marker, and the distance to the next; None if all have one.
+
+    >>> markers_every(30, 0), markers_every(100, 1)
+    (None, (5, 16))
+    """
+    if points <= 30:
+        return None
+    step = points // 6
+    return 5 * number % step, step

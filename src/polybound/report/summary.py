@@ -25,7 +25,7 @@ class Summary:
     Attributes:
         met: the published values that ours are near enough to.
         missed: those that ours are not.
-        not_judged: those that were run with a shorter schedule, fewer data or another recipe only.
+        not_judged: those that were run with a shorter schedule, fewer or other data or another recipe only.
         published: how many different values there are: the paper's, or of these those that some runs are of.
         findings: a sentence for each question.
         headline: the figure to look at first.
@@ -54,7 +54,7 @@ class Summary:
         counts = f"{self.met} of the {judged} published values that were run are met ({share}), {self.missed} missed."
         rest = self.published - judged - self.not_judged
         others = [f"{rest} of the paper's {self.published} values were not run"] if rest else []
-        others += [f"{self.not_judged} were run in a reduced form only"] if self.not_judged else []
+        others += [f"{self.not_judged} were run in a reduced form or on other data only"] if self.not_judged else []
         return " ".join(filter(None, [self.lead, counts, f"{', and '.join(others)}." if others else ""]))
 
 

@@ -88,7 +88,8 @@ class Pad {
     drawInput(this.small, this.x, this.data);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, 0, 0, this.canvas.width, this.canvas.height);
-    if (document.activeElement !== this.canvas) return;
+    // The cursor is for the keyboard.
+    if (!this.canvas.matches(":focus-visible")) return;
     context.strokeStyle = "#e69f00";
     context.lineWidth = 3;
     context.strokeRect(this.cursor[0] * this.scale + 1.5, this.cursor[1] * this.scale + 1.5, this.scale - 3, this.scale - 3);
