@@ -88,7 +88,7 @@ OPTIONS = {
 }
 REGISTRIES = {"method": METHODS, "optimiser": OPTIMISERS, "schedule": SCHEDULES, "loss": LOSSES}
 PARTS = {
-    "data": {"name": words, "digest": digests, "samples": st.integers(0, 10**5), "held_out": shares},
+    "data": {"name": words, "digest": digests, "samples": st.integers(0, 10**5), "held_out": below_one},
     "model": {"name": st.sampled_from(["pn-4", "pn-10", "pn-conv", "ncp-4"]), "rank": st.integers(0, 100)},
     "adversary": {"attack": attacks, "protocol": protocols, "start": starts},
 }
