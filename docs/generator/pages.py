@@ -48,7 +48,8 @@ def included(text: str, root: Path) -> str:
 def section(text: str, heading: str) -> str:
     """What stands under a heading of the third level, up to the next heading."""
     (found,) = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
-    return str(found).strip()
+    # What CONTRIBUTING.md says of each part, for who looks at the package from inside.
+    return re.sub(r"\s*Files touched in the\s+package: 0\.", "", str(found)).strip()
 
 
 def relinked(text: str, folder: str) -> str:
