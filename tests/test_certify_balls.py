@@ -320,7 +320,9 @@ def test_a_cap_lies_in_the_ball_that_holds_it(seed, n):
         sides = [tuple(map(Fraction, row)) for row in rows]
         for point in u.tolist():
             v = [Fraction(value) for value in point]
-            if sum(a * a for a in v) <= 1 and sum(a * Fraction(b) for a, b in zip(v, d[0].tolist(), strict=True)) >= float(s):
+            if sum(a * a for a in v) <= 1 and sum(
+                a * Fraction(b) for a, b in zip(v, d[0].tolist(), strict=True)
+            ) >= float(s):
                 away = [(c + old * a - other, new) for a, (c, old, other, new) in zip(v, sides, strict=True)]
                 assert all(new > 0 or gap == 0 for gap, new in away)
                 assert sum((gap / new) ** 2 for gap, new in away if new) <= 1
