@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 import polybound as pb
 from polybound.evaluation import Subject, Table
 from polybound.experiments import compare, experiment_names, find_experiment, published
+from polybound.report import build_report
 from polybound.report.axes import axes_of, columns_of
 from polybound.report.elements import Figure, Images, Line, Panel
 from polybound.report.elements import Table as Shown
 from polybound.report.figure_data import figure_to_csv, read_figure
-from polybound.report.findings import Part
+from polybound.report.findings import Part, findings
 from polybound.report.labels import network_names
 from polybound.report.layout import section
 from polybound.report.missing import missing_values
@@ -28,7 +29,7 @@ from polybound.report.styles import style
 from polybound.report.summary import summarise
 from polybound.report.text import to_csv, to_latex, to_markdown
 from polybound.runs import Loaded
-from test_experiments import rows_like_the_paper
+from test_experiments import row_like, rows_like_the_paper, spec_like
 from test_page import CURVE, FIGURE, HOSTILE, PICTURES, TABLE
 
 numbers = st.floats(-1e6, 1e6)
@@ -188,7 +189,7 @@ def test_the_opening_counts_what_the_cells_say(parts):
     points = [line for line in summary.headline.panels[0].lines if line.kind == "marks"]
     assert sum(len(line.x) for line in points) == len(compared)
     # What was not run is all the rest.
-    assert sum(int(row[1]) for row in summary.missing.rows) == summary.published - len(compared)
+    assert sum(int(row[1] or 0) for row in summary.missing.rows) == summary.published - len(compared)
     assert f"{summary.met} of the {len(compared)} published values" in summary.verdict
 
 
@@ -212,6 +213,39 @@ def test_all_published_values_are_missing_where_nothing_was_run(tmp_path):
     reasons = {row[0]: row[2] for row in table.rows}
     assert "was not on the machine" in reasons["E-MNIST-BY: PN-4, PN-10, PN-Conv"]
     assert missing_values({value.key for value in published()}, [find_experiment("table-1")], tmp_path) is None
+
+
+def test_answers_are_made_of_the_scores(tmp_path):
+    plain, tight, wide = {"method": "none"}, *({"method": "projection", "bound": bound} for bound in (1.0, 2.0))
+    values = [(plain, (10.0, 20.0)), (tight, (50.0, 60.0)), (wide, (30.0, 70.0)), ({"method": "l2"}, (56.0, 57.0))]
+    rows = [
+        row_like(spec_like(seed, **method), "fgsm-0.1", "sound", value)
+        for method, shares in values
+        for seed, value in enumerate(shares)
+    ]
+    table = Table(rows)
+    experiment = find_experiment("table-1")
+    found = {
+        one.question: one.answer for one in findings([Part(experiment, table, section(experiment, table, tmp_path))])
+    }
+    robust = found["Does a bound on the norms make networks robust?"]
+    assert "Yes: in 1 of 1 comparisons under the sound protocol, by 40.0 points in the median" in robust
+    assert "PN-4 on Fashion-MNIST under FGSM-0.1: 55.0 instead of 15.0 %" in robust
+    assert "L2 in 1" in found["Is projection the best of the methods?"]
+    assert set(found) == {"Does a bound on the norms make networks robust?", "Is projection the best of the methods?"}
+
+
+def test_what_was_asked_for_and_not_run_is_named(tmp_path):
+    wanted = [find_experiment(name).changed(seeds=1) for name in ("table-1", "table-7", "figure-3")]
+    spec = (
+        wanted[0].changed(datasets=("fashion-mnist",), models=("pn-4",), methods=("none",)).specs(pb.data.digest_of)[0]
+    )
+    scores = Table([row_like(spec, "clean", "-", 87.0)])
+    made = build_report(wanted, tmp_path, tmp_path / "r.html", scores=scores)
+    assert [one.name for one in made.sections] == ["table-1"] and made.summary.met == 1
+    missing = {row[0]: row[2] for row in made.summary.missing.rows}
+    assert "E-MNIST-BY: PN-4, PN-10, PN-Conv" in missing and "Figure 3: CIFAR-10: PN-Conv" in missing
+    assert sum(int(row[1] or 0) for row in made.summary.missing.rows) == made.summary.published - 1
 
 
 def test_bounds_of_runs_are_in_numerical_order_and_names_differ():

@@ -26,6 +26,22 @@ def main() -> None:
     for file in [ROOT / BUILD / "report.html", *sorted(files)]:
         shutil.copyfile(file, ROOT / RESULTS / file.name)
         print(RESULTS / file.name)
+    write_found(ROOT / RESULTS / "README.md", made)
+
+
+def write_found(page: Path, made: Path) -> None:
+    """Write what was found, and what is missing, between the marks of the results' first page."""
+    text = page.read_text(encoding="utf-8")
+    begin, end = "<!-- found -->\n", "<!-- /found -->"
+    before, mark, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not mark or not last:
+        raise ValueError(f"{page} has no place for what was found")
+    found = (made / "found.md").read_text(encoding="utf-8")
+    missing = made / "missing.md"
+    if missing.is_file():
+        found += f"\nWhat is missing, and why:\n\n{missing.read_text(encoding='utf-8')}"
+    page.write_text(f"{before}{begin}\n{found}\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

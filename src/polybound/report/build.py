@@ -88,9 +88,18 @@ def build_report(
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
     The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown, LaTeX and CSV, what was found as
-    Markdown, `found.md`, and all scores, `NAME-scores.csv`. Other `scores` stand in for run folders that are not there;
-    for what is made from weights, the data of figures in the folder `figures` do, if it has them. `on_progress` is
-    called with the number of experiments that are through and the name of the next.
+    Markdown, `found.md`, with `misses` and `missing` as tables, and all scores, `NAME-scores.csv`.
+
+    Args:
+        experiments: what to show.
+        root: folder of the run folders.
+        output: the page.
+        title: its heading.
+        command: what makes it, for the page to say.
+        scores: stand in for run folders that are not there.
+        data_dir: where the data lies.
+        figures: folder with the data of figures, for those that are drawn from weights that are not there.
+        on_progress: called with the number of experiments that are through, and the name of the next.
 
     Raises:
         PolyboundError: nothing was found.
@@ -106,8 +115,9 @@ def build_report(
         notes = [f"{path} was skipped: {why}" for path, why in without.items()]
         parts.append(Part(experiment, table, replace(made, notes=[*made.notes, *notes])))
         skipped |= without
-    sections = [part.section for part in parts]
-    if not any(_has_content(made) for made in sections) and not any(part.scores.rows for part in parts):
+    # What was not run at all has only the paper's numbers; the summary says what that is.
+    sections = [part.section for part in parts if part.scores.rows or _has_content(part.section)]
+    if not sections:
         names = ", ".join(experiment.name for experiment in experiments)
         raise PolyboundError(
             f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it"
@@ -155,18 +165,24 @@ def _folder_for(output: Path) -> Path:
 def _write_parts(sections: Sequence[Section], folder: Path, summary: Summary) -> None:
     """Every table and figure as files: the first of a section has its name, others a word or a number more."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "found.md", (summary_to_markdown(summary) + "\n").encode(errors="replace"))
+    found = summary_to_markdown(summary, tables=False)
+    write_atomically(folder / "found.md", f"{found}\n".encode(errors="replace"))
+    for table in filter(None, (summary.misses, summary.missing)):
+        _write_table(table, folder, table.name)
     if summary.headline is not None and not any(summary.headline is part for made in sections for part in made.parts):
         _write_figure(summary.headline, folder, "headline")
     for made in sections:
         for number, part in enumerate(made.parts):
             if isinstance(part, Table):
                 more = part.name or (str(number + 1) if number else "")
-                for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
-                    name = f"{made.name}-{more}" if more else made.name
-                    write_atomically(folder / f"{name}.{suffix}", (render(part) + "\n").encode(errors="replace"))
+                _write_table(part, folder, f"{made.name}-{more}" if more else made.name)
             elif not part.empty:
                 _write_figure(part, folder, f"{made.name}-{number + 1}" if number else made.name)
+
+
+def _write_table(table: Table, folder: Path, name: str) -> None:
+    for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
+        write_atomically(folder / f"{name}.{suffix}", f"{render(table)}\n".encode(errors="replace"))
 
 
 def _write_figure(figure: Figure, folder: Path, name: str) -> None:

@@ -54,11 +54,12 @@ def summary_to_dict(summary: Summary) -> dict[str, Any]:
     }
 
 
-def summary_to_markdown(summary: Summary) -> str:
-    """What was found: the verdict, a line for each question, and what is missed and missing."""
+def summary_to_markdown(summary: Summary, *, tables: bool = True) -> str:
+    """What was found: the verdict, a line for each question, and, as `tables`, what is missed and missing."""
     lines = [f"- {one.question} {one.answer}".replace("<", "&lt;") for one in summary.findings]
-    blocks = [fill(f"**{summary.verdict}**", 118), *(fill(line, 118, subsequent_indent="  ") for line in lines)]
-    for table in (summary.misses, summary.missing):
+    found = "\n".join(fill(line, 118, subsequent_indent="  ") for line in lines)
+    blocks = [fill(f"**{summary.verdict}**", 118), *([found] if found else [])]
+    for table in (summary.misses, summary.missing) if tables else ():
         blocks += [] if table is None else [f"{table.title}:", to_markdown(table)]
     return "\n\n".join(blocks)
 

@@ -23,7 +23,7 @@ from polybound.report.labels import METHODS, dataset_label, model_label
 __all__ = ["missing_parts", "missing_values"]
 
 NO_DATA = "the data set was not on the machine that made this report"
-NOT_RUN = "no network was trained for it with this schedule"
+NOT_RUN = "no network was trained or measured for it with this schedule"
 
 
 def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = None) -> list[tuple[str, str]]:
@@ -76,7 +76,11 @@ def missing_values(
         why = why if inside or why == NO_DATA else f"{_paper_tables()[value.table]} is not part of this report"
         found.setdefault((value.dataset, why), []).append(value)
     rows = [[f"{data}: {_models(values)}", str(len(values)), why] for (data, why), values in found.items()]
-    return Shown("What is missing, and why", ["not run", "values", "why"], rows, name="missing") if rows else None
+    return (
+        Shown("What is missing, and why", ["not run", "published values", "why"], rows, name="missing")
+        if rows
+        else None
+    )
 
 
 def _models(values: Sequence[Published]) -> str:

@@ -75,9 +75,7 @@ def _line(place: Any, line: Line, where: list[str], number: int) -> None:
     about = {"marker": look.marker, "markevery": markers_every(len(line.x), number) if joined else None}
     place.plot(line.x, line.y, color=colour, linestyle=look.dash if joined else "", markersize=4, zorder=3, **about)
     if line.spread and any(line.spread):
-        low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
-        high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
-        place.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
+        _spread(place, line, colour)
     for x, y, text, name in zip(line.x, line.y, line.texts, where, strict=False):
         if name:
             right, up = PLACES[name]
@@ -87,6 +85,18 @@ def _line(place: Any, line: Line, where: list[str], number: int) -> None:
             }
             offset = {"xytext": (3 * right, 3 * up), "textcoords": "offset points"}
             place.annotate(_plain(text, 20), (x, y), fontsize=7, color=colour, zorder=5, **offset, **sides)
+
+
+def _spread(place: Any, line: Line, colour: str) -> None:
+    """A band along a line; a bar at each point where no line joins them."""
+    if line.kind == "marks":
+        place.errorbar(
+            line.x, line.y, yerr=line.spread, linestyle="", ecolor=colour, elinewidth=0.8, alpha=0.5, zorder=2
+        )
+        return
+    low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
+    high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
+    place.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _legend(canvas: Canvas, figure: Figure, columns: int) -> None:

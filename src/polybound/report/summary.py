@@ -68,14 +68,25 @@ def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
     off = [one for one in judged.values() if one.verdict == "off"]
     other = {one.paper.key for one in compared} - set(judged)
     counts = len(judged) - len(off), len(off), len(other), len({value.key for value in published()})
-    if any(part.experiment.published for part in parts):
-        missing = missing_values({one.paper.key for one in compared}, [part.experiment for part in parts], data_dir)
-    else:
-        pairs = dict.fromkeys(pair for made in sections for pair in made.missing)
-        missing = Table("What is missing, and why", ["not run", "why"], list(map(list, pairs))) if pairs else None
+    missing = _missing(parts, {one.paper.key for one in compared}, data_dir)
     figures = [part for made in sections for part in made.parts if isinstance(part, Figure) and not part.empty]
     headline = _headline(list(judged.values())) if judged else next(iter(figures), None)
     return Summary(*counts, findings(parts), headline, _misses(off), missing)
+
+
+def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_dir: Path | None) -> Table | None:
+    """The published values that were not run, then all else that is not there, with the reasons."""
+    paper = any(part.experiment.published for part in parts)
+    values = missing_values(run, [part.experiment for part in parts], data_dir) if paper else None
+    rows = [] if values is None else [list(row) for row in values.rows]
+    for part in parts:
+        shown = part.scores.rows or any(isinstance(one, Figure) and not one.empty for one in part.section.parts)
+        if paper and (part.experiment.published or shown):
+            continue  # its values are counted above, or its figure says it
+        name = part.experiment.paper or part.experiment.name
+        rows += [[f"{name}: {what}", "", why] for what, why in part.section.missing]
+    header = ["not run", "published values", "why"]
+    return Table("What is missing, and why", header, rows, name="missing") if rows else None
 
 
 def _tables(sections: Sequence[Section]) -> list[Table]:

@@ -116,9 +116,15 @@ function lastPositive(value, atZero, guess, width) {
       if (side < 0) atLow /= 2;
     }
     side = found > 0 ? 1 : -1;
-    const share = Number.isFinite(atHigh) ? atLow / (atLow - atHigh) : 0.5;
-    // Not so near to the ends that the next point would be one of them again.
-    at = high === Infinity ? Math.min(width, 2 * at) : low + (high - low) * Math.min(0.98, Math.max(0.02, share));
+    if (high === Infinity) {
+      // Where the chord from 0 goes on to: behind the zero, as the function falls faster and faster.
+      const further = atLow < atZero ? atZero / (atZero - atLow) : 4;
+      at = Math.min(width, low * Math.max(1.01, Math.min(4, further)));
+    } else {
+      const share = Number.isFinite(atHigh) ? atLow / (atLow - atHigh) : 0.5;
+      // Not so near to the ends that the next point would be one of them again.
+      at = low + (high - low) * Math.min(0.98, Math.max(0.02, share));
+    }
   }
   return low;
 }
