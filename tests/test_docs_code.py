@@ -1,5 +1,6 @@
 """The code of the docs: Python runs as it stands, commands run or are at least ones that there are."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -62,9 +63,14 @@ def test_the_code_of_a_page_runs(page, cli, tmp_path, monkeypatch):
             # As many lines before it as there are on the page, so that a traceback has the page's lines.
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
         elif block.language == "console":
-            for words in block.commands():
+            for words in filter(is_whole, block.commands()):
                 result = cli(*expanded(words, tmp_path), cwd=tmp_path)
                 assert result.code == 0, (words, result)
+
+
+def is_whole(words):
+    """Whether a command can be run as it stands: `RUN` and `runs/NAME` stand for something of the reader's."""
+    return not any(re.search(r"(^|/)[A-Z]{3,}(\.\.\.)?$", word) for word in words)
 
 
 def expanded(words, folder):

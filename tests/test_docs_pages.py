@@ -84,9 +84,9 @@ def test_a_section_that_there_is_not_is_an_error():
 
 @pytest.mark.parametrize("page", SOURCES, ids=lambda path: path.relative_to(DOCS).as_posix())
 def test_lines_are_below_120_characters(page):
-    lines = page.read_text(encoding="utf-8").splitlines()
-    limit = 124 if page.name == "README.md" else 120
-    assert [(n, len(line)) for n, line in enumerate(lines, 1) if len(line) > limit] == []
+    # What `make results` writes is a table that is as wide as it is.
+    text = re.sub(r"<!-- found -->.*?<!-- /found -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [line for line in text.splitlines() if len(line) > 120] == []
 
 
 @pytest.mark.parametrize("page", SOURCES, ids=lambda path: path.relative_to(DOCS).as_posix())
@@ -136,8 +136,9 @@ def test_a_tutorial_runs_and_its_outputs_are_those_stored(path, tmp_path):
 
 
 def shown(outputs):
-    """What outputs say, without numbers, spaces, and stars at what is best."""
-    text = ["".join(output.get("data", output).get("text/plain", output.get("text", ""))) for output in outputs]
+    """What outputs say, without warnings, numbers, spaces, and stars at what is best."""
+    said = [output for output in outputs if output.get("name") != "stderr"]
+    text = ["".join(output.get("data", output).get("text/plain", output.get("text", ""))) for output in said]
     return [re.sub(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?|\s|\*", "", each) for each in text]
 
 
