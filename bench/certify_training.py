@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rivals", type=int, default=3)
     parser.add_argument("--degree", type=int, default=3)
     parser.add_argument("--rank", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=0.002)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", type=float, default=0.0)
