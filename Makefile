@@ -5,14 +5,15 @@ BIN    := $(VENV)/bin
 # Tests and benchmarks share the cores among processes, not among threads.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test quick lint types check bench docs dist smoke clean
+.PHONY: help demo test quick lint types check bench docs results notebooks dist smoke clean
 
 help:
 	@echo "make demo   train a plain and a projected network on the built-in digits, attack and certify both"
 	@echo "make test   run all tests;  make quick: fewer examples, no slow ones"
 	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
 	@echo "make bench  speed as ratios, to bench/results.json"
-	@echo "make docs   API reference, to build/docs"
+	@echo "make docs   the site, to build/docs;  make notebooks: run the tutorials anew"
+	@echo "make results  tables, figures and report of docs/results, from its scores.csv"
 	@echo "make dist   wheel and sdist, to dist;  make smoke: installs the wheel anew, without and with extras, and uses it"
 	@echo "make clean  remove the environment and everything that was built"
 
@@ -57,8 +58,15 @@ bench: $(VENV)/ready
 	$(BIN)/python bench/run.py
 
 docs: $(VENV)/ready
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google polybound polybound.models polybound.theory polybound.constraints polybound.certificates polybound.data polybound.attacks polybound.defences polybound.training polybound.evaluation polybound.experiments polybound.deploy polybound.estimator
-	@echo "open build/docs/index.html"
+	PYTHONPATH=docs $(BIN)/python -m generator
+
+# Everything in docs/results but its prose and scores.csv; without weights or data, from what lies there.
+results: $(VENV)/ready
+	PYTHONPATH=docs $(BIN)/python -m generator.committed
+
+# Outputs of the tutorials are kept in them; the tests run them, and say when they are out of date.
+notebooks: $(VENV)/ready
+	PYTHONPATH=docs $(BIN)/python -m generator.notebooks
 
 # The wheel is built from the sdist, so that the sdist is known to be whole.
 dist: $(VENV)/ready

@@ -2,7 +2,8 @@
 
 A case is one network, one input and one radius (or one for each feature), with the verdict of `certify` or the
 intervals of `output_bounds`, by a method that takes its turn. Networks are CCPs of both forms, NCPs and convolutional
-ones in one to three dimensions, of degrees 2 to 10. A quarter of the radii are 0 or so small that only rounding
+ones in one to three dimensions, of degrees 2 to 10. Every other network has second order in single precision, as only
+large ones have otherwise. A quarter of the radii are 0 or so small that only rounding
 matters; a sixth of the networks have no domain, a sixth a radius for each feature.
 
 Of each case all corners (up to six inputs, else random ones), random points, a grid (up to three inputs) and signed
@@ -35,7 +36,7 @@ import torch
 from torch import Tensor
 
 import polybound as pb
-from polybound.certificates import Network, ball_ladder, ladder
+from polybound.certificates import Network, ball_ladder, ladder, slopes
 from polybound.certificates.exact import exact_logits
 
 F64 = torch.float64
@@ -237,6 +238,7 @@ class Campaign:
         # Convolutions in both of their forms, window by window and as matrices, with every method.
         windows = isinstance(model, pb.ConvCCP) and seed // len(METHODS[self.norm]) % 2 == 1
         net = Network(model, by_windows=True if windows else None)
+        slopes.LARGE = 1 if seed % 2 else 128  # every other network with products in single precision
         if method.startswith("bounds"):
             self._intervals(batch, net, method.removeprefix("bounds "), seed, generator)
         else:

@@ -94,6 +94,7 @@ REFUSED = [
     ("compare seed.csv", "a seed is"),
     ("report table-1 --scores many.csv", "correct cannot be 'many'"),
     ("report table-1 --scores nowhere", "no such file"),
+    ("report figure-5 --figures nowhere", "no such folder"),
     ("certify ok.safetensors --check deep-run/spec.json", "not JSON"),
     ("certify ok.safetensors --check .", "directory"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --save .", "a folder"),

@@ -164,6 +164,16 @@ def test_the_radius_rises_with_the_steps_and_a_resumed_training_ends_with_the_sa
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_early_stopping_waits_for_the_whole_radius():
+    methods = {Certified(ramp=0.5): 5, Certified(ramp=0.45, start=4): 7, Certified(ramp=1.0): 9, Certified(ramp=0.0): 0}
+    assert {method: method.complete_from(10) for method in methods} == methods
+    model = pb.CCP(64, 2, 10, 2, seed=0)
+    data = load_digits("train")
+    options = {"method": "certified", "eps": 0.3, "ramp": 0.75, "learning_rate": 0.0, "epochs": 8, "batch_size": 1024}
+    history = pb.fit(model, data.x.flatten(1), data.y, early_stopping=1, **options)
+    assert history.best == 7 and len(history) == 8  # nothing is learnt: the first epoch that counts is the best
+
+
 class _StopAfter(pb.training.Callback):
     def __init__(self, steps):
         self.left = steps
@@ -181,7 +191,7 @@ def test_it_certifies_more_and_projects_if_asked():
     for name, more in {
         "none": {},
         "certified": {"method": "certified", "eps": 0.2},
-        "both": {"method": "certified", "eps": 0.2, "bound": 1.0},
+        "both": {"method": "certified-projection", "eps": 0.2, "bound": 1.0},
     }.items():
         model = pb.paper_model("pn-4", shape=train.shape, seed=0)
         pb.fit(model, train, **options, **more)
@@ -202,10 +212,10 @@ def test_it_certifies_more_and_projects_if_asked():
         ({"bound": -1}, "bound must be"),
         ({"eps": float("nan")}, "eps must be"),
         ({"every": 0}, "every must be"),
-        ({"adversary": "fgsm-0.1"}, "certified takes no adversary"),
+        ({"adversary": "fgsm-0.1"}, "certified-projection takes no adversary"),
         ({"loss": "squared"}, "has a loss of its own"),
     ],
 )
 def test_bad_options(options, said):
     with pytest.raises(PolyboundError, match=said):
-        pb.Recipe.of(method="certified", **options)
+        pb.Recipe.of(method="certified-projection", **options)

@@ -1,8 +1,6 @@
 """The estimators among scikit-learn's tools, their files, and what they refuse."""
 
 import pickle
-import re
-from pathlib import Path
 
 import joblib
 import numpy as np
@@ -345,12 +343,3 @@ def test_one_class_and_no_weight_are_refused():
         quick().fit(X, y, sample_weight=np.zeros(150))
     with pytest.raises(pb.PolyboundError, match="weights are zero"):
         quick(class_weight={0: 0.0, 1: 0.0, 2: 0.0}).fit(X, y)
-
-
-def test_the_page_runs_as_it_stands(capsys):
-    page = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text(encoding="utf-8")
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "estimators.md", "exec"), names)
-    assert names["radii"].shape == (3, 13) and (names["inside"].lower < names["inside"].upper).all()
-    assert np.array_equal(names["again"].predict(load_wine().data), names["model"].predict(load_wine().data))

@@ -318,6 +318,16 @@ def test_another_recipe_is_not_judged():
     assert {(c.verdict, c.variant) for c in found} == {("other recipe", "learning rate 0.02")}
 
 
+def test_other_data_are_not_judged():
+    """A part of NSynth's official test split stands for all of NSynth where nothing else is there."""
+    part = row_like(spec_like(data="nsynth"), "clean", "-", 80.25)
+    whole = {**part, "available": 4096, "total": 4096, "correct": 3287}
+    for row, verdict in ((part, "other data"), (whole, "within")):
+        assert {c.verdict for c in compare(Table([row]))} == {verdict}
+    named_alike = {**whole, "dataset": "NSYNTH", "data": "NSYNTH"}
+    assert compare(Table([named_alike])) == []
+
+
 def test_a_bound_that_fewer_seeds_have_is_not_the_best():
     lucky = row_like(spec_like(method="projection", bound=0.5), "fgsm-0.1", "published", 99.0)
     found = compared([*rows_like_the_paper(), lucky])["projection", "fgsm-0.1"]

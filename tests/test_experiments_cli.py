@@ -71,8 +71,32 @@ def check_report_of_runs(cli, refused, tmp_path):
     assert [row[1] for row in measured] == ["1"] * 3 and len({row[0] for row in measured}) == 3
     for row, name in zip(measured, ("none", "projection, bound 0.5", "projection, bound 1"), strict=True):
         assert f"{row[0]},".startswith(f"{name},")
+    check_figures_of_runs(cli("report", *folders, *output, "--json").json, tmp_path / "runs-report")
     assert "no run folder" in refused("report", tmp_path, *output)
     assert "experiments or of runs" in refused("report", "table-1", folders[0], *output)
+
+
+def check_figures_of_runs(made, folder):
+    (section,) = made["sections"]
+    figures = {figure["title"]: figure["panels"] for figure in section["figures"]}
+    assert set(figures) == {
+        "Accuracy over the bounds",
+        "Clean accuracy against accuracy under attack",
+        "The loss during training",
+    }
+    (bounds,) = figures["Accuracy over the bounds"]
+    assert [line["x"] for line in bounds["lines"]] == [[0.5, 1.0]] * 3  # clean, and under both protocols
+    (training,) = figures["The loss during training"]
+    names = [line["label"] for line in training["lines"]]
+    assert names == ["none", "projection, bound 0.5", "projection, bound 1"]
+    assert "3 runs of 3 configurations" in made["found"]["verdict"]
+    (scores,) = [table for table in section["tables"] if table["title"] == "Accuracy in %"]
+    assert {one["question"] for one in made["found"]["findings"]} >= {"Which is the most accurate?"}
+    best = max(scores["rows"], key=lambda row: float(row[3].split()[0]))
+    (answer,) = [one["answer"] for one in made["found"]["findings"] if one["question"] == "Which is the most accurate?"]
+    assert answer.startswith(f"{best[0]}: {best[3].split()[0]} %")
+    data = [file for file in folder.glob("runs-*.csv") if file.with_suffix(".svg").is_file()]
+    assert len(data) == 3 and (folder / "found.md").is_file()
 
 
 def test_a_sweep_as_json_is_its_rows(cli, recipe, tmp_path):

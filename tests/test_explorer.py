@@ -73,11 +73,14 @@ def proven(model, x, y, radius, domain):
     return found.status == ["verified"] * int(keep.sum())
 
 
+def margin(logits, y):
+    """The label's logit less the largest other one."""
+    return (logits.gather(1, y.unsqueeze(1)) - logits.scatter(1, y.unsqueeze(1), -torch.inf).amax(1, True)).squeeze(1)
+
+
 def by_lipschitz(model, x, y):
     """The margins at the inputs, divided by twice the Lipschitz constant."""
-    logits = deepcopy(model).double()(x.double()).detach()
-    rivals = logits.scatter(1, y.unsqueeze(1), -torch.inf).amax(1)
-    margins = logits.gather(1, y.unsqueeze(1)).squeeze(1) - rivals
+    margins = margin(deepcopy(model).double()(x.double()).detach(), y)
     return margins.clamp_min(0) / (2 * float(pb.lipschitz(model, method="rowwise", radius=1.0)))
 
 
@@ -228,6 +231,63 @@ def test_every_control_by_keyboard(browser, page):
     assert {"pad", "brush", "clear", "reset", "thumb", "eps"} <= reached and not browser.errors
 
 
+def test_radii_while_drawing_are_proven_too(browser, page, networks, digits):
+    """Each search begins at the radius of the image before: what it finds does not depend on that."""
+    visit(browser, page)
+    model, x = networks["projected"], digits.x[:12].clone()
+    # A stroke that grows from image to image, over the first digit.
+    for i in range(12):
+        x[i] = digits.x[0]
+        x[i, 0, 3, : i % 8 + 1] = 1.0
+    found = browser.run(
+        f"(() => {{ const e = explorer, n = e.networks[1]; let r = null; return {json.dumps(x.flatten(1).tolist())}.map((v) => {{"
+        " const x = Float32Array.from(v), cold = e.radii(n, x, null, null).first; r = e.radii(n, x, null, null, r);"
+        " const odd = e.radii(n, x, null, null, {first: 1.9, rival: 3}).first; return [cold, r.first, odd]; }); })()"
+    )
+    radii, labels = torch.tensor(found, dtype=torch.float64), model(x).argmax(1)
+    assert (radii > 0).all() and (radii.amax(1) / radii.amin(1) < 1.002).all()
+    for column in radii.T:
+        assert proven(model, x, labels, column, digits.domain)
+
+
+def test_a_radius_ends_where_the_domain_does(browser, tmp_path):
+    """A class that always wins, and by far: every point of the domain is within the radius."""
+    model = pb.CCP.from_factors([torch.zeros(2, 3)], torch.zeros(2, 2), torch.tensor([5.0, 0.0]))
+    visit(browser, build_explorer({"flat": model}, random_data((3,), 2), tmp_path / "e.html", budget=0.0))
+    assert browser.run("explorer.radii(explorer.networks[0], explorer.images[0], 0, null).first") == 2.0
+    assert browser.run("explorer.radii(explorer.networks[0], explorer.images[0], 1, null).first") == 0.0
+
+
+def test_the_width_of_the_brush(browser, page):
+    visit(browser, page)
+    painted = []
+    for keys in (["ArrowLeft"] * 2, ["ArrowRight"] * 10):
+        browser.click("#clear")
+        browser.run("document.getElementById('brush').focus()")
+        browser.press(*keys)
+        browser.drag([browser.centre("#pad")])
+        painted.append(browser.run("explorer.state.x.filter(v => v > -1).length"))
+    assert 1 <= painted[0] < 8 < painted[1] and browser.run("document.getElementById('brush').value") == "3"
+
+
+def test_two_networks_are_compared_side_by_side(browser, page, networks, digits):
+    visit(browser, page)
+    browser.click(".thumb:nth-child(3)")
+    assert browser.run("[...document.querySelectorAll('.card h2')].map(h => h.innerText)") == list(networks)
+    settled(browser)
+    shown = browser.run("[...document.querySelectorAll('.card .margin')].map(p => p.innerText)")
+    tops = browser.run("[...document.querySelectorAll('.card')].map(c => c.getBoundingClientRect().top)")
+    assert tops[0] == tops[1]
+    y = digits.y[2:3]
+    for words, model in zip(shown, networks.values(), strict=True):
+        exact, x = deepcopy(model).double().requires_grad_(False), digits.x[2:3].double()
+        attacked = pb.PGD(0.1, 20, random_start=False)(exact, x, y, domain=digits.domain)
+        numbers = [
+            float(number) for number in re.findall(r"-?[\d.]+\d", words.partition(":")[2].replace("\u2212", "-"))
+        ]
+        assert numbers == pytest.approx([margin(exact(z), y).item() for z in (x, attacked)], abs=6e-4)
+
+
 def test_a_finger_draws_on_a_phone(browser, page):
     visit(browser, page, width=400, height=800)
     left, top = browser.centre("#pad")
@@ -267,6 +327,46 @@ def test_hostile_names_are_text_and_nothing_is_fetched(browser, tmp_path, networ
     browser.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"http://localhost/x.png\">')")
     settled(browser)
     assert browser.run("window.owned") is None
+    assert not [
+        address for address in browser.requests if not address.startswith("file:") and "localhost" not in address
+    ]
+
+
+REQUESTS = {
+    "fetch": "fetch('http://127.0.0.1:9/x')",
+    "beacon": "navigator.sendBeacon('http://127.0.0.1:9/x', 'x')",
+    "socket": "new WebSocket('ws://127.0.0.1:9/x')",
+    "events": "new EventSource('http://127.0.0.1:9/x')",
+    "old request": "(() => { const r = new XMLHttpRequest(); r.open('GET', 'http://127.0.0.1:9/x'); r.send(); })()",
+    "worker": "new Worker('data:text/javascript,1')",
+    "frame": "document.body.append(Object.assign(document.createElement('iframe'), {src: 'http://127.0.0.1:9/x'}))",
+    "font": "document.fonts.add(new FontFace('x', 'url(http://127.0.0.1:9/x)')) && document.fonts.load('1px x')",
+    "style": "document.body.insertAdjacentHTML('beforeend', '<link rel=stylesheet href=\"http://127.0.0.1:9/x\">')",
+    "image": "new Image().src = 'http://127.0.0.1:9/x'",
+    "text as code": "setTimeout('window.owned = 4')",
+    "handler": "document.body.insertAdjacentHTML('beforeend', '<p onclick=\"window.owned = 5\" id=bad>')"
+    " || document.getElementById('bad').click()",
+}
+
+
+@pytest.mark.parametrize("way", REQUESTS)
+def test_the_policy_forbids_every_request(browser, page, way):
+    visit(browser, page)
+    blocked = browser.run(
+        "new Promise((done) => { document.addEventListener('securitypolicyviolation', (e) => done(e.effectiveDirective));"
+        f" setTimeout(() => done('allowed'), 5000); try {{ const r = {REQUESTS[way]}; r && r.catch && r.catch(() => 0); }}"
+        " catch { } })"
+    )
+    assert blocked != "allowed" and browser.run("window.owned") is None
+
+
+@pytest.mark.parametrize("width", [1300, 400])
+def test_long_names_stay_in_the_window(browser, tmp_path, networks, digits, width):
+    long = "W" * 400
+    data = replace(digits, name=long, note=long, class_names=(long, *digits.class_names[1:]))
+    page = build_explorer({long: networks["plain"]}, data, tmp_path / "e.html", images=1, budget=0.0, title=long)
+    visit(browser, page, width=width)
+    assert browser.run("document.documentElement.scrollWidth") <= width
 
 
 def test_a_table_has_sliders_in_its_units(browser, tmp_path):

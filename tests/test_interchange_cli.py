@@ -1,7 +1,6 @@
 """`polybound export` and `polybound verify`, ONNX files in the other commands, and what they say without the extra."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ import torch
 import polybound as pb
 from onnx_graphs import off, run
 from polybound.runs import DataSpec, Spec, train_together
-
-DOCS = Path(__file__).parents[1] / "docs" / "interchange.md"
 
 
 @pytest.fixture(scope="module")
@@ -191,19 +188,3 @@ def test_names_are_what_they_are_in_whatever_order_they_are_loaded():
     code += "print([n for n in d.__all__ if isinstance(getattr(d, n), types.ModuleType)])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout == "[]\n", result.stderr
-
-
-def test_the_docs_run_as_they_stand(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {"pb": pb, "torch": torch}
-    for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(block, "interchange.md", "exec"), names)
-
-
-def test_the_docs_commands_exist(cli):
-    lines = re.findall(r"^\$ polybound (\w+) (.*)$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(lines) > 4
-    for command, words in lines:
-        shown = cli(command, "--help").out
-        for option in re.findall(r"--[a-z-]+", words.partition("#")[0]):
-            assert option in shown, (command, option)

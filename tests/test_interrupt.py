@@ -20,6 +20,10 @@ COMMANDS = {
         ["evaluate", "m.safetensors", "--dataset", "digits", "--attacks", f"pgd-0.1-{LONG}-0.01"],
         "the same command goes on",
     ),
+    "certify by workers": (
+        ["certify", "m.safetensors", "--dataset", "digits", "--workers", 2, *["--eps", 0.01] * 5000],
+        "no proofs were written",
+    ),
     "certify": (["certify", "m.safetensors", "--dataset", "digits", *["--eps", 0.01] * 5000], "no proofs were written"),
 }
 

@@ -12,7 +12,8 @@ if __name__ == "__main__":
     write_pages(root, root / "build" / "pages")
     # The theme prints that another major version of MkDocs will not do; ours is below 2.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    # Not --quiet, which would also keep it from counting warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     code = subprocess.run(command, cwd=root, env=environment, check=False).returncode  # noqa: S603
     if code == 0:
         print(f"open {root / 'build' / 'docs' / 'index.html'}")

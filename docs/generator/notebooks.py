@@ -68,7 +68,7 @@ def store_outputs(file: Path) -> None:
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
-            cell.outputs = joined(cell.outputs)
+            cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
     nbformat.write(notebook, file)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from generator import notebooks, reference, results, theorems
 
+EXPLORER = "<!-- explorer -->"
 WORKER = "assets/javascripts/workers/search.*.min.js"
 
 
@@ -20,7 +21,7 @@ def write_pages(root: Path, target: Path) -> None:
         target: the folder for the pages, which is made anew.
     """
     shutil.rmtree(target, ignore_errors=True)
-    ignored = shutil.ignore_patterns("generator", "*.ipynb", "__pycache__", "scores.csv", ".ipynb_checkpoints")
+    ignored = shutil.ignore_patterns("generator", "*.ipynb", "__pycache__", ".ipynb_checkpoints")
     shutil.copytree(root / "docs", target, ignore=ignored)
     for name in ("CONTRIBUTING", "CHANGELOG"):
         (target / f"{name.lower()}.md").write_text((root / f"{name}.md").read_text(encoding="utf-8"), encoding="utf-8")
@@ -31,35 +32,24 @@ def write_pages(root: Path, target: Path) -> None:
     theorems.write_theorems(target / "ideas" / "theorems.md")
     reference.write_reference(target / "reference")
     results.write_results(root / "docs" / "results" / "scores.csv", target / "results")
-    write_explorer(target / "explorer.html")
+    write_explorer(target / "play.html", target / "explorer.md")
     write_worker(target / "theme" / "instead-of-iframe-worker.js")
 
 
 def included(text: str, root: Path) -> str:
-    """A page with `<!-- include FILE # HEADING -->` replaced by that section of a file of the project.
-
-    `<!-- picture FILE: TEXT -->` becomes the picture docs/FILE with its text, seen from a folder below docs/.
-
-    >>> section("# A\\n\\n### B\\n\\ntext\\n\\n### C\\n\\nmore", "B")
-    'text'
-    """
+    """A page with `<!-- include FILE # HEADING -->` replaced by that section of a file of the project."""
 
     def part(found: re.Match[str]) -> str:
         return section((root / found.group(1)).read_text(encoding="utf-8"), found.group(2))
 
-    text = re.sub(r"<!-- include (\S+) # (.+?) -->", part, text)
-    return re.sub(r"<!-- picture (\S+): (.+?) -->", lambda found: picture(*found.groups(), root), text, flags=re.DOTALL)
-
-
-def picture(file: str, text: str, root: Path) -> str:
-    """A picture of docs/, if it is there."""
-    return f"![{' '.join(text.split())}](../{file})" if (root / "docs" / file).is_file() else ""
+    return re.sub(r"<!-- include (\S+) # (.+?) -->", part, text)
 
 
 def section(text: str, heading: str) -> str:
     """What stands under a heading of the third level, up to the next heading."""
     (found,) = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
-    return str(found).strip()
+    # What CONTRIBUTING.md says of each part, for who looks at the package from inside.
+    return re.sub(r"\s*Files touched in the\s+package: 0\.", "", str(found)).strip()
 
 
 def relinked(text: str, folder: str) -> str:
@@ -74,14 +64,19 @@ def relinked(text: str, folder: str) -> str:
     text = re.sub(rf"\[([^\]]*){out}(?:src|bench|tests)/[^)]*\)", r"\1", text)
     if folder == ".":
         text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG)\.md", lambda found: f"]({found.group(1).lower()}.md", text)
-        text = text.replace("](docs/", "](")
-    return text
+    return text.replace("](docs/", f"]({up}")
 
 
-def write_explorer(path: Path) -> None:
-    """Write the explorer of the bundled digits networks, with twenty images."""
+def write_explorer(path: Path, page: Path) -> None:
+    """Write the explorer of the bundled digits networks, with twenty images, and show it in a page."""
     import polybound as pb
 
+    text = page.read_text(encoding="utf-8")
+    if EXPLORER not in text:
+        raise ValueError(f"{page} has no {EXPLORER}")
+    wide = "---\nhide: [navigation, toc]\n---\n\n"
+    frame = f'<iframe class="explorer" src="{path.name}" title="The explorer"></iframe>'
+    page.write_text(wide + text.replace(EXPLORER, f"{frame}\n\n[The explorer alone]({path.name})"), encoding="utf-8")
     networks = {"plain": pb.example("digits"), "projected": pb.example("digits-bound-1")}
     pb.report.build_explorer(networks, pb.data.load_digits("test"), path, images=20)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import html
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,36 @@ def write_reference(folder: Path) -> None:
     (folder / "api").mkdir(parents=True, exist_ok=True)
     (folder / "api" / "polybound.md").write_text(front(), encoding="utf-8")
     for room in ROOMS:
-        text = f"# polybound.{room}\n\n::: polybound.{room}\n"
-        (folder / "api" / f"{room}.md").write_text(text, encoding="utf-8")
+        (folder / "api" / f"{room}.md").write_text(room_page(room), encoding="utf-8")
     page = folder / "cli.md"
     text = page.read_text(encoding="utf-8")
     if "<!-- commands -->" not in text:
         raise ValueError(f"{page} has no place for the commands")
     page.write_text(text.replace("<!-- commands -->", commands()), encoding="utf-8")
+
+
+def homes(room: str) -> dict[str, str]:
+    """The full name of everything that a room offers, by its short name, from the imports of its `__init__`.
+
+    A room may have a function and a module of one name, so `polybound.theory.lipschitz` alone would not do.
+
+    >>> homes("theory")["lipschitz"]
+    'polybound.theory.lipschitz.lipschitz'
+    """
+    source = (Path(polybound.__file__).parent / room / "__init__.py").read_text(encoding="utf-8")
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    found = {alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    return {name: found[name] for name in getattr(polybound, room).__all__}
+
+
+def room_page(room: str) -> str:
+    """The page of a room: what it is, a list of what it offers, and each of that with its docstring."""
+    module, names = getattr(polybound, room), homes(room)
+    order = sorted(names, key=lambda name: (name.isupper(), not callable(getattr(module, name)), name.lower()))
+    lines = [f"# polybound.{room}", "", inspect.cleandoc(module.__doc__ or ""), "", "| name | what |", "| --- | --- |"]
+    lines += [f"| [`{name}`](#{names[name]}) | {summary(getattr(module, name))} |" for name in order]
+    lines += ["", *(f"::: {names[name]}\n" for name in order)]
+    return "\n".join(lines)
 
 
 def front() -> str:
@@ -33,7 +58,7 @@ def front() -> str:
     for name in sorted(set(polybound.__all__) - set(ROOMS) - {"__version__"}, key=str.lower):
         home = next((room for room in ROOMS if name in getattr(polybound, room).__all__), None)
         about = summary(getattr(polybound, name))
-        where = f"[`pb.{name}`]({home}.md#polybound.{home}.{name})" if home else f"`pb.{name}`"
+        where = f"[`pb.{name}`]({home}.md#{homes(home)[name]})" if home else f"`pb.{name}`"
         rows.append(f"| {where} | {about} |")
     lines = ["# polybound", "", "`import polybound as pb` has these names; each room has more.", ""]
     return "\n".join([*lines, "| name | what |", "| --- | --- |", *rows, "", *map(room_line, ROOMS), ""])
@@ -46,7 +71,9 @@ def room_line(room: str) -> str:
 
 def summary(value: Any) -> str:
     """The first line of a docstring, safe in a table."""
-    return (value.__doc__ or "").strip().splitlines()[0].replace("|", "\\|")
+    if not (inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value)):
+        return "a constant or a type"
+    return cell(inspect.cleandoc(value.__doc__ or "").partition("\n")[0])
 
 
 def commands() -> str:
@@ -84,9 +111,10 @@ def parameter_row(parameter: Any, context: Any) -> str:
     record = parameter.get_help_record(context)
     if record is None or parameter.name == "help":
         return ""
-    return f"| `{cell(record[0])}` | {html.escape(cell(record[1]), quote=False)} |"
+    return f"| {cell(f'`{record[0]}`')} | {html.escape(cell(record[1]), quote=False)} |"
 
 
 def cell(text: str) -> str:
-    """Text that is safe in a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Text that is safe in a cell of a table: bars are escaped, but not in code, where tables leave them alone."""
+    parts = " ".join(text.split()).split("`")
+    return "`".join(part if i % 2 else part.replace("|", "\\|") for i, part in enumerate(parts))

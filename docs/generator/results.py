@@ -7,54 +7,72 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from polybound.experiments import Comparison, compare, find_experiment, read_scores
+from polybound.experiments import Comparison, compare, experiment_names, find_experiment, read_scores
 
-TABLES = ("table-1", "table-5", "table-9", "table-3", "table-10", "honest-table")
-FIGURES = ("figure-2", "figure-10", "figure-12", "figure-13", "figure-6", "figure-7", "figure-14", "tradeoff")
-FIGURES = (*FIGURES, "certified-tradeoff")
+TABLES = ("table-1", "table-5", "table-9", "table-3", "table-6", "table-10", "table-11", "table-2", "table-7")
+TABLES = (*TABLES, "table-8", "honest-table")
+FIGURES = ("figure-2", "figure-10", "figure-12", "figure-13", "figure-4", "figure-5", "figure-6", "figure-7")
+FIGURES = (*FIGURES, "figure-14", "tradeoff", "certified-tradeoff")
 VERDICTS = {"within": "met", "off": "missed"}
 
 
 def write_results(scores: Path, folder: Path) -> None:
     """Write what the scores say: summary into README.md, and the pages tables.md, figures.md and comparison.md."""
-    make_report(scores, folder)
+    make_report(scores, folder / "made.html")
     found = [each for each in compare(read_scores(scores)) if each.verdict in VERDICTS]
     page = folder / "README.md"
     text = page.read_text(encoding="utf-8")
     if "<!-- summary -->" not in text:
         raise ValueError(f"{page} has no place for the summary")
-    page.write_text(text.replace("<!-- summary -->", summary(found)), encoding="utf-8")
+    page.write_text(text.replace("<!-- summary -->", f"{summary(found)}\n\n{misses(found)}"), encoding="utf-8")
     (folder / "comparison.md").write_text(comparison_page(found), encoding="utf-8")
-    (folder / "tables.md").write_text(tables_page(folder / "report"), encoding="utf-8")
-    (folder / "figures.md").write_text(figures_page(folder / "report"), encoding="utf-8")
-    for file in sorted(folder.glob("*table*-[0-9]*.md")) + [folder / "honest-table.md"]:
-        fresh = folder / "report" / file.name
-        file.write_text(f"# {file.stem.capitalize()}\n\n{fresh.read_text(encoding='utf-8')}", encoding="utf-8")
-    for extra in (folder / "report").iterdir():
-        if extra.suffix != ".svg":
-            extra.unlink()
+    made = folder / "made"
+    (folder / "tables.md").write_text(tables_page(made), encoding="utf-8")
+    (folder / "figures.md").write_text(figures_page(made), encoding="utf-8")
+    for file in [*sorted(folder.glob("table-*.md")), folder / "honest-table.md"]:
+        fresh = made / file.name
+        text = (fresh if fresh.is_file() else file).read_text(encoding="utf-8")
+        file.write_text(f"# {file.stem.capitalize()}\n\n{text}", encoding="utf-8")
+    for extra in [folder / "made.html", *(file for file in made.iterdir() if file.suffix != ".svg")]:
+        extra.unlink()
 
 
-def make_report(scores: Path, folder: Path) -> None:
+def make_report(scores: Path, output: Path, **options: Any) -> None:
     """Let the command line make the report from the scores, as a reader would."""
-    options = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "-o", "report.html", "--quiet"]
-    command = [sys.executable, "-m", "polybound", "report", *TABLES, *FIGURES, *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+    words = ["--seeds", "10", "--measure-every", "25", "--scores", str(scores), "--figures", str(scores.parent)]
+    command = [sys.executable, "-m", "polybound", "report", *TABLES, *FIGURES, *words, "-o", str(output), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # noqa: S603
     if done.returncode:
         raise RuntimeError(done.stderr)
 
 
 def summary(found: Sequence[Comparison]) -> str:
     """How many published values are met, by table and model; a value that stands in several tables counts in each."""
-    names = sorted({each.paper.table for each in found}, key=lambda name: (len(name), name))
+    titles = table_titles(found)
     models = [name for name in ("PN-4", "PN-10", "PN-Conv", "NCP-4") if any(e.paper.model == name for e in found)]
     rows = []
-    for name in names:
+    for name, title in titles.items():
         counts = [share(each for each in found if (each.paper.table, each.paper.model) == (name, m)) for m in models]
-        rows.append([name, *counts, share(each for each in found if each.paper.table == name)])
+        rows.append([title, *counts, share(each for each in found if each.paper.table == name)])
     rows.append(["all", *(share(each for each in found if each.paper.model == m) for m in models), share(found)])
     return markdown(["table of the paper", *models, "all"], rows)
+
+
+def table_titles(found: Sequence[Comparison]) -> dict[str, str]:
+    """The paper's tables by their labels in its source: `Table 1` and so on, in the paper's order."""
+    experiments = [find_experiment(name) for name in experiment_names()]
+    titles = {each.published: each.paper for each in experiments if each.paper.startswith("Table ")}
+    names = {each.paper.table for each in found}
+    return {name: titles[name] for name in sorted(names, key=lambda name: int(titles[name].removeprefix("Table ")))}
+
+
+def misses(found: Sequence[Comparison]) -> str:
+    """The published values that are missed, each once."""
+    off = {tuple(comparison_row(each)[:-1]) for each in found if each.verdict == "off"}
+    rows = markdown(["data, model", "method", "attack", "paper", "here", "difference"], sorted(off))
+    return f"The {len(off)} values that are missed:\n\n{rows}"
 
 
 def share(found: Iterable[Comparison]) -> str:
@@ -68,9 +86,9 @@ def comparison_page(found: Sequence[Comparison]) -> str:
     lines = ["# Against the paper, value by value", ""]
     lines += ["Accuracy in %, published protocol. A value is met if it is within `max(3 points, 2 published standard"]
     lines += ["deviations)`. This page is made from `docs/results/scores.csv`, as `polybound compare` does it.", ""]
-    for name in sorted({each.paper.table for each in found}, key=lambda name: (len(name), name)):
+    for name, title in table_titles(found).items():
         rows = [comparison_row(each) for each in found if each.paper.table == name]
-        lines += [f"## {name.capitalize().replace('-', ' ')}", ""]
+        lines += [f"## {title}", ""]
         lines += [markdown(["data, model", "method", "attack", "paper", "here", "difference", ""], rows), ""]
     return "\n".join(lines)
 
@@ -86,13 +104,13 @@ def comparison_row(each: Comparison) -> list[str]:
 
 def tables_page(report: Path) -> str:
     """The paper's tables, with ours in them."""
-    lines = ["# Tables", "", "All accuracies in %, mean and standard deviation over seeds. In brackets the bound that"]
-    lines += ["is the best for the line. A star marks the best of the epochs that were measured. The lines of the sound"]
-    lines += ["protocol have no counterpart in the paper. `polybound report` makes these tables from", ""]
-    lines[-1:] = ["`docs/results/scores.csv`.", ""]
+    lines = ["# Tables", "", "All accuracies are in %, mean and standard deviation over seeds. `polybound report`"]
+    lines += ["makes these tables from `docs/results/scores.csv`.", ""]
     for name in TABLES:
+        if not (report / f"{name}.md").is_file():  # not run
+            continue
         lines += [f"## {find_experiment(name).title}: {name}", ""]
-        for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-[0-9].md")):
+        for file in sorted(report.glob(f"{name}.md")) + sorted(report.glob(f"{name}-*.md")):
             lines += [file.read_text(encoding="utf-8").strip(), ""]
     return "\n".join(lines)
 
@@ -103,8 +121,8 @@ def figures_page(report: Path) -> str:
     for name in FIGURES:
         title = find_experiment(name).title
         if (report / f"{name}.svg").is_file():
-            lines += [f"## {title}: {name}", "", f"![{title}](report/{name}.svg)", ""]
-    lines += ["[The whole report](report.html) is one file, with figures that can be zoomed.", ""]
+            lines += [f"## {title}: {name}", "", f"![{title}](made/{name}.svg)", ""]
+    lines += ["[The whole report](report.html) is one file. It has all figures, and they can be zoomed.", ""]
     return "\n".join(lines)
 
 

@@ -6,6 +6,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from generator.reference import homes
+
 SOURCE = Path(__file__).with_name("theorems.toml")
 
 
@@ -45,7 +47,7 @@ def link(function: str) -> str:
     """A link to where a function is described.
 
     >>> link("polybound.theory.theta")
-    '[`theory.theta`](../reference/api/theory.md#polybound.theory.theta)'
+    '[`theory.theta`](../reference/api/theory.md#polybound.theory.norms.theta)'
     """
     _, room, name = function.split(".")
-    return f"[`{room}.{name}`](../reference/api/{room}.md#{function})"
+    return f"[`{room}.{name}`](../reference/api/{room}.md#{homes(room)[name]})"

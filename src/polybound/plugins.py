@@ -2,7 +2,7 @@
 
 Python code imports such a module itself. The command line, and the workers of a sweep, import the modules that are
 named in the environment variable POLYBOUND_PLUGINS, separated by commas, and those that installed packages name by an
-entry point of the group "polybound"::
+entry point of the group "polybound":
 
     [project.entry-points.polybound]
     mine = "my_package.methods"

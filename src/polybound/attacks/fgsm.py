@@ -19,7 +19,7 @@ __all__ = ["FGSM"]
 
 @dataclass(frozen=True)
 class FGSM(Attack):
-    """The fast gradient sign method (Goodfellow et al., 2015): one step of size eps up the cross-entropy::
+    """The fast gradient sign method (Goodfellow et al., 2015): one step of size eps up the cross-entropy:
 
         x_adv = clip(x + eps sign(grad_x loss(x, y)))
 

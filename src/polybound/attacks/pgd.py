@@ -20,7 +20,7 @@ __all__ = ["PGD"]
 
 @dataclass(frozen=True)
 class PGD(Attack):
-    """Projected gradient descent (Madry et al., 2018), up the cross-entropy::
+    """Projected gradient descent (Madry et al., 2018), up the cross-entropy:
 
         x_(t+1) = clip(Pi_{||x' - x|| <= eps}(x_t + step_size sign(grad loss(x_t, y))))
 

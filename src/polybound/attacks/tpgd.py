@@ -19,7 +19,7 @@ __all__ = ["TPGD"]
 
 @dataclass(frozen=True)
 class TPGD(Attack):
-    """The attack inside TRADES (Zhang et al., 2019): PGD up the divergence from the clean prediction::
+    """The attack inside TRADES (Zhang et al., 2019): PGD up the divergence from the clean prediction:
 
         maximise KL(p(x) || p(x_adv)),   from x + 0.001 * normal noise
 

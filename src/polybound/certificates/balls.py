@@ -50,6 +50,10 @@ class Balls:
         low, high = (_limit(side - x, r) for side in domain)
         return Balls(x, r, low, high)
 
+    def part(self, some: slice) -> Balls:
+        """Those of some images."""
+        return Balls(self.x[some], self.r[some], self.low[some], self.high[some])
+
     def limits(self, images: Tensor) -> Limits:
         """The limits of some images, (images, features) each."""
         return self.low[images], self.high[images]

@@ -72,17 +72,20 @@ def rounded_down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tens
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: Network, cells: Cells, spectral: bool = True) -> tuple[Bounded, Second]:
+def by_second(net: Network, cells: Cells, spectral: bool = True, quick: bool = False) -> tuple[Bounded, Second]:
     """The bounds of second order, each only for the cells that the one before it left open.
 
     1. H made diagonally dominant, the remainder subtracted as a number.
     2. The remainder absorbed into H, which is then made diagonally dominant.
     3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough; with
        `spectral` only, since it takes several times as long as the others.
+
+    With `quick`, H is computed in single precision where that pays, and the last bound has smaller weights of the
+    remainder; the check of proofs knows neither.
     """
     c, r = cells.centre()
     active = cells.moving()
-    second = second_order(net, c, r, cells.w, cells.constant, active)
+    second = second_order(net, c, r, cells.w, cells.constant, active, quick=quick)
     best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
     rows = torch.nonzero(best.lower <= cells.level).squeeze(1)
     if not len(rows):
@@ -93,7 +96,12 @@ def by_second(net: Network, cells: Cells, spectral: bool = True) -> tuple[Bounde
     last = replace(last, bend=(some.H - H).abs().sum(-1) / 2)
     hard = torch.nonzero(last.lower <= cells.level).squeeze(1)
     if spectral and len(hard) and len(active) > 1:
-        found = _spectral(net, cells[hard], some.rows(hard), H[hard], R[hard], last.v[hard], active)
+        less, H, R = some.rows(hard), H[hard], R[hard]
+        if quick:
+            c, r = cells[hard].centre()
+            less = second_order(net, c, r, cells.w[hard], cells.constant[hard], active, quick=True, tight=True)
+            H, R = less.absorbed()
+        found = _spectral(net, cells[hard], less, H, R, last.v[hard], active)
         last = last.put(hard, _better(last.rows(hard), found))
     return best.put(rows, last), second
 

@@ -101,10 +101,19 @@ def join(parts: list[Cells]) -> Cells:
     return Cells(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Cells)})
 
 
-def chunks(cells: Cells, units: int, limit: int = 2**22) -> Iterator[Cells]:
+def _whole_images(images: Tensor, size: int) -> int:
+    """How many of the first `size` cells to take so that no image is cut, if that is possible."""
+    if len(images) <= size or images[size - 1] != images[size]:
+        return size
+    cut = int((images[:size] != images[size]).sum())
+    return cut or size
+
+
+def chunks(cells: Cells, units: int, limit: int = 2**23) -> Iterator[Cells]:
     """The cells in groups whose Hessians and slopes stay below `limit` entries; one cell at least.
 
-    A group's expansions are in all coordinates that move in any of its cells.
+    A group's expansions are in all coordinates that move in any of its cells. Cells of one image come together: what
+    their boxes have in common is computed once.
     """
     moves = cells.upper > cells.lower
     alone = moves.sum(1).tolist()
@@ -115,5 +124,6 @@ def chunks(cells: Cells, units: int, limit: int = 2**22) -> Iterator[Cells]:
             moving = moves[start : start + size].cummax(0).values.sum(1)
             entries = moving * moving.clamp_min(units) * torch.arange(1, len(moving) + 1)
             size = max(1, int((entries <= limit).sum()))
+            size = _whole_images(cells.image[start : start + size + 1], size)
         yield cells[slice(start, start + size)]
         start += size

@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
-import torch
 from torch import Tensor
 
-from polybound.certificates.ball_ladder import ladder_over
-from polybound.certificates.ball_ledgers import BallDecisions
 from polybound.certificates.balls import Balls
 from polybound.certificates.boxes import Domain
-from polybound.certificates.decisions import Decisions
-from polybound.certificates.forms import Margins
 from polybound.certificates.inputs import (
-    Boxes,
     checked_boxes,
     checked_domain,
     checked_labels,
     checked_method,
     checked_norm,
 )
-from polybound.certificates.ladder import TOPS
 from polybound.certificates.network import Network
-from polybound.certificates.relax import relax
-from polybound.certificates.result import Certificates, Status
+from polybound.certificates.questions import Question
+from polybound.certificates.result import Certificates
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
+from polybound.workers import checked_workers
 
 __all__ = ["Labelled", "Method", "certified_accuracy", "certify"]
 
@@ -46,6 +40,7 @@ def certify(
     method: Method = "auto",
     budget: float = 10.0,
     keep: bool = False,
+    workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> Certificates:
     """Decide for each input whether some x' of the domain with `|x' - x| <= eps` is not classified as its label.
@@ -70,6 +65,8 @@ def certify(
             attacks; of these, l_2 balls have "lipschitz".
         budget: seconds of branch and bound for each image.
         keep: whether to keep the proofs, to save them.
+        workers: processes that images are shared out to, each with one thread. What is decided does not depend on
+            their number; that of PyTorch's threads may change last bits, and `budget` is time.
         on_progress: called with the number of images that are through.
 
     >>> import torch, polybound as pb
@@ -88,52 +85,10 @@ def certify(
     labels = checked_labels(net, y, len(boxes.x))
     checked_method(method, get_args(Method), budget)
     norm = checked_norm(norm, box, method)
-    forms = Margins(net, labels)
+    checked_workers(workers)
     balls = Balls.within(boxes, checked_domain(net, domain)) if norm == "2" else None
-    ledger = _ledger(forms, boxes, balls, keep and method in TOPS)
-    with torch.no_grad():
-        _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
-        if method in TOPS:
-            options: dict[str, Any] = {"top": TOPS[method], "budget": budget, "on_progress": on_progress}
-            ladder_over(forms, boxes, balls, ledger, **options).climb()
-        else:
-            relax(forms, boxes, ledger, method, on_progress, balls)
-            ledger.rung = [method if rung == "first" else rung for rung in ledger.rung]
-    return _certificates(ledger, labels, boxes, x.shape[1:], method, norm)
-
-
-def _ledger(forms: Margins, boxes: Boxes, balls: Balls | None, keep: bool) -> Decisions:
-    if balls is None:
-        return Decisions(forms, len(boxes.x), boxes.inner, keep)
-    return BallDecisions(forms, balls, boxes.inner, keep)
-
-
-def _certificates(
-    ledger: Decisions, labels: Tensor, boxes: Boxes, shape: Sequence[int], method: str, norm: str
-) -> Certificates:
-    margin = ledger.bound.amin(1)
-    status: list[Status] = []
-    for image, least in enumerate(margin.tolist()):
-        falsified = image in ledger.counterexample
-        if falsified and least > 0:
-            raise AssertionError(f"image {image} is both verified and falsified: please report this")
-        status.append("falsified" if falsified else "verified" if least > 0 else "undecided")
-    found = [ledger.counterexample.get(image) for image in range(len(status))]
-    return Certificates(
-        status=status,
-        margin=margin,
-        counterexample=[None if pair is None else pair[0].reshape(tuple(shape)) for pair in found],
-        rung=ledger.rung,
-        seconds=ledger.spent,
-        cost=ledger.cost,
-        label=labels,
-        rival=torch.tensor([-1 if pair is None else pair[1] for pair in found], dtype=torch.int64),
-        eps=boxes.eps if boxes.eps is None or boxes.eps.ndim == 1 else boxes.eps.reshape(len(labels), *shape),
-        box=boxes.sides and (boxes.sides[0].reshape(len(labels), *shape), boxes.sides[1].reshape(len(labels), *shape)),
-        method=method,
-        norm=norm,
-        proofs=ledger.proofs if ledger.keep else None,
-    )
+    asked = Question(net, labels, boxes, balls, tuple(x.shape[1:]), method, budget, keep)
+    return asked.answer(workers, on_progress)
 
 
 class Labelled(Protocol):
@@ -162,6 +117,7 @@ def certified_accuracy(
     norm: str | float = "inf",
     method: Method = "auto",
     budget: float = 1.0,
+    workers: int = 1,
 ) -> float:
     """The share of inputs that are verified: no attack within eps can bring the accuracy below it.
 
@@ -174,6 +130,7 @@ def certified_accuracy(
         norm: of the ball, "inf" or "2", as in `certify`.
         method: as in `certify`.
         budget: seconds of branch and bound for each input.
+        workers: processes, as in `certify`.
 
     >>> import polybound as pb
     >>> model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
@@ -183,5 +140,6 @@ def certified_accuracy(
     x, y = data.x[:images], data.y[:images]
     if not len(x):
         raise PolyboundError("no inputs to certify")
-    found = certify(model, x, y, eps, box=box, domain=data.domain, norm=norm, method=method, budget=budget)
+    options: dict[str, Any] = {"norm": norm, "method": method, "budget": budget, "workers": workers}
+    found = certify(model, x, y, eps, box=box, domain=data.domain, **options)
     return found.count("verified") / len(x)

@@ -21,13 +21,15 @@ takes the best of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
+from polybound.certificates.quadratic import absolute_rows
 from polybound.certificates.regions import CUBE, Region
+from polybound.certificates.single import UNDERFLOW, fits_single, single_error
 from polybound.certificates.slopes import Slopes, input_slopes
 from polybound.theory import ULP
 
@@ -54,6 +56,7 @@ class Second:
         R: (boxes,).
         rest: bound by entries of `dg/du - G - Hu`, (boxes, n).
         parts: for each product of three and more, its weights ell_n (boxes, units) and slopes A_n, B_n.
+        quick: whether products are computed in single precision where that pays; what it loses is in R and `rest`.
     """
 
     g0: Tensor
@@ -62,11 +65,12 @@ class Second:
     R: Tensor
     rest: Tensor
     parts: list[tuple[Tensor, Slopes, Slopes]]
+    quick: bool = False
 
     def rows(self, rows: Tensor) -> Second:
         """Some of the boxes."""
         parts = [(ell[rows], A.rows(rows), B.rows(rows)) for ell, A, B in self.parts]
-        return Second(self.g0[rows], self.G[rows], self.H[rows], self.R[rows], self.rest[rows], parts)
+        return Second(self.g0[rows], self.G[rows], self.H[rows], self.R[rows], self.rest[rows], parts, self.quick)
 
     def absorbed(self) -> tuple[Tensor, Tensor]:
         r"""`H - Q` and R' with `g(u) >= g0 + G.u + u'(H - Q)u/2 - R'`: the remainder as a quadratic form.
@@ -84,11 +88,17 @@ class Second:
             forms += [A.times((ell * tau).sqrt()), B.times((ell / tau).sqrt())]
         if not forms:
             return self.H, torch.zeros_like(self.R)
-        Q = type(forms[0]).products(forms, forms)
-        H = self.H - (Q + Q.transpose(1, 2)) / 2
         widths = sum((form.radius(CUBE).square().sum(-1) for form in forms), torch.zeros_like(self.R))
         units = sum(form.units for form in forms)
-        return H, (widths + self.H.abs().sum((-1, -2))) * ((units + self.H.shape[-1] + 16) * ULP)
+        off = (widths + absolute_rows(self.H).sum(-1)) * ((units + self.H.shape[-1] + 16) * ULP)
+        quick = self.quick and fits_single(widths)
+        found = type(forms[0]).quick_products(forms, forms) if quick else None
+        if found is None:
+            Q = type(forms[0]).products(forms, forms)
+        else:
+            Q = found
+            off = off + widths * single_error(units) + units * UNDERFLOW * Q.shape[-1] ** 2
+        return self.H - (Q + Q.transpose(1, 2)) / 2, off
 
 
 def split_sum(weight: Tensor, product: Tensor, norms: Tensor) -> Tensor:
@@ -237,12 +247,22 @@ def _one_back(box: _Box, n: int, lam: Tensor, ell: Tensor) -> tuple[Tensor, Tens
 
 
 def second_order(
-    net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, active: Tensor, *, region: Region = CUBE
+    net: Network,
+    c: Tensor,
+    r: Tensor,
+    w: Tensor,
+    constant: Tensor,
+    active: Tensor,
+    *,
+    region: Region = CUBE,
+    quick: bool = False,
+    tight: bool = False,
 ) -> Second:
     """Margins `w.y_k(x) + constant` to second order over boxes `x = c + r * u`; one w for each box.
 
     The entries of H cancel over the units before absolute values are taken, which is where the tightness is. The first
     order of `lambda_n(u) - lambda_n` is a matrix L_n as B_n is, so that the factors of a unit cancel in `ell_n` too.
+    Where all boxes are the same (the rivals of one image), what no w has a part in is computed once.
 
     Args:
         net: the network.
@@ -252,15 +272,21 @@ def second_order(
         constant: (boxes,).
         active: indices of the coordinates that move.
         region: what u ranges over.
+        quick: whether H may be computed in single precision; only over the cube.
+        tight: whether products of two forms are bounded together, which takes longer; only over the cube.
     """
+    shared = len(c) > 1 and bool((c == c[:1]).all()) and bool((r == r[:1]).all())
+    if shared:
+        c, r = c[:1], r[:1]
     box = _Box(net, c, r, region)
     h, q, rho, size = box.h, box.q, box.rho, box.size
     A = input_slopes(net, r, active)
     B, across, beyond = _forwards(box, A)
     g0 = (w * h[-1] * q[-1]).sum(-1) + constant
-    G = c.new_zeros(len(c), len(active))
+    G = c.new_zeros(len(w), len(active))
     rest, R = torch.zeros_like(G), torch.zeros_like(g0)
     left: list[Slopes] = []
+    lams: list[Tensor] = []
     parts: list[tuple[Tensor, Slopes, Slopes]] = []
     L: Slopes | None = None
     lam, ell = w, torch.zeros_like(w)
@@ -274,10 +300,15 @@ def second_order(
         if n == 0:
             break
         left.append(A[n].times(lam))
+        lams.append(lam)
         if n < net.degree - 1:
-            R = R + box.sum_of_products(n, ell.unsqueeze(1)).squeeze(1)
+            rivals = 0 if shared else 1  # the boxes' dimension, or one more
+            R = R + box.sum_of_products(n, ell.unsqueeze(rivals)).squeeze(rivals)
             parts.append((ell, A[n], B[n - 1]))
-        second = net.back(second * (size[n] + rho[n]) + rho[n] * moved, n, absolute=True)
+        both = rho[n] * moved
+        if tight and L is not None:
+            both = torch.minimum(both, _product_radius(A[n], L, rho[n], moved, len(active)))
+        second = net.back(second * (size[n] + rho[n]) + both, n, absolute=True)
         lam = net.back(lam * h[n], n)
         if n > 1:  # the first factor is not multiplied by anything that moves
             L = left[-1] if L is None else left[-1].plus(L, h[n])
@@ -286,8 +317,60 @@ def second_order(
             moved = L.radius(region)
             ell = moved + second
     radius = r[:, active]
-    H = type(left[0]).products(left, B[::-1]) if left else G.new_zeros(*G.shape, len(active))
-    return Second(g0, G * radius, H + H.transpose(1, 2), R, rest * radius, parts)
+    exact = Second(g0, G * radius, G.new_zeros(0), R, rest * radius, parts, quick)
+    if not left:
+        return replace(exact, H=G.new_zeros(*G.shape, len(active)))
+    sizes = [(at.abs() * rho[n], across[n]) for n, at in zip(range(net.degree - 1, 0, -1), lams, strict=True)]
+    quick = quick and all(fits_single(size.amax(-1)) for pair in sizes for size in pair)
+    X = type(left[0]).quick_products(left, B[::-1]) if quick else None
+    if X is not None:
+        return _less_single(exact, X, sizes, left, B[::-1])
+    X = type(left[0]).products(left, B[::-1])
+    return replace(exact, H=X + X.transpose(1, 2))
+
+
+def _product_radius(a: Slopes, b: Slopes, reach: Tensor, moved: Tensor, n: int) -> Tensor:
+    r"""How far the product of two linear forms moves over the cube, (boxes, units).
+
+    With any tau > 0, `x = tau a.u` and `y = b.u / tau`, the product is `((x + y)^2 - (x - y)^2) / 4`: no more than a
+    quarter of the square of `||tau a + b / tau||_1` or `||tau a - b / tau||_1`. Where the forms have little to do with
+    each other, this is half of the product of their radii.
+
+    Args:
+        a: the forms.
+        b: the other forms.
+        reach: the radii of a.
+        moved: the radii of b.
+        n: how many features move.
+    """
+    tau = ((moved + 2.0**-500) / (reach + 2.0**-500)).sqrt()
+    one = a.times(tau.expand_as(moved))
+    longest = torch.maximum(one.plus(b, 1 / tau).radius(CUBE), one.plus(b, -1 / tau).radius(CUBE))
+    return longest.square() * ((1 + (2 * n + 32) * ULP) / 4) + 2.0**-900
+
+
+def _less_single(
+    exact: Second, X: Tensor, sizes: list[tuple[Tensor, Tensor]], left: list[Slopes], right: list[Slopes]
+) -> Second:
+    r"""The expansion with H from a product X in single precision, and what that can be off.
+
+    `|X - exact| <= c sum_m |a_m| |b_m|'` for the forms of both sides. So `u'Xu = u'Hu/2` is off by at most
+    `c sum_m ||a_m||_1 ||b_m||_1`, and entry d of `Hu` by `c sum_m (|a_md| ||b_m||_1 + |b_md| ||a_m||_1)`.
+
+    Args:
+        exact: all but H.
+        X: the product, in single precision.
+        sizes: the l_1 norms of both sides' forms, (boxes, units) each.
+        left: the forms.
+        right: those of the other side.
+    """
+    units, n = sum(slopes.units for slopes in left), X.shape[-1]
+    c, floor = single_error(units), units * UNDERFLOW * n**2
+    R, rest = exact.R + floor, exact.rest + 2 * floor
+    for a, b, (long, wide) in zip(left, right, sizes, strict=True):
+        R = R + (long * wide).sum(-1) * c
+        rest = rest + (a.absolute_sum(wide.expand_as(long)) + b.absolute_sum(long)) * c
+    return replace(exact, H=(X + X.transpose(1, 2)).double(), R=R, rest=rest)
 
 
 def _forwards(box: _Box, A: list[Slopes]) -> tuple[list[Slopes], list[Tensor], list[Tensor]]:

@@ -46,6 +46,12 @@ class Boxes:
     eps: Tensor | None
     sides: Sides | None
 
+    def part(self, some: slice) -> Boxes:
+        """Those of some images."""
+        outer, inner = ((lower[some], upper[some]) for lower, upper in (self.outer, self.inner))
+        sides = self.sides and (self.sides[0][some], self.sides[1][some])
+        return Boxes(self.x[some], outer, inner, None if self.eps is None else self.eps[some], sides)
+
 
 def checked_points(net: Network, x: Tensor) -> Tensor:
     """Inputs as float64, (images, features)."""

@@ -64,6 +64,8 @@ class Ladder:
         self.lower, self.upper = boxes.outer
         self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
         self.units = max(A.outputs for A in self.net.A)
+        # Intervals are wanted tight, and the check of a proof has no single precision.
+        self.quick = not strict and not ledger.keep
         # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
         self.ends = forms.alone
 
@@ -209,7 +211,7 @@ class Ladder:
         if not len(cells):
             return cells
         ledger = self.ledger
-        bounded, second = by_second(self.net, cells, spectral)
+        bounded, second = by_second(self.net, cells, spectral, self.quick)
         proven = bounded.lower > cells.level
         ledger.note(cells, bounded.lower, bounded.step)
         for index in torch.nonzero(proven).squeeze(1).tolist():

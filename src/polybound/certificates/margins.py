@@ -13,12 +13,14 @@ their leading dimension. Nothing is rounded outwards: this is for training, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polybound.models import Affine, Factors
+from polybound.models import Affine, Dense, Factors
 
 __all__ = ["MarginBounds", "box_of", "margin_bounds"]
 
@@ -111,8 +113,8 @@ class _Box:
 
     def __init__(self, factors: Factors, c: Tensor, r: Tensor) -> None:
         self.factors, self.r = factors, r
-        self.h = [a(c) for a in factors.A]
-        self.rho = [a.absolute().linear(r) for a in factors.A]
+        self.maps = _Together(factors.A) if all(isinstance(a, Dense) for a in factors.A) else _Apart(factors.A)
+        self.h, self.rho = self.maps.values(c), self.maps.reach(r)
         self.q = [factors.s1.unsqueeze(-2).expand_as(self.h[0])]
         self.beta = [torch.zeros_like(self.h[0])]
         for n, step in enumerate(factors.S):
@@ -122,18 +124,81 @@ class _Box:
 
     def climb_down(self, lam: Tensor) -> tuple[Tensor, Tensor]:
         """`||G||_1` and R of forms `lam` of the last product, (*lead, batch, rivals, units)."""
-        G, R = torch.zeros_like(self.r).unsqueeze(-2), lam.new_zeros(lam.shape[:-1])
-        ell = torch.zeros_like(lam)
+        R, ell = lam.new_zeros(lam.shape[:-1]), torch.zeros_like(lam)
+        slopes = []
         for n in reversed(range(self.factors.degree)):
-            G = G + _adjoint(self.factors.A[n], lam * self.q[n].unsqueeze(-2))
+            slopes.append(lam * self.q[n].unsqueeze(-2))
             R = R + ((lam.abs() + ell) * (self.rho[n] * self.beta[n]).unsqueeze(-2)).sum(-1)
             if n > 0:
                 step, h, rho = self.factors.S[n - 1], self.h[n].unsqueeze(-2), self.rho[n].unsqueeze(-2)
                 ell = _adjoint(step.absolute(), ell * (h.abs() + rho) + lam.abs() * rho)
                 lam = _adjoint(step, lam * h)
-        return (G.abs() * self.r.unsqueeze(-2)).sum(-1), R
+        return self.maps.slope(slopes[::-1], self.r), R
+
+
+class _Apart:
+    """Maps of the input of any kind, one after another."""
+
+    def __init__(self, maps: Sequence[Affine]) -> None:
+        self.maps = maps
+
+    def values(self, c: Tensor) -> Sequence[Tensor]:
+        """`A_n c + b_n`, (*lead, batch, units) each."""
+        return [a(c) for a in self.maps]
+
+    def reach(self, r: Tensor) -> Sequence[Tensor]:
+        """`|A_n| r`, (*lead, batch, units) each."""
+        return [a.absolute().linear(r) for a in self.maps]
+
+    def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
+        """`sum_d r_d |sum_n A_n^T y_n|_d`, for y_n (*lead, batch, rivals, units)."""
+        G = sum((_adjoint(a, y) for a, y in zip(self.maps, slopes, strict=True)), r.new_zeros(1))
+        return (G.abs() * r.unsqueeze(-2)).sum(-1)
+
+
+class _Together(_Apart):
+    """Matrices of the input, all in one product."""
+
+    def __init__(self, maps: Sequence[Affine]) -> None:
+        super().__init__(maps)
+        self.sizes = [a.outputs for a in maps]
+        self.weight = torch.cat([a.matrix() for a in maps], -2)  # (*lead, all units, features)
+
+    def values(self, c: Tensor) -> Sequence[Tensor]:
+        constant = torch.cat([a.constant for a in self.maps], -1)
+        return torch.split(c @ self.weight.mT + constant.unsqueeze(-2), self.sizes, -1)
+
+    def reach(self, r: Tensor) -> Sequence[Tensor]:
+        return torch.split(r @ self.weight.abs().mT, self.sizes, -1)
+
+    def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
+        found: Tensor = _WeightedL1.apply(torch.cat(list(slopes), -1), self.weight, r)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _WeightedL1(torch.autograd.Function):
+    """`sum_d r_d |y W|_d` in closed form, for y (*lead, batch, rivals, units): its slope by `y W` is `sign(y W) r`.
+
+    Autograd goes through memory several times more, which for small ranks takes longer than the matrix products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+        flat = y.flatten(-3, -2)
+        G = (flat @ weight).view(*y.shape[:-1], -1)
+        signed = torch.copysign(r.unsqueeze(-2), G)
+        ctx.save_for_backward(flat, weight, signed)
+        total: Tensor = G.mul_(signed).sum(-1)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        flat, weight, signed = ctx.saved_tensors
+        slope = (signed * grads[0].unsqueeze(-1)).flatten(-3, -2)
+        of_y = (slope @ weight.mT).view(*signed.shape[:-1], -1)
+        return of_y, flat.mT @ slope, None
 
 
 def _adjoint(step: Affine, y: Tensor) -> Tensor:
     """`W^T y` for y of shape (*lead, batch, rivals, outputs)."""
-    return step.adjoint(y.flatten(-3, -2)).unflatten(-2, y.shape[-3:-1])
+    return step.adjoint(y.flatten(-3, -2)).reshape(*y.shape[:-1], -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from polybound.certificates.psd_proofs import defect
 from polybound.theory import ULP
 
-__all__ = ["Separable", "diagonally_dominant", "minorant", "spectral_shift"]
+__all__ = ["Separable", "absolute_rows", "diagonally_dominant", "minorant", "spectral_shift"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,15 @@ def minorant(G: Tensor, H: Tensor, mu: Tensor, lack: Tensor, v: Tensor) -> Separ
     Hv = (H @ v.unsqueeze(-1)).squeeze(-1)
     Mv = Hv + mu * v
     # |M| |v| <= |M| 1 bounds what the products with v round off, p and base together.
-    off = (H.abs().sum((-1, -2)) + mu.abs().sum(-1) + G.abs().sum(-1)) * (4 * (n + 8) * ULP)
+    off = (absolute_rows(H).sum(-1) + mu.abs().sum(-1) + G.abs().sum(-1)) * (4 * (n + 8) * ULP)
     base = -0.5 * (v * Mv).sum(-1) - 2 * n * lack - off
     return Separable(base, G + Mv, mu, v)
+
+
+def absolute_rows(H: Tensor) -> Tensor:
+    """The l_1 norms of the rows, (problems, n), without a copy of H."""
+    rows: Tensor = torch.linalg.vector_norm(H, 1, dim=-1)
+    return rows
 
 
 def diagonally_dominant(H: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +78,7 @@ def diagonally_dominant(H: Tensor) -> tuple[Tensor, Tensor]:
     """
     n = H.shape[-1]
     diagonal = H.diagonal(dim1=-2, dim2=-1)
-    rows = H.abs().sum(-1) * (1 + (n + 8) * ULP)
+    rows = absolute_rows(H) * (1 + (n + 8) * ULP)
     # Rounded up: the rows' sum by its own rounding, the subtraction by another.
     mu = (rows - diagonal.abs() - diagonal) + rows * (4 * ULP)
     return mu, rows

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 __all__ = ["Certificates", "Status"]
@@ -50,6 +52,23 @@ class Certificates:
     norm: str = "inf"
     proofs: dict[tuple[int, int], dict[str, Any]] | None = None
 
+    @staticmethod
+    def joined(parts: Sequence[Certificates]) -> Certificates:
+        """Those of several groups of images, one after another."""
+        first, cost = parts[0], Counter[str]()
+        proofs: dict[tuple[int, int], dict[str, Any]] = {}
+        start = 0
+        for part in parts:
+            cost.update(part.cost)
+            proofs |= {(start + image, rival): proof for (image, rival), proof in (part.proofs or {}).items()}
+            start += len(part)
+        lists, tensors = ("status", "counterexample", "rung"), ("margin", "seconds", "label", "rival")
+        changes: dict[str, Any] = {name: [v for part in parts for v in getattr(part, name)] for name in lists}
+        changes |= {name: torch.cat([getattr(part, name) for part in parts]) for name in tensors}
+        changes["eps"] = None if first.eps is None else torch.cat([part.eps for part in parts if part.eps is not None])
+        changes["box"] = _joined_sides([part.box for part in parts if part.box is not None])
+        return replace(first, **changes, cost=dict(cost), proofs=None if first.proofs is None else proofs)
+
     def __len__(self) -> int:
         return len(self.status)
 
@@ -80,3 +99,7 @@ class Certificates:
             "mean milliseconds": 1000 * float(self.seconds.sum()) / total,
             "largest milliseconds": 1000 * float(self.seconds.max()) if len(self) else 0.0,
         }
+
+
+def _joined_sides(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+    return (torch.cat([low for low, _ in sides]), torch.cat([high for _, high in sides])) if sides else None

@@ -14,14 +14,19 @@ from torch import Tensor
 
 from polybound.certificates.network import Network
 from polybound.certificates.regions import Region
+from polybound.certificates.single import product_in_single
 from polybound.certificates.windows import Windowed, Windows, gathered, scattered, slots_in_pooled
 from polybound.models import Affine, Pool
 
 __all__ = ["DenseSlopes", "Slopes", "WindowSlopes", "input_slopes"]
 
 
+LARGE = 128
+"""From this many features on, single precision pays."""
+
+
 class Slopes(ABC):
-    """The linear forms `a_m.u` of all units m, over some boxes.
+    """The linear forms `a_m.u` of all units m, over some boxes; those of one box serve any number of equal ones.
 
     Attributes:
         units: how many there are.
@@ -55,16 +60,25 @@ class Slopes(ABC):
 
     @abstractmethod
     def rows(self, rows: Tensor) -> Self:
-        """Those of some of the boxes."""
+        """Those of some of the boxes; of one box, itself."""
 
     @abstractmethod
     def written(self) -> Tensor:
         """All coefficients, (boxes, n, units)."""
 
+    @abstractmethod
+    def absolute_sum(self, factors: Tensor) -> Tensor:
+        """`sum_m factors_m |a_m|`, (boxes, n), for factors (boxes, units)."""
+
     @classmethod
     @abstractmethod
     def products(cls, left: Sequence[Self], right: Sequence[Self]) -> Tensor:
         """`sum_m a_m b_m'` over all units of all pairs, (boxes, n, n)."""
+
+    @classmethod
+    def quick_products(cls, _left: Sequence[Self], _right: Sequence[Self], /) -> Tensor | None:
+        """The same in single precision, as `product_in_single` has it; None where that does not pay."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +112,7 @@ class DenseSlopes(Slopes):
         return self.matrix.square().sum(1)
 
     def rows(self, rows: Tensor) -> DenseSlopes:
-        return DenseSlopes(self.matrix[rows])
+        return self if len(self.matrix) == 1 else DenseSlopes(self.matrix[rows])
 
     def written(self) -> Tensor:
         return self.matrix
@@ -106,7 +120,20 @@ class DenseSlopes(Slopes):
     @classmethod
     def products(cls, left: Sequence[DenseSlopes], right: Sequence[DenseSlopes]) -> Tensor:
         a, b = (torch.cat([slopes.matrix for slopes in side], -1) for side in (left, right))
+        if len(b) == 1:
+            return (a.flatten(0, 1) @ b[0].T).reshape(len(a), a.shape[1], -1)
         return a @ b.transpose(1, 2)
+
+    def absolute_sum(self, factors: Tensor) -> Tensor:
+        return (self.matrix.abs() @ factors.unsqueeze(-1)).squeeze(-1)
+
+    @classmethod
+    def quick_products(cls, left: Sequence[DenseSlopes], right: Sequence[DenseSlopes], /) -> Tensor | None:
+        if left[0].matrix.shape[1] < LARGE:
+            return None
+        a = torch.cat([slopes.matrix.float() for slopes in left], -1)
+        b = a if left is right else torch.cat([slopes.matrix.float() for slopes in right], -1)
+        return product_in_single(a, b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +215,7 @@ class WindowSlopes(Slopes):
         return self._by_unit(self.weight.square().sum(2))
 
     def rows(self, rows: Tensor) -> WindowSlopes:
-        return replace(self, weight=self.weight[rows])
+        return self if len(self.weight) == 1 else replace(self, weight=self.weight[rows])
 
     def written(self) -> Tensor:
         if self.ratio > 1:
@@ -205,17 +232,21 @@ class WindowSlopes(Slopes):
         for a, b in pairs:
             while windows.stride < a.windows.stride:
                 windows, total = windows.pooled(), gathered(total, windows)
-            blocks = a.weight.flatten(0, 1) @ b.weight.flatten(0, 1).transpose(1, 2)
-            total = total + blocks.reshape(*a.weight.shape[:2], *blocks.shape[1:])
+            total = total + a.weight @ b.weight.transpose(2, 3)
         return scattered(total, windows, pairs[0][0].active)
+
+    def absolute_sum(self, factors: Tensor) -> Tensor:
+        seen = (self.weight.abs() * self._by_place(factors)).sum(-1).flatten(1)
+        total = seen.new_zeros(len(seen), self.windows.features + 1)
+        return total.index_add_(1, self.windows.index.flatten(), seen)[:, self.active]
 
     def _by_place(self, units: Tensor) -> Tensor:
         """(boxes, units) as (boxes, places, 1, channels)."""
-        return units.reshape(len(units), -1, self.weight.shape[1]).transpose(1, 2).unsqueeze(2)
+        return units.reshape(len(units), self.weight.shape[3], self.weight.shape[1]).transpose(1, 2).unsqueeze(2)
 
     def _by_unit(self, values: Tensor) -> Tensor:
         """(boxes, places, channels), or boxes and places in one, as (boxes, units)."""
-        return values.reshape(len(self.weight), -1, self.weight.shape[-1]).transpose(1, 2).flatten(1)
+        return values.reshape(len(self.weight), self.weight.shape[1], self.weight.shape[3]).transpose(1, 2).flatten(1)
 
     def _spatial(self) -> Tensor:
         """(boxes, *grid, image channels, *window, channels)."""

@@ -139,7 +139,7 @@ class Windowed(Affine):
             weight.transpose(1, 2) @ pixels[index.flatten()].reshape(*index.shape, len(rows))
             for index, weight in self._chunks(len(rows))
         ]
-        return torch.cat(parts).transpose(0, 1).reshape(self.outputs, len(rows)).T.reshape(*x.shape[:-1], -1)
+        return torch.cat(parts).transpose(0, 1).reshape(self.outputs, len(rows)).T.reshape(*x.shape[:-1], self.outputs)
 
     def adjoint(self, y: Tensor) -> Tensor:
         rows = y.reshape(-1, self.channels, self.windows.places)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from polybound._version import __version__
+from polybound.cli.card import add_card
 from polybound.cli.commands import command, make_app
 from polybound.cli.data import data_app
 from polybound.cli.doctor import add_doctor
@@ -33,6 +34,7 @@ add_commands(app)
 add_interchange(app)
 add_explorer(app, NETWORKS)
 add_drawing(app, NETWORKS)
+add_card(app, NETWORKS)
 add_doctor(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -93,12 +95,12 @@ def train(
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="none, projection, jacobian, l2, certified, or a plugin's.")
+        str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
     ] = None,
     bound: Annotated[
         list[float] | None, typer.Option(metavar="<float>", help="Bound of the projection; several train together.")
     ] = None,
-    weight: Annotated[float | None, typer.Option(help="Weight of a jacobian or l2 penalty.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Of a jacobian or l2 penalty, or of the certified loss.")] = None,
     eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None,
     adversary: Annotated[
         str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
@@ -251,7 +253,7 @@ def evaluate(
 
 @command(
     app,
-    "polybound certify runs/NAME --eps 0.01 --eps 0.02",
+    "polybound certify runs/NAME --eps 0.01 --eps 0.02 --images 1000 --workers 4",
     "polybound certify m.safetensors --dataset digits --eps 0.1 --save proofs.json",
     "polybound certify m.safetensors --check proofs.json",
     "polybound certify m.safetensors --dataset digits --eps 0.1 --images 3 --outputs --save intervals.json",
@@ -280,6 +282,7 @@ def certify(
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write what is proven, with its proofs, to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that the images are shared out to.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -293,8 +296,13 @@ def certify(
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
     else:
         seconds = budget if budget is not None else 1.0 if outputs else 10.0
-        prove = run_outputs if outputs else run_certify
-        prove(run, eps, images, dataset, data_dir, norm, method, seconds, save, as_json)
+        asked = (run, eps, images, dataset, data_dir, norm, method, seconds, save, as_json)
+        if not outputs:
+            run_certify(*asked, workers)
+        elif workers > 1:
+            raise PolyboundError("--workers is about certificates; --outputs has none yet")
+        else:
+            run_outputs(*asked)
 
 
 @command(

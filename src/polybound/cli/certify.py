@@ -30,6 +30,7 @@ def run_certify(
     budget: float,
     save: Path | None,
     as_json: bool,
+    workers: int = 1,
 ) -> None:
     """Certify the first test images at every eps, and show the counts."""
     check_target(save, eps)
@@ -42,7 +43,7 @@ def run_certify(
             task = bar.add_task(f"eps {radius:g}", total=len(x))
             options: dict[str, Any] = {"domain": data.domain, "norm": norm, "method": method, "budget": budget}
             options["on_progress"] = lambda done, task=task: bar.update(task, completed=done)
-            found = certify(net, x, y, radius, keep=save is not None, **options)
+            found = certify(net, x, y, radius, keep=save is not None, workers=workers, **options)
             rows.append({"eps": radius} | found.summary())
             if save is not None:
                 save_certificates(save, model, found, x, data.domain)

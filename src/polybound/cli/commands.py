@@ -27,6 +27,7 @@ ORDER = (
     "bounds",
     "info",
     "draw",
+    "card",
     "export",
     "verify",
     "encrypt",

@@ -201,7 +201,7 @@ _COMMANDS = (
         [
             "polybound report runs/* -o report.html",
             "polybound report table-1 figure-2 --dataset fashion-mnist -o report.html",
-            "polybound report table-5 --seeds 10 --measure-every 25 --scores docs/results/scores.csv",
+            "polybound report table-5 figure-4 --seeds 10 --scores docs/results/scores.csv --figures docs/results",
         ],
     ),
     (compare, "compare", ["polybound compare runs", "polybound compare scores.csv --json"]),

@@ -7,10 +7,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from polybound.cli.experiment_options import (
     AsCsv,
@@ -29,6 +31,7 @@ from polybound.cli.experiment_options import (
     Seeds,
     choose,
 )
+from polybound.cli.progress import progress_bar
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
@@ -57,15 +60,20 @@ def report(
         list[Path] | None,
         typer.Option(metavar="<path>", help="CSV files of scores, in place of run folders that are not there."),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="<path>", help="Folder with the data of figures, in place of weights that are not there."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
 
-    Figures are PNG and SVG files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
+    Figures are PNG, SVG and CSV files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
     """
-    if not output.parent.is_dir():
-        raise PolyboundError(f"{output.parent}: no such folder")
+    for folder in (output.parent, figures):
+        if folder is not None and not folder.is_dir():
+            raise PolyboundError(f"{folder}: no such folder")
     known = [name for name in names if _is_experiment(name)]
     if not known:
         from polybound.report import report_runs
@@ -80,7 +88,7 @@ def report(
     from polybound.experiments import read_scores
 
     kept = Table(row for file in scores or () for row in read_scores(file))
-    make_report(chosen, runs, output, kept, data_dir=data_dir, as_json=as_json)
+    make_report(chosen, runs, output, kept, figures=figures, data_dir=data_dir, as_json=as_json)
 
 
 def _is_experiment(name: str) -> bool:
@@ -100,6 +108,7 @@ def make_report(
     output: Path,
     scores: Table | None = None,
     *,
+    figures: Path | None = None,
     data_dir: Path | None = None,
     as_json: bool = False,
 ) -> None:
@@ -108,7 +117,15 @@ def make_report(
 
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
     options: dict[str, Any] = {"title": title, "command": _command(), "scores": scores, "data_dir": data_dir}
-    _show(build_report(chosen, runs, output, **options), as_json)
+    with progress_bar(MofNCompleteColumn()) as bar:
+        task = bar.add_task("report", total=len(chosen))
+        step = partial(_step, bar, task)
+        made = build_report(chosen, runs, output, figures=figures, on_progress=step, **options)
+    _show(made, as_json)
+
+
+def _step(bar: Progress, task: TaskID, done: int, name: str) -> None:
+    bar.update(task, completed=done, description=name)
 
 
 def _show(made: Report, as_json: bool) -> None:
@@ -129,12 +146,17 @@ def _show(made: Report, as_json: bool) -> None:
 
 
 def _show_sections(made: Report) -> None:
-    """The tables, as wide as the terminal; figures are in the files."""
+    """What was found and the tables, as wide as the terminal; figures are in the files."""
     from polybound.cli.tables import print_wrapped, show_table
 
+    if made.summary is not None:
+        print_wrapped(made.summary.verdict)
+        for one in made.summary.findings:
+            print_wrapped(f"{one.question} {one.answer}")
+        print()
     for section in made.as_dict()["sections"]:
         print_wrapped(section["title"])
-        for line in section["notes"]:
+        for line in [*section["notes"], *(f"Not run: {one['what']} ({one['why']})." for one in section["missing"])]:
             print_wrapped(line)
         for table in section["tables"]:
             ends = [*(first for first, _ in table["groups"][1:]), len(table["rows"])]

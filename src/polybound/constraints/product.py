@@ -6,7 +6,7 @@ convex, but it splits into units: row ``j`` of all ``k`` factors is one problem 
 radii are known every factor is an ordinary projection onto an l1 ball. Only ``k`` radii per unit are really unknown.
 
 With ``R_i = ||w_i||_1 + beta_i``, ``N_i = ||v_i||_1 + beta_i`` and the log-shrinkage ``u_i = log(N_i / R_i)`` the
-product becomes a sum, and the radii solve a resource allocation problem::
+product becomes a sum, and the radii solve a resource allocation problem:
 
     minimise  sum_i g_i(u_i)   subject to   sum_i u_i = L = log(prod_i N_i / lambda),   0 <= u_i <= log(N_i / beta_i)
 
@@ -42,7 +42,7 @@ def project_product(
 ) -> Tensor:
     r"""Project ``k`` factor matrices onto a level set of theta, unit by unit.
 
-    For each unit ``j`` the rows ``v_i = weights[i, j]`` become::
+    For each unit ``j`` the rows ``v_i = weights[i, j]`` become:
 
         argmin_w  sum_i ||w_i - v_i||_2^2   subject to   prod_i (||w_i||_1 + beta_i) <= lambda
 

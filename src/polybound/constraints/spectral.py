@@ -7,7 +7,7 @@ decomposition when one side is much shorter.
 For a convolution the bound is on `torus_norm`, which is never below the norm of the zero-padded operator: every
 transfer matrix ``K^(f) = sum_t K_t exp(-2 pi i f.t)`` of a torus without overlap must be in the spectral ball, while
 the kernel keeps its few taps. These are two convex sets, and the nearest point of their intersection is found by
-Dykstra's algorithm. Written in its correction ``P`` alone, it is proximal gradient ascent on the dual problem::
+Dykstra's algorithm. Written in its correction ``P`` alone, it is proximal gradient ascent on the dual problem:
 
     maximise  <q, kernel> - ||q||^2 / 2 - radius sum_f ||P(f)||_nuclear,     q = the taps of the inverse transform of P
 

@@ -21,7 +21,7 @@ class GuidedDenoiser(Defence):
     """High-level guided denoising (Liao et al., 2018), guided by the logits.
 
     A U-Net D estimates the perturbation, `x_hat = x_adv - D(x_adv)`. It is trained on what the classifier f makes of
-    it, not on the pixels, and f is not changed::
+    it, not on the pixels, and f is not changed:
 
         minimise  sum_i |f(x_hat_i) - f(x_i)|_1
 

@@ -143,7 +143,7 @@ def paper_counts(attack: str, protocol: str) -> str:
 
 @lru_cache(maxsize=65536)
 def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval: the shares p that `correct` of `total` does not reject, by the score test::
+    """Wilson's interval: the shares p that `correct` of `total` does not reject, by the score test:
 
         |correct / total - p| <= z sqrt(p (1 - p) / total)
 

@@ -9,8 +9,10 @@ from polybound.experiments.compare import (
     Published,
     Significance,
     compare,
+    judge,
     paper_method,
     published,
+    published_value,
     row_kind,
     significance,
 )
@@ -21,7 +23,14 @@ from polybound.experiments.experiment import (
     find_experiment,
     register_experiment,
 )
-from polybound.experiments.results import experiment_scores, read_runs, read_scores, runs_of, skipped_runs
+from polybound.experiments.results import (
+    absent_data,
+    experiment_scores,
+    read_runs,
+    read_scores,
+    runs_of,
+    skipped_runs,
+)
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import growth_studies, ratios, studies
 from polybound.experiments.sweep import ENGINES, Estimate, estimate, sweep
@@ -38,14 +47,17 @@ __all__ = [
     "Experiment",
     "Published",
     "Significance",
+    "absent_data",
     "compare",
     "estimate",
     "experiment_names",
     "experiment_scores",
     "find_experiment",
     "growth_studies",
+    "judge",
     "paper_method",
     "published",
+    "published_value",
     "ratios",
     "read_runs",
     "read_scores",

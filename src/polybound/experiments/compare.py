@@ -26,8 +26,10 @@ __all__ = [
     "Published",
     "Significance",
     "compare",
+    "judge",
     "paper_method",
     "published",
+    "published_value",
     "row_kind",
     "significance",
 ]
@@ -42,6 +44,12 @@ DATASETS = {
     "nsynth": "NSYNTH",
 }
 """The paper's names of the data sets."""
+
+TEST_IMAGES = {
+    **dict.fromkeys(("fashion-mnist", "kmnist", "mnist", "cifar10"), 10000),
+    **{"emnist-letters": 20800, "emnist-byclass": 116323, "nsynth": 4096},
+}
+"""How many test images the data sets have officially; where there are more or fewer, it is other data."""
 
 MODELS = {"pn-4": "PN-4", "pn-10": "PN-10", "pn-conv": "PN-Conv", "ncp-4": "NCP-4"}
 """The paper's names of the models."""
@@ -72,6 +80,11 @@ class Published:
     mean: float
     std: float
 
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What it is the value of; several tables may have it."""
+        return self.dataset, self.model, self.method, self.attack
+
 
 @cache
 def published() -> tuple[Published, ...]:
@@ -91,6 +104,27 @@ def published() -> tuple[Published, ...]:
     )
 
 
+def published_value(dataset: str, model: str, method: str, attack: str) -> Published | None:
+    """The paper's value by its own names of data set, model and method and by our name of the attack, if it has one.
+
+    >>> published_value("Fashion-MNIST", "PN-4", "projection", "pgd-0.1-20-0.01").mean
+    49.58
+
+    Args:
+        dataset: the paper's name.
+        model: the paper's name.
+        method: as `paper_method` gives it.
+        attack: as `polybound evaluate` takes it.
+    """
+    return _by_name().get((dataset, model, method, ATTACKS.get(attack, attack)))
+
+
+@cache
+def _by_name() -> dict[tuple[str, str, str, str], Published]:
+    """A value that stands in several tables is the same in all."""
+    return {value.key: value for value in published()}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A published value next to ours.
@@ -104,7 +138,8 @@ class Comparison:
             seeds may explain from what they cannot; None where neither has any. The verdict does not depend on it.
         allowed: max(3 points, 2 published standard deviations).
         verdict: "within" or "off"; "reduced" if our schedule, our data or our images were cut short, "other recipe" if
-            our optimiser or schedule is not the paper's.
+            our optimiser or schedule is not the paper's, "other data" if our test images are not all those of the
+            official split.
         variant: what tells ours from others that stand for the same value: the penalty's weight, the adversary.
     """
 
@@ -158,19 +193,33 @@ def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
     found = []
     for name, part in zip(names, variants, strict=True):
         ours = part.best_epoch().best(BOUND)
-        if ours is None:
-            continue
-        difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
-        allowed = max(3.0, 2.0 * value.std)
-        verdict = "within" if abs(difference) <= allowed else "off"
-        if other := _other_recipe(part.rows[0]):
-            verdict = "other recipe"
-        if any(_reduced(row) for row in part):
-            verdict = "reduced"
-        deviations = difference / spread if spread else None
-        variant = ", ".join(dict.fromkeys(filter(None, [*name.split(", ")[1:], *other])))
-        found.append(Comparison(value, ours, protocol, difference, deviations, allowed, verdict, variant))
+        if ours is not None:
+            found.append(judge(value, ours, part, protocol, name.partition(", ")[2]))
     return found
+
+
+def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str = "") -> Comparison:
+    """A published value against a number of ours that was made of these rows.
+
+    Args:
+        value: the paper's.
+        ours: mean and standard deviation over seeds.
+        rows: what `ours` was made of, or chosen from: they say whether the schedule is the paper's.
+        protocol: of our number.
+        variant: what tells ours from others that stand for the same value.
+    """
+    difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
+    allowed = max(3.0, 2.0 * value.std)
+    verdict = "within" if abs(difference) <= allowed else "off"
+    if other := _other_recipe(rows.rows[0]):
+        verdict = "other recipe"
+    if any(_reduced(row) for row in rows):
+        verdict = "reduced"
+    if any(_other_data(row) for row in rows):
+        verdict = "other data"
+    deviations = difference / spread if spread else None
+    words = ", ".join(dict.fromkeys(filter(None, [*variant.split(", "), *other])))
+    return Comparison(value, ours, protocol, difference, deviations, allowed, verdict, words)
 
 
 def _other_recipe(row: Row) -> list[str]:
@@ -188,6 +237,11 @@ def _other_recipe(row: Row) -> list[str]:
 
 def _reduced(row: Row) -> bool:
     return bool(row["schedule.epochs"] < EPOCHS or row["data.samples"] or row["total"] < row["available"])
+
+
+def _other_data(row: Row) -> bool:
+    """Whether a run was measured on other data than the paper's, as where a part of NSynth stands for all of it."""
+    return bool(row["available"] != TEST_IMAGES.get(row["dataset"]))
 
 
 def row_kind(row: Row) -> str:
@@ -211,7 +265,7 @@ def paper_method(row: Row) -> str:
 def _paper_names(row: Row) -> tuple[str, str, str, str]:
     """The paper's names for what a row is."""
     dataset, model, attack = str(row["dataset"]), str(row["model"]), str(row["attack"])
-    names = DATASETS.get(dataset, dataset), MODELS.get(model, model)
+    names = DATASETS.get(dataset, ""), MODELS.get(model, "")  # others may bear the paper's names
     return *names, paper_method(row), ATTACKS.get(attack, attack)
 
 

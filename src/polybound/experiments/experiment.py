@@ -48,6 +48,7 @@ class Experiment:
         options: of the methods, by name; a list stands for several runs.
         adversary: attack, protocol and start of adversarial training, for all methods.
         recipe: options of the optimiser and the schedule that differ from the paper's.
+        recipes: the same for some of the methods, by name; they win.
         attacks: attacks on the test split.
         bounds: of the projections.
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
@@ -84,6 +85,7 @@ class Experiment:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     adversary: str | Mapping[str, Any] | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     attacks: tuple[str, ...] = ()
     bounds: tuple[float, ...] = BOUNDS
     projections: tuple[str, ...] = ("single",)
@@ -116,7 +118,7 @@ class Experiment:
             raise PolyboundError(f"there is no projection called {min(unknown)!r}")
         if self.seeds < 1 or min(self.samples, self.limit, self.measure_every) < 0:
             raise PolyboundError("seeds must be at least 1, samples, limit and measure_every at least 0")
-        for method in (*self.methods, *self.options):
+        for method in (*self.methods, *self.options, *self.recipes):
             METHODS.find(method)
         parse_attacks(self.attacks)
         for defence in self.defences:
@@ -135,7 +137,8 @@ class Experiment:
     def recipe_for(self, method: Method) -> Recipe:
         """The training recipe of a method, its schedule scaled by the budget."""
         adversary = None if self.adversary is None else Adversary.of(self.adversary)
-        return Recipe(method, adversary).changed(self.recipe).scaled(self.budget)
+        options = {**self.recipe, **self.recipes.get(method.name, {})}
+        return Recipe(method, adversary).changed(options).scaled(self.budget)
 
     def projected(self, **options: Any) -> Projected:
         """A projection with this experiment's options."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polybound.data import missing
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_name, paper_counts, read_table
 from polybound.experiments.digests import digests
@@ -15,16 +16,43 @@ from polybound.experiments.search import resolve
 from polybound.registry import check_whole
 from polybound.runs import Run, Spec, find_runs, is_run
 
-__all__ = ["experiment_scores", "read_runs", "read_scores", "runs_of", "skipped_runs"]
+__all__ = ["absent_data", "experiment_scores", "read_runs", "read_scores", "runs_of", "skipped_runs"]
 
 
-def runs_of(experiment: Experiment, root: Path, data_dir: Path | None = None) -> list[tuple[Spec, Run]]:
+def runs_of(
+    experiment: Experiment, root: Path, data_dir: Path | None = None, stored: Mapping[str, str] | None = None
+) -> list[tuple[Spec, Run]]:
     """The runs of an experiment, those that its search led to included, with their folders, which may not exist.
 
-    Of a data set that is not on this machine nothing is known, and there are no runs.
+    Of a data set that is not on this machine and whose digest is not stored, nothing is known, and there are no runs.
+
+    Args:
+        experiment: whose runs.
+        root: folder of the run folders.
+        data_dir: where the data lies.
+        stored: digests of data sets by name, for those that are not there.
     """
-    specs = resolve(experiment, root, data_dir, report=True).specs(digests(data_dir))
+    here, other = digests(data_dir), stored or {}
+    specs = resolve(experiment, root, data_dir, report=True).specs(lambda name: here(name) or other.get(name, ""))
     return [(spec, Run.of(spec, root)) for spec in specs if spec.data.digest]
+
+
+def absent_data(names: Iterable[str], data_dir: Path | None = None) -> set[str]:
+    """The data sets, of these, whose files are not on this machine, or not whole."""
+    return {name for name in names if _is_absent(name, data_dir)}
+
+
+def _is_absent(name: str, data_dir: Path | None) -> bool:
+    try:
+        return missing(name, data_dir) or not digests(data_dir)(name)
+    except (PolyboundError, OSError):
+        return True
+
+
+def _stored_digests(scores: Table) -> dict[str, str]:
+    """The digests of the data sets of scores, unless there are several of one name."""
+    found = {name: part.values("data.digest") for (name,), part in scores.groups("data").items()}
+    return {str(name): str(values[0]) for name, values in found.items() if len(values) == 1}
 
 
 def experiment_scores(
@@ -43,7 +71,8 @@ def experiment_scores(
     known = (scores or Table()).only(lambda row: "method" in row)
     kept = {key[0]: part for key, part in known.groups("run").items()}
     found: list[Row] = []
-    for spec, run in {spec.address: (spec, run) for spec, run in runs_of(experiment, root, data_dir)}.values():
+    runs = runs_of(experiment, root, data_dir, _stored_digests(known))
+    for spec, run in {spec.address: (spec, run) for spec, run in runs}.values():
         asked: dict[tuple[object, ...], Row] = {}
         for source in (kept.get(spec.address, Table()), Table() if trouble_with(run) else run.table()):
             asked |= _once(row for row in source if _asks(experiment, spec, row))

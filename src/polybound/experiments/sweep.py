@@ -24,10 +24,10 @@ from polybound.data import Dataset, missing
 from polybound.errors import PolyboundError
 from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.interrupts import own_interrupts, spared_from_interrupts
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
+from polybound.interrupts import own_interrupts, spared_from_interrupts
 from polybound.plugins import load_plugins, plugin_names
 from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
 from polybound.training import Callback, Trainer

@@ -6,7 +6,7 @@ from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
 from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form, has_closed_form
 from polybound.models.conv import ConvCCP
-from polybound.models.examples import EXAMPLES, example
+from polybound.models.examples import EXAMPLES, example, example_origin
 from polybound.models.factors import Factors, lift
 from polybound.models.files import load, read_metadata, save, weights_digest
 from polybound.models.ncp import NCP
@@ -32,6 +32,7 @@ __all__ = [
     "Pool",
     "closed_form",
     "example",
+    "example_origin",
     "has_closed_form",
     "lift",
     "load",

@@ -20,11 +20,11 @@ __all__ = ["CCP"]
 class CCP(PolynomialNetwork):
     """A coupled CP polynomial of the input, in one of two forms.
 
-    "residual", the original recursion (its degree-4 and degree-10 kinds are the paper's PN-4 and PN-10)::
+    "residual", the original recursion (its degree-4 and degree-10 kinds are the paper's PN-4 and PN-10):
 
         y_1 = V_1 x,   y_n = (V_n x) * y_(n-1) + y_(n-1),   f(x) = Q y_k + beta
 
-    "product", the paper's re-parametrisation with free matrices on the lifted input z = [x, 1]::
+    "product", the paper's re-parametrisation with free matrices on the lifted input z = [x, 1]:
 
         f(x) = C ((U_1 z) * ... * (U_k z))
 

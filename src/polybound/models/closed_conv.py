@@ -3,7 +3,7 @@
 Between the products everything is linear, so a factor is one convolution of the image with a collapsed kernel; see
 `conv_geometry` for what happens at the border, exactly. The image's columns are unfolded once for all runs, into
 V: (rows of the image, inputs, taps) x (columns, images). Row r of a factor of all runs is then a matrix product with a
-window of V, and so are the gradients::
+window of V, and so are the gradients:
 
     h_r = W_r^T V[window],   dW_r = V[window] dh_r^T,   dV[window] += W_r dh_r
 

@@ -20,7 +20,7 @@ __all__ = ["ConvCCP"]
 
 
 class ConvCCP(PolynomialNetwork):
-    """A residual CCP with convolutions in the place of matrices::
+    """A residual CCP with convolutions in the place of matrices:
 
         p = pre * x + c   (or x itself),   h_n = K_n * p,
         y_1 = h_1,   y_n = h_n y_(n-1) + y_(n-1),   f(x) = Q vec(y_k) + beta

@@ -1,6 +1,6 @@
 """Where the products of a collapsed PN-Conv meet: constants of `closed_conv` that depend on sizes alone.
 
-A factor is linear in the image x: row r and column j of it, pooled by s, see x through::
+A factor is linear in the image x: row r and column j of it, pooled by s, see x through:
 
     h[r, j] = sum over t, t' of K[t, t'] p[s r + a + t, s j + a' + t'],   p = P * x + c inside the image, 0 outside,
 

@@ -17,7 +17,7 @@ __all__ = ["NCP"]
 
 
 class NCP(PolynomialNetwork):
-    """A nested coupled CP polynomial of the input::
+    """A nested coupled CP polynomial of the input:
 
         y_1 = (V_1 x) * b_1,   y_n = (V_n x) * (U_n y_(n-1) + b_n),   f(x) = Q y_k + beta
 

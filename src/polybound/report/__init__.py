@@ -10,6 +10,7 @@ from polybound.errors import PolyboundError
 if TYPE_CHECKING:
     from polybound.report.attacks import draw_attacks
     from polybound.report.build import Report, build_report, report_runs
+    from polybound.report.card import Card, model_card
     from polybound.report.demo import draw_demo
     from polybound.report.explorer import Feature, build_explorer
     from polybound.report.figure_files import check_figure_file
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from polybound.report.tensorboard import EventLog
 
 __all__ = [
+    "Card",
     "EventLog",
     "Feature",
     "Report",
@@ -27,11 +29,13 @@ __all__ = [
     "draw_demo",
     "draw_figure_1",
     "draw_network",
+    "model_card",
     "network_svg",
     "report_runs",
 ]
 
 _HOME = {
+    "Card": "card",
     "EventLog": "tensorboard",
     "Feature": "explorer",
     "Report": "build",
@@ -42,6 +46,7 @@ _HOME = {
     "draw_demo": "demo",
     "draw_figure_1": "network_drawing",
     "draw_network": "network_drawing",
+    "model_card": "card",
     "network_svg": "network_drawing",
     "report_runs": "build",
 }

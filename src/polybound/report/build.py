@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +16,14 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import Table as Scores
 from polybound.experiments import Experiment, experiment_scores, skipped_runs
 from polybound.report.elements import Figure, Section, Table
+from polybound.report.export import section_to_dict, section_to_markdown, summary_to_dict, summary_to_markdown
+from polybound.report.figure_data import figure_to_csv
+from polybound.report.findings import Part
 from polybound.report.layout import section
 from polybound.report.page import page
 from polybound.report.run_report import runs_section
 from polybound.report.static import draw
+from polybound.report.summary import Summary, summarise
 from polybound.report.text import to_csv, to_latex, to_markdown
 from polybound.runs import find_runs, is_run, subjects_of
 
@@ -35,25 +39,26 @@ class Report:
         folder: the folder with every figure and table on its own.
         sections: what both show.
         skipped: what could not be shown, with the reason.
+        summary: what the page opens with.
     """
 
     page: Path
     folder: Path
     sections: list[Section]
     skipped: dict[str, str] = field(default_factory=dict)
+    summary: Summary | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The tables, as JSON can hold them."""
-        shown = []
-        for made in self.sections:
-            tables = [asdict(part) | {"bold": sorted(part.bold)} for part in made.parts if isinstance(part, Table)]
-            shown.append({"name": made.name, "title": made.title, "notes": list(made.notes), "tables": tables})
+        """All that is shown, as JSON can hold it."""
+        skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
         files = {"page": str(self.page), "folder": str(self.folder)}
-        return {**files, "sections": shown, "skipped": [{"run": run, "why": why} for run, why in self.skipped.items()]}
+        found = {} if self.summary is None else {"found": summary_to_dict(self.summary)}
+        return {**files, **found, "sections": list(map(section_to_dict, self.sections)), "skipped": skipped}
 
     def markdown(self) -> str:
-        """The tables, and the lines of the figures as tables."""
-        return "\n\n".join(map(_markdown, self.sections))
+        """What was found, the tables, and the lines of the figures as tables."""
+        opening = [] if self.summary is None else [summary_to_markdown(self.summary)]
+        return "\n\n".join([*opening, *map(section_to_markdown, self.sections)])
 
 
 def facts(command: str = "") -> dict[str, str]:
@@ -77,53 +82,72 @@ def build_report(
     command: str = "",
     scores: Scores | None = None,
     data_dir: Path | None = None,
+    figures: Path | None = None,
+    on_progress: Callable[[int, str], None] | None = None,
 ) -> Report:
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
-    The folder has PNG and SVG of each figure, each table as Markdown, LaTeX and CSV, and all scores, `NAME-scores.csv`.
-    Other `scores` stand in for run folders that are not there; what is made from weights is left out for those.
+    The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown, LaTeX and CSV, what was found as
+    Markdown, `found.md`, with `misses` and `missing` as tables, and all scores, `NAME-scores.csv`.
+
+    Args:
+        experiments: what to show.
+        root: folder of the run folders.
+        output: the page.
+        title: its heading.
+        command: what makes it, for the page to say.
+        scores: stand in for run folders that are not there.
+        data_dir: where the data lies.
+        figures: folder with the data of figures, for those that are drawn from weights that are not there.
+        on_progress: called with the number of experiments that are through, and the name of the next.
 
     Raises:
         PolyboundError: nothing was found.
     """
-    found = [experiment_scores(experiment, root, scores, data_dir) for experiment in experiments]
+    parts: list[Part] = []
     skipped: dict[str, str] = {}
-    sections = []
-    for experiment, table in zip(experiments, found, strict=True):
+    for number, experiment in enumerate(experiments):
+        if on_progress is not None:
+            on_progress(number, experiment.name)
+        table = experiment_scores(experiment, root, scores, data_dir)
         without = skipped_runs(experiment, root, data_dir)
-        made = section(experiment, table, root, data_dir)
+        made = section(experiment, table, root, data_dir, figures)
         notes = [f"{path} was skipped: {why}" for path, why in without.items()]
-        sections.append(replace(made, notes=[*made.notes, *notes]))
+        parts.append(Part(experiment, table, replace(made, notes=[*made.notes, *notes])))
         skipped |= without
-    if not any(_has_content(made) for made in sections) and not any(table.rows for table in found):
+    # What was not run at all has only the paper's numbers; the summary says what that is.
+    sections = [part.section for part in parts if part.scores.rows or _has_content(part.section)]
+    if not sections:
         names = ", ".join(experiment.name for experiment in experiments)
         raise PolyboundError(
             f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it"
         )
-    folder = _folder_for(output)
-    _write_parts(sections, folder)
-    for experiment, table in zip(experiments, found, strict=True):
-        if table.rows:
-            write_atomically(folder / f"{experiment.name}-scores.csv", table.to_csv().encode())
+    if on_progress is not None:
+        on_progress(len(experiments), "drawing")
+    folder, summary = _folder_for(output), summarise(parts, data_dir)
+    _write_parts(sections, folder, summary)
+    for part in parts:
+        if part.scores.rows:
+            write_atomically(folder / f"{part.experiment.name}-scores.csv", part.scores.to_csv().encode())
     configurations = [asdict(experiment) for experiment in experiments]
-    write_atomically(output, page(title, sections, facts(command), configurations).encode())
-    return Report(output, folder, sections, skipped)
+    write_atomically(output, page(title, sections, facts(command), configurations, summary).encode(errors="replace"))
+    return Report(output, folder, sections, skipped, summary)
 
 
 def _has_content(made: Section) -> bool:
     """Whether a section has a figure with something in it; a table without scores has only the paper's numbers."""
-    return any(isinstance(part, Figure) and (part.panels or part.images) for part in made.parts)
+    return any(isinstance(part, Figure) and not part.empty for part in made.parts)
 
 
 def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> Report:
     """As `build_report`, of any run folders; those that cannot be read are skipped and named."""
     loaded, skipped = subjects_of(folders)
-    made = runs_section(loaded, skipped)
+    made, summary = runs_section(loaded, skipped)
     folder = _folder_for(output)
-    _write_parts([made], folder)
+    _write_parts([made], folder, summary)
     configurations = [one.run.spec().as_dict() for one in loaded if one.run is not None]
-    write_atomically(output, page(title, [made], facts(command), configurations).encode())
-    return Report(output, folder, [made], skipped)
+    write_atomically(output, page(title, [made], facts(command), configurations, summary).encode(errors="replace"))
+    return Report(output, folder, [made], skipped, summary)
 
 
 def _folder_for(output: Path) -> Path:
@@ -138,31 +162,30 @@ def _folder_for(output: Path) -> Path:
     return folder
 
 
-def _write_parts(sections: Sequence[Section], folder: Path) -> None:
+def _write_parts(sections: Sequence[Section], folder: Path, summary: Summary) -> None:
+    """Every table and figure as files: the first of a section has its name, others a word or a number more."""
     folder.mkdir(parents=True, exist_ok=True)
+    found = summary_to_markdown(summary, tables=False)
+    write_atomically(folder / "found.md", f"{found}\n".encode(errors="replace"))
+    for table in filter(None, (summary.misses, summary.missing)):
+        _write_table(table, folder, table.name)
+    if summary.headline is not None and not any(summary.headline is part for made in sections for part in made.parts):
+        _write_figure(summary.headline, folder, "headline")
     for made in sections:
         for number, part in enumerate(made.parts):
-            name = f"{made.name}-{number + 1}" if number else made.name
             if isinstance(part, Table):
-                for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
-                    write_atomically(folder / f"{name}.{suffix}", (render(part) + "\n").encode())
-            elif part.panels or part.images:
-                draw(part, folder / f"{name}.png", folder / f"{name}.svg")
+                more = part.name or (str(number + 1) if number else "")
+                _write_table(part, folder, f"{made.name}-{more}" if more else made.name)
+            elif not part.empty:
+                _write_figure(part, folder, f"{made.name}-{number + 1}" if number else made.name)
 
 
-def _markdown(made: Section) -> str:
-    """A section for the terminal: its tables, and the lines of its figures as tables."""
-    blocks = [f"# {made.title}", *made.notes]
-    for part in made.parts:
-        if isinstance(part, Figure):
-            for panel in part.panels:
-                header = [panel.x_label, *(line.label for line in panel.lines)]
-                xs = sorted({x for line in panel.lines for x in line.x})
-                values = [dict(zip(line.x, line.y, strict=True)) for line in panel.lines]
-                cells = [[f"{x:g}", *(f"{v[x]:.2f}" if x in v else "" for v in values)] for x in xs]
-                blocks.append(f"**{panel.title}** ({panel.y_label})\n\n{to_markdown(Table('', header, cells))}")
-            blocks += [f"{row.title}: {', '.join(caption for caption, _ in row.pictures)}" for row in part.images]
-            blocks += part.notes
-        else:
-            blocks.append(to_markdown(part))
-    return "\n\n".join(blocks)
+def _write_table(table: Table, folder: Path, name: str) -> None:
+    for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
+        write_atomically(folder / f"{name}.{suffix}", f"{render(table)}\n".encode(errors="replace"))
+
+
+def _write_figure(figure: Figure, folder: Path, name: str) -> None:
+    draw(figure, folder / f"{name}.png", folder / f"{name}.svg")
+    if figure.panels:
+        write_atomically(folder / f"{name}.csv", figure_to_csv(figure).encode(errors="replace"))

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+from polybound.experiments import Comparison
 
 __all__ = ["Figure", "Images", "Line", "Panel", "Section", "Table"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text; `groups` are (first row, heading) pairs that part the rows. An `aside` is shown when asked for."""
+    """Cells of text.
+
+    Attributes:
+        title: its heading.
+        header: a name for each column.
+        rows: the cells.
+        groups: (first row, heading) pairs that part the rows.
+        bold: (row, column) of the cells in bold; the notes say what bold means.
+        notes: what a reader needs to know.
+        aside: whether it is an addition to the table before it.
+        verdicts: by (row, column): "met", "missed", "not published", "not judged" or "not run".
+        comparisons: what the verdicts "met" and "missed" follow from.
+        name: what its files are called, after the name of the section; "" for the section's first.
+    """
 
     title: str
     header: Sequence[str]
@@ -19,21 +35,49 @@ class Table:
     bold: frozenset[tuple[int, int]] = frozenset()
     notes: Sequence[str] = ()
     aside: bool = False
+    verdicts: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    comparisons: Sequence[Comparison] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel; `spread` is one standard deviation at each point."""
+    """A line of a panel.
+
+    Attributes:
+        label: its name; lines of the same name look the same in all panels of a figure.
+        x: where its points are.
+        y: how high they are.
+        spread: one standard deviation at each point.
+        texts: what is written at each point, where there is room for it.
+        kind: "line", or "marks" for points that no line joins, or "guide" for a thin line without points.
+        hints: what a page says of each point when asked.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     spread: Sequence[float] = ()
+    texts: Sequence[str] = ()
+    kind: Literal["line", "marks", "guide"] = "line"
+    hints: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes."""
+    """A pair of axes.
+
+    Attributes:
+        title: above it.
+        x_label: of the x-axis; panels of a figure with the same one have the same range.
+        y_label: of the y-axis.
+        lines: what was measured.
+        log_x: whether the x-axis is logarithmic.
+        log_y: whether the y-axis is.
+        scale: panels of a figure with the same one have the same y-axis; that of the label by default.
+        from_zero: whether the y-axis begins at 0.
+        published: the paper's values, each as marks with the label of the line that they belong to.
+    """
 
     title: str
     x_label: str
@@ -41,6 +85,9 @@ class Panel:
     lines: Sequence[Line]
     log_x: bool = False
     log_y: bool = False
+    scale: str = ""
+    from_zero: bool = False
+    published: Sequence[Line] = ()
 
 
 @dataclass(frozen=True)
@@ -53,19 +100,32 @@ class Images:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels, or rows of images, under one title."""
+    """Panels, or rows of images, under one title; `columns` panels stand side by side, by default as many as fit."""
 
     title: str
     panels: Sequence[Panel] = ()
     images: Sequence[Images] = ()
     notes: Sequence[str] = ()
+    columns: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not self.panels and not self.images
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of all lines, in the order of their styles; guides have none."""
+        lines = [line for panel in self.panels for line in panel.lines]
+        return list(dict.fromkeys(line.label for line in lines if line.kind != "guide"))
 
 
 @dataclass(frozen=True)
 class Section:
-    """All of one experiment."""
+    """All of one experiment; `missing` has what was not run, each with the reason."""
 
     name: str
     title: str
     parts: Sequence[Table | Figure] = field(default_factory=list)
     notes: Sequence[str] = ()
+    missing: Sequence[tuple[str, str]] = ()

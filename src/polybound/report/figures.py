@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -9,47 +10,87 @@ from typing import Any
 
 from polybound.attacks import parse_attack
 from polybound.evaluation import Cell, Row, Table, certified_name, labels
-from polybound.experiments import Experiment, growth_studies, ratios, row_kind, studies
+from polybound.experiments import Experiment, growth_studies, published_value, ratios, row_kind, studies
 from polybound.report.elements import Figure, Images, Line, Panel
-from polybound.report.labels import PROTOCOLS, attack_label, dataset_label, model_label
+from polybound.report.labels import METHODS, PROTOCOLS, attack_label, dataset_label, model_label
 
 __all__ = ["curves", "growth", "initial", "samples", "tradeoff"]
 
 _X = {"bound": "method.bound", "rank": "model.rank", "steps": "steps"}
+_CERTIFIED = ("certified", "certified-projection")
 _OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
 _X_LABELS = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}
 
 
 def curves(experiment: Experiment, table: Table) -> Figure:
-    """Accuracies over bounds, ranks or steps: a panel for each protocol, data set and, unless it has a line, model."""
-    panels = []
+    """Accuracies over bounds, ranks or steps: a panel for each protocol, data set and, unless it has a line, model.
+
+    Protocols stand below each other with a column for each data set and model; if that would be one column or more
+    than four, they stand side by side.
+    """
     protocols = ("published", "sound") if experiment.attacks else ("-",)
-    label, log = _X_LABELS[experiment.x], experiment.x != "steps"
-    for protocol, dataset in product(protocols, experiment.datasets):
-        suffix = "" if protocol == "-" else f", {PROTOCOLS[protocol]}"
-        part = table.where(data=dataset, protocol=protocol)
-        if experiment.lines == "model":
-            chosen = list(product(experiment.models, experiment.splits))
-            lines = [
-                line
-                for model, split in chosen
-                for line in _lines(
-                    experiment,
-                    part.where(model=model, split=split),
-                    model_label(model) + (f", {split}" if len(experiment.splits) > 1 else ""),
-                )
-            ]
-            panels.append(Panel(dataset_label(dataset) + suffix, label, "accuracy in %", lines, log_x=log))
-            continue
-        for model in experiment.models:
-            lines = [
-                line
-                for attack in experiment.attacks or ("clean",)
-                for line in _lines(experiment, part.where(model=model, attack=attack), attack_label(attack))
-            ]
-            title = f"{dataset_label(dataset)}, {model_label(model)}{suffix}"
-            panels.append(Panel(title, label, "accuracy in %", lines, log_x=log))
-    return Figure(experiment.title, _drawn(panels))
+    models = [None] if experiment.lines == "model" else list(experiment.models)
+    known = {key[:2] if experiment.lines == "attack" else key[:1] for key in table.groups("data", "model")}
+    pairs = [
+        (dataset, model)
+        for dataset, model in product(experiment.datasets, models)
+        if (dataset, model) in known or (dataset,) in known
+    ]
+    below = 1 < len(pairs) <= 4
+    places = product(protocols, pairs) if below else ((protocol, pair) for pair in pairs for protocol in protocols)
+    panels = _drawn([_curve_panel(experiment, table, protocol, *pair) for protocol, pair in places])
+    columns = len(pairs) if below else len(protocols)
+    notes = [_PUBLISHED_NOTES[experiment.x]] if any(panel.published for panel in panels) else []
+    return Figure(experiment.title, panels, notes=notes, columns=columns if len(panels) % columns == 0 else 0)
+
+
+_PUBLISHED_NOTES = {
+    "bound": "Stars: the paper's values. Its tables give them for the best of its bounds without saying which; they "
+    "are drawn at the best bound here.",
+    "steps": "Stars: the paper's values for that attack, for the best of its bounds.",
+}
+
+
+def _curve_panel(experiment: Experiment, table: Table, protocol: str, dataset: str, model: str | None) -> Panel:
+    """A panel of curves; its lines are attacks or, without a model of its own, models and splits."""
+    part = table.where(data=dataset, protocol=protocol)
+    suffix = "" if protocol == "-" else f", {PROTOCOLS[protocol]}"
+    log = experiment.x != "steps"
+    axes = {"log_x": log, "from_zero": experiment.x in ("bound", "steps")}
+    if model is None:
+        several = len(experiment.splits) > 1
+        chosen = [
+            (model_label(one) + (f", {split}" if several else ""), part.where(model=one, split=split), one)
+            for one, split in product(experiment.models, experiment.splits)
+        ]
+        title = dataset_label(dataset) + suffix
+    else:
+        mine = part.where(model=model)
+        attacks = experiment.attacks or ("clean",)
+        chosen = [(attack_label(attack), mine.where(attack=attack), model) for attack in attacks]
+        title = f"{dataset_label(dataset)}, {model_label(model)}{suffix}"
+    lines, published = [], []
+    for name, rows, of in chosen:
+        made = _lines(experiment, rows, name)
+        lines += made
+        published += _published_marks(experiment, rows, made, dataset, of) if protocol != "sound" else []
+    return Panel(title, _X_LABELS[experiment.x], "accuracy in %", lines, **axes, published=published)  # type: ignore[arg-type]
+
+
+def _published_marks(experiment: Experiment, rows: Table, lines: list[Line], dataset: str, model: str) -> list[Line]:
+    """The paper's value of a line: at its highest point over the bounds, at the steps of the attack over the steps."""
+    if len(lines) != 1 or not lines[0].x or experiment.x == "rank" or experiment.adversary is not None:
+        return []
+    (line,) = lines
+    found = []
+    for attack in rows.where(split="test").values("attack"):
+        value = published_value(dataset_label(dataset), model_label(model), "projection", attack)
+        x = line.x[max(range(len(line.y)), key=line.y.__getitem__)]
+        if experiment.x == "steps":
+            x = float(_steps({"attack": attack}) or 0)
+        if value is not None:
+            found.append(Line(line.label, [x], [value.mean], [value.std], kind="marks"))
+    return found
 
 
 def _lines(experiment: Experiment, table: Table, name: str) -> list[Line]:
@@ -90,16 +131,22 @@ def tradeoff(experiment: Experiment, table: Table) -> Figure:
         part = table.where(data=dataset)
         lines = []
         kinds = {kind: part.only(lambda row, kind=kind: row_kind(row) == kind) for kind in experiment.projections}  # type: ignore[misc]
-        if "certified" in experiment.methods:
-            kinds["certified training"] = part.where(method="certified")
+        kinds |= {METHODS[name]: part.where(method=name) for name in _CERTIFIED if name in experiment.methods}
         for kind, mine in kinds.items():
-            lines += _tradeoff_lines(kind, mine, attack)
-        title = f"{dataset_label(dataset)}, {attack_label(attack)}, sound protocol"
-        panels.append(Panel(title, "clean accuracy in %", label, lines))
-    return Figure(experiment.title, _drawn(panels))
+            lines += _tradeoff_lines(experiment, kind, mine, attack)
+        title = f"{dataset_label(dataset)}, {attack_label(attack)}"
+        panels.append(Panel(title, "clean accuracy in %", label, lines, scale="accuracy in %"))
+    return Figure(experiment.title, _drawn(panels), notes=[_TEXTS_NOTE])
 
 
-def _tradeoff_lines(kind: str, table: Table, attack: str) -> list[Line]:
+_TEXTS_NOTE = (
+    "Sound protocol. At the points, where there is room: the bound; of layer-wise projections the factor of their "
+    "pattern, of spectral and product projections the bound of C, and of certified training the radius that it was "
+    "trained for."
+)
+
+
+def _tradeoff_lines(experiment: Experiment, kind: str, table: Table, attack: str) -> list[Line]:
     """A line over the bounds, or radii, for each configuration, named by what differs if there are several."""
     free = ("method.bound", "method.eps", "attack", "protocol", "counted")
     shown = table.only(lambda row: row["attack"] == "clean" or (row["attack"] == attack and row["protocol"] == "sound"))
@@ -108,26 +155,39 @@ def _tradeoff_lines(kind: str, table: Table, attack: str) -> list[Line]:
     lines = []
     for more, part in zip(names, parts, strict=True):
         if points := _pairs(part, attack):
-            xs, cells = zip(*points, strict=True)
+            rows, xs, cells = zip(*points, strict=True)
             name = f"{kind}, {more}" if more else kind
-            lines.append(Line(name, list(xs), [cell.mean for cell in cells], [cell.std for cell in cells]))
+            texts = [_level_text(row, experiment.layerwise) for row in rows]
+            lines.append(Line(name, list(xs), [cell.mean for cell in cells], [cell.std for cell in cells], texts))
     return lines
 
 
-def _pairs(table: Table, attack: str) -> list[tuple[float, Cell]]:
+def _pairs(table: Table, attack: str) -> list[tuple[Row, float, Cell]]:
     """Clean and robust accuracy of each configuration, from the tightest to the loosest."""
     points = []
     for part in table.configurations("attack", "protocol", "counted"):
         clean, robust = part.where(attack="clean").cell(), part.where(attack=attack, protocol="sound").cell()
         if clean is not None and robust is not None:
-            points.append((_level(part.rows[0]), round(clean.mean, 2), robust))
-    return [(x, cell) for _, x, cell in sorted(points, key=lambda point: point[0])]
+            points.append((part.rows[0], round(clean.mean, 2), robust))
+    return sorted(points, key=lambda point: _level(point[0]))
 
 
 def _level(row: Row) -> float:
     """How tight a method is: its bound, the last of its bounds, or its radius."""
     bound = row.get("method.bound", row.get("method.eps", 0.0))
     return float(list(bound.values())[-1]) if isinstance(bound, dict) else float(bound)
+
+
+def _level_text(row: Row, pattern: Mapping[str, float]) -> str:
+    """The bound or radius of a point; of a bound for each matrix the factor of the pattern, if it is a multiple."""
+    bound = row.get("method.bound")
+    if isinstance(bound, dict) and set(bound) == set(pattern):
+        factors = {round(bound[name] / pattern[name], 6) for name in pattern}
+        if len(factors) == 1:
+            return f"{factors.pop():g}x"
+    if isinstance(bound, dict) and "C" in bound:
+        return f"{bound['C']:g}"
+    return f"{_level(row):g}" if bound is not None else f"eps {_level(row):g}"
 
 
 def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
@@ -145,7 +205,8 @@ def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> 
             epochs = list(range(len(result["theta"])))
             lines = [Line(key, epochs, result[key]) for key in ("gamma", "theta")]
             panels.append(Panel(f"{name} without regularisation", "epoch", "value", lines, log_y=True))
-    return Figure(experiment.title, _drawn(panels))
+    note = "Of trained networks, mean over seeds; during training, of one network."
+    return Figure(experiment.title, _drawn(panels), notes=[note])
 
 
 def _ratio_lines(table: Table) -> list[Line]:
@@ -162,11 +223,12 @@ def _ratio_lines(table: Table) -> list[Line]:
     return lines
 
 
-def initial(experiment: Experiment, root: Path) -> Figure:
+def initial(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
     """The ratio of the two bounds at random initialisation."""
-    (job,) = studies(experiment)
+    notes = ["Standard normal matrices, 784 features; mean over seeds."]
+    (job,) = studies(experiment, data_dir)
     if not job.done(root):
-        return Figure(experiment.title)
+        return Figure(experiment.title, notes=notes)
     result = job.result(root)
     panels = []
     for key, title, log in (("rank", "degree 10", True), ("degree", "rank 16", False)):
@@ -174,7 +236,7 @@ def initial(experiment: Experiment, root: Path) -> Figure:
         means = [fmean(result[key][str(x)]) for x in xs]
         label = "hidden rank" if key == "rank" else "degree"
         panels.append(Panel(title, label, "gamma / theta", [Line("gamma/theta", xs, means)], log_x=log))
-    return Figure(experiment.title, panels, notes=["Standard normal matrices, 784 features; mean over seeds."])
+    return Figure(experiment.title, panels, notes=notes)
 
 
 def samples(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:

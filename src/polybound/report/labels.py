@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
 from polybound.attacks import parse_attack
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Cell, Row, value_label
+from polybound.evaluation import CLEAN, Cell, Row, network_labels, value_label
 from polybound.experiments import DATASETS, MODELS
+from polybound.runs import Loaded
 
 __all__ = [
     "METHODS",
     "PROTOCOLS",
     "attack_label",
     "cell_text",
+    "column_name",
     "dataset_label",
     "images_text",
+    "level_of",
     "model_label",
+    "network_names",
 ]
 
 METHODS = {
@@ -23,6 +32,7 @@ METHODS = {
     "jacobian": "Jacobian",
     "l2": "L2",
     "certified": "certified training",
+    "certified-projection": "certified training + projection",
     "at": "AT",
     "projection+at": "projection + AT",
     "jacobian+at": "Jacobian + AT",
@@ -81,3 +91,38 @@ def images_text(row: Row | Cell) -> str:
     """
     total, available = (row.total, row.available) if isinstance(row, Cell) else (row["total"], row["available"])
     return f"{total:,}" if total == available else f"{total:,} of {available:,}"
+
+
+def column_name(attack: str, protocol: str, counted: str, seed: int) -> str:
+    """What a column of scores is of.
+
+    >>> column_name("fgsm-0.1", "sound", "robust", 0), column_name("clean", "-", "-", 0)
+    ('FGSM-0.1, sound', 'clean')
+    """
+    del counted  # it follows from the protocol
+    parts = [attack_label(attack), *([] if protocol == "-" else [protocol])]
+    return ", ".join([*parts, *([f"attack seed {seed}"] if seed else [])])
+
+
+def level_of(row: Row) -> tuple[float, str]:
+    """How tight a row's method is, to sort by and to show: its bound, its weight or its radius.
+
+    Of a bound for each matrix it is the largest. What has none comes first.
+
+    >>> level_of({"method.bound": 10.0}), level_of({"method.bound": {"U1": 2.0, "C": 1.0}}), level_of({})
+    ((10.0, '10'), (2.0, 'C 1 U1 2'), (-inf, ''))
+    """
+    for name in ("method.bound", "method.weight", "method.eps"):
+        level: Any = row.get(name)
+        if isinstance(level, dict) and level and all(isinstance(value, int | float) for value in level.values()):
+            return float(max(level.values())), value_label(level)
+        if isinstance(level, int | float):
+            return float(level), value_label(level)
+    return -inf, ""
+
+
+def network_names(loaded: Sequence[Loaded]) -> list[str]:
+    """A name for each network: what it differs in from the others; where it differs in nothing, its path."""
+    names = network_labels([one.about for one in loaded], ("run",))
+    counts = Counter(names)
+    return [f"{name} ({one.path})" if counts[name] > 1 else name for name, one in zip(names, loaded, strict=True)]

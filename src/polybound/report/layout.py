@@ -7,13 +7,11 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from polybound.evaluation import Cell, Row, Table, labels, value_label
+from polybound.evaluation import Cell, Table, value_label
 from polybound.experiments import (
-    ATTACKS,
     EPOCHS,
     Experiment,
     paper_method,
-    published,
     resolve,
     row_kind,
     runs_of,
@@ -22,44 +20,53 @@ from polybound.experiments import (
 )
 from polybound.report.elements import Figure, Section
 from polybound.report.elements import Table as Shown
+from polybound.report.figure_data import read_figure
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
-from polybound.report.labels import METHODS, PROTOCOLS, attack_label, cell_text, dataset_label, model_label
+from polybound.report.labels import METHODS, attack_label, cell_text, dataset_label, model_label
+from polybound.report.missing import missing_parts
+from polybound.report.paper_table import BOUND, paper_table, seeds_text
 from polybound.report.run_report import bounds_table
 from polybound.runs import subjects_of
 
 __all__ = ["section"]
 
-BOUND = "method.bound"
 
+def section(
+    experiment: Experiment, table: Table, root: Path, data_dir: Path | None = None, figures: Path | None = None
+) -> Section:
+    """Tables and figures of an experiment, from its scores and what else its folder holds.
 
-def section(experiment: Experiment, table: Table, root: Path, data_dir: Path | None = None) -> Section:
-    """Tables and figures of an experiment, from its scores and what else its folder holds."""
+    What is drawn from weights or studies that are not there is drawn from `figures`, a folder with the data of figures,
+    if it has them.
+    """
     experiment = resolve(experiment, root, data_dir, report=True)
     parts: list[Shown | Figure] = []
     if experiment.kind in ("accuracy", "search"):
         parts.append(_LAYOUTS[experiment.layout](experiment, table))
     if experiment.kind == "search":
         parts += _search(experiment, root, data_dir)
-    elif experiment.kind == "growth":
-        parts.append(growth(experiment, root, data_dir))
-    elif experiment.kind == "initial":
-        parts.append(initial(experiment, root))
-    elif experiment.kind == "samples":
-        parts.append(samples(experiment, root, data_dir))
+    elif experiment.kind in _STUDIES:
+        made = _STUDIES[experiment.kind](experiment, root, data_dir)
+        file = figures / f"{experiment.name}.csv" if figures is not None else None
+        if file is not None and file.is_file() and made.empty:
+            made = replace(read_figure(file, experiment.title), notes=made.notes)
+        parts.append(made)
     if experiment.layout == "table":
         parts += [*_significances(experiment, table), *_bounds(experiment, root, data_dir)]
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
-    return Section(experiment.name, title, parts, _warnings(table))
+    lacking = missing_parts(experiment, table, data_dir)
+    notes = _warnings(table) + ([] if experiment.kind == "growth" else _averaging(table))
+    return Section(experiment.name, title, parts, notes, lacking)
 
 
 def _bounds(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown]:
     loaded, _ = subjects_of([run.path for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0])
     bounds = bounds_table(loaded)
-    return [replace(bounds, title="Bounds of the runs with seed 0", aside=True)] if bounds.rows else []
+    return [replace(bounds, title="Bounds of the runs with seed 0", aside=True, name="bounds")] if bounds.rows else []
 
 
 def _warnings(table: Table) -> list[str]:
-    """What must be said of every number: a cut schedule, few data, few images, how many seeds, which epoch."""
+    """What must be said of every number: a cut schedule, few data, few images."""
     notes = []
     if epochs := sorted(epochs for epochs in table.values("schedule.epochs") if epochs < EPOCHS):
         notes.append(f"Reduced schedule: {', '.join(map(str, epochs))} of {EPOCHS} epochs.")
@@ -67,10 +74,15 @@ def _warnings(table: Table) -> list[str]:
         notes.append(f"Reduced data: {', '.join(map(str, samples))} training samples.")
     if limits := sorted({(row["total"], row["available"]) for row in table if row["total"] < row["available"]}):
         notes.append(f"Measured on the first {', '.join(f'{n:,} of {all_:,}' for n, all_ in limits)} images only.")
-    if table.rows:
-        images = ", ".join(f"{n:,}" for n in sorted({row["total"] for row in table}))
-        notes.append(f"Mean and standard deviation over seeds{_seeds(table)}, {images} images, {_epochs(table)}.")
     return notes
+
+
+def _averaging(table: Table) -> list[str]:
+    """Of how many seeds and images the numbers are means, and after which epoch."""
+    if not table.rows:
+        return []
+    images = ", ".join(f"{n:,}" for n in sorted({row["total"] for row in table}))
+    return [f"Mean and standard deviation over seeds{seeds_text(table)}, {images} images, {_epochs(table)}."]
 
 
 def _epochs(table: Table) -> str:
@@ -79,116 +91,6 @@ def _epochs(table: Table) -> str:
         return "last epoch"
     listed = ", ".join(map(str, after))
     return f"clean and under the published protocol after the best epoch measured (of {listed}), else after the last"
-
-
-def _seeds(table: Table) -> str:
-    """How many seeds the runs of these rows have: as many, or so many to so many."""
-    seeds: dict[tuple[str, ...], set[int]] = {}
-    for row in table:
-        seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
-    counts = sorted({len(mine) for mine in seeds.values()})
-    if not counts:
-        return ""
-    least = f"{counts[0]} to " if len(counts) > 1 else ""
-    return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}"
-
-
-def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table]]:
-    """The columns of a table: the paper's name of each, its heading, and its rows.
-
-    Where a method has several options other than its bound, each has a column of its own.
-    """
-    suffix = "" if experiment.adversary is None else "+at"
-    names = ["at" if suffix and name == "none" else f"{name}{suffix}" for name in experiment.methods]
-    names += ["layerwise-projection"] if experiment.kind == "search" else []
-    names += [f"{name}-denoising" for name in experiment.defences]
-    found: list[tuple[str, str, Table]] = []
-    for name in names:
-        mine = table.only(lambda row, name=name: paper_method(row) == name)  # type: ignore[misc]
-        variants: dict[str, list[Row]] = {}
-        for row in mine:
-            fixed = {key: row[key] for key in row if key.startswith(("method.", "adversary")) and key != BOUND}
-            variants.setdefault(str(sorted(fixed.items())), []).append(row)
-        shown = labels([rows[0] for rows in variants.values()], _unlike_methods(mine)) if len(variants) > 1 else [""]
-        for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
-            heading = ", ".join(filter(None, (METHODS.get(name, name), label.partition(", ")[2])))
-            found.append((name, heading, Table(rows)))
-    return found
-
-
-def _unlike_methods(table: Table) -> list[str]:
-    return [name for row in table for name in row if not name.startswith(("method.", "adversary"))]
-
-
-def _best(table: Table, **wanted: object) -> Cell | None:
-    """The best bound after the best epoch, as the paper takes both."""
-    return table.where(wanted).best_epoch().best(BOUND)
-
-
-def _table(experiment: Experiment, table: Table) -> Shown:
-    """Published, reproduced and sound values of every method, below each other for each attack."""
-    columns = _columns(experiment, table.where(split="test"))
-    attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
-    header = ["attack", "value", *(label for _, label, _ in columns)]
-    cells: list[list[str]] = []
-    groups: list[tuple[int, str]] = []
-    bold: set[tuple[int, int]] = set()
-    for dataset, model in _shown(experiment, table):
-        part = table.where(data=dataset, model=model, split="test")
-        names = dataset_label(dataset), model_label(model)
-        groups.append((len(cells), f"{', '.join(names)}{_seeds(part)}"))
-        for attack in attacks:
-            if line := _published_line(*names, attack, [name for name, _, _ in columns]):
-                cells.append([attack_label(attack), "paper", *line])
-            for protocol in ("-",) if attack == "clean" else ("published", "sound"):
-                wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
-                values = [_best(rows, **wanted) for _, _, rows in columns]
-                bold |= {(len(cells), place + 2) for place in _highest(values)}
-                label = "here" if protocol == "-" else PROTOCOLS[protocol]
-                cells.append([attack_label(attack), label, *map(cell_text, values)])
-    return Shown(experiment.title, header, cells, groups, frozenset(bold), _table_notes(cells))
-
-
-def _shown(experiment: Experiment, table: Table) -> list[tuple[str, str]]:
-    """The data sets and models for which something was run; all, if nothing was."""
-    every = list(product(experiment.datasets, experiment.models))
-    return [pair for pair in every if table.where(data=pair[0], model=pair[1]).rows] or every
-
-
-def _highest(values: Sequence[Cell | None]) -> list[int]:
-    means = [value.mean for value in values if value is not None]
-    if len(means) < 2:
-        return []
-    return [place for place, value in enumerate(values) if value is not None and value.mean == max(means)]
-
-
-def _table_notes(cells: Sequence[Sequence[str]]) -> list[str]:
-    notes = []
-    if any("(" in cell for row in cells if row[1] != "paper" for cell in row[2:]):
-        notes.append(
-            "In brackets the bound, which is the best of all for each line on its own, as in the paper; "
-            "honest-table has one bound for all lines."
-        )
-    if any(cell.endswith("*") for row in cells for cell in row[2:]):
-        notes.append("* The best of the epochs measured, for each seed on its own, as in the paper.")
-    return notes
-
-
-def _shows_clean(experiment: Experiment) -> bool:
-    """The paper's tables of adversarial training and of further attacks leave the clean accuracy out."""
-    if not experiment.published:
-        return True
-    return any(value.table == experiment.published and value.attack == "clean" for value in published())
-
-
-def _published_line(dataset: str, model: str, attack: str, columns: Sequence[str]) -> list[str]:
-    """The paper's values of a line; empty if there are none."""
-    found = {(value.dataset, value.model, value.method, value.attack): value for value in published()}
-    line = []
-    for column in columns:
-        value = found.get((dataset, model, column, ATTACKS.get(attack, attack)))
-        line.append("" if value is None else f"{value.mean:.2f} ± {value.std:.2f}")
-    return line if any(line) else []
 
 
 def _significances(experiment: Experiment, table: Table) -> list[Shown]:
@@ -214,7 +116,9 @@ def _significances(experiment: Experiment, table: Table) -> list[Shown]:
         "over the seeds that both have, and p-value of a paired t-test. As the bound was chosen on the same images, "
         "p is smaller than for one chosen beforehand."
     )
-    return [Shown("Projection against none, sound protocol", header, cells, notes=[note], aside=True)]
+    return [
+        Shown("Projection against none, sound protocol", header, cells, notes=[note], aside=True, name="significance")
+    ]
 
 
 def _chosen(experiment: Experiment, table: Table) -> Shown:
@@ -227,7 +131,7 @@ def _chosen(experiment: Experiment, table: Table) -> Shown:
         part = table.where(data=dataset, model=model)
         if not part.rows:
             continue
-        groups.append((len(cells), f"{dataset_label(dataset)}, {model_label(model)}{_seeds(part)}"))
+        groups.append((len(cells), f"{dataset_label(dataset)}, {model_label(model)}{seeds_text(part)}"))
         for method in experiment.methods:
             if found := _choice(part.only(lambda row, name=method: paper_method(row) == name), columns):  # type: ignore[misc]
                 level, values = found
@@ -236,7 +140,10 @@ def _chosen(experiment: Experiment, table: Table) -> Shown:
         f"One bound or weight a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the "
         "best mean accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
     )
-    return Shown(experiment.title, header, cells, groups, notes=[note])
+    places = {(row, column) for row, line in enumerate(cells) for column in range(2, len(line)) if line[column]}
+    verdicts = dict.fromkeys(places, "not published")
+    meaning = "○ not published: the paper chooses the best bound for each attack on its own, on the test split."
+    return Shown(experiment.title, header, cells, groups, notes=[note, meaning], verdicts=verdicts)
 
 
 def _choice(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[str, list[Cell | None]] | None:
@@ -280,11 +187,16 @@ def _search(experiment: Experiment, root: Path, data_dir: Path | None) -> list[S
         f"{attack_label(experiment.search['attack'])} on a validation split, {experiment.search['protocol']} protocol."
     )
     header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
-    return [Shown("The search", header, cells, notes=[note])]
+    return [Shown("The search", header, cells, notes=[note], aside=True, name="search")]
 
 
+_STUDIES: dict[str, Callable[[Experiment, Path, Path | None], Figure]] = {
+    "growth": growth,
+    "initial": initial,
+    "samples": samples,
+}
 _LAYOUTS: dict[str, Callable[[Experiment, Table], Shown | Figure]] = {
-    "table": _table,
+    "table": paper_table,
     "chosen": _chosen,
     "tradeoff": tradeoff,
     "curves": curves,

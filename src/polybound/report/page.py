@@ -4,69 +4,187 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from polybound.errors import PolyboundError
-from polybound.report.elements import Figure, Panel, Section, Table
-from polybound.report.static import STYLES
+from polybound.report.axes import columns_of
+from polybound.report.drawing import drawings_of, legend_of
+from polybound.report.elements import Figure, Section, Table
+from polybound.report.figure_data import figure_to_csv
+from polybound.report.styles import COLOURS
+from polybound.report.summary import Summary
+from polybound.report.text import SYMBOLS
 
 __all__ = ["page"]
 
-_SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
-_DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
-
 
 def page(
-    title: str, sections: Sequence[Section], facts: Mapping[str, str], configurations: Sequence[Mapping[str, Any]]
+    title: str,
+    sections: Sequence[Section],
+    facts: Mapping[str, str],
+    configurations: Sequence[Mapping[str, Any]],
+    summary: Summary | None = None,
 ) -> str:
-    """The whole report as HTML.
+    """The whole report as HTML: what was found, then the figures, then the tables, folded.
+
+    The page's content security policy allows no request and no script but its own; all names are shown as text.
 
     Args:
         title: of the page.
         sections: one for each experiment.
         facts: versions, machine, commands: whatever a reader needs to repeat it.
         configurations: of the experiments.
+        summary: what it opens with.
 
     Raises:
         PolyboundError: Plotly is not installed.
     """
-    drawings: list[dict[str, Any]] = []
-    shown = [replace(section, parts=[_part(part, drawings) for part in section.parts]) for section in sections]
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
-        (files("polybound.report") / "page.html").read_text(encoding="utf-8")
-    )
+    made = _Figures()
+    headline = None if summary is None else summary.headline
+    own = headline is None or any(part is headline for section in sections for part in section.parts)
+    first = None if own or headline is None else made.add(headline, "headline")
+    pairs = [pair for section in sections for pair in _figures(section, made)]
+    first = next((shown for part, shown in pairs if part is headline), first)
+    figures = [shown for part, shown in pairs if part is not headline]
+    opening = None if summary is None else _opening(summary, first)
+    tables = [_tables(section) for section in sections if any(isinstance(part, Table) for part in section.parts)]
+    plotly = _plotly() if made.drawings else b""
+    script = _file("page.js")
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_file("page.html"))
     return template.render(
         title=title,
-        sections=shown,
+        policy=_policy(script, plotly.decode()),
+        style=_style(),
+        script=script,
+        opening=opening,
+        figures=figures,
+        tables=tables,
+        unfolded=not figures or len(tables) == 1,
+        protocols=any("protocol" in str(section.parts) for section in sections),
         facts=facts,
         configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
-        drawings=drawings,
-        plotly=base64.b64encode(gzip.compress(_plotly(), 9, mtime=0)).decode() if drawings else "",
+        drawings=made.drawings,
+        plotly=base64.b64encode(gzip.compress(plotly, 9, mtime=0)).decode() if plotly else "",
+        symbols=SYMBOLS,
         dict=dict,
     )
 
 
-def _part(part: Table | Figure, drawings: list[dict[str, Any]]) -> Any:
-    """A part as the template takes it; the panels of figures are added to the drawings."""
-    if isinstance(part, Table):
-        return {"kind": "table", **{name: getattr(part, name) for name in part.__dataclass_fields__}}
-    plots = []
-    for panel in part.panels:
-        plots.append((len(drawings), panel))
-        drawings.append(_drawing(panel))
-    images = [
-        {"title": row.title, "pictures": [(caption, _data_url(pixels)) for caption, pixels in row.pictures]}
-        for row in part.images
-    ]
-    return {"kind": "figure", "plots": plots, "images": images, "notes": part.notes}
+class _Figures:
+    """The drawings of all figures so far, and the figures as the template takes them."""
+
+    def __init__(self) -> None:
+        self.drawings: list[dict[str, Any]] = []
+        self.count = 0
+
+    def add(self, figure: Figure, name: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+        self.count += 1
+        first = len(self.drawings)
+        self.drawings += drawings_of(figure, self.count)
+        data = base64.b64encode(figure_to_csv(figure).encode()).decode()
+        images = [
+            {"title": row.title, "pictures": [(caption, _data_url(pixels)) for caption, pixels in row.pictures]}
+            for row in figure.images
+        ]
+        return {
+            "id": name,
+            "number": self.count,
+            "title": figure.title,
+            "legend": legend_of(figure) if len(figure.labels) > 1 or _published(figure) else [],
+            "plots": [(first + place, panel.title) for place, panel in enumerate(figure.panels)],
+            "columns": columns_of(figure),
+            "images": images,
+            "notes": [*figure.notes, *notes],
+            "file": f"{name}.csv",
+            "csv": f"data:text/csv;base64,{data}",
+        }
+
+
+def _published(figure: Figure) -> bool:
+    return any(panel.published for panel in figure.panels)
+
+
+def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any]:
+    judged = summary.met + summary.missed
+    rest = summary.published - judged
+    counts = (("met", summary.met), ("missed", summary.missed), ("rest", rest))
+    words = {"met": "met", "missed": "missed", "rest": "not run, or not in full"}
+    shares = [(name, f"{n} {words[name]}", f"{100 * n / summary.published:.2f}") for name, n in counts if n]
+    return {
+        "verdict": summary.verdict,
+        "shares": shares if judged and not summary.lead else [],
+        "findings": summary.findings,
+        "headline": headline,
+        "misses": summary.misses,
+        "missing": summary.missing,
+    }
+
+
+def _figures(section: Section, made: _Figures) -> list[tuple[Figure, dict[str, Any]]]:
+    """The figures of a section as the template takes them, each with what is said of the section."""
+    parts = [part for part in section.parts if isinstance(part, Figure) and not part.empty]
+    tables = any(isinstance(part, Table) for part in section.parts)
+    found = []
+    for number, part in enumerate(parts):
+        name = f"{section.name}{'-figure' if tables else ''}{f'-{number + 1}' if number else ''}"
+        made_of_it = made.add(part, name, [] if tables else [*section.notes, *_not_run(section)])
+        title = part.title if tables or number else section.title
+        found.append((part, made_of_it | {"title": title, "link": title if tables else section.name}))
+    return found
+
+
+def _not_run(section: Section) -> list[str]:
+    shown = "; ".join(f"{what} ({why})" for what, why in section.missing)
+    return [f"Not run: {shown}."] if shown else []
+
+
+def _tables(section: Section) -> dict[str, Any]:
+    parts = [part for part in section.parts if isinstance(part, Table)]
+    counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
+    count = ", ".join(f"{counts[name]} {name}" for name in SYMBOLS if counts[name])
+    notes = [*section.notes, *_not_run(section)]
+    return {"name": section.name, "title": section.title, "parts": parts, "count": count, "notes": notes}
+
+
+def _file(name: str) -> str:
+    return (files("polybound.report") / "report_page" / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    style = _file("page.css")
+    for place, name in enumerate(("light", "dark")):
+        colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(COLOURS))
+        style = style.replace(f"{{{{ {name} }}}}", colours)
+    return style
+
+
+def _policy(*scripts: str) -> str:
+    """What the page may do: run these scripts, show pictures that are inside it, and ask for nothing.
+
+    Styles may stand anywhere, as Plotly makes some; without requests they can do no harm.
+    """
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts
+    )
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {allowed}",
+            "style-src 'unsafe-inline'",
+            "img-src data: blob:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
 
 
 def _plotly() -> bytes:
@@ -74,32 +192,6 @@ def _plotly() -> bytes:
         return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except ModuleNotFoundError:
         raise PolyboundError("the report needs Plotly: pip install 'polybound[experiments]'") from None
-
-
-def _drawing(panel: Panel) -> dict[str, Any]:
-    """A figure as Plotly takes it; colours of paper and text are set by the page."""
-    traces = []
-    for line, (colour, marker, dash) in zip(panel.lines, STYLES * 3, strict=False):
-        few = len(line.x) <= 30
-        trace = {
-            "name": line.label,
-            "x": [float(x) for x in line.x],
-            "y": [round(float(y), 4) for y in line.y],
-            "mode": "lines+markers" if few else "lines",
-            "line": {"color": colour, "dash": _DASHES[dash], "width": 2},
-            "marker": {"symbol": _SYMBOLS[marker], "size": 7},
-        }
-        if line.spread and any(line.spread):
-            spread = [round(float(s), 4) for s in line.spread]
-            trace["error_y"] = {"type": "data", "array": spread, "thickness": 1, "width": 2}
-        traces.append(trace)
-    axes = {
-        "xaxis": {"title": {"text": panel.x_label}, "type": "log" if panel.log_x else "linear", "automargin": True},
-        "yaxis": {"title": {"text": panel.y_label}, "type": "log" if panel.log_y else "linear", "automargin": True},
-    }
-    if "accuracy in %" in panel.y_label and panel.x_label in ("bound", "adversarial steps"):
-        axes["yaxis"]["rangemode"] = "tozero"
-    return {"data": traces, "layout": axes}
 
 
 def _data_url(pixels: list[list[list[int]]]) -> str:

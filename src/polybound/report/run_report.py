@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Cell, Row, Table, labels, network_labels, paper_counts
+from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
 from polybound.models import ConvCCP
-from polybound.report.elements import Section
+from polybound.report.elements import Figure, Section
 from polybound.report.elements import Table as Shown
-from polybound.report.labels import PROTOCOLS, attack_label, cell_text, dataset_label, images_text, model_label
+from polybound.report.findings import Finding
+from polybound.report.labels import (
+    PROTOCOLS,
+    cell_text,
+    column_name,
+    dataset_label,
+    images_text,
+    level_of,
+    model_label,
+    network_names,
+)
+from polybound.report.run_figures import run_figures
+from polybound.report.summary import Summary
 from polybound.runs import Loaded
 from polybound.theory import gamma, lipschitz, theta
 
@@ -20,8 +32,10 @@ _OF_THE_RUN = ("seed", "run", "weights", "correct", "per_class")
 _HEADING = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples", "split", "defence")
 
 
-def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> Section:
-    """Accuracies of runs, averaged over seeds and nothing else, the bounds of every model, and what was skipped, why.
+def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> tuple[Section, Summary]:
+    """Accuracies of runs, averaged over seeds and nothing else, figures, the bounds of every model; and a summary.
+
+    What was skipped is named, with the reason.
 
     Raises:
         PolyboundError: there is nothing to show.
@@ -31,23 +45,56 @@ def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> Sectio
     if not table.rows:
         why = "; ".join(f"{path}: {reason}" for path, reason in skipped.items())
         raise PolyboundError(why or "no scores in these runs: `polybound evaluate` makes them")
-    bounds = bounds_table(loaded)
-    parts = [scores_table(table), *([bounds] if bounds.rows else [])]
+    bounds, scores = bounds_table(loaded), scores_table(table)
+    figures = run_figures(table, _headings(table), loaded)
+    parts: list[Shown | Figure] = [scores, *([bounds] if bounds.rows else []), *figures]
     notes = [f"{path} was skipped: {why}" for path, why in skipped.items()]
     title = f"{len(loaded)} run{'s' if len(loaded) > 1 else ''}"
-    return Section("runs", title, parts, notes)
+    return Section("runs", title, parts, notes), _summary(scores, title, next(iter(figures), None))
+
+
+def _summary(scores: Shown, title: str, headline: Figure | None) -> Summary:
+    """How many runs there are, and which has the highest accuracy under each attack.
+
+    They are not judged by the paper's values: those are of the best of all bounds, which `compare` looks for.
+    """
+    rows = f"{len(scores.rows)} configuration{'s' if len(scores.rows) > 1 else ''}"
+    lead = f"{title} of {rows}, averaged over seeds and nothing else."
+    found = [_highest(scores, column) for column in range(3, len(scores.header))] if len(scores.rows) > 1 else []
+    return Summary(0, 0, 0, 0, [one for one in found if one is not None], headline, lead=lead)
+
+
+def _highest(scores: Shown, column: int) -> Finding | None:
+    """The configuration with the highest accuracy of a column."""
+    cells = [(float(row[column].split()[0]), number) for number, row in enumerate(scores.rows) if row[column]]
+    if len(cells) < 2:
+        return None
+    value, number = max(cells)
+    heading = next(text for first, text in reversed(scores.groups) if first <= number)
+    where = f" ({heading})" if len(scores.groups) > 1 else ""
+    name = scores.header[column]
+    question = "Which is the most accurate?" if name == CLEAN else f"Which keeps most under {name}?"
+    return Finding(question, f"{scores.rows[number][0]}{where}: {value:.2f} %, the highest of {len(cells)}.")
+
+
+def _headings(table: Table) -> list[tuple[str, Table]]:
+    """The rows by what they have in common: data set, model, rank, epochs, split and defence."""
+    found = []
+    for part in table.groups(*_HEADING).values():
+        others = table.where(data=part.rows[0]["data"]).values("data.digest")
+        found.append((_heading(part.rows[0], several=len(others) > 1), part))
+    return found
 
 
 def scores_table(table: Table) -> Shown:
     """A row for each configuration and set of images, named by what differs; a column for each attack."""
     columns = list(table.groups(*_COLUMN))
     columns.sort(key=lambda column: column[0] != CLEAN)
-    header = ["method", "seeds", "images", *(_column_label(*column) for column in columns)]
+    header = ["method", "seeds", "images", *(column_name(*column) for column in columns)]
     cells: list[list[str]] = []
     groups: list[tuple[int, str]] = []
-    for part in table.groups(*_HEADING).values():
-        others = table.where(data=part.rows[0]["data"]).values("data.digest")
-        groups.append((len(cells), _heading(part.rows[0], several=len(others) > 1)))
+    for heading, part in _headings(table):
+        groups.append((len(cells), heading))
         configurations = sorted(part.configurations(*_COLUMN), key=_order)
         names = labels([one.rows[0] for one in configurations], (*_OF_THE_RUN, *_COLUMN, "total", "available"))
         for name, one in zip(names, configurations, strict=True):
@@ -65,12 +112,6 @@ def _with_seeds(cell: Cell | None, seeds: int) -> str:
     return f"{cell_text(cell)} ({len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''})"
 
 
-def _column_label(attack: str, protocol: str, counted: str, seed: int) -> str:
-    del counted  # it follows from the protocol
-    parts = [attack_label(attack), *([] if protocol == "-" else [protocol])]
-    return ", ".join([*parts, *([f"attack seed {seed}"] if seed else [])])
-
-
 def _heading(row: Row, *, several: bool) -> str:
     """What the rows of a group have in common, unless it is usual; of several data sets of one name also the digest."""
     digest = f" ({row['data.digest']})" if several else ""
@@ -81,12 +122,10 @@ def _heading(row: Row, *, several: bool) -> str:
     return f"{names}, rank {row['model.rank']}, {row['schedule.epochs']} epochs{samples}{measured}"
 
 
-def _order(table: Table) -> tuple[str, bool, float, str]:
+def _order(table: Table) -> tuple[str, float, str]:
     """Methods together, their bounds and weights in numerical order."""
     row = table.rows[0]
-    level = row.get("method.bound", row.get("method.weight", row.get("method.eps", 0.0)))
-    number = isinstance(level, int | float)
-    return str(row["method"]), not number, float(level) if number else 0.0, str(row)
+    return str(row["method"]), level_of(row)[0], str(row)
 
 
 def _counting(protocol: str) -> str:
@@ -99,15 +138,15 @@ def _counting(protocol: str) -> str:
 
 
 def bounds_table(loaded: Sequence[Loaded]) -> Shown:
-    """What follows from each run's weights: the norms of the product, and Lipschitz constants.
+    """What follows from each run's weights: the norms of the product, and Lipschitz constants, by bound.
 
     Convolutional networks are left out: for images of 28 x 28 each would take minutes.
     """
     header = ["run", "theta", "gamma", "Lipschitz, paper", "Lipschitz, row-wise"]
     dense = [one for one in loaded if not isinstance(one.model, ConvCCP)]
-    names = network_labels([one.about for one in dense], ("run",))
+    named = sorted(zip(network_names(dense), dense, strict=True), key=_bounds_order)
     cells = []
-    for name, one in sorted(zip(names, dense, strict=True), key=lambda pair: pair[0]):
+    for name, one in named:
         values = (
             theta(one.model),
             gamma(one.model),
@@ -116,4 +155,12 @@ def bounds_table(loaded: Sequence[Loaded]) -> Shown:
         )
         cells.append([name, *(f"{float(value):.4g}" for value in values)])
     note = "In the l_inf norm, for inputs in [-1, 1]. theta: norm of the product of all factors; gamma: its relaxation."
-    return Shown("Bounds", header, cells, notes=[note])
+    return Shown("Bounds", header, cells, notes=[note], name="bounds")
+
+
+def _bounds_order(pair: tuple[str, Loaded]) -> tuple[str, str, str, float, int, str]:
+    """Runs of one data set, model and method together, by bound and seed; files, which have none, first."""
+    name, one = pair
+    about = one.about
+    names = tuple(str(about.get(key, "")) for key in ("data", "model", "method"))
+    return names[0], names[1], names[2], level_of(about)[0], int(about.get("seed") or 0), name

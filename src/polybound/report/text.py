@@ -7,29 +7,48 @@ import io
 
 from polybound.report.elements import Table
 
-__all__ = ["to_csv", "to_latex", "to_markdown"]
+__all__ = ["SYMBOLS", "to_csv", "to_latex", "to_markdown"]
+
+SYMBOLS = {"met": "✓", "missed": "✗", "not published": "○", "not judged": "?", "not run": ""}
+"""The sign of each verdict; the notes of a table say what they mean."""
+
+_LATEX = {"✓": r"$\checkmark$", "✗": r"$\times$", "○": r"$\circ$", "±": r"$\pm$"}
 
 
 def to_markdown(table: Table) -> str:
-    """A Markdown table, a heading for every group of rows.
+    """A Markdown table, a heading for every group of rows; no text in it is taken for HTML.
 
-    >>> print(to_markdown(Table("T", ["a", "b"], [["1", "2"]])))
+    >>> print(to_markdown(Table("T", ["a", "b"], [["<1>", "2"]], verdicts={(0, 1): "met"})))
     | a | b |
     | --- | --- |
-    | 1 | 2 |
+    | &lt;1> | 2 ✓ |
     """
-    lines = [f"| {' | '.join(table.header)} |", f"| {' | '.join('---' for _ in table.header)} |"]
+    header = [_markdown(name) for name in table.header]
+    lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |"]
     headings = dict(table.groups)
     for number, row in enumerate(table.rows):
         if number in headings:
-            lines.append(f"| **{headings[number]}** |{' |' * (len(table.header) - 1)}")
-        cells = [f"**{cell}**" if (number, place) in table.bold else cell for place, cell in enumerate(row)]
+            lines.append(f"| **{_markdown(headings[number])}** |{' |' * (len(header) - 1)}")
+        cells = [_cell(table, number, place, _markdown(cell), "**", "**") for place, cell in enumerate(row)]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, *(f"\n{note}" for note in table.notes)])
+    return "\n".join([*lines, *(f"\n{_markdown(note)}" for note in table.notes)])
+
+
+def _cell(table: Table, row: int, column: int, text: str, before: str, after: str) -> str:
+    """A cell, in bold if it is, with the sign of its verdict."""
+    verdict = table.verdicts.get((row, column), "")
+    shown = f"{before}{text}{after}" if (row, column) in table.bold else text
+    return verdict if verdict == "not run" else f"{shown} {SYMBOLS.get(verdict, '')}".rstrip()
+
+
+def _markdown(text: str) -> str:
+    """A text that begins neither a tag nor a cell, and is as thick as it is."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|").replace("*", r"\*")
+    return " ".join(text.split("\n"))
 
 
 def to_latex(table: Table) -> str:
-    r"""A LaTeX table for the booktabs package.
+    r"""A LaTeX table for the packages booktabs and amssymb.
 
     >>> print(to_latex(Table("T", ["a", "b"], [["1 %", "2"]])).splitlines()[3])
     a & b \\
@@ -41,30 +60,40 @@ def to_latex(table: Table) -> str:
         if number in headings:
             lines += [r"\midrule"] if number else []
             lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{_escape(headings[number])}}}}} \\")
-        cells = [_escape(cell) for cell in row]
-        cells = [rf"\textbf{{{cell}}}" if (number, place) in table.bold else cell for place, cell in enumerate(cells)]
-        lines.append(" & ".join(cells) + r" \\")
+        cells = [_cell(table, number, place, _escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
+        lines.append(" & ".join(map(_signs, cells)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escape(table.title)}}}", r"\end{table}"]
-    return "\n".join(lines)
+    return "\n".join(map(_signs, lines))
+
+
+def _signs(text: str) -> str:
+    for sign, command in _LATEX.items():
+        text = text.replace(sign, command)
+    return text
 
 
 def _escape(text: str) -> str:
-    for char in ("\\", "&", "%", "$", "#", "_", "{", "}"):
-        text = text.replace(char, r"\textbackslash " if char == "\\" else f"\\{char}")
-    return text.replace("±", r"$\pm$")
+    r"""A text in which LaTeX finds no command.
+
+    >>> print(_escape("a_b \\x ^~"))
+    a\_b \textbackslash{}x \^{}\~{}
+    """
+    words = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+    return "".join(words.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
 
 
 def to_csv(table: Table) -> str:
-    r"""A CSV file; the heading of a group is the first column.
+    r"""A CSV file; the heading of a group is the first column, verdicts are columns of their own.
 
     >>> to_csv(Table("T", ["a"], [["1"]], [(0, "g")]))
     'group,a\ng,1\n'
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["group", *table.header])
+    judged = sorted({column for _, column in table.verdicts})
+    writer.writerow(["group", *table.header, *(f"{table.header[column]}: verdict" for column in judged)])
     headings, group = dict(table.groups), ""
     for number, row in enumerate(table.rows):
         group = headings.get(number, group)
-        writer.writerow([group, *row])
+        writer.writerow([group, *row, *(table.verdicts.get((number, column), "") for column in judged)])
     return out.getvalue()

@@ -16,7 +16,7 @@ def sensitivity(model: PolynomialNetwork | Factors) -> Tensor:
     """Upper bounds of `|d f_o / d x_j|` over all x in `[-1, 1]^d`: (classes, features), float64.
 
     It is the matrix whose norm is the row-wise Lipschitz bound. For any norm's unit in which feature j counts as
-    `s_j`, the constant is the norm of the matrix with column j divided by s_j::
+    `s_j`, the constant is the norm of the matrix with column j divided by s_j:
 
         |f_o(x) - f_o(x')| <= sum_j sensitivity[o, j] |x_j - x'_j|
 

@@ -109,7 +109,7 @@ class EarlyStopping:
 
     A run that has not become better for so long is done, whatever comes while others of its stack go on. Better is a
     higher accuracy, or as high a one with a smaller loss; without labels, a smaller loss. Epochs before the method and
-    the adversary begin do not count: what they do is what was asked for.
+    the adversary are in force do not count: what they do is what was asked for.
 
     Attributes:
         epochs: the best epoch of each run, from 1; 0 if none counted yet.
@@ -123,7 +123,8 @@ class EarlyStopping:
 
     def look(self, trainer: Trainer, measured: dict[str, Tensor]) -> None:
         """See what was measured after an epoch."""
-        if trainer.epoch <= trainer.recipe.phases()[-1]:
+        recipe = trainer.recipe
+        if trainer.epoch <= max(recipe.phases()[-1], recipe.method.complete_from(recipe.epochs)):
             return
         loss = measured["loss"]
         accuracy = measured.get("accuracy", torch.zeros_like(loss))

@@ -24,9 +24,14 @@ function perturb(network, x, label, eps, domain, kind) {
   const z = Float64Array.from(x);
   for (let step = 0; step < steps; step++) {
     const gradient = network.gradient(z, slopes);
+    let moved = false;
     for (let d = 0; d < z.length; d++) {
-      z[d] = Math.min(upper[d], Math.max(lower[d], z[d] + size * Math.sign(gradient[d])));
+      const to = Math.min(upper[d], Math.max(lower[d], z[d] + size * Math.sign(gradient[d])));
+      if (to !== z[d]) moved = true;
+      z[d] = to;
     }
+    // All at their ends, and the gradient leaves them there: every further step would do the same.
+    if (!moved) break;
   }
   return Float32Array.from(z);
 }

@@ -40,8 +40,12 @@ class Box {
     this.r = r;
     Object.assign(this, network.factors(c));
     this.size = this.h.map((h) => h.map(Math.abs));
-    this.rho = network.A.map((step) => step.apply(r, null, true));
-    this.norm = network.stretch.map((mu) => Math.sqrt(mu.reduce((sum, m, d) => sum + m * r[d] * r[d], 0)));
+    this.rho = network.A.apply(r, null, true);
+    this.norm = network.stretch.map((mu) => {
+      let sum = 0;
+      for (let d = 0; d < r.length; d++) sum += mu[d] * r[d] * r[d];
+      return Math.sqrt(sum);
+    });
     this.terms = [[]];
     for (let n = 1; n < network.degree; n++) this.terms.push(this.nextTerms(n));
   }
@@ -72,10 +76,10 @@ class Box {
     const last = network.degree - 1;
     let g0 = b[label] - b[rival];
     for (let m = 0; m < inputs; m++) g0 += lambda[m] * h[last][m] * q[last][m];
-    const gradient = new Float64Array(r.length);
+    const slopes = [];
     let total = 0;
     for (let n = last; n >= 0; n--) {
-      network.A[n].adjoint(times(lambda, q[n]), gradient);
+      slopes[n] = times(lambda, q[n]);
       const weight = lambda.map((value, m) => Math.abs(value) + ell[m]);
       for (const term of this.terms[n]) {
         total += splitSum(times(weight, term.scale), times(rho[n], term.radius), this.norm[n] * term.norm);
@@ -85,6 +89,7 @@ class Box {
       lambda = network.back(times(lambda, h[n]), n);
       ell = network.back(wider, n, true);
     }
+    const gradient = network.A.adjoint(slopes);
     for (let d = 0; d < r.length; d++) total += Math.abs(gradient[d]) * r[d];
     // Four times what float64 can be off by over the whole domain, and 2^-24 of the terms: never above Python's.
     const slack = network.slack[label] + network.slack[rival];
@@ -94,33 +99,56 @@ class Box {
   }
 }
 
-const BISECTIONS = 10;
+// A point at which a falling function is positive, within 2^-10 of where it changes its sign; 0 if none was found.
+// The rule is "Illinois": the zero of the chord between the last positive and the last negative point, where the value of
+// an end that stays twice is halved.
+function lastPositive(value, atZero, guess, width) {
+  let [low, atLow, high, atHigh, at] = [0, atZero, Infinity, 0, guess];
+  let side = 0;
+  for (let step = 0; step < 40 && (high === Infinity || high - low > high / 1024); step++) {
+    const found = value(at);
+    if (found > 0) {
+      [low, atLow] = [at, found];
+      if (side > 0) atHigh /= 2;
+      if (low >= width) break;
+    } else {
+      [high, atHigh] = [at, found];
+      if (side < 0) atLow /= 2;
+    }
+    side = found > 0 ? 1 : -1;
+    if (high === Infinity) {
+      // Where the chord from 0 goes on to: behind the zero, as the function falls faster and faster.
+      const further = atLow < atZero ? atZero / (atZero - atLow) : 4;
+      at = Math.min(width, low * Math.max(1.01, Math.min(4, further)));
+    } else {
+      const share = Number.isFinite(atHigh) ? atLow / (atLow - atHigh) : 0.5;
+      // Not so near to the ends that the next point would be one of them again.
+      at = low + (high - low) * Math.min(0.98, Math.max(0.02, share));
+    }
+  }
+  return low;
+}
 
-// The largest radius found whose box has all margins positive; 0 if the image is misclassified.
-function firstRadius(network, x, label, domain) {
+// The largest radius found whose box has all margins positive, and the rival that ends it; 0 if the image is misclassified.
+// What is returned was proven against every rival, however it was found: `before`, a result for a similar image, is only
+// a place to begin.
+function firstRadius(network, x, label, domain, before = null) {
   const logits = network.logits(x);
-  if (!(margin(logits, label) > 0)) return 0;
-  // The closest rivals first: most boxes that fail do so with the first one.
+  if (!(margin(logits, label) > 0)) return { radius: 0, rival: null };
   const rivals = Array.from(logits.keys()).filter((i) => i !== label).sort((i, j) => logits[j] - logits[i]);
-  const holds = (eps) => {
-    const box = new Box(network, x, eps, domain);
-    const fails = rivals.findIndex((rival) => !(box.lower(label, rival) > 0));
-    if (fails > 0) rivals.unshift(...rivals.splice(fails, 1));
-    return fails < 0;
-  };
   const width = domain[1] - domain[0];
-  let good = 0;
-  let bad = width / 128;
-  while (bad < width && holds(bad)) {
-    good = bad;
-    bad *= 2;
+  let worst = rivals.includes(before?.rival) ? before.rival : rivals[0];
+  let radius = before?.radius > 0 ? before.radius : width / 64;
+  for (let round = 0; round < rivals.length; round++) {
+    const bound = (eps) => new Box(network, x, eps, domain).lower(label, worst);
+    radius = lastPositive(bound, logits[label] - logits[worst], Math.min(radius, width), width);
+    if (!(radius > 0)) break;
+    const box = new Box(network, x, radius, domain);
+    const fails = rivals.find((rival) => !(box.lower(label, rival) > 0));
+    if (fails === undefined) return { radius, rival: worst };
+    worst = fails;
   }
-  for (let step = 0; step < BISECTIONS; step++) {
-    const middle = (good + bad) / 2;
-    if (holds(middle)) good = middle;
-    else bad = middle;
-  }
-  return good;
+  return { radius: 0, rival: worst };
 }
 
 // margin / (2 L) with L the network's Lipschitz constant over the whole domain, rounded down.

@@ -33,20 +33,23 @@ class Pad {
 
   // Paint all pixels near the line from one point to another.
   stroke(from, to, pen = document.querySelector("input[name=pen]:checked").value) {
+    const radius = Number(document.getElementById("brush").value);
     const steps = Math.max(1, Math.ceil(2 * Math.hypot(to[0] - from[0], to[1] - from[1])));
     for (let i = 0; i <= steps; i++) {
-      this.dab(from.map((start, axis) => start + ((to[axis] - start) * i) / steps), pen);
+      this.dab(from.map((start, axis) => start + ((to[axis] - start) * i) / steps), radius, pen);
     }
     this.draw();
     this.changed();
   }
 
-  dab([x, y], pen) {
+  dab([x, y], radius, pen) {
     const { shape, domain } = this.data;
     const [channels, height, width] = shape;
-    const radius = Number(document.getElementById("brush").value);
-    for (let row = 0; row < height; row++) {
-      for (let column = 0; column < width; column++) {
+    // Only what the brush can reach.
+    const near = (middle, size) => [Math.max(0, Math.floor(middle - radius - 1)), Math.min(size, Math.ceil(middle + radius + 1))];
+    const [[left, right], [top, bottom]] = [near(x, width), near(y, height)];
+    for (let row = top; row < bottom; row++) {
+      for (let column = left; column < right; column++) {
         const cover = Math.min(1, radius + 0.5 - Math.hypot(column + 0.5 - x, row + 0.5 - y));
         if (!(cover > 0)) continue;
         const value = domain[0] + (domain[1] - domain[0]) * (pen === "paint" ? cover : 1 - cover);
@@ -85,7 +88,8 @@ class Pad {
     drawInput(this.small, this.x, this.data);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.small, 0, 0, this.canvas.width, this.canvas.height);
-    if (document.activeElement !== this.canvas) return;
+    // The cursor is for the keyboard.
+    if (!this.canvas.matches(":focus-visible")) return;
     context.strokeStyle = "#e69f00";
     context.lineWidth = 3;
     context.strokeRect(this.cursor[0] * this.scale + 1.5, this.cursor[1] * this.scale + 1.5, this.scale - 3, this.scale - 3);

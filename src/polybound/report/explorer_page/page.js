@@ -29,18 +29,22 @@ function compute(network, x, label, eps, attack) {
   return { label: about, attacked, clean: judged(network, x, about), after: judged(network, attacked, about) };
 }
 
-function radii(network, x, label, chosen) {
+// before: the radii of the input before, if it is a similar one.
+function radii(network, x, label, chosen, before = null) {
   const about = label ?? argmax(network.logits(x));
   const { certified, attacked } = network.proven;
+  const found = firstRadius(network, x, about, data.domain, before && { radius: before.first, rival: before.rival });
   return {
     lipschitz: lipschitzRadius(network, x, about),
-    first: firstRadius(network, x, about, data.domain),
+    first: found.radius,
+    rival: found.rival,
     proven: chosen === null ? null : { certified: certified[chosen], attacked: attacked[chosen] },
   };
 }
 
 const cards = networks.map((network) => new Card(byId("networks"), network, data, epsMax));
 let known = [];
+let before = [];
 let waiting = false;
 
 function refresh() {
@@ -48,7 +52,7 @@ function refresh() {
   const label = state.chosen === null ? null : data.y[state.chosen];
   cards.forEach((card, i) => {
     // Radii do not depend on eps or the attack.
-    known[i] ??= radii(card.network, state.x, label, state.chosen);
+    known[i] ??= radii(card.network, state.x, label, state.chosen, before[i]);
     card.show(state.x, compute(card.network, state.x, label, state.eps, state.attack), known[i], state);
   });
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown || 0) + 1);
@@ -56,7 +60,7 @@ function refresh() {
 
 // Once a frame, however many events there are.
 function later(inputChanged) {
-  if (inputChanged) known = [];
+  if (inputChanged && known.length) [before, known] = [known, []];
   if (!waiting) requestAnimationFrame(refresh);
   waiting = true;
 }

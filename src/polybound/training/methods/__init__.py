@@ -10,7 +10,7 @@ from polybound.training.methods.base import (
     join_methods,
     register_method,
 )
-from polybound.training.methods.certified import Certified
+from polybound.training.methods.certified import Certified, CertifiedProjected
 from polybound.training.methods.jacobian import JacobianPenalty, jacobian_penalty
 from polybound.training.methods.projection import ProjectAfterStep, Projected, projection_kind
 from polybound.training.methods.weight_decay import WeightDecay
@@ -19,6 +19,7 @@ __all__ = [
     "METHODS",
     "AfterStep",
     "Certified",
+    "CertifiedProjected",
     "JacobianPenalty",
     "Method",
     "Moment",

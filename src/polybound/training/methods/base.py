@@ -55,7 +55,7 @@ class Method(Part):
     """A way to train against overfitting and attacks: what it does to the loss, after a step, and since when.
 
     A method of one's own is a frozen dataclass with a `name` and any of the functions below, and one line that
-    registers it; from then on `fit`, `train --method` and experiments know it::
+    registers it; from then on `fit`, `train --method` and experiments know it:
 
         @pb.training.register_method
         @dataclass(frozen=True)
@@ -97,6 +97,10 @@ class Method(Part):
     def plain_until(self, epochs: int) -> int:
         """For how many of the epochs it is plain training, so that runs of one seed need be trained once."""
         return min(start_epoch(getattr(self, "start", 0), epochs), epochs)
+
+    def complete_from(self, epochs: int) -> int:
+        """The first of so many epochs, from 0, in which all of it is in force; the last at the latest."""
+        return min(self.begins, epochs - 1)
 
     @property
     def decay(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from polybound.registry import check_number, check_start, check_whole
 from polybound.training.methods.base import Method, Moment, cross_entropies, register_method
 from polybound.training.methods.projection import ProjectAfterStep
 
-__all__ = ["Certified"]
+__all__ = ["Certified", "CertifiedProjected"]
 
 
 @register_method
@@ -38,8 +39,6 @@ class Certified(Method):
         remainder: what share of the remainder counts.
         ramp: share of the epochs from `start` on in which the radius rises.
         rivals: how many rivals of each sample are bounded; 0 for all.
-        bound: also project onto this bound, as method `projection` does; None for no projection.
-        every: project after so many steps.
         start: first epoch with that loss, from 0, or a share of all epochs.
     """
 
@@ -51,8 +50,6 @@ class Certified(Method):
     remainder: float = 0.3
     ramp: float = 0.6
     rivals: int = 3
-    bound: float | None = None
-    every: int = 10
     start: int | float = 0
 
     def __post_init__(self) -> None:
@@ -62,16 +59,12 @@ class Certified(Method):
             if getattr(self, name) > 1:
                 raise PolyboundError(f"{name} is a share, at most 1, got {getattr(self, name)!r}")
         check_whole("rivals", self.rivals, 0)
-        check_whole("every", self.every)
         check_start("start", self.start)
-        if self.bound is not None:
-            check_number("bound", self.bound)
-            object.__setattr__(self, "bound", float(self.bound) + 0.0)
         super().__post_init__()
 
     @property
     def label(self) -> str:
-        return f"certified training {self.eps:g}" + ("" if self.bound is None else f" + projection {self.bound:g}")
+        return f"certified training {self.eps:g}"
 
     def eps_at(self, done: float) -> float:
         """The radius where a share of the method's epochs is done.
@@ -80,6 +73,10 @@ class Certified(Method):
         (0.1, 0.2)
         """
         return self.eps if done >= self.ramp else self.eps * done / self.ramp
+
+    def complete_from(self, epochs: int) -> int:
+        rising = ceil(self.ramp * (epochs - self.begins) - 1e-9)
+        return min(self.begins + rising, epochs - 1)
 
     def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         c, r = box_of(inputs, self.eps_at(moment.done), moment.domain)
@@ -90,5 +87,30 @@ class Certified(Method):
             losses = losses + (1 - self.weight) * cross_entropies(factors(inputs), labels)
         return losses, losses
 
-    def prepare(self, model: PolynomialNetwork) -> ProjectAfterStep | None:
-        return None if self.bound is None else ProjectAfterStep(Projection(model, self.bound), self.every)
+
+@register_method
+@dataclass(frozen=True)
+class CertifiedProjected(Certified):
+    """Training for certificates whose weights are projected as well, from `start` on, as method `projection` does it.
+
+    Attributes:
+        bound: of the l_inf norms of all matrices.
+        every: a projection follows every so many steps, and the last one.
+    """
+
+    name: ClassVar[str] = "certified-projection"
+
+    bound: float = 1.0
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        check_number("bound", self.bound)
+        check_whole("every", self.every)
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        return f"{super().label} + projection {self.bound:g}"
+
+    def prepare(self, model: PolynomialNetwork) -> ProjectAfterStep:
+        return ProjectAfterStep(Projection(model, self.bound), self.every)

@@ -1,0 +1,169 @@
+"""The paper's tables: published, reproduced and sound values below each other, each cell with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from polybound.evaluation import Cell, Row, Table, labels
+from polybound.experiments import Comparison, Experiment, Published, judge, paper_method, published, published_value
+from polybound.report.elements import Table as Shown
+from polybound.report.labels import METHODS, PROTOCOLS, attack_label, cell_text, dataset_label, model_label
+
+__all__ = ["BOUND", "highest", "paper_table", "seeds_text"]
+
+BOUND = "method.bound"
+
+_VERDICTS = {"within": "met", "off": "missed"}
+
+
+def seeds_text(table: Table) -> str:
+    """How many seeds the runs of these rows have: as many, or so many to so many."""
+    seeds: dict[tuple[str, ...], set[int]] = {}
+    for row in table:
+        seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
+    counts = sorted({len(mine) for mine in seeds.values()})
+    if not counts:
+        return ""
+    least = f"{counts[0]} to " if len(counts) > 1 else ""
+    return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}"
+
+
+def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table]]:
+    """The columns of a table: the paper's name of each, its heading, and its rows.
+
+    Where a method has several options other than its bound, each has a column of its own.
+    """
+    suffix = "" if experiment.adversary is None else "+at"
+    names = ["at" if suffix and name == "none" else f"{name}{suffix}" for name in experiment.methods]
+    names += ["layerwise-projection"] if experiment.kind == "search" else []
+    names += [f"{name}-denoising" for name in experiment.defences]
+    found: list[tuple[str, str, Table]] = []
+    for name in names:
+        mine = table.only(lambda row, name=name: paper_method(row) == name)  # type: ignore[misc]
+        variants: dict[str, list[Row]] = {}
+        for row in mine:
+            fixed = {key: row[key] for key in row if key.startswith(("method.", "adversary")) and key != BOUND}
+            variants.setdefault(str(sorted(fixed.items())), []).append(row)
+        shown = labels([rows[0] for rows in variants.values()], _unlike_methods(mine)) if len(variants) > 1 else [""]
+        for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
+            heading = ", ".join(filter(None, (METHODS.get(name, name), label.partition(", ")[2])))
+            found.append((name, heading, Table(rows)))
+    return found
+
+
+def _unlike_methods(table: Table) -> list[str]:
+    return [name for row in table for name in row if not name.startswith(("method.", "adversary"))]
+
+
+def paper_table(experiment: Experiment, table: Table) -> Shown:
+    """Published, reproduced and sound values of every method, below each other for each attack."""
+    made = _Rows(experiment, table.where(split="test"))
+    for dataset, model in _shown(experiment, table):
+        made.add_group(dataset, model)
+    header = ["attack", "value", *(label for _, label, _ in made.columns)]
+    return Shown(
+        experiment.title,
+        header,
+        made.cells,
+        made.groups,
+        frozenset(made.bold),
+        made.notes(),
+        verdicts=made.verdicts,
+        comparisons=made.comparisons,
+    )
+
+
+class _Rows:
+    """The rows of a table while they are made, with what is said of their cells."""
+
+    def __init__(self, experiment: Experiment, table: Table) -> None:
+        self.experiment, self.table = experiment, table
+        self.columns = _columns(experiment, table)
+        self.attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
+        self.cells: list[list[str]] = []
+        self.groups: list[tuple[int, str]] = []
+        self.bold: set[tuple[int, int]] = set()
+        self.verdicts: dict[tuple[int, int], str] = {}
+        self.comparisons: list[Comparison] = []
+
+    def add_group(self, dataset: str, model: str) -> None:
+        """The rows of a data set and a model."""
+        seeds = seeds_text(self.table.where(data=dataset, model=model))
+        self.groups.append((len(self.cells), f"{dataset_label(dataset)}, {model_label(model)}{seeds}"))
+        for attack in self.attacks:
+            values = [
+                published_value(dataset_label(dataset), model_label(model), name, attack) for name, _, _ in self.columns
+            ]
+            if any(values):
+                line = ["" if value is None else f"{value.mean:.2f} ± {value.std:.2f}" for value in values]
+                self.cells.append([attack_label(attack), "paper", *line])
+            for protocol in ("-",) if attack == "clean" else ("published", "sound"):
+                wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
+                self._add_row(wanted, values if protocol != "sound" else [None] * len(values))
+
+    def _add_row(self, wanted: dict[str, str], values: Sequence[Published | None]) -> None:
+        parts = [rows.where(wanted) for _, _, rows in self.columns]
+        found = [part.best_epoch().best(BOUND) for part in parts]  # as the paper takes both
+        number, protocol = len(self.cells), wanted["protocol"]
+        self.bold |= {(number, place + 2) for place in highest(found)}
+        for place, (value, cell, part) in enumerate(zip(values, found, parts, strict=True)):
+            self.verdicts[number, place + 2] = self._verdict(value, cell, part, protocol)
+        label = "here" if protocol == "-" else PROTOCOLS[protocol]
+        self.cells.append([attack_label(wanted["attack"]), label, *map(cell_text, found)])
+
+    def _verdict(self, value: Published | None, cell: Cell | None, rows: Table, protocol: str) -> str:
+        if cell is None:
+            return "not run"
+        if value is None:
+            return "not published"
+        found = judge(value, cell, rows, protocol)
+        self.comparisons.append(found)
+        return _VERDICTS.get(found.verdict, "not judged")
+
+    def notes(self) -> list[str]:
+        """What bold, brackets, stars and verdicts mean, as far as they occur."""
+        texts = [cell for row in self.cells if row[1] != "paper" for cell in row[2:]]
+        notes = []
+        if self.bold:
+            notes.append("Bold: the highest mean of its line, among the methods that were run.")
+        if met := [name for name in _MEANINGS if name in self.verdicts.values()]:
+            notes.append(" ".join(_MEANINGS[name] for name in met))
+        if any("(" in cell for cell in texts):
+            notes.append(
+                "In brackets the bound, which is the best of all for each line on its own, as in the paper; "
+                "honest-table has one bound for all lines."
+            )
+        if any(cell.endswith("*") for cell in texts):
+            notes.append("* The best of the epochs measured, for each seed on its own, as in the paper.")
+        return notes
+
+
+_MEANINGS = {
+    "met": "✓ met: within max(3 points, 2 published standard deviations) of the paper's value.",
+    "missed": "✗ missed: further from it.",
+    "not published": "○ not published: the paper has no such value.",
+    "not judged": "? not judged: a shorter schedule, fewer or other data, or another recipe than the paper's.",
+    "not run": "Not run: there is no such network among these scores.",
+}
+
+
+def _shown(experiment: Experiment, table: Table) -> list[tuple[str, str]]:
+    """The data sets and models for which something was run; all, if nothing was."""
+    every = list(product(experiment.datasets, experiment.models))
+    return [pair for pair in every if table.where(data=pair[0], model=pair[1]).rows] or every
+
+
+def highest(values: Sequence[Cell | None]) -> list[int]:
+    """The places of the highest mean, to the two digits that are shown, if there is one to be higher than."""
+    means = [round(value.mean, 2) for value in values if value is not None]
+    if len(means) < 2:
+        return []
+    return [place for place, value in enumerate(values) if value is not None and round(value.mean, 2) == max(means)]
+
+
+def _shows_clean(experiment: Experiment) -> bool:
+    """The paper's tables of adversarial training and of further attacks leave the clean accuracy out."""
+    if not experiment.published:
+        return True
+    return any(value.table == experiment.published and value.attack == "clean" for value in published())
