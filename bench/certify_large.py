@@ -94,7 +94,8 @@ def measure(name: str, net: Network, data: Dataset, eps: float, options: argpars
     row |= {"verified": found.count("verified"), "falsified": found.count("falsified") - (len(x) - correct)}
     row |= {"undecided": found.count("undecided"), "cpu seconds": spent, "cpu ms": 1000 * spent / len(x)}
     row |= {"method": options.method, "budget": options.budget, "rungs": found.summary()["rungs"]}
-    return row | {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+    left = {options.start + i: float(found.margin[i]) for i, status in enumerate(found.status) if status == "undecided"}
+    return row | {"undecided margins": left, "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ For each network, radius and budget: the gap as a share of the attained width (m
 outputs), and CPU seconds an image. A table in Markdown.
 
     python bench/output_bounds.py --images 10
+    python bench/output_bounds.py --images 3 --norm 2
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import polybound as pb
 from polybound.certificates import Network
 
+EPS = {"inf": (0.01, 0.05, 0.1), "2": (0.25, 0.5, 1.0)}
 RUNS: tuple[dict[str, Any], ...] = (
     {"method": "interval"},
     {"method": "crown"},
@@ -29,7 +31,11 @@ RUNS: tuple[dict[str, Any], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=10)
+    parser.add_argument("--norm", choices=sorted(EPS), default="inf")
+    parser.add_argument("--budget", type=float, default=10.0, help="the largest budget to try")
     options = parser.parse_args()
+    boxes_only = ("interval", "crown") if options.norm == "2" else ()
+    runs = [run for run in RUNS if run["method"] not in boxes_only and run.get("budget", 0.0) <= options.budget]
     torch.set_num_threads(1)
     test = pb.data.load("fashion-mnist", "test")
     x = test.x[: options.images]
@@ -37,13 +43,13 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     for name in ("pn-4-bound-1", "pn-4"):
         net = Network(pb.example(name))
-        _ = net.stretch, net.norms_S
-        for eps in (0.01, 0.05, 0.1):
-            best = pb.output_bounds(net, x, eps, domain=test.domain, budget=0.5)
+        _ = net.stretch, net.norms_S, net.norms_A
+        for eps in EPS[options.norm]:
+            best = pb.output_bounds(net, x, eps, norm=options.norm, domain=test.domain, budget=0.5)
             width = best.highest - best.lowest
-            for run in RUNS:
+            for run in runs:
                 begun = time.process_time()
-                found = pb.output_bounds(net, x, eps, domain=test.domain, **run)
+                found = pb.output_bounds(net, x, eps, norm=options.norm, domain=test.domain, **run)
                 spent = (time.process_time() - begun) / len(x)
                 # All are measured against the same attained values, since the baselines seek none.
                 share = (found.upper - found.lower) / width - 1

@@ -25,7 +25,6 @@ numbers = st.one_of(
     st.floats(0, 1e6),
     st.sampled_from([0.0, -0.0, 0.1, 0.1 + 1e-9, 1e-9, 1.0, 1, 123456.7, 123456.8, 1e22, 10**22]),
 )
-shares = st.one_of(st.just(0), st.floats(0, 0.99))
 epochs = st.integers(0, 200)
 whole = st.integers(1, 500)
 seeds = st.integers(1 - 2**62, 2**62 - 1)
@@ -88,7 +87,7 @@ OPTIONS = {
 }
 REGISTRIES = {"method": METHODS, "optimiser": OPTIMISERS, "schedule": SCHEDULES, "loss": LOSSES}
 PARTS = {
-    "data": {"name": words, "digest": digests, "samples": st.integers(0, 10**5), "held_out": shares},
+    "data": {"name": words, "digest": digests, "samples": st.integers(0, 10**5), "held_out": below_one},
     "model": {"name": st.sampled_from(["pn-4", "pn-10", "pn-conv", "ncp-4"]), "rank": st.integers(0, 100)},
     "adversary": {"attack": attacks, "protocol": protocols, "start": starts},
 }

@@ -1,4 +1,4 @@
-"""Second order with products in single precision: what they lose is in the remainder, and they are seldom wrong."""
+"""Second order in single precision, and with products bounded together: what is lost is in the remainder."""
 
 import pytest
 import torch
@@ -54,6 +54,31 @@ def test_equal_boxes_are_expanded_as_different_ones(scale):
             a, b = getattr(together, name)[i], getattr(alone, name)[0]
             size = float(b.abs().max()) + 1e-300
             assert float((a - b).abs().max()) <= 1e-3 * size + float((together.R[i] - alone.R[0]).abs())
+
+
+@pytest.mark.parametrize("kind", ["CCP", "NCP"])
+def test_products_of_forms_bounded_together_are_bounds(kind):
+    """The gradient of the margin by each product, and the margin, at random corners and points."""
+    generator = torch.Generator().manual_seed(5)
+    net = Network(getattr(pb, kind)(12, 6, 3, 5, seed=2, dtype=F64))
+    c, active = torch.rand(2, 12, generator=generator, dtype=F64), torch.arange(12)
+    r = torch.full_like(c, 0.2)
+    w, constant = net.C[1:] - net.C[:2], net.beta[1:] - net.beta[:2]
+    loose, tight = (second_order(net, c, r, w, constant, active, tight=tight) for tight in (False, True))
+    assert torch.equal(loose.H, tight.H) and (tight.R <= loose.R).all() and (tight.R < loose.R).any()
+    u = torch.cat(
+        [torch.randint(0, 2, (400, 12), generator=generator) * 2.0 - 1.0, torch.rand(400, 12) * 2 - 1]
+    ).double()
+    for i in range(2):
+        at = (c[i] + r[i] * u).requires_grad_()
+        value = net(at) @ (torch.eye(3, dtype=F64)[i + 1] - torch.eye(3, dtype=F64)[i])
+        slope = torch.autograd.grad(value.sum(), at)[0] * r[i]
+        quadratic = tight.g0[i] + u @ tight.G[i] + ((u @ tight.H[i]) * u).sum(1) / 2
+        assert ((value.detach() - quadratic).abs() <= tight.R[i] + 1e-12).all()
+        assert ((slope - tight.G[i] - u @ tight.H[i]).abs() <= tight.rest[i] + 1e-12).all()
+        H, R = tight.absorbed()
+        below = tight.g0[i] + u @ tight.G[i] + ((u @ H[i]) * u).sum(1) / 2 - R[i]
+        assert (value.detach() >= below - 1e-12).all()
 
 
 def test_products_that_cut_corners_are_not_taken():

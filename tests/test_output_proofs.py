@@ -87,7 +87,7 @@ def proven(request, tmp_path_factory):
     x, found = bounded(model, 0.35, request.param, images=8, budget=600.0, tolerance=tolerance)
     save_certificates(path, model, found, x, (-1.0, 1.0))
     text = path.read_text()
-    words = ("split", "box", "lowest_at") + (("trust", "outside") if request.param == "2" else ("monotone",))
+    words = ("split", "box", "lowest_at") + (("trust", "cap", "outside") if request.param == "2" else ("monotone",))
     assert all(f'"{word}"' in text for word in words)
     return path, model, json.loads(text)
 

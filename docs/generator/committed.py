@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from pathlib import Path
+from textwrap import fill
 
 from generator.results import make_report
 
@@ -38,10 +40,18 @@ def write_found(page: Path, made: Path) -> None:
     if not mark or not last:
         raise ValueError(f"{page} has no place for what was found")
     found = (made / "found.md").read_text(encoding="utf-8")
-    missing = made / "missing.md"
-    if missing.is_file():
-        found += f"\nWhat is missing, and why:\n\n{missing.read_text(encoding='utf-8')}"
+    if (made / "missing.csv").is_file():
+        found += f"\nWhat is missing, and why:\n\n{missing(made / 'missing.csv')}\n"
     page.write_text(f"{before}{begin}\n{found}\n{end}{after}", encoding="utf-8")
+
+
+def missing(table: Path) -> str:
+    """The table of what is missing as a list, in lines that fit."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    counts = [f" ({row['published values']} values)" if row["published values"] else "" for row in rows]
+    lines = [f"- {row['not run']}{count}: {row['why']}." for row, count in zip(rows, counts, strict=True)]
+    return "\n".join(fill(line, 118, subsequent_indent="  ") for line in lines)
 
 
 if __name__ == "__main__":

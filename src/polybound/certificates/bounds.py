@@ -80,7 +80,8 @@ def by_second(net: Network, cells: Cells, spectral: bool = True, quick: bool = F
     3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough; with
        `spectral` only, since it takes several times as long as the others.
 
-    With `quick`, H is computed in single precision where that pays.
+    With `quick`, H is computed in single precision where that pays, and the last bound has smaller weights of the
+    remainder; the check of proofs knows neither.
     """
     c, r = cells.centre()
     active = cells.moving()
@@ -95,7 +96,12 @@ def by_second(net: Network, cells: Cells, spectral: bool = True, quick: bool = F
     last = replace(last, bend=(some.H - H).abs().sum(-1) / 2)
     hard = torch.nonzero(last.lower <= cells.level).squeeze(1)
     if spectral and len(hard) and len(active) > 1:
-        found = _spectral(net, cells[hard], some.rows(hard), H[hard], R[hard], last.v[hard], active)
+        less, H, R = some.rows(hard), H[hard], R[hard]
+        if quick:
+            c, r = cells[hard].centre()
+            less = second_order(net, c, r, cells.w[hard], cells.constant[hard], active, quick=True, tight=True)
+            H, R = less.absorbed()
+        found = _spectral(net, cells[hard], less, H, R, last.v[hard], active)
         last = last.put(hard, _better(last.rows(hard), found))
     return best.put(rows, last), second
 

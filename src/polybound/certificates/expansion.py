@@ -256,6 +256,7 @@ def second_order(
     *,
     region: Region = CUBE,
     quick: bool = False,
+    tight: bool = False,
 ) -> Second:
     """Margins `w.y_k(x) + constant` to second order over boxes `x = c + r * u`; one w for each box.
 
@@ -272,6 +273,7 @@ def second_order(
         active: indices of the coordinates that move.
         region: what u ranges over.
         quick: whether H may be computed in single precision; only over the cube.
+        tight: whether products of two forms are bounded together, which takes longer; only over the cube.
     """
     shared = len(c) > 1 and bool((c == c[:1]).all()) and bool((r == r[:1]).all())
     if shared:
@@ -303,7 +305,10 @@ def second_order(
             rivals = 0 if shared else 1  # the boxes' dimension, or one more
             R = R + box.sum_of_products(n, ell.unsqueeze(rivals)).squeeze(rivals)
             parts.append((ell, A[n], B[n - 1]))
-        second = net.back(second * (size[n] + rho[n]) + rho[n] * moved, n, absolute=True)
+        both = rho[n] * moved
+        if tight and L is not None:
+            both = torch.minimum(both, _product_radius(A[n], L, rho[n], moved, len(active)))
+        second = net.back(second * (size[n] + rho[n]) + both, n, absolute=True)
         lam = net.back(lam * h[n], n)
         if n > 1:  # the first factor is not multiplied by anything that moves
             L = left[-1] if L is None else left[-1].plus(L, h[n])
@@ -322,6 +327,26 @@ def second_order(
         return _less_single(exact, X, sizes, left, B[::-1])
     X = type(left[0]).products(left, B[::-1])
     return replace(exact, H=X + X.transpose(1, 2))
+
+
+def _product_radius(a: Slopes, b: Slopes, reach: Tensor, moved: Tensor, n: int) -> Tensor:
+    r"""How far the product of two linear forms moves over the cube, (boxes, units).
+
+    With any tau > 0, `x = tau a.u` and `y = b.u / tau`, the product is `((x + y)^2 - (x - y)^2) / 4`: no more than a
+    quarter of the square of `||tau a + b / tau||_1` or `||tau a - b / tau||_1`. Where the forms have little to do with
+    each other, this is half of the product of their radii.
+
+    Args:
+        a: the forms.
+        b: the other forms.
+        reach: the radii of a.
+        moved: the radii of b.
+        n: how many features move.
+    """
+    tau = ((moved + 2.0**-500) / (reach + 2.0**-500)).sqrt()
+    one = a.times(tau.expand_as(moved))
+    longest = torch.maximum(one.plus(b, 1 / tau).radius(CUBE), one.plus(b, -1 / tau).radius(CUBE))
+    return longest.square() * ((1 + (2 * n + 32) * ULP) / 4) + 2.0**-900
 
 
 def _less_single(

@@ -52,6 +52,8 @@ def card(
 
     if output is not None and not output.absolute().parent.is_dir():
         raise PolyboundError(f"{output.parent}: no such folder")
+    if output is not None and output.is_dir():
+        raise PolyboundError(f"{output}: a folder, not a file")
     network, data, options = _subject(model, dataset, data_dir)
     options |= {"images": images} | ({"eps": eps} if eps else {})
     with progress_bar() as bar:

@@ -35,7 +35,8 @@ def example_origin(name: str) -> dict[str, Any]:
     """Where a network of `EXAMPLES` comes from.
 
     "spec" is everything that determined its training, as `runs.Spec` has it; "command" trains it again, and "file" says
-    what that command leaves behind; "difference" is the largest difference of a weight when this was last done.
+    what that command leaves behind; "difference" is the largest difference of a weight when this was last done; "note"
+    says what else there is to know.
 
     >>> example_origin("digits-bound-1")["spec"]["method"]["bound"]
     1.0

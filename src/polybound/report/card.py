@@ -41,6 +41,17 @@ NOTES = (
 )
 
 
+CODE = """from pathlib import Path
+
+import polybound as pb
+
+spec = pb.Spec.from_dict(
+SPEC
+)
+pb.train_together([spec], Path("runs"))"""
+"""What trains a network of the same spec."""
+
+
 @dataclass(frozen=True)
 class Card:
     """The facts of a network.
@@ -50,7 +61,7 @@ class Card:
         network: its kind and sizes, and the digest of its weights.
         data: what it is for.
         spec: everything that determined its training; None if that is not known.
-        again: how it is made again: a command, what the command leaves behind, and how much that differed.
+        again: how it is made again: a command, what it leaves behind, how much that differed, and a note.
         accuracy: for each attack, how many of how many images are right.
         certificates: for each radius, how many images are verified, falsified and undecided.
         bounds: of the network, by name.
@@ -146,7 +157,7 @@ def model_card(
         _network(model),
         _data(data),
         None if spec is None else spec.as_dict(),
-        None if again is None else {key: again[key] for key in ("command", "file", "difference")},
+        None if again is None else {key: again[key] for key in ("command", "file", "difference", "note")},
         [{"attack": row["attack"], "images": row["total"], "right": row["correct"]} for row in found],
         certificates,
         _bounds(model, spec),
@@ -198,10 +209,10 @@ def _recipe(spec: Mapping[str, Any] | None, again: Mapping[str, Any] | None) -> 
     if again is not None:
         blocks.append(f"This makes it again, as {again['file']}:\n\n```console\n$ {again['command']}\n```")
         blocks.append(f"When this was last done, the largest difference of a weight was {again['difference']:.2g}.")
+        blocks.append(textwrap.fill(again["note"], 118))
     if spec is not None:
         text = textwrap.indent(pformat(dict(spec), width=100, sort_dicts=False), "    ")
-        code = f"import polybound as pb\n\nspec = pb.Spec.from_dict(\n{text}\n)\npb.train_together([spec], 'runs')"
-        blocks.append(f"The recipe for Python:\n\n```python\n{code}\n```")
+        blocks.append(f"The recipe for Python:\n\n```python\n{CODE.replace('SPEC', text)}\n```")
     return "\n\n".join(blocks)
 
 

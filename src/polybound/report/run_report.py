@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
-from polybound.experiments import compare
 from polybound.models import ConvCCP
 from polybound.report.elements import Figure, Section
 from polybound.report.elements import Table as Shown
@@ -51,21 +50,18 @@ def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> tuple[
     parts: list[Shown | Figure] = [scores, *([bounds] if bounds.rows else []), *figures]
     notes = [f"{path} was skipped: {why}" for path, why in skipped.items()]
     title = f"{len(loaded)} run{'s' if len(loaded) > 1 else ''}"
-    return Section("runs", title, parts, notes), _summary(table, scores, title, next(iter(figures), None))
+    return Section("runs", title, parts, notes), _summary(scores, title, next(iter(figures), None))
 
 
-def _summary(table: Table, scores: Shown, title: str, headline: Figure | None) -> Summary:
-    """How the runs compare with the paper, if they do, and which has the highest accuracy under each attack."""
-    compared = compare(table)
-    judged = {one.paper.key: one.verdict for one in compared if one.verdict in ("within", "off")}
-    judged |= {one.paper.key: "off" for one in compared if one.verdict == "off"}
-    missed = sum(verdict == "off" for verdict in judged.values())
-    other = len({one.paper.key for one in compared} - set(judged))
-    counts = len(judged) - missed, missed, other, len(judged) + other
+def _summary(scores: Shown, title: str, headline: Figure | None) -> Summary:
+    """How many runs there are, and which has the highest accuracy under each attack.
+
+    They are not judged by the paper's values: those are of the best of all bounds, which `compare` looks for.
+    """
     rows = f"{len(scores.rows)} configuration{'s' if len(scores.rows) > 1 else ''}"
     lead = f"{title} of {rows}, averaged over seeds and nothing else."
     found = [_highest(scores, column) for column in range(3, len(scores.header))] if len(scores.rows) > 1 else []
-    return Summary(*counts, [one for one in found if one is not None], headline, lead=lead)
+    return Summary(0, 0, 0, 0, [one for one in found if one is not None], headline, lead=lead)
 
 
 def _highest(scores: Shown, column: int) -> Finding | None:

@@ -71,7 +71,9 @@ def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
     missing = _missing(parts, {one.paper.key for one in compared}, data_dir)
     figures = [part for made in sections for part in made.parts if isinstance(part, Figure) and not part.empty]
     headline = _headline(list(judged.values())) if judged else next(iter(figures), None)
-    return Summary(*counts, findings(parts), headline, _misses(off), missing)
+    paper = compared or any(part.experiment.published for part in parts)
+    lead = "" if paper else "None of this is in the paper's tables, so that nothing is met or missed."
+    return Summary(*counts, findings(parts), headline, _misses(off), missing, lead)
 
 
 def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_dir: Path | None) -> Table | None:
