@@ -55,6 +55,8 @@ def section(text: str, heading: str) -> str:
 def relinked(text: str, folder: str) -> str:
     """A page whose links to files beside docs/ lead to their copies on the site; links to sources become text.
 
+    Notebooks become pages.
+
     >>> relinked("[a](../CONTRIBUTING.md#x), [b](../src/b.py), [c](docs/d.md)", ".")
     '[a](contributing.md#x), b, [c](d.md)'
     """
@@ -64,6 +66,7 @@ def relinked(text: str, folder: str) -> str:
     text = re.sub(rf"\[([^\]]*){out}(?:src|bench|tests)/[^)]*\)", r"\1", text)
     if folder == ".":
         text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG)\.md", lambda found: f"]({found.group(1).lower()}.md", text)
+    text = re.sub(r"(\]\([./]*tutorials/[\w-]+)\.ipynb", r"\1.md", text)
     return text.replace("](docs/", f"]({up}")
 
 
