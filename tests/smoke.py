@@ -56,7 +56,7 @@ class Smoke:
 def check_installation(smoke):
     """Where the package is, what is in it, and what it says of itself."""
     where = smoke.run(sys.executable, "-c", "import polybound; print(polybound.__file__)").strip()
-    if ROOT in Path(where).resolve().parents and ".venv" not in where and "build" not in where:
+    if ROOT / "src" in Path(where).resolve().parents:
         sys.exit(f"{where}: that is the checkout, not an installation")
     for name in ("py.typed", "models/trained/pn-4.safetensors", "experiments/named/table-1.toml", "report/page.html"):
         if not (Path(where).parent / name).is_file():
