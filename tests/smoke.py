@@ -15,6 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NEEDED = (
+    "py.typed",
+    "models/trained/pn-4.safetensors",
+    "experiments/named/table-1.toml",
+    "report/report_page/page.html",
+)
+"""Files that are no Python, of each kind one: they are what an installation forgets."""
 
 
 class Smoke:
@@ -58,7 +65,7 @@ def check_installation(smoke):
     where = smoke.run(sys.executable, "-c", "import polybound; print(polybound.__file__)").strip()
     if ROOT / "src" in Path(where).resolve().parents:
         sys.exit(f"{where}: that is the checkout, not an installation")
-    for name in ("py.typed", "models/trained/pn-4.safetensors", "experiments/named/table-1.toml", "report/page.html"):
+    for name in NEEDED:
         if not (Path(where).parent / name).is_file():
             sys.exit(f"{name} was not installed")
     version = smoke.polybound("--version").split()[1]

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import yaml
 
+import contents
 import polybound as pb
+import smoke
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,3 +25,10 @@ def test_the_citation_names_the_paper():
     (paper,) = cited["references"]
     assert paper["title"] == "Controlling the Complexity and Lipschitz Constant improves Polynomial Nets"
     assert [one["family-names"] for one in paper["authors"]] == ["Zhu", "Latorre", "Chrysos", "Cevher"]
+
+
+def test_what_a_wheel_needs_is_there():
+    """`make dist` asks for these files in the wheel, `make smoke` where it is installed."""
+    package = Path(pb.__file__).parent
+    asked = {*contents.NEEDED, *smoke.NEEDED}
+    assert [name for name in sorted(asked) if not (package / name).is_file()] == []
