@@ -14,13 +14,14 @@ from polybound.certificates.attack import Members, value_and_gradient
 from polybound.certificates.ball_ledgers import InBalls
 from polybound.certificates.balls import Balls, least_linear, nearest
 from polybound.certificates.cells import Cells, chunks, join
-from polybound.certificates.expansion import Second, first_order, second_order
+from polybound.certificates.expansion import first_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ladder import Ladder
 from polybound.certificates.ledger import Ledger
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
+from polybound.certificates.second import Second, second_order
 from polybound.certificates.trust import lower_in_ball, trust_region
 
 __all__ = ["BallLadder", "ladder_over"]
