@@ -14,11 +14,12 @@ from networks import F64, ccps, convs, ncps, randomise, seeds
 from polybound.certificates.ball_ledgers import BallDecisions
 from polybound.certificates.balls import Balls, least_linear
 from polybound.certificates.caps import Parts, best_cap, best_in_both
-from polybound.certificates.expansion import first_order, second_order
+from polybound.certificates.expansion import first_order
 from polybound.certificates.forms import Margins
 from polybound.certificates.inputs import checked_boxes
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
+from polybound.certificates.second import second_order
 from polybound.certificates.trust import Quadratic, trust_region
 
 SIZES = (0.0, 1e-160, 1e-12, 0.02, 0.1, 0.5, 1.5)

@@ -5,7 +5,7 @@ import torch
 
 import polybound as pb
 from polybound.certificates import Network
-from polybound.certificates.expansion import second_order
+from polybound.certificates.second import second_order
 from polybound.certificates.single import fits_single, product_in_single, single_error
 
 F64 = torch.float64

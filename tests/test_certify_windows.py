@@ -5,8 +5,9 @@ import torch
 
 import polybound as pb
 from polybound.certificates import Network
-from polybound.certificates.expansion import first_order, second_order
+from polybound.certificates.expansion import first_order
 from polybound.certificates.regions import BALL, CUBE
+from polybound.certificates.second import second_order
 from polybound.certificates.windows import Windowed
 
 F64 = torch.float64

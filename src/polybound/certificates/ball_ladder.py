@@ -15,13 +15,14 @@ from polybound.certificates.ball_ledgers import InBalls
 from polybound.certificates.balls import Balls, least_linear, nearest
 from polybound.certificates.caps import Parts, best_cap, best_in_both
 from polybound.certificates.cells import Cells, chunks, join
-from polybound.certificates.expansion import Second, first_order, second_order
+from polybound.certificates.expansion import first_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ladder import Ladder
 from polybound.certificates.ledger import Ledger, Node
 from polybound.certificates.network import Network
 from polybound.certificates.regions import BALL
+from polybound.certificates.second import Second, second_order
 from polybound.certificates.trust import Quadratic, lower_in_ball, trust_region
 
 __all__ = ["BallLadder", "ladder_over"]

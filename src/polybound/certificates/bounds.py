@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.cells import Cells
-from polybound.certificates.expansion import First, Second, second_order, slopes_over
+from polybound.certificates.expansion import First, slopes_over
 from polybound.certificates.network import Network
 from polybound.certificates.quadratic import Separable, descend, diagonally_dominant, minorant, spectral_shift
+from polybound.certificates.second import Second, second_order
 from polybound.theory import ULP
 
 __all__ = ["Bounded", "at_least_ends", "by_second", "lower_first", "monotone", "rounded_down", "shrink"]

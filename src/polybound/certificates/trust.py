@@ -9,9 +9,10 @@ from torch import Tensor
 
 from polybound.certificates.balls import Limits, least_linear, nearest
 from polybound.certificates.bounds import rounded_down
-from polybound.certificates.expansion import First, Second
+from polybound.certificates.expansion import First
 from polybound.certificates.network import Network
 from polybound.certificates.quadratic import spectral_shift
+from polybound.certificates.second import Second
 from polybound.theory import ULP
 
 __all__ = ["Quadratic", "lower_in_ball", "trust_region"]
