@@ -19,12 +19,13 @@ from polybound.certificates import (
     baselines,
     bounds,
     caps,
-    expansion,
     forms,
     network,
     psd_proofs,
     quadratic,
     regions,
+    second,
+    single,
     trust,
 )
 from polybound.theory import ULP
@@ -73,7 +74,7 @@ def combination():
 
 def absorbed():
     """What rounding asks for where a remainder is absorbed."""
-    found = expansion.second_order(NET, 0.1 * ONE, ONE, NET.C[:1], NET.beta[:1], torch.arange(D))
+    found = second.second_order(NET, 0.1 * ONE, ONE, NET.C[:1], NET.beta[:1], torch.arange(D))
     return float(found.absorbed()[1])
 
 
@@ -120,7 +121,7 @@ SLACKS = {
         2 * PATH * U,
     ),
     # Products of 2 RANK forms, and a difference; their size is what is granted for each unit.
-    "absorbed": (expansion, absorbed, (2 * RANK + 4) * U * absorbed() / ((2 * RANK + D + 16) * ULP)),
+    "absorbed": (second, absorbed, (2 * RANK + 4) * U * absorbed() / ((2 * RANK + D + 16) * ULP)),
     # A root halves the relative error of a sum of D squares.
     "length": (regions, lambda: float(regions.length(ONE[0])), (D / 2 + 4) * U * D**0.5),
     "reach": (regions, reach, (D / 2 + 4) * U * reach()),
@@ -200,3 +201,12 @@ def test_a_slack_covers_its_budget_and_a_tenth_of_it_does_not(monkeypatch, name)
     module, value, needed = SLACKS[name]
     assert granted(monkeypatch, module, value, ULP) >= needed
     assert granted(monkeypatch, module, value, ULP / 10) < needed
+
+
+@pytest.mark.parametrize("terms", [1, 64, 1000])
+def test_single_precision_covers_its_budget_and_a_tenth_of_it_does_not(monkeypatch, terms):
+    """Both factors are rounded, each sum of so many products, and the sum with the transposed product."""
+    needed = (terms + 3) * 2.0**-24
+    assert single.single_error(terms) >= needed
+    monkeypatch.setattr(single, "_U", single._U / 10)
+    assert single.single_error(terms) < needed
