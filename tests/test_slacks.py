@@ -184,29 +184,23 @@ SLACKS |= {
     # squares of the direction, under a root.
     "cap": (caps, lambda: float(part().capped(ONE / D**0.5, ONE[:, 0] / 2).rho), 4 * U * D**0.5 + (D + 4) * U / 4),
     "limits of a part": (caps, lambda: float(part().limits((0.2 * ONE, 0.6 * ONE))[1][0, 0]), 3 * U * 0.2),
+    # Entries rounded to single precision, on both sides, and a sum of D products.
+    "single precision": (single, lambda: single.single_error(D), (D + 2) * 2.0**-24),
     "tilted": (trust, lambda: float(tilted().off), 2 * U * 2 * D),
 }
 
 
 def granted(monkeypatch, module, value, unit):
-    """What a module with this unit of rounding grants."""
-    monkeypatch.setattr(module, "ULP", 0.0)
+    """What a module with this part of its unit of rounding grants."""
+    name, full = ("_U", 2.0**-24) if module is single else ("ULP", ULP)
+    monkeypatch.setattr(module, name, 0.0)
     without = value()
-    monkeypatch.setattr(module, "ULP", unit)
+    monkeypatch.setattr(module, name, unit * full)
     return abs(value() - without)
 
 
 @pytest.mark.parametrize("name", sorted(SLACKS))
 def test_a_slack_covers_its_budget_and_a_tenth_of_it_does_not(monkeypatch, name):
     module, value, needed = SLACKS[name]
-    assert granted(monkeypatch, module, value, ULP) >= needed
-    assert granted(monkeypatch, module, value, ULP / 10) < needed
-
-
-@pytest.mark.parametrize("terms", [1, 64, 1000])
-def test_single_precision_covers_its_budget_and_a_tenth_of_it_does_not(monkeypatch, terms):
-    """Both factors are rounded, each sum of so many products, and the sum with the transposed product."""
-    needed = (terms + 3) * 2.0**-24
-    assert single.single_error(terms) >= needed
-    monkeypatch.setattr(single, "_U", single._U / 10)
-    assert single.single_error(terms) < needed
+    assert granted(monkeypatch, module, value, 1.0) >= needed
+    assert granted(monkeypatch, module, value, 0.1) < needed
