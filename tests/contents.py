@@ -16,7 +16,7 @@ NEEDED = (
     "models/trained/pn-4-bound-1.safetensors",
     "experiments/named/table-1.toml",
     "experiments/published.csv",
-    "report/page.html",
+    "report/report_page/page.html",
     "report/explorer_page/page.js",
 )
 KINDS = (".py", ".toml", ".csv", ".html", ".js", ".css", ".safetensors", ".typed", ".json", ".md")

@@ -58,7 +58,7 @@ def check_installation(smoke):
     where = smoke.run(sys.executable, "-c", "import polybound; print(polybound.__file__)").strip()
     if ROOT in Path(where).resolve().parents and ".venv" not in where and "build" not in where:
         sys.exit(f"{where}: that is the checkout, not an installation")
-    for name in ("py.typed", "models/trained/pn-4.safetensors", "experiments/named/table-1.toml", "report/page.html"):
+    for name in ("py.typed", "models/trained/pn-4.safetensors", "experiments/named/table-1.toml", "report/report_page/page.html"):
         if not (Path(where).parent / name).is_file():
             sys.exit(f"{name} was not installed")
     version = smoke.polybound("--version").split()[1]
