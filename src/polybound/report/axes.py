@@ -85,15 +85,19 @@ def _axis(values: Sequence[float], log: bool, from_zero: bool = False, points: b
     """An axis for values; the ticks of a logarithmic one with few points are those points."""
     known = [float(value) for value in values if isfinite(value) and (value > 0 or not log)]
     low, high = (min(known), max(known)) if known else (1.0, 10.0)
+    one = high - low <= 1e-9 * max(abs(low), abs(high))  # as good as one value
     if log:
-        low, high = (low / 2, high * 2) if low == high else (low, high)
+        low, high = (low / 2, high * 2) if one else (low, high)
         room = (high / low) ** 0.05
         few = points and len(set(known)) <= 8 and high < 100 * low
         ticks = sorted(set(known)) if few else _log_ticks(low, high)
         return Axis(low / room, high * room, True, _with_texts(ticks))
     if from_zero:
         low = 0.0
-    low, high = (low - 1.0, high + 1.0) if low == high else (low, high)
+    elif one:
+        room = max(1.0, 0.01 * abs(low))
+        low, high = low - room, high + room
+    high = high if high > low else low + 1.0
     room = 0.04 * (high - low)
     ticks = _linear_ticks(low - room / 2, high + room / 2)
     return Axis(low - room, high + room, False, _with_texts(ticks))
@@ -118,7 +122,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def _linear_ticks(low: float, high: float) -> list[float]:
     step = _step(high - low)
-    return [round(number * step, 10) for number in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+    numbers = range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)
+    return [float(f"{number * step:.12g}") for number in numbers]
 
 
 def _with_texts(ticks: Sequence[float]) -> list[tuple[float, str]]:
@@ -126,7 +131,8 @@ def _with_texts(ticks: Sequence[float]) -> list[tuple[float, str]]:
     texts = list(map(_text, ticks))
     if len(set(texts)) < len(texts):
         texts = [f"{tick:.12g}" for tick in ticks]
-    return list(zip(ticks, texts, strict=True))
+    apart = dict(zip(reversed(texts), reversed(ticks), strict=True))
+    return [(tick, text) for text, tick in reversed(apart.items())]
 
 
 def _text(value: float) -> str:
