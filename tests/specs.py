@@ -44,13 +44,13 @@ protocols = st.sampled_from(["sound", "published"])
 
 starts = st.one_of(epochs, st.floats(0, 0.99))
 below_one = st.one_of(st.just(0), st.floats(0, 0.99))
-shares = st.one_of(st.sampled_from([0, 1]), st.floats(0, 1))
+up_to_one = st.one_of(st.sampled_from([0, 1]), st.floats(0, 1))
 steps_of = {"epochs": whole, "batch_size": whole}
 certified_of = {
     "eps": numbers,
-    "weight": shares,
-    "remainder": shares,
-    "ramp": shares,
+    "weight": up_to_one,
+    "remainder": up_to_one,
+    "ramp": up_to_one,
     "rivals": epochs,
     "start": starts,
 }
