@@ -1,4 +1,4 @@
-"""Enclosures in ball arithmetic of what `polybound.certificates.expansion` computes in float64."""
+"""Enclosures in ball arithmetic of what `polybound.certificates.expansion` and `second` compute in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Enclosures", "Expansion"]
 
 @dataclass(frozen=True)
 class Expansion:
-    """Balls of everything that `polybound.certificates.expansion` defines, over one box and for one rival."""
+    """Balls of everything that `expansion` and `second` define, over one box and for one rival."""
 
     g0: Arb
     G: Vector
