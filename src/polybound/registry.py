@@ -19,6 +19,7 @@ __all__ = [
     "check_start",
     "check_text",
     "check_whole",
+    "norm_name",
     "shown",
     "start_epoch",
 ]
@@ -177,6 +178,17 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuse anything but one of a few words."""
     if value not in choices:
         raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def norm_name(norm: object) -> str:
+    """A norm by its name, "inf" or "2"; the number will do.
+
+    >>> norm_name(2), norm_name("inf"), norm_name(float("inf"))
+    ('2', 'inf', 'inf')
+    """
+    name = str(norm).removesuffix(".0")
+    check_choice("norm", name, ("inf", "2"))
+    return name
 
 
 def check_text(name: str, value: object) -> None:

@@ -18,7 +18,7 @@ from polybound.attacks.protocol import check_domain, check_protocol, clip_range
 from polybound.attacks.random_numbers import GROUP, ImageRandom, RandomNumbers
 from polybound.attacks.settings import setting_text
 from polybound.errors import PolyboundError
-from polybound.registry import check_choice, check_number
+from polybound.registry import check_number, norm_name
 
 __all__ = ["Attack", "climb", "first_success"]
 
@@ -79,7 +79,7 @@ class Attack(ABC):
 
     def __post_init__(self) -> None:
         check_number("eps", self.eps)
-        check_choice("norm", self.norm, ("inf", "2"))
+        object.__setattr__(self, "norm", norm_name(self.norm))
 
     @abstractmethod
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:

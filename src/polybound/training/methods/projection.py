@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from polybound.constraints import Projection
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.registry import check_choice, check_start, check_whole, shown
+from polybound.registry import check_choice, check_start, check_whole, norm_name, shown
 from polybound.training.methods.base import Method, Plain, register_method
 
 __all__ = ["ProjectAfterStep", "Projected", "projection_kind"]
@@ -42,7 +42,7 @@ class Projected(Method):
     start: int | float = 0.5
 
     def __post_init__(self) -> None:
-        check_choice("norm", self.norm, ("inf", "2"))
+        object.__setattr__(self, "norm", norm_name(self.norm))
         check_choice("on", self.on, ("weights", "operator", "product"))
         check_whole("every", self.every)
         check_start("start", self.start)
