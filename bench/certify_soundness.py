@@ -351,14 +351,17 @@ def campaign(
     cases: int, images: int = 8000, budget: float = 0.01, seed: int = 0, norm: str = "inf", blind: bool = False
 ) -> Counter[str]:
     """Networks from a seed on, until there are so many cases; prints the counts now and then."""
-    ladder.IMAGES = 8192  # the networks are tiny
     found = Campaign(norm, images, budget)
-    while found.counts["cases"] < cases:
-        with without_attacks() if blind else nullcontext():
-            found.network(seed)
-        seed += 1
-        if seed % 50 == 0:
-            print(json.dumps(dict(found.counts)), flush=True)
+    usual, ladder.IMAGES = (ladder.IMAGES, slopes.LARGE), 8192  # the networks are tiny
+    try:
+        while found.counts["cases"] < cases:
+            with without_attacks() if blind else nullcontext():
+                found.network(seed)
+            seed += 1
+            if seed % 50 == 0:
+                print(json.dumps(dict(found.counts)), flush=True)
+    finally:
+        ladder.IMAGES, slopes.LARGE = usual
     return found.counts
 
 

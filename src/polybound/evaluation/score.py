@@ -108,7 +108,7 @@ def read_radius(radius: float | str) -> tuple[float, str]:
     except ValueError:
         eps = inf
     if not 0 <= eps < inf or norm not in ("", "inf", "2"):
-        raise PolyboundError(f"a radius to certify is a number, or a text like 0.5:norm=2; got {radius!r}")
+        raise PolyboundError(f"eps to certify is a number, or a text like 0.5:norm=2; got {radius!r}")
     return eps, norm or "inf"
 
 
