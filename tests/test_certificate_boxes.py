@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, ccps, convs, ncps, randomise, seeds
-from polybound.certificates import check_file, files, save_certificates
+from polybound.certificates import check_file, save_certificates
+from tampering import refused
 
 pytest.importorskip("flint")
 
@@ -50,16 +51,6 @@ def proven(request, tmp_path_factory):
     assert found.count("verified") > 3 and found.count("falsified") > 3 and found.count("undecided") == 0
     assert all((request.param in entry) and isinstance(entry[request.param], list) for entry in content["images"])
     return model, content, request.param
-
-
-def refused(tmp_path, model, content, message):
-    """The content, with its digest made to fit again, is refused by the proof itself."""
-    content.pop("digest")
-    content["digest"] = files._digest(content)
-    path = tmp_path / "tampered.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(pb.PolyboundError, match=message):
-        check_file(path, model)
 
 
 def entries(content, status):

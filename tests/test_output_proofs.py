@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from networks import F64, ccps, convs, ncps, randomise, seeds
-from polybound.certificates import files
 from polybound.certificates.files import check_file, save_certificates
+from tampering import refused
 
 pytest.importorskip("flint")
 
@@ -90,16 +90,6 @@ def proven(request, tmp_path_factory):
     words = ("split", "box", "lowest_at") + (("trust", "cap", "outside") if request.param == "2" else ("monotone",))
     assert all(f'"{word}"' in text for word in words)
     return path, model, json.loads(text)
-
-
-def refused(tmp_path, model, content, message):
-    """The content, with its digest made to fit again, is refused by the proof itself."""
-    content.pop("digest")
-    content["digest"] = files._digest(content)
-    path = tmp_path / "tampered.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(pb.PolyboundError, match=message):
-        check_file(path, model)
 
 
 def all_steps(content):
