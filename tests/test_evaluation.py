@@ -429,8 +429,8 @@ def test_intervals_and_certificates_of_l2_balls():
     for options, message in (
         ({"intervals": 1}, "certify="),
         ({"certify": ["0.2:norm=1"]}, "0.5:norm=2"),
-        ({"certify": ["near"]}, "radius to certify"),
-        ({"certify": [-0.1]}, "radius to certify"),
+        ({"certify": ["near"]}, "eps to certify"),
+        ({"certify": [-0.1]}, "eps to certify"),
         ({"certify": [0.1], "intervals": 1, "defence": "gaussian"}, "denoiser"),
     ):
         with pytest.raises(pb.PolyboundError, match=message):
