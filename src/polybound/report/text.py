@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from textwrap import fill
 
 from polybound.report.elements import Table
 
@@ -31,7 +32,8 @@ def to_markdown(table: Table) -> str:
             lines.append(f"| **{_markdown(headings[number])}** |{' |' * (len(header) - 1)}")
         cells = [_cell(table, number, place, _markdown(cell), "**", "**") for place, cell in enumerate(row)]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, *(f"\n{_markdown(note)}" for note in table.notes)])
+    notes = (fill(_markdown(note), 118, break_long_words=False, break_on_hyphens=False) for note in table.notes)
+    return "\n".join([*lines, *(f"\n{note}" for note in notes)])
 
 
 def _cell(table: Table, row: int, column: int, text: str, before: str, after: str) -> str:
