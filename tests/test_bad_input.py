@@ -210,5 +210,5 @@ def test_a_norm_may_be_a_number():
     """`--set norm=2` reads a number; it is the same spec."""
     one, other = (pb.training.Recipe.of(method="projection", bound=1.0, norm=norm) for norm in (2, "2"))
     assert one == other and one.method.norm == "2"
-    with pytest.raises(pb.PolyboundError, match="norm must be one of inf, 2, got '3'"):
+    with pytest.raises(pb.PolyboundError, match="norm must be 'inf' or '2', got 3"):
         pb.training.Recipe.of(method="projection", bound=1.0, norm=3)

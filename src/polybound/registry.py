@@ -187,7 +187,8 @@ def norm_name(norm: object) -> str:
     ('2', 'inf', 'inf')
     """
     name = str(norm).removesuffix(".0")
-    check_choice("norm", name, ("inf", "2"))
+    if name not in ("inf", "2"):
+        raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
     return name
 
 

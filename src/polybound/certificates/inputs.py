@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from polybound.certificates.boxes import Domain, Sides, box_around
 from polybound.certificates.network import Network
 from polybound.errors import PolyboundError
+from polybound.registry import norm_name
 
 __all__ = [
     "Boxes",
@@ -176,9 +176,7 @@ def checked_method(method: str, allowed: Sequence[str], budget: float) -> None:
 
 def checked_norm(norm: str | float, box: object, method: str) -> str:
     """The norm as "inf" or "2"; what there is for boxes only is refused for l_2 balls."""
-    name = {2.0: "2", inf: "inf"}.get(norm) if isinstance(norm, (int, float)) else norm
-    if name not in ("inf", "2"):
-        raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
+    name = norm_name(norm)
     if name == "2" and box is not None:
         raise PolyboundError("the sides of a box say nothing about an l_2 ball; pass eps")
     if name == "2" and method in ("crown", "zonotope", "interval"):

@@ -15,7 +15,7 @@ from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
 from polybound.errors import PolyboundError
 from polybound.models import Block, PolynomialNetwork
-from polybound.registry import shown
+from polybound.registry import norm_name, shown
 from polybound.theory import torus_norm
 
 __all__ = ["Projection"]
@@ -63,18 +63,17 @@ class Projection:
         norm: Literal["inf", "2"] | float = "inf",
         on: Target = "weights",
     ) -> None:
-        if str(norm) not in ("inf", "2", "2.0"):
-            raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
+        name = norm_name(norm)
         if on not in ("weights", "operator", "product"):
             raise PolyboundError(f"on must be 'weights', 'operator' or 'product', got {on!r}")
-        if on != "weights" and str(norm) != "inf":
+        if on != "weights" and name != "inf":
             raise PolyboundError(f"on={on!r} goes with norm='inf'")
-        self.model, self._options = model, f"norm={str(norm)!r}, on={on!r}"
+        self.model, self._options = model, f"norm={name!r}, on={on!r}"
         blocks = self._blocks()
         if on == "product" and not any(block.coupled for block in blocks):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
         kinds = [
-            _Product if on == "product" and block.coupled else (_Rows if str(norm) == "inf" else _Spectral)
+            _Product if on == "product" and block.coupled else (_Rows if name == "inf" else _Spectral)
             for block in blocks
         ]
         names = [kind.names_of(block) for kind, block in zip(kinds, blocks, strict=True)]

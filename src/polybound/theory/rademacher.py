@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
+from polybound.registry import norm_name
 from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.result import Bound, number
 from polybound.theory.rounding import outward, product
@@ -54,9 +55,7 @@ def rademacher(
     >>> float(pb.rademacher(model, n=60000, formula="sharper")) < float(pb.rademacher(model, n=60000))
     True
     """
-    p = {"inf": inf, "2": 2.0}.get(str(norm).removesuffix(".0"))
-    if p is None:
-        raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
+    p = float(norm_name(norm))
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise PolyboundError(f"n must be a whole number of at least 1, got {n!r}")
     if formula not in ("paper", "sharper"):
