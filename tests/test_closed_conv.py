@@ -13,8 +13,8 @@ from polybound.attacks import Classifier
 from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
 from polybound.models.closed_conv import ClosedConvCCP
-from polybound.training import Callback, Trainer, WeightDecay
-from polybound.training.engine import AutogradEngine, ClosedEngine, engine_for
+from polybound.training import Callback, JacobianPenalty, Trainer, WeightDecay
+from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, engine_for
 from polybound.training.random import StepRandom
 
 PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "pool": (2, 3)}
@@ -84,6 +84,45 @@ def test_any_network_of_images(model, groups, cache, seed):
     check(model, ClosedConvCCP(model, cache), min(groups, model.runs or 1), seed=seed)
 
 
+def check_rows(model, form, groups, directions, batch=5, seed=0):
+    """For a loss of logits and rows, `<d, logits> + sum of w rows^2`: autograd differentiates twice."""
+    runs = model.runs or 1
+    x = inputs(model, groups, batch, seed)
+    own = x.repeat_interleave(runs // groups, 0).requires_grad_()
+    with layers():
+        logits = model(own if model.runs else own[0])
+    logits = logits if model.runs else logits.unsqueeze(0)
+    generator = torch.Generator().manual_seed(seed)
+    d = torch.randn(logits.shape, dtype=F64, generator=generator)
+    v = torch.randn(runs, directions, *logits.shape[1:], dtype=F64, generator=generator)
+    rows = torch.stack([torch.autograd.grad(logits, own, each, create_graph=True)[0] for each in v.unbind(1)], 1)
+    w = torch.rand(rows.shape, dtype=F64, generator=generator)
+    wanted = torch.autograd.grad((d * logits).sum() + (w * rows.square()).sum(), list(model.parameters()))
+
+    form.logits(x)
+    found = form.rows(v.mT)
+    close(found, rows.detach())
+    r = 2 * w * found
+    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients_by_rows(d.mT, r, x)}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    form.update_by_rows_(d.mT, r, x, 0.1, decay=0.3)
+    for old, new, gradient in zip(before, model.parameters(), wanted, strict=True):
+        close(gradients[new.data_ptr()].reshape(old.shape), gradient)
+        close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
+
+
+@given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), st.sampled_from([1, 3]), seeds)
+def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, cache, directions, seed):
+    check_rows(model, ClosedConvCCP(model, cache), min(groups, model.runs or 1), directions, seed=seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("runs", [None, 2])
+def test_rows_of_pn_conv(shape, runs):
+    model = pb.paper_model("pn-conv", shape, rank=4, runs=runs, seed=0 if runs is None else [0, 1], dtype=F64)
+    check_rows(randomise(model, 1, 0.2), closed_form(model), 1, 1, batch=3)
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize("runs", [None, 2])
 def test_pn_conv(shape, runs):
@@ -130,13 +169,16 @@ def test_a_run_in_a_stack_is_the_run_alone():
         torch.testing.assert_close(closed_form(stack.run(run)).logits(x)[0], logits[run], rtol=1e-5, atol=1e-6)
 
 
+METHODS = [WeightDecay(0.01), JacobianPenalty(0.1), JacobianPenalty(0.1, "exact")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
 @pytest.mark.parametrize(("runs", "groups"), [(None, 1), (4, 1), (4, 2)])
-def test_a_step_is_that_of_autograd(runs, groups):
+def test_a_step_is_that_of_autograd(runs, groups, method):
     seed = 0 if runs is None else range(4)
     models = [pb.ConvCCP((1, 12, 12), runs=runs, seed=seed, dtype=F64, **PN_CONV) for _ in range(2)]
-    decay = WeightDecay(0.01)
-    engines = engine_for(models[0], decay), AutogradEngine(models[1], decay)
-    assert isinstance(engines[0], ClosedEngine)
+    engines = engine_for(models[0], method), AutogradEngine(models[1], method)
+    assert type(engines[0]) is (RowsEngine if method.own_loss else ClosedEngine)
     x = inputs(models[0], groups, 6, 0)
     y = torch.randint(4, (groups, 6), generator=torch.Generator().manual_seed(0))
     with layers():

@@ -4,7 +4,7 @@ from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, stack
 from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
-from polybound.models.closed_forms import ClosedCCP, ClosedForm, closed_form, has_closed_form
+from polybound.models.closed_forms import ClosedForm, RowsForm, closed_form, has_closed_form
 from polybound.models.conv import ConvCCP
 from polybound.models.examples import EXAMPLES, example, example_origin
 from polybound.models.factors import Factors, lift
@@ -20,7 +20,6 @@ __all__ = [
     "Affine",
     "Block",
     "Chain",
-    "ClosedCCP",
     "ClosedForm",
     "Conv",
     "ConvCCP",
@@ -30,6 +29,7 @@ __all__ = [
     "ModelBuilder",
     "PolynomialNetwork",
     "Pool",
+    "RowsForm",
     "closed_form",
     "example",
     "example_origin",

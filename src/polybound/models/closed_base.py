@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["ClosedForm", "Slopes"]
+__all__ = ["ClosedForm", "RowsForm", "Slopes"]
 
 Slopes = Callable[[Tensor, slice, slice], Tensor]
 """A loss by its derivative: from logits (runs, classes, samples), and which runs and samples these are."""
@@ -56,3 +56,20 @@ class ClosedForm(ABC):
     def descend_(self, x: Tensor, slopes: Slopes, rate: float, decay: float = 0.0) -> None:
         """As `logits` and `update_`, for a loss that may be asked for in parts."""
         self.update_(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x, rate, decay)
+
+
+class RowsForm(ClosedForm):
+    """What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients here."""
+
+    @abstractmethod
+    def rows(self, v: Tensor) -> Tensor:
+        """`v^T J(x)`, (E, D, batch, columns), for D directions v of every input's logits, (E, D, classes, batch)."""
+
+    @abstractmethod
+    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """As `gradients`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
+
+    def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+        """As `update_`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
+        for parameter, gradient in self.gradients_by_rows(d, r, x):
+            parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)

@@ -20,10 +20,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from polybound.models.closed_base import ClosedForm, Slopes
+from polybound.models.closed_base import RowsForm, Slopes
 from polybound.models.conv import ConvCCP
 from polybound.models.conv_geometry import levels
 from polybound.models.conv_kernels import Kernels
+from polybound.models.conv_tangents import Tangents
 from polybound.models.conv_tape import Block, Layout, Tape
 from polybound.models.conv_unfold import Folded, Unfolded
 
@@ -37,7 +38,7 @@ KEPT = 128_000_000
 """Bytes of factors that `logits` keeps for `input_gradient`; where there are more, they are computed again."""
 
 
-class ClosedConvCCP(ClosedForm):
+class ClosedConvCCP(RowsForm):
     """`y_n = h_n y_(n-1)`, pooled here and there, so `dh_n = dy_n y_(n-1)` and `dy_(n-1) = dy_n h_n`.
 
     Args:
@@ -69,6 +70,7 @@ class ClosedConvCCP(ClosedForm):
         self._unfolded: dict[int, Unfolded] = {}
         self._folded: dict[int, Folded] = {}
         self._tapes: dict[tuple[int, int, int], Tape] = {}
+        self._tangents: dict[int, tuple[Tangents, Unfolded]] = {}
         self._kept: list[tuple[_Tile, slice, Tape]] | None = None
         self._all_tiles: dict[tuple[int, int], _Tile] = {}
 
@@ -136,7 +138,33 @@ class ClosedConvCCP(ClosedForm):
             tape = self._tape(images.n, tile.size, 0)
             tile.collect(images, tape, slopes(tile.forward(images, tape), tile.runs, samples))
         for tile in tiles:
-            tile.write_gradients(found)
+            tile.write_gradients(found, swapped=self.layout.swapped)
+
+    def rows(self, v: Tensor) -> Tensor:
+        self._v = v
+        return torch.stack([self.input_gradient(each) for each in v.unbind(1)], 1)
+
+    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
+
+        So a pass of tangents forward, and back through both; see `conv_tangents`.
+        """
+        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
+        self._kept = None  # the tapes are used for something else now
+        tiles = self._tiles(len(x), 1)
+        for tile in tiles:
+            tile.clear()
+        for tile, samples, images in self._parts(x, tiles):
+            tangents, directions = self._moving(images.n)
+            for number, v in enumerate(self._v[tile.runs].unbind(1)):
+                tile.forward(images, tangents.still)
+                directions.fill(r[tile.runs.start, number, samples])
+                tile.move(directions, tangents)
+                by_logits = d[tile.runs, :, samples] if number == 0 else None
+                tile.collect_moving(images, directions, tangents, by_logits, v[..., samples])
+        for tile in tiles:
+            tile.write_gradients(found, swapped=False)
+        return [(self.parameters[name], gradient) for name, gradient in found.items()]
 
     def _images_of(self, batch: int) -> int:
         """How many images to take at a time: equal parts that fit into the cache."""
@@ -174,10 +202,17 @@ class ClosedConvCCP(ClosedForm):
     def _images(self, n: int) -> Unfolded:
         if n not in self._unfolded:
             if len(self._unfolded) > 1:  # a batch has at most two sizes of parts
-                for memory in (self._unfolded, self._folded, self._tapes):
+                for memory in (self._unfolded, self._folded, self._tapes, self._tangents):
                     memory.clear()
             self._unfolded[n] = Unfolded(self.levels, self.shape, n, self.parameters["K"])
         return self._unfolded[n]
+
+    def _moving(self, n: int) -> tuple[Tangents, Unfolded]:
+        """Memory for tangents of n images and for the directions in which they move."""
+        if n not in self._tangents:
+            directions = Unfolded(self.levels, self.shape, n, self.parameters["K"], constant=0.0)
+            self._tangents[n] = Tangents(self._tape(n, 1, 0)), directions
+        return self._tangents[n]
 
     def _tape(self, n: int, size: int, number: int) -> Tape:
         key = n, size, number
@@ -226,49 +261,82 @@ class _Tile:
 
     def forward(self, images: Unfolded, tape: Tape) -> Tensor:
         """Logits (e, classes, n)."""
+        for number, place in self._multiply(images, tape):
+            for operation, inputs, out in tape.blocks[number][place].forward:
+                operation(*inputs, out=out)
+        return torch.baddbmm(self.beta, self.Q, tape.finish())
+
+    def _multiply(self, images: Unfolded, tape: Tape) -> Iterator[tuple[int, int]]:
+        """The factors of the images, block by block: the number of its level, and its place there."""
         for number, level in enumerate(self.form.levels):
             if level.wide:
                 torch.bmm(self.kernels.lines[number].mT, images.lines[number], out=tape.strips[number])
             kernels, windows = self.across[number], images.windows[number]
-            for block in tape.blocks[number]:
-                for r, (row, _) in enumerate(block.rows, block.first):
+            for place, block in enumerate(tape.blocks[number]):
+                for r, (row, _) in enumerate(block.rows, block.part.start):
                     torch.mm(kernels[r], windows[r], out=row)
-                for operation, inputs, out in block.forward:
-                    operation(*inputs, out=out)
-        tape.last.copy_(tape.products[self.form.degree].view(tape.last.shape))
-        if self.form.degree in self.form.pool:
-            tape.y.mul_(0.25)
-        return torch.baddbmm(self.beta, self.Q, tape.y)
+                block.correct()
+                yield number, place
 
     def backward(self, tape: Tape, d: Tensor) -> Iterator[tuple[int, Block]]:
         """From the logits' gradient d, (e, classes, n), that of all factors, in their place, block by block."""
-        slope = torch.bmm(self.Q.mT, d).view(tape.by_units).permute(2, 0, 1, 3, 4)
-        torch.mul(slope, 0.25 if self.form.degree in self.form.pool else 1.0, out=tape.slope)
+        tape.begin(torch.bmm(self.Q.mT, d))
         for number in range(len(self.form.levels) - 1, -1, -1):
             for block in tape.blocks[number]:
                 for operation, inputs, out in block.backward:
                     operation(*inputs, out=out)
                 for into, source in block.copies:
                     into.copy_(source)
+                block.split()
                 yield number, block
 
     def collect(self, images: Unfolded, tape: Tape, d: Tensor) -> None:
         """Add the gradients by the kernels and by C, for the logits' gradient d of some images."""
-        _, of_lines, of_rows, of_Q, of_beta = self.collected
+        *_, of_Q, of_beta = self.collected
         of_Q.baddbmm_(d, tape.y.mT)
         of_beta += d.sum(-1, keepdim=True)
         for number, block in self.backward(tape, d):
-            kernels, windows = of_rows[number], images.windows[number]
-            for r, (_, row) in enumerate(block.rows, block.first):
-                kernels[r].addmm_(windows[r], row)
+            self._collect_rows(number, block, images)
+        self._collect_lines(tape, images)
+
+    def _collect_rows(self, number: int, block: Block, images: Unfolded) -> None:
+        kernels, windows = self.collected[2][number], images.windows[number]
+        for r, (_, row) in enumerate(block.rows, block.part.start):
+            kernels[r].addmm_(windows[r], row)
+
+    def _collect_lines(self, tape: Tape, images: Unfolded) -> None:
         for number, level in enumerate(self.form.levels):
             if level.wide:
-                of_lines[number].baddbmm_(images.lines[number], tape.strips[number].mT)
+                self.collected[1][number].baddbmm_(images.lines[number], tape.strips[number].mT)
 
-    def write_gradients(self, into: dict[str, Tensor]) -> None:
-        """Put the gradients by the parameters of these runs into those of all."""
+    def move(self, directions: Unfolded, tangents: Tangents) -> None:
+        """The derivatives of all products as the images of the last `forward` move in these directions."""
+        for number, place in self._multiply(directions, tangents.moving):
+            tangents.forward(number, place)
+        tangents.moving.finish()
+
+    def collect_moving(
+        self, images: Unfolded, directions: Unfolded, tangents: Tangents, d: Tensor | None, v: Tensor
+    ) -> None:
+        """As `collect`, of `<d, logits> + <v, the logits' derivative in the directions>`; without d, of the latter."""
+        *_, of_Q, of_beta = self.collected
+        if d is not None:
+            of_Q.baddbmm_(d, tangents.still.y.mT)
+            of_beta += d.sum(-1, keepdim=True)
+        of_Q.baddbmm_(v, tangents.moving.y.mT)
+        tangents.moving.begin(torch.bmm(self.Q.mT, v))
+        tangents.still.begin(torch.bmm(self.Q.mT, torch.zeros_like(v) if d is None else d))
+        for number in range(len(self.form.levels) - 1, -1, -1):
+            for still, moving in tangents.backward(number):
+                self._collect_rows(number, still, images)
+                self._collect_rows(number, moving, directions)
+        self._collect_lines(tangents.still, images)
+        self._collect_lines(tangents.moving, directions)
+
+    def write_gradients(self, into: dict[str, Tensor], *, swapped: bool) -> None:
+        """Put the gradients by the parameters of these runs into those of all; `swapped` as `backward` left them."""
         rows, lines, _, of_Q, of_beta = self.collected
-        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], self.form.layout.swapped)
+        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], swapped)
         into["C"][self.runs, :, :-1] = of_Q
         into["C"][self.runs, :, -1:] = of_beta
         if "P" in into:
@@ -281,7 +349,7 @@ class _Tile:
         folded.clear()
         for number, block in self.backward(tape, d):
             kernels, windows = rows[number], folded.windows[number]
-            for r, (row, _) in enumerate(block.rows, block.first):
+            for r, (row, _) in enumerate(block.rows, block.part.start):
                 windows[r].addmm_(kernels[r], row)
         for number, level in enumerate(self.form.levels):
             if level.wide:

@@ -20,12 +20,12 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
-from polybound.models.closed_base import ClosedForm
+from polybound.models.closed_base import ClosedForm, RowsForm
 from polybound.models.closed_conv import ClosedConvCCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 
-__all__ = ["ClosedCCP", "ClosedForm", "closed_form", "has_closed_form"]
+__all__ = ["ClosedForm", "RowsForm", "closed_form", "has_closed_form"]
 
 _NOTHING = 1e-20
 """A gradient that cannot move a weight."""
@@ -116,11 +116,10 @@ class _ClosedDense(ClosedForm):
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
-class ClosedCCP(_ClosedDense):
+class ClosedCCP(_ClosedDense, RowsForm):
     """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
 
-    What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients in `rows` and
-    `update_by_rows_`: a forward pass of tangents and one more backward pass.
+    A loss of the rows of the Jacobian takes a forward pass of tangents and one more backward pass.
     """
 
     def __init__(self, model: CCP) -> None:
@@ -157,10 +156,7 @@ class ClosedCCP(_ClosedDense):
         return factors
 
     def rows(self, v: Tensor) -> Tensor:
-        """`v^T J(x)`, (E, D, batch, columns), for D directions of the logits for every input, (E, D, classes, batch).
-
-        With `q = Q^T v` and the factors h, that is the sum over i of `q prod_(j != i) h_j` times the rows of `V_i`.
-        """
+        """With `q = Q^T v` and the factors h, the sum over i of `q prod_(j != i) h_j` times the rows of `V_i`."""
         runs, directions, classes, batch = v.shape
         self.v = v.transpose(1, 2).reshape(runs, classes, -1)
         self.q = torch.bmm(self.C[..., : self.rank].transpose(1, 2), self.v).view(runs, self.rank, directions, batch)
@@ -172,12 +168,10 @@ class ClosedCCP(_ClosedDense):
         return torch.bmm(self.slopes.transpose(1, 2), weight).view(runs, directions, batch, -1)
 
     def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
-        """As `update_`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
         self._update_(*self._backward_by_rows(d, r), x, rate, decay)
         self.weight.view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2), alpha=-rate)
 
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """As `gradients`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
         pairs = self._gradients(*self._backward_by_rows(d, r), x)
         pairs[0][1].view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2))
         return pairs

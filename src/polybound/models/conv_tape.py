@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polybound.models.conv_geometry import Level
 
-__all__ = ["Block", "Layout", "Tape"]
+__all__ = ["Block", "Layout", "Operation", "Tape", "spread"]
 
 Operation = tuple[Callable[..., Tensor], tuple[Tensor, ...], Tensor]
 """A function of tensors with an argument `out`, its inputs, and where to put the result."""
@@ -53,11 +53,21 @@ class Block:
     """Some rows of a level: few enough that their factors stay in the nearest cache until they are used."""
 
     rows: list[tuple[Tensor, Tensor]]  # of the factors, (F e channels, columns n), and the same transposed
-    first: int
-    last: int
+    part: slice  # which rows these are
+    corrected: list[tuple[Tensor, Tensor]]  # columns of the factors, and what strips add to them
     forward: list[Operation]
     backward: list[Operation]
-    copies: list[tuple[Tensor, Tensor]]  # after that, of corrected columns into their strips
+    copies: list[tuple[Tensor, Tensor]]  # after that
+
+    def correct(self) -> None:
+        """Add the strips to the columns."""
+        for column, strip in self.corrected:
+            column.add_(strip)
+
+    def split(self) -> None:
+        """The gradients by the strips: those by the columns."""
+        for column, strip in self.corrected:
+            strip.copy_(column)
 
 
 class Tape:
@@ -72,7 +82,9 @@ class Tape:
     """
 
     def __init__(self, layout: Layout, n: int, size: int) -> None:
-        self.n, self.layout, self.units, self.like = n, layout, size * layout.channels, layout.like
+        self.n, self.size, self.layout, self.like = n, size, layout, layout.like
+        self.units = size * layout.channels
+        self.factors: dict[int, Tensor] = {}  # (rows, e channels, columns n)
         self.products: dict[int, Tensor] = {}  # after so many factors, pooled if that is where
         self.slopes: dict[int, Tensor] = {}
         self.strips: list[Tensor] = []
@@ -87,6 +99,7 @@ class Tape:
         rows, columns, layout = level.rows.positions, level.columns.positions, self.layout
         h = self.like.new_empty(rows, level.count, self.units, columns * self.n)
         each = dict(enumerate(h.unbind(1), level.factors.start + 1))
+        self.factors |= each
         half = self.like.new_empty(rows // 2, self.units, columns * self.n)
         for n in each:
             pooled = n in layout.pool
@@ -102,17 +115,25 @@ class Tape:
         blocks = []
         for first in range(0, rows, step):
             part = slice(first, min(first + step, rows))
-            columns_here = [(column[part], strip[part]) for column, strip in pairs]
-            forward: list[Operation] = [(torch.add, pair, pair[0]) for pair in columns_here]
-            block = Block(views[part], part.start, part.stop, forward, [], [])
-            self._forward(block, each, half, part)
-            self._backward(block, each, part)
-            block.copies += [(strip, column) for column, strip in columns_here]
+            block = Block(views[part], part, [(column[part], strip[part]) for column, strip in pairs], [], [], [])
+            self._forward(block, each, half)
+            self._backward(block, each)
             blocks.append(block)
         return blocks
 
-    def _forward(self, block: Block, each: dict[int, Tensor], half: Tensor, part: slice) -> None:
+    def finish(self) -> Tensor:
+        """Put the last product into y."""
+        self.last.copy_(self.products[self.layout.degree].view(self.last.shape))
+        return self.y.mul_(0.25) if self.layout.degree in self.layout.pool else self.y
+
+    def begin(self, dy: Tensor) -> None:
+        """Take the gradient by y, (e, units, n)."""
+        dy = dy.view(self.by_units).permute(2, 0, 1, 3, 4)
+        torch.mul(dy, 0.25 if self.layout.degree in self.layout.pool else 1.0, out=self.slope)
+
+    def _forward(self, block: Block, each: dict[int, Tensor], half: Tensor) -> None:
         """`y_n = h_n y_(n-1)`; where a pooling follows, sums of two rows of the product, and then of two columns."""
+        part = block.part
         for n, factor in each.items():
             even, odd = slice(part.start, part.stop, 2), slice(part.start + 1, part.stop, 2)
             halved, y = half[part.start // 2 : part.stop // 2], self.products[n]
@@ -128,30 +149,36 @@ class Tape:
             elif before is not None:
                 block.forward.append((torch.mul, (factor[part], before[part]), y[part]))
 
-    def _backward(self, block: Block, each: dict[int, Tensor], part: slice) -> None:
+    def _backward(self, block: Block, each: dict[int, Tensor]) -> None:
         """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter in the place of h_n.
 
         The gradient by the second factor comes in the place of the first and the other way round, where there is no
         pooling in between: each is multiplied with the same, and nothing is moved.
         """
+        part = block.part
         for n in sorted(each, reverse=True):
             pooled = n in self.layout.pool
-            slope = self.slopes[n]
-            slope = slope[part.start // 2 : part.stop // 2, None, :, None] if pooled else slope[part]
-            factor = _spread(each[n][part], pooled)
+            slope = self.slope_of(n, part)
+            factor = spread(each[n][part], pooled)
             if n == 2 and self.layout.swapped:
-                first = _spread(each[1][part], pooled)
+                first = spread(each[1][part], pooled)
                 block.backward += [(torch.mul, (first, slope), first), (torch.mul, (factor, slope), factor)]
                 return
             if n == 1:
                 block.copies.append((factor, slope))
                 return
-            before = _spread(self.products[n - 1][part], pooled)
-            into = _spread(self.slopes[n - 1][part], pooled)
+            before = spread(self.products[n - 1][part], pooled)
+            into = spread(self.slopes[n - 1][part], pooled)
             block.backward += [(torch.mul, (slope, factor), into), (torch.mul, (slope, before), factor)]
 
+    def slope_of(self, n: int, part: slice) -> Tensor:
+        """The gradient by y_n as some rows of the factor see it, with dimensions of 1 for a pooling in between."""
+        if n not in self.layout.pool:
+            return self.slopes[n][part]
+        return self.slopes[n][part.start // 2 : part.stop // 2, None, :, None]
 
-def _spread(t: Tensor, pooled: bool) -> Tensor:
+
+def spread(t: Tensor, pooled: bool) -> Tensor:
     """(rows, units, length) with a dimension for the two rows, and one for the two columns, that a pooling adds."""
     if not pooled:
         return t

@@ -13,13 +13,23 @@ __all__ = ["Folded", "Unfolded"]
 class Unfolded:
     """n images, rows of the image first and images last; memory that is filled again for the next n images.
 
+    Args:
+        levels: of the network.
+        shape: of an image.
+        n: how many images.
+        like: a tensor of the right type and device.
+        constant: what multiplies the constants of the factors: 1, or 0 for directions, which see the linear part alone.
+
     Attributes:
         windows: for each level, the window of V that each row of its factors sees, (depth, columns n).
         lines: for each level, the lines that corrections of columns see, (2, depth, rows n).
     """
 
-    def __init__(self, levels: list[Level], shape: tuple[int, ...], n: int, like: Tensor) -> None:
+    def __init__(
+        self, levels: list[Level], shape: tuple[int, ...], n: int, like: Tensor, constant: float = 1.0
+    ) -> None:
         self.n, (self.inputs, self.height, self.width) = n, shape
+        self.constant = constant
         self.reach = levels[0].rows.reach
         right = max(level.columns.place(level.columns.positions - 1, level.U) for level in levels)
         below = max(level.rows.place(level.rows.positions - 1, level.U) for level in levels)
@@ -31,7 +41,7 @@ class Unfolded:
         self.windows: list[list[Tensor]] = []
         self.lines: list[Tensor] = []
         for level in levels:
-            V = like.new_ones(level.depth, level.columns.positions * n)
+            V = like.new_full((level.depth, level.columns.positions * n), constant)
             self.windows.append([V[first:last] for first, last, *_ in level.windows])
             self.copies += self._columns(level, V)
             L = self._constant_lines(level)
@@ -65,9 +75,9 @@ class Unfolded:
         """Lines, all of them zero but for those that are constant."""
         L = self.image.new_zeros(2, level.lines_depth, level.rows.positions, self.n)
         first = level.lines_depth - len(level.exceptional)
-        L[:, first - 1] = 1.0
+        L[:, first - 1] = self.constant
         for number, r in enumerate(level.exceptional):
-            L[:, first + number, r] = 1.0
+            L[:, first + number, r] = self.constant
         return L
 
     def _lines(self, level: Level, L: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models import CCP, ClosedCCP, PolynomialNetwork, closed_form, has_closed_form
+from polybound.models import CCP, ConvCCP, PolynomialNetwork, RowsForm, closed_form, has_closed_form
 from polybound.training.descent import Descent
 from polybound.training.distributed import sum_over_workers, workers
 from polybound.training.losses import CrossEntropy, Loss
@@ -30,7 +30,7 @@ def engine_for(
         return ClosedEngine(model, method, loss, descent)
     if method.bounds_network:
         return NetworkEngine(model, method, loss, descent)
-    if isinstance(model, CCP) and _has_closed_loss(type(method)):
+    if _has_closed_loss(type(method)) and has_closed_form(model) and isinstance(model, CCP | ConvCCP):
         return RowsEngine(model, method, loss, descent)
     return AutogradEngine(model, method, loss, descent)
 
@@ -140,9 +140,9 @@ class ClosedEngine(Engine):
 
 
 class RowsEngine(ClosedEngine):
-    """CCP by losses of the logits and of rows of the Jacobian, which the method has in closed form."""
+    """Losses of the logits and of rows of the Jacobian, which the method has in closed form."""
 
-    form: ClosedCCP
+    form: RowsForm
 
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
