@@ -191,15 +191,43 @@ def small():
 
 def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
     guess = estimate([small], tmp_path / "alone")
-    assert (guess.jobs, guess.runs, guess.done, guess.missing) == (3, 8, 0, ()) and guess.seconds > 0
+    assert (guess.jobs, guess.runs, guess.done, guess.missing) == (2, 8, 0, ()) and guess.seconds > 0
     sweep([small], tmp_path / "alone", workers=1)
     seen = []
     sweep([small], tmp_path / "two", workers=2, on_progress=lambda *state: seen.append(state))
-    assert seen[-1][:2] == (3, 3)
+    assert seen[-1][:2] == (2, 2)
     rows = experiment_scores(small, tmp_path / "alone").rows
     assert experiment_scores(small, tmp_path / "two").rows == rows
     assert len(rows) == 8 * 3
     assert estimate([small], tmp_path / "two").seconds == 0
+
+
+def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
+    def methods(experiment):
+        jobs = jobs_of(experiment, tmp_path, digests(None))
+        return [[spec.recipe.method.name for spec in job.specs] for job in jobs]
+
+    bounds = ["projection"] * 3
+    assert methods(small) == [["none", *bounds]] * 2
+    alone = [["none"] * 2, bounds, bounds]  # the seeds as one stack
+    assert methods(replace(small, defences=("median",))) == alone
+    assert methods(replace(small, recipes={"none": {"learning_rate": 0.5}})) == alone
+    spectral = methods(replace(small, projections=("spectral", "single")))
+    assert spectral == [bounds, bounds, ["none", *bounds], ["none", *bounds]]
+
+
+def test_jobs_that_share_a_run_share_a_lock(small, tmp_path):
+    def locks(**changes):
+        return [set(job.locks) for job in jobs_of(replace(small, **changes), tmp_path, digests(None))]
+
+    first, second = locks()
+    assert not first & second
+    (both,) = locks(methods=("none",))
+    assert both == first | second
+    for other in ({"methods": ("projection",)}, {"bounds": (2.0,)}, {"attacks": ("pgd-0.1-1-0.1",)}):
+        assert locks(**other) == [first, second]
+    for other in ({"methods": ("l2",)}, {"budget": 0.1}, {"models": ("pn-10",)}):
+        assert not set().union(*locks(**other)) & both
 
 
 def test_an_estimate_counts_a_run_once(small, tmp_path, monkeypatch):
@@ -212,13 +240,13 @@ def test_an_estimate_counts_a_run_once(small, tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("polybound.experiments.sweep"), "_cost", cost)
     other = replace(small, name="other", attacks=("pgd-0.1-1-0.1",))
     guess = estimate([small, other], tmp_path)
-    assert (guess.jobs, guess.runs) == (6, 8)
-    assert guess.seconds == 3.0  # the two seeds without a bound as one stack, and the bounds of each seed
-    assert sorted(len(specs) for specs in trained) == [2, 3]  # and stacks of one kind are measured once
+    assert (guess.jobs, guess.runs) == (4, 8)
+    assert guess.seconds == 2.0  # the bounds of each seed, and the run without one, as one stack
+    assert [len(specs) for specs in trained] == [4]  # and stacks of one kind are measured once
     wider = replace(other, bounds=(100.0, 1.0, 0.5, 0.25))
     trained.clear()
     assert estimate([small, wider], tmp_path).runs == 10
-    assert [len(specs) for specs in trained] == [2, 3, 1]  # of the wider one, the bound that the first has not
+    assert [len(specs) for specs in trained] == [4, 1]  # of the wider one, the bound that the first has not
 
 
 def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_path):

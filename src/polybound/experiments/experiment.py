@@ -17,7 +17,7 @@ from polybound.errors import PolyboundError
 from polybound.models import paper_rank
 from polybound.registry import check_choice, check_number
 from polybound.runs import DataSpec, ModelSpec, Spec
-from polybound.training import METHODS, Adversary, Method, Projected, Recipe
+from polybound.training import METHODS, Adversary, Method, Plain, Projected, Recipe
 
 __all__ = ["BOUNDS", "Experiment", "experiment_names", "find_experiment", "register_experiment"]
 
@@ -161,9 +161,11 @@ class Experiment:
         return tuple(range(recipe.method.begins + step, recipe.epochs, step))
 
     def stacks(self, digest: Callable[[str], str]) -> Iterator[list[Spec]]:
-        """The runs that train together: all bounds of a data set, model, rank, method, projection and seed.
+        """The runs that train together: all bounds of a data set, model, rank, projection and seed.
 
-        Where there are no bounds to stack, it is the seeds; but for convolutions, which gain nothing from it.
+        Where there are no bounds to stack, it is the seeds; but for convolutions, which gain nothing from it. What has
+        no bound at all trains with the bounds, if it can: it shares its first half with them, and all of it with those
+        that never bind.
 
         Args:
             digest: gives the digest of a data set by its name.
@@ -171,9 +173,9 @@ class Experiment:
         if self.kind in ("initial", "samples"):
             return  # nothing to train
         widths = [(model, rank) for model in self.models for rank in self.ranks or (paper_rank(model),)]
-        for dataset, (model, rank), method in product(self.datasets, widths, self.methods):
+        for dataset, (model, rank) in product(self.datasets, widths):
             data = DataSpec(dataset, digest(dataset), self.samples, self.validation)
-            for together in self.alternatives(method, model):
+            for together in self._groups(model):
                 specs = [
                     Spec(data, ModelSpec(model, rank), self.recipe_for(one), seed)
                     for seed in range(self.seeds)
@@ -181,6 +183,19 @@ class Experiment:
                 ]
                 size = len(specs) if len(together) == 1 and model != "pn-conv" else len(together)
                 yield from (specs[first : first + size] for first in range(0, len(specs), size))
+
+    def _groups(self, model: str) -> list[list[Method]]:
+        """All methods of a model, in groups that train together."""
+        groups = [group for method in self.methods for group in self.alternatives(method, model)]
+        plain = next((group for group in groups if isinstance(group[0], Plain)), None)
+        bounded = next(
+            (group for group in groups if isinstance(method := group[0], Projected) and method.kind == "single"), None
+        )
+        if plain is None or bounded is None or self.defences:  # which are put before plain models alone
+            return groups
+        if replace(self.recipe_for(plain[0]), method=bounded[0]) != self.recipe_for(bounded[0]):
+            return groups
+        return [plain + bounded if group is bounded else group for group in groups if group is not plain]
 
     def alternatives(self, name: str, model: str) -> Iterator[list[Method]]:
         """All that a method's name stands for here, in groups that train together."""
@@ -211,6 +226,10 @@ class Experiment:
     def specs(self, digest: Callable[[str], str]) -> list[Spec]:
         """All runs."""
         return [spec for specs in self.stacks(digest) for spec in specs]
+
+
+def _has_single_bound(method: Method) -> bool:
+    return isinstance(method, Projected) and method.kind == "single"
 
 
 def _fits(value: Any, hint: Any) -> bool:

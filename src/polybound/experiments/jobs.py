@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from polybound.errors import FileFormatError
 from polybound.evaluation import Row, questions_for
 from polybound.experiments.experiment import Experiment
 from polybound.runs import Run, Spec, address_of, evaluate_runs, train_together
+from polybound.training import Plain, Projected
 
 __all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "covers", "measurements"]
 
@@ -79,12 +81,16 @@ class StackJob:
     @property
     def key(self) -> str:
         """Jobs with the same key are the same."""
-        return self.lock + repr((self.measurements, self.earlier))
+        return address_of([spec.as_dict() for spec in self.specs]) + repr((self.measurements, self.earlier))
 
     @property
-    def lock(self) -> str:
-        """Jobs that train the same runs must not do so at once."""
-        return address_of([spec.as_dict() for spec in self.specs])
+    def locks(self) -> list[str]:
+        """Jobs that train the same runs must not do so at once; those of a seed, with any bounds or none, are one."""
+        found = set()
+        for spec in self.specs:
+            method = "bounds" if isinstance(spec.recipe.method, Plain | Projected) else spec.recipe.method.name
+            found.add(address_of(spec.as_dict() | {"method": method}))
+        return sorted(found)
 
     @property
     def name(self) -> str:
@@ -92,8 +98,10 @@ class StackJob:
         first = self.specs[0]
         seeds = {spec.seed for spec in self.specs}
         which = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {first.seed}"
-        bounds = f", {len(self.specs)} bounds" if len(seeds) < len(self.specs) else ""
-        return f"{first.data.name} {first.model.name} {first.recipe.method.name} {which}{bounds}"
+        methods = " and ".join(dict.fromkeys(spec.recipe.method.name for spec in self.specs))
+        count = sum(spec.recipe.method.name != "none" for spec in self.specs)
+        bounds = f", {count} bounds" if len(seeds) < len(self.specs) else ""
+        return f"{first.data.name} {first.model.name} {methods} {which}{bounds}"
 
     def trained(self, root: Path) -> bool:
         """Whether all models are there."""
@@ -142,9 +150,9 @@ class StudyJob:
         return self.file(Path()).name
 
     @property
-    def lock(self) -> str:
-        """As the key."""
-        return self.key
+    def locks(self) -> list[str]:
+        """The key alone."""
+        return [self.key]
 
     @property
     def name(self) -> str:
@@ -182,7 +190,9 @@ def carry_out(job: Job, root: Path, data_dir: Path | None) -> None:
         return
     folder = root / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{job.lock}.lock"):
+    with ExitStack() as held:
+        for name in job.locks:  # in order, so that no two workers wait for each other
+            held.enter_context(FileLock(folder / f"{name}.lock"))
         if not job.done(root):
             job.carry_out(root, data_dir)
 
