@@ -85,6 +85,7 @@ def test_plans_are_safe_and_within_the_tolerance(degree):
     scale = parameters.scales().level(plan.layout.depth) + parameters.output
     assert scale + np.log2(plan.ranges.logits.max()) < sum(parameters.bits[: spare + 1]) - 1
     assert plan.error_at(images(12, 20)) <= plan.error
+    assert "array" not in repr(plan), "a plan shows what was chosen, not the weights"
 
 
 def test_a_network_of_degree_four_needs_the_small_ring_only():

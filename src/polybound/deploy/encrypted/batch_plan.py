@@ -7,7 +7,7 @@ l1 norm of a row times a prime is below `2^53`. So the primes are small, and sev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product as combinations
 
 import numpy as np
@@ -66,8 +66,8 @@ class BatchPlan:
         error: the estimate of the largest error of a logit over the domain.
     """
 
-    polynomial: Polynomial
-    ranges: Ranges
+    polynomial: Polynomial = field(repr=False)
+    ranges: Ranges = field(repr=False)
     parameters: BatchParameters
     error: float
 

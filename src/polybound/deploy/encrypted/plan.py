@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -35,8 +35,8 @@ class Plan:
         class_names: one name for each class.
     """
 
-    polynomial: Polynomial
-    ranges: Ranges
+    polynomial: Polynomial = field(repr=False)
+    ranges: Ranges = field(repr=False)
     layout: Layout
     parameters: Parameters
     error: float
