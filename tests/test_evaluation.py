@@ -401,7 +401,7 @@ def test_close_radii_are_different_questions():
 
 def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
     spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
-    (run,) = train_together([spec], tmp_path, epochs=(1,))
+    (run,) = train_together([spec], str(tmp_path), epochs=(1,))
     last, early = pb.evaluate_run(run.path, "fgsm-0.1"), pb.evaluate_run(run.path, "fgsm-0.1", epoch=1)
     assert last.scores.values("epoch") == [3] and early.scores.values("epoch") == [1]
     assert early.find("clean").correct == round(360 * pb.accuracy(run.model(1), pb.data.load_digits("test")).item())

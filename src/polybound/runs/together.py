@@ -68,7 +68,7 @@ class TrainingProgress:
 
 def train_together(
     specs: Sequence[Spec],
-    root: Path,
+    root: str | PathLike[str],
     *,
     data: Dataset | None = None,
     validation: Dataset | None = None,
@@ -99,6 +99,7 @@ def train_together(
     """
     if not specs:
         return []
+    root = Path(root)
     common_recipe(specs)
     ends = (*sorted({epoch for epoch in epochs if epoch < specs[0].recipe.epochs}), None)
     runs = [Run.of(spec, root) for spec in specs]
