@@ -119,23 +119,8 @@ def _descend(problem: Units, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     length = torch.ones_like(total)
     mu = torch.zeros_like(total)
     for _ in range(80):
-        free = u < cap
-        safe = 1 / bend.abs().clamp(min=1e-290)
-        negative = ((bend < 1e-290) & free).sum(1)
-        inverse = torch.where(free, 1 / bend, 0.0)
-        newton = (negative == 0) | ((negative == 1) & (inverse.sum(1) < 0))
-        inverse = torch.where(newton[:, None], inverse, torch.where(free, safe, 0.0))
         lack = budget - u.sum(1)
-        mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
-        spread = _spread(slope, free)
-        if not bool(free.all()):
-            # A factor at its cap comes back if it would gain, but not before the others have nearly settled.
-            gain = torch.where(free, -_INF, slope - mu[:, None])
-            release = (gain == gain.amax(1, keepdim=True)) & (gain > 10 * spread.clamp(min=0)[:, None])
-            free = free | release
-            inverse = torch.where(release.any(1, keepdim=True), torch.where(free, safe, 0.0), inverse)
-            mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
-            spread = _spread(slope, free)
+        free, inverse, mu, spread = _multipliers(u < cap, slope, bend, lack)
         settled = (spread <= 1e-10 * mu.abs()) & (length < 0.1)  # only rounding is left
         done = settled | ~(spread > 16 * _EPS * mu.abs()) | (length < 1e-12) | (free.sum(1) <= 1)
         if bool(done.all()):
@@ -157,6 +142,26 @@ def _descend(problem: Units, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keep = better[:, None]
         u, slope, bend = (torch.where(keep, a, b) for a, b in zip((trial, *new[1:]), (u, slope, bend), strict=True))
     return u, total, mu.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _multipliers(free: Tensor, slope: Tensor, bend: Tensor, lack: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which factors move, their inverse curvatures (U, k, C), the multipliers, and how much slopes differ (U, C)."""
+    safe = 1 / bend.abs().clamp(min=1e-290)
+    negative = ((bend < 1e-290) & free).sum(1)
+    inverse = torch.where(free, 1 / bend, 0.0)
+    newton = (negative == 0) | ((negative == 1) & (inverse.sum(1) < 0))
+    inverse = torch.where(newton[:, None], inverse, torch.where(free, safe, 0.0))
+    mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
+    spread = _spread(slope, free)
+    if bool(free.all()):
+        return free, inverse, mu, spread
+    # A factor at its cap comes back if it would gain, but not before the others have nearly settled.
+    gain = torch.where(free, -_INF, slope - mu[:, None])
+    release = (gain == gain.amax(1, keepdim=True)) & (gain > 10 * spread.clamp(min=0)[:, None])
+    free = free | release
+    inverse = torch.where(release.any(1, keepdim=True), torch.where(free, safe, 0.0), inverse)
+    mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
+    return free, inverse, mu, _spread(slope, free)
 
 
 def _spread(slope: Tensor, free: Tensor) -> Tensor:

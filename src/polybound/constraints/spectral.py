@@ -216,13 +216,7 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
                 best, least = primal, value
             if least - dual <= tolerance * least:
                 break
-            used = (correction.abs() + lead.abs()).amax((-2, -1)) > 0  # others rest until they are outside again
-            correction, lead, active = correction[used], lead[used], active[used]
-            outside = norms > radius
-            outside[active] = False
-            active = torch.cat([active, outside.nonzero()[:, 0]])
-            room = correction.new_zeros(len(active) - len(correction), *kernel.shape[:2])
-            correction, lead = torch.cat([correction, room]), torch.cat([lead, room])
+            active, correction, lead = _taking_part(active, correction, lead, norms > radius)
             waves, weights = phases[:, active], counts[active]
         gradient = _transfer(start - ahead, waves)
         for _ in range(100):
@@ -242,6 +236,16 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
         correction, taken = new, new_taken
         length *= 1.2
     return best.view_as(kernel) * scale
+
+
+def _taking_part(active: Tensor, correction: Tensor, lead: Tensor, outside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The frequencies that have a correction or are outside the ball, with room for the corrections of new ones."""
+    used = (correction.abs() + lead.abs()).amax((-2, -1)) > 0  # others rest until they are outside again
+    correction, lead, active = correction[used], lead[used], active[used]
+    outside[active] = False
+    active = torch.cat([active, outside.nonzero()[:, 0]])
+    room = correction.new_zeros(len(active) - len(correction), *correction.shape[1:])
+    return active, torch.cat([correction, room]), torch.cat([lead, room])
 
 
 def _frequencies(taps: Sequence[int], sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
