@@ -200,7 +200,7 @@ def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, mo
     write = Checkpoint.write
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "write", interrupt)
-        patch.setattr("polybound.runs.together._Keeper.after_step", _save_every_step)
+        patch.setattr("polybound.runs.session._Keeper.after_step", _save_every_step)
         with pytest.raises(Interrupted):
             train_together(specs, tmp_path / "cut")
     (file,) = checkpoints(tmp_path / "cut")

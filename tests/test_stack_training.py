@@ -229,7 +229,7 @@ def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
             sizes.append(model.runs)
             super().__init__(model, *rest)
 
-    monkeypatch.setattr("polybound.runs.together.Trainer", Spy)
+    monkeypatch.setattr("polybound.runs.session.Trainer", Spy)
     runs = train_together(specs, tmp_path)
     notes = [[line["note"] for line in run.history() if "note" in line] for run in runs]
     if bounds[1] == 50.0:

@@ -4,8 +4,9 @@ from polybound.runs.checkpoints import Checkpoint, checkpoints
 from polybound.runs.folder import Run, find_runs, is_run
 from polybound.runs.manage import RunSummary, clean_runs, list_runs
 from polybound.runs.scoring import Loaded, evaluate_run, evaluate_runs, load_subject, subjects_of
+from polybound.runs.session import TrainingProgress, common_recipe
 from polybound.runs.spec import DataSpec, ModelSpec, Spec, address_of
-from polybound.runs.together import TrainingProgress, common_recipe, interrupted, train_together
+from polybound.runs.together import interrupted, train_together
 
 __all__ = [
     "Checkpoint",
