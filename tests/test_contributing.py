@@ -133,7 +133,7 @@ def test_an_experiment(tmp_path):
     found = run("An experiment", tmp_path / "mine.py")["experiment"]
     assert found == find_experiment("digits-bounds") and experiment_names()[-1] == "digits-bounds"
     assert found.title in shell("experiments")
-    assert "5 jobs with 10 runs" in shell("sweep", "digits-bounds", "--dry-run", "--runs", tmp_path / "runs")
+    assert "4 jobs with 10 runs" in shell("sweep", "digits-bounds", "--dry-run", "--runs", tmp_path / "runs")
     assert find_experiment(str(tmp_path / "digits-bounds.toml")).datasets == ("digits",)
     options = ("--runs", tmp_path / "runs", "--seeds", 1, "--limit", 20, "--workers", 1, "--json")
     made = json.loads(shell("reproduce", "digits-bounds", "-o", tmp_path / "made.html", *options))
