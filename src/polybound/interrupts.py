@@ -60,6 +60,15 @@ def own_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
+        if asked:
+            _kill_pool()
         if callable(handler):
             signal.signal(signal.SIGINT, handler)
             threading.excepthook = hook
+
+
+def _kill_pool() -> None:
+    """End loky's processes. joblib does so where Ctrl-C finds it at work; between two calls they wait for more."""
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
