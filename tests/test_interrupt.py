@@ -1,11 +1,16 @@
 """Ctrl-C, in real processes: one line that says what is kept and how to go on, and exit code 130."""
 
+import multiprocessing
+import os
+import signal
 import sys
 import time
 
+import joblib
 import pytest
 
 import polybound as pb
+from polybound.interrupts import own_interrupts, spared_from_interrupts
 from processes import Command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -55,3 +60,15 @@ def test_one_line_says_how_to_go_on(name, tmp_path, monkeypatch):
         command.kill()
     line = (tmp_path / "errors").read_text()
     assert line.startswith("polybound: stopped: ") and said in line and line.count("\n") == 1, line
+
+
+def test_ctrl_c_between_two_calls_of_a_pool_ends_its_processes():
+    def press():
+        with own_interrupts(), spared_from_interrupts():
+            joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(abs)(number) for number in range(2))
+            assert multiprocessing.active_children(), "they wait for more"
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert not multiprocessing.active_children()
