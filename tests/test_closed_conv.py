@@ -35,14 +35,18 @@ def inputs(model, groups, batch, seed):
     return 2 * torch.rand(groups, batch, model.features, generator=generator, dtype=F64) - 1
 
 
-def check(model, form, groups, batch=5, seed=0):
-    """Logits and all gradients are the layers', and a step is what they say it is."""
-    runs = model.runs or 1
+def oracle(model, groups, batch, seed):
+    """Images of groups of runs, the same for each run, to be differentiated by, and their logits layer by layer."""
     x = inputs(model, groups, batch, seed)
-    own = x.repeat_interleave(runs // groups, 0).requires_grad_()
+    own = x.repeat_interleave((model.runs or 1) // groups, 0).requires_grad_()
     with layers():
         logits = model(own if model.runs else own[0])
-    logits = logits if model.runs else logits.unsqueeze(0)
+    return x, own, logits if model.runs else logits.unsqueeze(0)
+
+
+def check(model, form, groups, batch=5, seed=0):
+    """Logits and all gradients are the layers', and a step is what they say it is."""
+    x, own, logits = oracle(model, groups, batch, seed)
     d = torch.randn(logits.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
     of_input, *wanted = torch.autograd.grad(logits, [own, *model.parameters()], d)
 
@@ -86,15 +90,10 @@ def test_any_network_of_images(model, groups, cache, seed):
 
 def check_rows(model, form, groups, directions, batch=5, seed=0):
     """For a loss of logits and rows, `<d, logits> + sum of w rows^2`: autograd differentiates twice."""
-    runs = model.runs or 1
-    x = inputs(model, groups, batch, seed)
-    own = x.repeat_interleave(runs // groups, 0).requires_grad_()
-    with layers():
-        logits = model(own if model.runs else own[0])
-    logits = logits if model.runs else logits.unsqueeze(0)
+    x, own, logits = oracle(model, groups, batch, seed)
     generator = torch.Generator().manual_seed(seed)
     d = torch.randn(logits.shape, dtype=F64, generator=generator)
-    v = torch.randn(runs, directions, *logits.shape[1:], dtype=F64, generator=generator)
+    v = torch.randn(len(logits), directions, *logits.shape[1:], dtype=F64, generator=generator)
     rows = torch.stack([torch.autograd.grad(logits, own, each, create_graph=True)[0] for each in v.unbind(1)], 1)
     w = torch.rand(rows.shape, dtype=F64, generator=generator)
     wanted = torch.autograd.grad((d * logits).sum() + (w * rows.square()).sum(), list(model.parameters()))
