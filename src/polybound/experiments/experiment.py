@@ -228,10 +228,6 @@ class Experiment:
         return [spec for specs in self.stacks(digest) for spec in specs]
 
 
-def _has_single_bound(method: Method) -> bool:
-    return isinstance(method, Projected) and method.kind == "single"
-
-
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is of the kind that a field is annotated with."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
