@@ -25,6 +25,13 @@ def share(found):
     return f"{verdicts.count('within')} of {len(verdicts)}"
 
 
+def test_the_published_values_that_are_met(found):
+    """Below this, something that was met is so no longer."""
+    values, met = {each.paper.key for each in found}, [each for each in found if each.verdict == "within"]
+    assert len(met) >= 246 and len(found) >= 276
+    assert len({each.paper.key for each in met}) >= 224 and len(values) >= 252
+
+
 def test_no_published_value_has_two_verdicts(found):
     """Rows of two variants, such as two adversaries, would count a value twice."""
     verdicts = {}
