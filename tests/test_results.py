@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from generator.results import VERDICTS, share
 from polybound.evaluation import paper_counts
 from polybound.experiments import compare, read_scores
 
@@ -17,12 +18,7 @@ def scores():
 
 @pytest.fixture(scope="module")
 def found(scores):
-    return [each for each in compare(scores) if each.verdict in ("within", "off")]
-
-
-def share(found):
-    verdicts = [each.verdict for each in found]
-    return f"{verdicts.count('within')} of {len(verdicts)}"
+    return [each for each in compare(scores) if each.verdict in VERDICTS]
 
 
 def test_the_published_values_that_are_met(found):
