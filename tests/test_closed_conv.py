@@ -129,16 +129,22 @@ def test_pn_conv(shape, runs):
     check(randomise(model, 1, 0.2), closed_form(model), 1, batch=3)
 
 
-def test_what_is_computed_again_is_the_same(monkeypatch):
+@pytest.mark.parametrize("directions", [1, 3])
+def test_what_is_computed_again_is_the_same(monkeypatch, directions):
     model = randomise(pb.ConvCCP((1, 12, 12), runs=2, dtype=F64, **PN_CONV), 0, 0.3)
     x, d = inputs(model, 1, 9, 0), torch.randn(2, 4, 9, dtype=F64)
+    v = torch.randn(2, directions, 4, 9, dtype=F64)
     found = []
     for kept in (0, 10**9):
         monkeypatch.setattr("polybound.models.closed_conv.KEPT", kept)
         form = ClosedConvCCP(model, 20000)
         form.logits(x)
-        found.append(form.input_gradient(d))
-    assert torch.equal(*found)
+        by_images = form.input_gradient(d)
+        form.logits(x)
+        rows = form.rows(v)
+        gradients = [gradient for _ in range(2) for _, gradient in form.gradients_by_rows(d, rows, x)]
+        found.append([by_images, rows, *gradients])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -14,7 +14,7 @@ factor's kernel has the 1/4. `tests/test_closed_conv.py` holds all of it to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -69,7 +69,8 @@ class ClosedConvCCP(RowsForm):
         self._unfolded: dict[int, Unfolded] = {}
         self._folded: dict[int, Folded] = {}
         self._tapes: dict[tuple[int, int, int], Tape] = {}
-        self._tangents: dict[int, tuple[Tangents, Unfolded]] = {}
+        self._spare: dict[int, tuple[Tape, Unfolded]] = {}
+        self._tangents: dict[Tape, Tangents] = {}
         self._kept: list[tuple[Tile, slice, Tape]] | None = None
         self._all_tiles: dict[tuple[int, int], Tile] = {}
 
@@ -90,20 +91,22 @@ class ClosedConvCCP(RowsForm):
         return result
 
     def input_gradient(self, d: Tensor) -> Tensor:
+        kept, self._kept = self._kept, None  # gradients take the place of factors, so these are good once
+        return self._by_images(d, self._computed() if kept is None else kept, keep=False)
+
+    def _by_images(self, d: Tensor, parts: Iterable[tuple[Tile, slice, Tape]], *, keep: bool) -> Tensor:
+        """The gradients by the images; `keep`: of tapes that are to stay as they are."""
         result = self._x.new_empty(self.runs, *self._x.shape[1:])
-        for tile, samples, tape in self._taped():
+        for tile, samples, tape in parts:
             folded = self._folded.get(tape.n)
             if folded is None:
                 folded = self._folded[tape.n] = Folded(self.levels, self.shape, tape.n, self._x)
-            result[tile.runs, samples] = tile.fold(tape, folded, d[tile.runs, :, samples])
+            into = self._spare_of(tape.n)[0] if keep else tape
+            result[tile.runs, samples] = tile.fold(tape, folded, d[tile.runs, :, samples], into)
         return result
 
-    def _taped(self) -> Iterator[tuple[Tile, slice, Tape]]:
-        """What `logits` left behind, or had to leave to be computed again."""
-        if self._kept is not None:
-            kept, self._kept = self._kept, None  # gradients take the place of factors, so these are good once
-            yield from kept
-            return
+    def _computed(self) -> Iterator[tuple[Tile, slice, Tape]]:
+        """What `logits` had to leave, computed again."""
         for tile, samples, images in self._parts(self._x, self._tiles(len(self._x), 1)):
             tape = self._tape(images.n, 1, 0)
             tile.forward(images, tape)
@@ -140,23 +143,27 @@ class ClosedConvCCP(RowsForm):
             tile.write_gradients(found, swapped=self.layout.swapped)
 
     def rows(self, v: Tensor) -> Tensor:
-        self._v = v
-        return torch.stack([self.input_gradient(each) for each in v.unbind(1)], 1)
+        self._v, kept = v, self._kept
+        parts = self._computed if kept is None else lambda: kept
+        return torch.stack([self._by_images(each, parts(), keep=kept is not None) for each in v.unbind(1)], 1)
 
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
 
-        So a pass of tangents forward, and back through both; see `conv_tangents`.
+        So a pass of tangents forward, and back through both; see `conv_tangents`. The factors are those that `logits`
+        kept, for the first direction.
         """
         found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
-        self._kept = None  # the tapes are used for something else now
+        kept, self._kept = self._kept if x is self._x else None, None
         tiles = self._tiles(len(x), 1)
         for tile in tiles:
             tile.clear()
-        for tile, samples, images in self._parts(x, tiles):
-            tangents, directions = self._moving(images.n)
+        for place, (tile, samples, images) in enumerate(self._parts(x, tiles)):
+            tape = self._tape(images.n, 1, 0) if kept is None else kept[place][2]
+            tangents, directions = self._moving(tape)
             for number, v in enumerate(self._v[tile.runs].unbind(1)):
-                tile.forward(images, tangents.still)
+                if kept is None or number:
+                    tile.forward(images, tape)
                 directions.fill(r[tile.runs.start, number, samples])
                 tile.move(directions, tangents)
                 by_logits = d[tile.runs, :, samples] if number == 0 else None
@@ -201,17 +208,24 @@ class ClosedConvCCP(RowsForm):
     def _images(self, n: int) -> Unfolded:
         if n not in self._unfolded:
             if len(self._unfolded) > 1:  # a batch has at most two sizes of parts
-                for memory in (self._unfolded, self._folded, self._tapes, self._tangents):
+                for memory in (self._unfolded, self._folded, self._tapes, self._spare, self._tangents):
                     memory.clear()
             self._unfolded[n] = Unfolded(self.levels, self.shape, n, self.parameters["K"])
         return self._unfolded[n]
 
-    def _moving(self, n: int) -> tuple[Tangents, Unfolded]:
-        """Memory for tangents of n images and for the directions in which they move."""
-        if n not in self._tangents:
+    def _spare_of(self, n: int) -> tuple[Tape, Unfolded]:
+        """Memory for what is done with a tape of n images of one run: another tape, and directions of the images."""
+        if n not in self._spare:
             directions = Unfolded(self.levels, self.shape, n, self.parameters["K"], constant=0.0)
-            self._tangents[n] = Tangents(self._tape(n, 1, 0)), directions
-        return self._tangents[n]
+            self._spare[n] = Tape(self.layout, n, 1), directions
+        return self._spare[n]
+
+    def _moving(self, tape: Tape) -> tuple[Tangents, Unfolded]:
+        """The tangents of a tape, and memory for the directions in which its images move."""
+        moving, directions = self._spare_of(tape.n)
+        if tape not in self._tangents:
+            self._tangents[tape] = Tangents(tape, moving)
+        return self._tangents[tape], directions
 
     def _tape(self, n: int, size: int, number: int) -> Tape:
         key = n, size, number

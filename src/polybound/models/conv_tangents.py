@@ -39,13 +39,11 @@ class Tangents:
 
     Args:
         still: the tape of the images.
-
-    Attributes:
-        moving: its factors are the g_n, its products the t_n, its slopes the a_n.
+        moving: another one: its factors will be the g_n, its products the t_n, its slopes the a_n.
     """
 
-    def __init__(self, still: Tape) -> None:
-        self.still, self.moving = still, Tape(still.layout, still.n, still.size)
+    def __init__(self, still: Tape, moving: Tape) -> None:
+        self.still, self.moving = still, moving
         self._pairs = [self._level(number) for number in range(len(still.blocks))]
 
     def forward(self, number: int, place: int) -> None:

@@ -7,7 +7,7 @@ every batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -94,6 +94,7 @@ class Tape:
         self.by_units = size, layout.channels, height, width, n
         self.last = self.y.view(self.by_units).permute(2, 0, 1, 3, 4)
         self.slope = self.slopes[layout.degree].view(self.last.shape)
+        self._elsewhere: tuple[Tape, list[list[Block]]] | None = None
 
     def _level(self, level: Level) -> list[Block]:
         rows, columns, layout = level.rows.positions, level.columns.positions, self.layout
@@ -117,9 +118,26 @@ class Tape:
             part = slice(first, min(first + step, rows))
             block = Block(views[part], part, [(column[part], strip[part]) for column, strip in pairs], [], [], [])
             self._forward(block, each, half)
-            self._backward(block, each)
+            self._backward(block, each, each)
             blocks.append(block)
         return blocks
+
+    def blocks_into(self, other: Tape) -> list[list[Block]]:
+        """For each level, blocks whose `backward` puts the gradients by these factors into those of another tape.
+
+        So that the factors stay, for what is still to be done with them.
+        """
+        if other is self:
+            return self.blocks
+        if self._elsewhere is None or self._elsewhere[0] is not other:
+            found = []
+            for level, theirs in zip(self.layout.levels, other.blocks, strict=True):
+                each = {n + 1: self.factors[n + 1] for n in range(self.layout.degree)[level.factors]}
+                found.append([replace(block, forward=[], backward=[], copies=[]) for block in theirs])
+                for block in found[-1]:
+                    self._backward(block, each, other.factors)
+            self._elsewhere = other, found
+        return self._elsewhere[1]
 
     def finish(self) -> Tensor:
         """Put the last product into y."""
@@ -149,8 +167,8 @@ class Tape:
             elif before is not None:
                 block.forward.append((torch.mul, (factor[part], before[part]), y[part]))
 
-    def _backward(self, block: Block, each: dict[int, Tensor]) -> None:
-        """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter in the place of h_n.
+    def _backward(self, block: Block, each: dict[int, Tensor], into: dict[int, Tensor]) -> None:
+        """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter into the place of h_n, here or elsewhere.
 
         The gradient by the second factor comes in the place of the first and the other way round, where there is no
         pooling in between: each is multiplied with the same, and nothing is moved.
@@ -159,17 +177,17 @@ class Tape:
         for n in sorted(each, reverse=True):
             pooled = n in self.layout.pool
             slope = self.slope_of(n, part)
-            factor = spread(each[n][part], pooled)
+            factor, place = spread(each[n][part], pooled), spread(into[n][part], pooled)
             if n == 2 and self.layout.swapped:
-                first = spread(each[1][part], pooled)
-                block.backward += [(torch.mul, (first, slope), first), (torch.mul, (factor, slope), factor)]
+                first, first_place = spread(each[1][part], pooled), spread(into[1][part], pooled)
+                block.backward += [(torch.mul, (first, slope), first_place), (torch.mul, (factor, slope), place)]
                 return
             if n == 1:
-                block.copies.append((factor, slope))
+                block.copies.append((place, slope))
                 return
             before = spread(self.products[n - 1][part], pooled)
-            into = spread(self.slopes[n - 1][part], pooled)
-            block.backward += [(torch.mul, (slope, factor), into), (torch.mul, (slope, before), factor)]
+            before_slope = spread(self.slopes[n - 1][part], pooled)
+            block.backward += [(torch.mul, (slope, factor), before_slope), (torch.mul, (slope, before), place)]
 
     def slope_of(self, n: int, part: slice) -> Tensor:
         """The gradient by y_n as some rows of the factor see it, with dimensions of 1 for a pooling in between."""

@@ -83,15 +83,19 @@ class Tile:
                 block.correct()
                 yield number, place
 
-    def backward(self, tape: Tape, d: Tensor) -> Iterator[tuple[int, Block]]:
-        """From the logits' gradient d, (e, classes, n), that of all factors, in their place, block by block."""
+    def backward(self, tape: Tape, d: Tensor, into: Tape) -> Iterator[tuple[int, Block]]:
+        """From the logits' gradient d, (e, classes, n), that of all factors, block by block.
+
+        It comes in the place of a tape's factors: of these, or of others, and then these stay.
+        """
         tape.begin(torch.bmm(self.Q.mT, d))
+        blocks = tape.blocks_into(into)
         for number in range(len(self.levels) - 1, -1, -1):
-            for block in tape.blocks[number]:
+            for block in blocks[number]:
                 for operation, inputs, out in block.backward:
                     operation(*inputs, out=out)
-                for into, source in block.copies:
-                    into.copy_(source)
+                for place, source in block.copies:
+                    place.copy_(source)
                 block.split()
                 yield number, block
 
@@ -100,7 +104,7 @@ class Tile:
         *_, of_Q, of_beta = self.collected
         of_Q.baddbmm_(d, tape.y.mT)
         of_beta += d.sum(-1, keepdim=True)
-        for number, block in self.backward(tape, d):
+        for number, block in self.backward(tape, d, tape):
             self._collect_rows(number, block, images)
         self._collect_lines(tape, images)
 
@@ -148,17 +152,17 @@ class Tile:
             into["P"][self.runs] = of_P[..., :-1].reshape(into["P"][self.runs].shape)
             into["c"][self.runs] = of_P[..., -1]
 
-    def fold(self, tape: Tape, folded: Folded, d: Tensor) -> Tensor:
-        """The gradient by the images of a single run, (n, features), for the logits' gradient d."""
+    def fold(self, tape: Tape, folded: Folded, d: Tensor, into: Tape) -> Tensor:
+        """The gradient by the images of a single run, (n, features), for the logits' gradient d; see `backward`."""
         rows, lines = self._swapped()
         folded.clear()
-        for number, block in self.backward(tape, d):
+        for number, block in self.backward(tape, d, into):
             kernels, windows = rows[number], folded.windows[number]
             for r, (row, _) in enumerate(block.rows, block.part.start):
                 windows[r].addmm_(kernels[r], row)
         for number, level in enumerate(self.levels):
             if level.wide:
-                torch.bmm(lines[number], tape.strips[number], out=folded.lines[number])
+                torch.bmm(lines[number], into.strips[number], out=folded.lines[number])
         return folded.image_gradient()
 
     def _swapped(self) -> tuple[list[list[Tensor]], list[Tensor]]:
