@@ -29,7 +29,7 @@ from polybound.models.conv_unfold import Folded, Unfolded
 
 __all__ = ["ClosedConvCCP"]
 
-CACHE = 4_000_000
+CACHE = 8_000_000
 """Bytes of the factors of one run that are computed at a time; all runs that share a product may have 10 times that."""
 BLOCK = 2_000_000
 """Bytes of the factors of all runs that share a product that are used as soon as they are computed."""
