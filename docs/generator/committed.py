@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from textwrap import fill
 
-from generator.results import make_report
+from generator.results import claim, make_report
+from polybound.experiments import read_scores
 
 ROOT = Path(__file__).parents[2]
 RESULTS, BUILD = Path("docs/results"), Path("build/results")
@@ -28,21 +29,28 @@ def main() -> None:
     for file in [ROOT / BUILD / "report.html", *sorted(files)]:
         shutil.copyfile(file, ROOT / RESULTS / file.name)
         print(RESULTS / file.name)
-    write_found(ROOT / RESULTS / "README.md", made)
+    page = ROOT / RESULTS / "README.md"
+    write_between(page, "claim", f"{claim(read_scores(ROOT / RESULTS / 'scores.csv'))}\n")
+    write_between(page, "found", found_and_missing(made))
 
 
-def write_found(page: Path, made: Path) -> None:
-    """Write what was found, and what is missing, between the marks of the results' first page."""
-    text = page.read_text(encoding="utf-8")
-    begin, end = "<!-- found -->\n", "<!-- /found -->"
-    before, mark, rest = text.partition(begin)
-    _, last, after = rest.partition(end)
-    if not mark or not last:
-        raise ValueError(f"{page} has no place for what was found")
+def found_and_missing(made: Path) -> str:
+    """What was found, and what is missing."""
     found = (made / "found.md").read_text(encoding="utf-8")
     if (made / "missing.csv").is_file():
         found += f"\nWhat is missing, and why:\n\n{missing(made / 'missing.csv')}\n"
-    page.write_text(f"{before}{begin}\n{found}\n{end}{after}", encoding="utf-8")
+    return found
+
+
+def write_between(page: Path, name: str, words: str) -> None:
+    """Write between the marks of a name in a page."""
+    text = page.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, mark, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not mark or not last:
+        raise ValueError(f"{page} has no place for {name!r}")
+    page.write_text(f"{before}{begin}\n{words}\n{end}{after}", encoding="utf-8")
 
 
 def missing(table: Path) -> str:

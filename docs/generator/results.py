@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polybound.experiments import Comparison, compare, experiment_names, find_experiment, read_scores
+from polybound.evaluation import Cell, Table
+from polybound.experiments import DATASETS, MODELS, Comparison, compare, experiment_names, find_experiment, read_scores
 
 TABLES = ("table-1", "table-5", "table-9", "table-3", "table-6", "table-10", "table-11", "table-2", "table-7")
 TABLES = (*TABLES, "table-8", "honest-table")
@@ -17,6 +18,9 @@ FIGURES = (
     *(f"figure-{number}" for number in (2, 3, 10, 12, 13, 4, 5, 6, 7, 14)),
     *("tradeoff", "certified-tradeoff"),
 )
+PGD = "pgd-(0.1, 20, 0.01)"
+Key = tuple[str, str, str, str]
+"""Data set, model, method and attack, by the paper's names."""
 VERDICTS = {"within": "met", "off": "missed"}
 
 
@@ -60,6 +64,48 @@ def summary(found: Sequence[Comparison]) -> str:
         rows.append([title, *counts, share(each for each in found if each.paper.table == name)])
     rows.append(["all", *(share(each for each in found if each.paper.model == m) for m in models), share(found)])
     return markdown(["table of the paper", *models, "all"], rows)
+
+
+def claim(scores: Table) -> str:
+    """What a bound and what the Jacobian penalty do to accuracy under PGD and without attack, after all epochs."""
+    last = scores.only(lambda row: row["epoch"] == row["schedule.epochs"])
+    published, sound = _cells(last, "published"), _cells(last, "sound")
+    rows = []
+    for model, dataset in sorted({(key[1], key[0]) for key in sound}, key=_in_order):
+        plain, bounded, penalised = ((dataset, model, name, PGD) for name in ("none", "projection", "jacobian"))
+        if any(key not in cells for key in (plain, bounded) for cells in (published, sound)):
+            continue
+        cells = [published[plain], published[bounded], *_with_clean(last, plain, sound)]
+        cells += [*_with_clean(last, bounded, sound), *_with_clean(last, penalised, sound)]
+        rows.append([f"{model}, {dataset}", *map(_with_bound, cells)])
+    header = ["", "published: none", "bound", "sound: none", "clean", "bound", "clean", "Jacobian", "clean"]
+    return markdown(header, rows)
+
+
+def _with_clean(scores: Table, key: Key, cells: dict[Key, Cell]) -> list[Cell | None]:
+    """The accuracy under an attack, and the clean one of the same networks; of projected ones with the best bound."""
+    if key not in cells:
+        return [None, None]
+    chosen = cells[key].chosen
+    if chosen is not None:
+        scores = scores.only(lambda row: row.get(chosen[0]) == chosen[1])
+    return [cells[key], _cells(scores, "sound")[*key[:3], "clean"]]
+
+
+def _cells(scores: Table, protocol: str) -> dict[Key, Cell]:
+    """Our numbers at the paper's schedule, by data set, model, method and attack."""
+    return {each.paper.key: each.ours for each in compare(scores, protocol) if each.verdict in VERDICTS}
+
+
+def _in_order(names: tuple[str, str]) -> list[int]:
+    """Models and data sets as the paper has them."""
+    return [list(known.values()).index(name) for known, name in zip((MODELS, DATASETS), names, strict=True)]
+
+
+def _with_bound(cell: Cell | None) -> str:
+    if cell is None:
+        return "not run"
+    return f"{cell.mean:.1f}" + (f" ({cell.chosen[1]:g})" if cell.chosen else "")
 
 
 def table_titles(found: Sequence[Comparison]) -> dict[str, str]:
