@@ -22,6 +22,7 @@ from polybound.report.findings import Part, findings
 from polybound.report.labels import network_names
 from polybound.report.layout import section
 from polybound.report.missing import missing_values
+from polybound.report.paper_table import seeds_text
 from polybound.report.placing import HEIGHT, PLACES, SIZE, WIDTH, place_texts
 from polybound.report.run_report import bounds_table
 from polybound.report.static import draw
@@ -259,3 +260,17 @@ def test_bounds_of_runs_are_in_numerical_order_and_names_differ():
     assert [row[0] for row in rows] == [f"projection, bound {bound}" for bound in ("0.5", "2", "20", "100")]
     twins = [replace(loaded[0], path=Path("here")), replace(loaded[0], path=Path("there"))]
     assert network_names(twins) == ["projection, bound 100 (here)", "projection, bound 100 (there)"]
+
+
+def test_seeds_are_counted_of_each_bound():
+    """Two bounds of one seed each, of different seeds, are no two seeds; of two methods each counts for itself."""
+    names = {"data": "kmnist", "model": "pn-conv", "defence": ""}
+    options = {"method.norm": "inf", "method.on": "weights"}
+    bounded = [
+        {**names, **options, "method": "projection", "method.bound": bound, "seed": seed}
+        for bound, seed in ((1.2, 0), (2.0, 1))
+    ]
+    plain = [{**names, "method": "none", "seed": seed} for seed in (0, 1)]
+    assert seeds_text(Table(bounded)) == ", 1 seed"
+    assert seeds_text(Table([*bounded, *plain])) == ", 1 to 2 seeds"
+    assert seeds_text(Table([*bounded, {**bounded[0], "seed": 1}, *plain])) == ", 2 seeds"

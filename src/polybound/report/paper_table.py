@@ -18,11 +18,18 @@ _VERDICTS = {"within": "met", "off": "missed"}
 
 
 def seeds_text(table: Table) -> str:
-    """How many seeds the runs of these rows have: as many, or so many to so many."""
-    seeds: dict[tuple[str, ...], set[int]] = {}
-    for row in table:
-        seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
-    counts = sorted({len(mine) for mine in seeds.values()})
+    """How many seeds the numbers made of these rows have: as many, or so many to so many.
+
+    Of a method's bounds those with the most seeds count, as they alone compete for the best.
+    """
+    most: dict[tuple[str, ...], int] = {}
+    for part in table.groups("data", "model", "method", BOUND).values():
+        seeds: dict[tuple[str, ...], set[int]] = {}
+        for row in part:
+            seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
+        for key, mine in seeds.items():
+            most[key] = max(most.get(key, 0), len(mine))
+    counts = sorted(set(most.values()))
     if not counts:
         return ""
     least = f"{counts[0]} to " if len(counts) > 1 else ""
