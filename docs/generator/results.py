@@ -78,7 +78,9 @@ def claim(scores: Table) -> str:
         cells = [published[plain], published[bounded], *_with_clean(last, plain, sound)]
         cells += [*_with_clean(last, bounded, sound), *_with_clean(last, penalised, sound)]
         rows.append([f"{model}, {dataset}", *map(_with_bound, cells)])
-    header = ["", "published: none", "bound", "sound: none", "clean", "bound", "clean", "Jacobian", "clean"]
+    header = ["", "published: none", "published: bound"]
+    for name in ("none", "bound", "Jacobian"):
+        header += [f"sound: {name}", "clean"]
     return markdown(header, rows)
 
 
