@@ -21,8 +21,8 @@ from rich.cells import cell_len
 from safetensors import safe_open
 
 import polybound as pb
-from report_cells import accuracy_tables, cells
-from watching import watched
+from helpers.report_cells import accuracy_tables, cells
+from helpers.watching import watched
 
 TESTS = Path(__file__).parent
 ALL = 360
@@ -585,7 +585,7 @@ def test_row_17_the_watch_sees_every_way_to_read(tmp_path):
 
 def test_row_18_sweeps_are_killed_by_what_they_did_not_by_the_clock():
     """`test_kill_9_of_a_sweep` is in a file that sleeps only while it waits for a state, and never asks for the time."""
-    syntax = ast.parse((TESTS / "test_sweep_faults.py").read_text(encoding="utf-8"))
+    syntax = ast.parse((TESTS / "experiments" / "test_sweep_faults.py").read_text(encoding="utf-8"))
     waiting = {id(node) for loop in ast.walk(syntax) if isinstance(loop, ast.While) for node in ast.walk(loop)}
     clock = [node for node in ast.walk(syntax) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time"]
     assert {node.attr for node in clock} == {"sleep"}

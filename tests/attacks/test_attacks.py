@@ -1,0 +1,314 @@
+"""Laws of all attacks: the ball and the domain to the last bit, stacks, seeds, batches; what they find; bad input."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import polybound as pb
+from helpers.networks import F64, networks
+from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, RandomSearch, Square, parse_attack
+from polybound.attacks.classifier import Classifier
+from polybound.errors import PolyboundError
+
+SMALL = {
+    "fgsm": lambda eps, norm: FGSM(eps, norm=norm),
+    "pgd": lambda eps, norm: PGD(eps, 3, norm=norm),
+    "pgd from the image": lambda eps, norm: PGD(eps, 3, random_start=False, norm=norm),
+    "pgd again": lambda eps, norm: PGD(eps, 2, restarts=3, norm=norm),
+    "pgd early": lambda eps, norm: PGD(eps, 4, early_stop=True, norm=norm),
+    "tpgd": lambda eps, norm: TPGD(eps, 2, eps / 2, norm=norm),
+    "apgd ce": lambda eps, norm: APGD(eps, 6, norm=norm),
+    "apgd dlr": lambda eps, norm: APGD(eps, 6, loss="dlr", restarts=2, norm=norm),
+    "apgdt": lambda eps, norm: APGDT(eps, 3, norm=norm),
+    "random": lambda eps, norm: RandomSearch(eps, 3, norm=norm),
+    "square": lambda eps, norm: Square(eps, 4),
+}
+DOMAINS = [(-1.0, 1.0), (0.0, 1.0), (-0.3, 0.7), (-1e-3, 250.0)]
+RADII = [0.0, 1e-30, 1e-9, 0.01, 0.1, 8 / 255, 0.3, 7.0]
+
+
+def images(model, n, domain, seed, dtype):
+    """Points of the domain, many of them on its border, exactly inside in this type."""
+    lower, upper = domain
+    generator = torch.Generator().manual_seed(seed)
+    x = lower + (upper - lower) * (1.4 * torch.rand(n, *model.shape, generator=generator, dtype=F64) - 0.2)
+    x = x.clamp(lower, upper).to(dtype)
+    x = torch.where(x.double() > upper, torch.nextafter(x, torch.full_like(x, -torch.inf)), x)
+    return torch.where(x.double() < lower, torch.nextafter(x, torch.full_like(x, torch.inf)), x)
+
+
+def exact(tensor):
+    return [Fraction(value) for value in tensor.double().flatten().tolist()]
+
+
+def assert_inside(found, x, eps, norm, domain):
+    values, radius = exact(found), Fraction(eps)
+    assert all(Fraction(domain[0]) <= value <= Fraction(domain[1]) for value in values)
+    for run in found if found.ndim > x.ndim else [found]:
+        for after, before in zip(run, x, strict=True):
+            steps = [abs(a - b) for a, b in zip(exact(after), exact(before), strict=True)]
+            if norm == "inf":
+                assert max(steps) <= radius
+            else:
+                assert sum(step * step for step in steps) <= radius * radius
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@settings(max_examples=40)
+@given(
+    networks(runs=(None, 2)),
+    st.sampled_from(["inf", "2"]),
+    st.sampled_from([torch.float32, F64]),
+    st.sampled_from(RADII),
+    st.sampled_from(DOMAINS),
+    st.integers(0, 99),
+)
+def test_no_example_leaves_its_ball_or_the_domain(kind, model, norm, dtype, eps, domain, seed):
+    norm = "inf" if kind == "square" else norm
+    x = images(model, 3, domain, seed, dtype)
+    y = torch.randint(model.classes, (3,))
+    model = model.to(dtype if seed % 2 else torch.float32)
+    found = SMALL[kind](eps, norm)(model, x, y, domain=domain, seed=seed)
+    assert found.dtype == dtype
+    assert found.shape == (x.shape if model.runs is None else (model.runs, *x.shape))
+    assert_inside(found, x, eps, norm, domain)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@settings(max_examples=15)
+@given(networks(runs=(3,)), st.sampled_from(["inf", "2"]), st.integers(0, 99))
+def test_a_stack_is_its_members(kind, model, norm, seed):
+    attack = SMALL[kind](0.2, "inf" if kind == "square" else norm)
+    x, y = images(model, 3, (-1.0, 1.0), seed, F64), torch.randint(model.classes, (3,))
+    own = torch.stack([images(model, 3, (-1.0, 1.0), seed + e, F64) for e in range(3)])
+    shared = attack(model, x, y, domain=(-1, 1), seed=seed)
+    separate = attack(model, own, y, domain=(-1, 1), seed=seed)
+    for e in range(3):
+        for found, images_ in ((shared[e], x), (separate[e], own[e])):
+            alone = attack(model.run(e), images_, y, domain=(-1, 1), seed=seed)
+            # A gradient of zero in exact arithmetic has a sign by rounding, which may differ, in that pixel only.
+            assert not (((found - alone).abs() > 1e-9) & ~flat(model.run(e), images_, y)).any()
+
+
+def flat(model, x, y):
+    """The pixels by which the odds of the label have no gradient, up to rounding; those of each image on their own."""
+    leaf = x.clone().requires_grad_()
+    logits = model(leaf)
+    # Not the cross-entropy: where the model is sure of itself, that has no gradient by any pixel.
+    rivals = logits.scatter(1, y.unsqueeze(1), -torch.inf).logsumexp(1) if model.classes > 1 else 0.0
+    (gradient,) = torch.autograd.grad((rivals - logits.gather(1, y.unsqueeze(1)).squeeze(1)).sum(), leaf)
+    steepest = gradient.abs().flatten(1).amax(1).view(-1, *(1,) * (x.ndim - 1))
+    return gradient.abs() <= 1e-12 * steepest
+
+
+@pytest.fixture(scope="module")
+def digits():
+    train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
+    models = [pb.paper_model("pn-4", shape=train.shape, seed=seed) for seed in (0, 1)]
+    for model in models:
+        pb.fit(model, train, epochs=15, learning_rate=0.02)
+    return models, test
+
+
+def robust(model, data, attack, **options):
+    found = attack(model, data.x, data.y, domain=data.domain, **options)
+    return (model(found).argmax(-1) == data.y).float().mean().item()
+
+
+def test_closed_forms_and_autograd_find_the_same(digits):
+    (model, _), data = digits
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return self.inner(x)
+
+    for attack in (FGSM(0.1), PGD(0.1, 5), TPGD(0.1, 2, 0.05), APGD(0.1, 5), APGDT(0.1, 3), Square(0.1, 5)):
+        by_hand = attack(model, data.x, data.y, domain=data.domain)
+        by_graph = attack(Plain(), data.x, data.y, domain=data.domain)
+        assert ((by_hand - by_graph).abs() > 1e-5).float().mean() < 1e-3
+
+
+def test_fgsm_is_the_formula(digits):
+    (model, _), data = digits
+    x = data.x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), data.y), x)
+    for protocol, clip in (("sound", (-1, 1)), ("published", (0, 1))):
+        expected = (data.x + 0.1 * gradient.sign()).clamp(*clip)
+        found = FGSM(0.1)(model, data.x, data.y, domain=data.domain, protocol=protocol)
+        assert ((found - expected).abs() > 1e-6).float().mean() < 1e-3
+
+
+def test_stronger_attacks_are_stronger(digits):
+    (model, _), data = digits
+    clean = (model(data.x).argmax(-1) == data.y).float().mean().item()
+    fgsm, pgd = robust(model, data, FGSM(0.2)), robust(model, data, PGD(0.2, 20))
+    assert clean > 0.9 > fgsm > pgd
+    assert robust(model, data, PGD(0.2, 20, early_stop=True)) <= pgd
+    assert robust(model, data, PGD(0.2, 20, restarts=4)) <= pgd
+    assert robust(model, data, APGD(0.2, 50)) <= pgd + 0.01
+    assert robust(model, data, APGDT(0.2, 20)) <= pgd + 0.01
+    assert fgsm <= robust(model, data, Square(0.2, 100)) < clean
+    assert robust(model, data, Square(0.2, 100)) <= robust(model, data, RandomSearch(0.2, 20)) <= clean
+    assert robust(model, data, PGD(0.2, 20, norm="2")) > robust(model, data, PGD(1.0, 20, norm="2"))
+
+
+def test_results_depend_on_the_seed_and_on_nothing_else(digits):
+    (model, _), data = digits
+    attack = PGD(0.1, 3)
+    found = attack(model, data.x, data.y, domain=data.domain, seed=5)
+    assert torch.equal(found, attack(model, data.x, data.y, domain=data.domain, seed=5))
+    assert not torch.equal(found, attack(model, data.x, data.y, domain=data.domain, seed=6))
+    part = attack(model, data.x[128:200], data.y[128:200], domain=data.domain, seed=5, start=128)
+    assert ((part - found[128:200]).abs() > 1e-5).float().mean() < 1e-3
+
+
+def test_early_stop_keeps_the_first_point_that_is_misclassified(digits):
+    models, data = digits
+    both = pb.stack(models)
+    plain = PGD(0.2, 20, random_start=False)
+    found = PGD(0.2, 20, random_start=False, early_stop=True)(both, data.x, data.y, domain=data.domain)
+    last = plain(both, data.x, data.y, domain=data.domain)
+    for e, model in enumerate(models):
+        wrong = model(found[e]).argmax(-1) != data.y
+        assert (wrong | (model(last[e]).argmax(-1) == data.y)).all()
+        already = model(data.x).argmax(-1) != data.y
+        assert torch.equal(found[e][already], data.x[already])
+        assert torch.allclose(found[e][~wrong], last[e][~wrong], atol=1e-5)
+
+
+def test_a_saturated_classifier_is_broken_all_the_same(digits):
+    (model, _), data = digits
+    sure = pb.stack([model]).run(0)
+    with torch.no_grad():
+        sure.C *= 1e6  # the same classifier, but its cross-entropy has no gradient in float32
+    x = data.x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(sure(x), data.y), x)
+    right = sure(data.x).argmax(-1) == data.y
+    assert (gradient[right] == 0).all()
+    for attack in (FGSM(0.2), PGD(0.2, 10), APGD(0.2, 10), APGD(0.2, 10, loss="dlr"), APGDT(0.2, 5)):
+        assert robust(sure, data, attack) == pytest.approx(robust(model, data, attack), abs=0.03)
+
+
+def test_a_constant_classifier_and_one_that_overflows():
+    x, y = torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)
+
+    class Constant(nn.Module):
+        def forward(self, x):
+            return x.new_tensor([1.0, 0.0, 0.0]).expand(len(x), 3)
+
+    for attack in (FGSM(0.1), PGD(0.1, 3), APGD(0.1, 5, loss="dlr"), APGDT(0.1, 2), TPGD(0.1, 2)):
+        found = attack(Constant(), x, y, domain=(0, 1))
+        assert torch.isfinite(found).all()
+    wild = pb.CCP(4, 3, 3, degree=4, seed=0)
+    with torch.no_grad():
+        wild.V *= 1e20
+    for name in ("fgsm-0.1", "pgd-0.1-3-0.1", "apgd-0.1-3", "apgdt-2", "tpgd-2", "square-0.1-5"):
+        found = parse_attack(name)(wild, x, y, domain=(0, 1))
+        assert torch.isfinite(found).all()
+    with Classifier(wild, (4,)) as victim:
+        assert not victim.correct(x.unsqueeze(0), y).any()
+
+
+def test_few_classes_are_said():
+    x, y = torch.rand(8, 4), torch.randint(2, (8,))
+    model = pb.CCP(4, 3, 2, degree=2, seed=0)
+    for attack in (APGD(0.3, 5, loss="dlr"), APGDT(0.3, 5)):
+        assert "plain margin" in attack.caveats(2)[0] and not attack.caveats(10)
+        assert attack(model, x, y, domain=(0, 1)).shape == x.shape
+
+
+def test_the_model_is_left_as_it_was(digits):
+    (model, _), data = digits
+    model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    PGD(0.1, 2)(model, data.x[:5], data.y[:5], domain=data.domain)
+    assert model.training and all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert PGD(0.1, 2)(model, data.x[:0], data.y[:0], domain=data.domain).shape == (0, *data.shape)
+
+
+def test_an_attack_that_does_nothing_changes_no_image_of_the_callers():
+    class Idle(Attack):
+        kind = "idle"
+
+        def perturb(self, model, ball, labels, random):
+            return ball.x
+
+    x, y = 2 * torch.rand(5, 4) - 1, torch.zeros(5, dtype=torch.int64)
+    before = x.clone()
+    for model in (pb.CCP(4, 3, 3, degree=2, seed=0), pb.CCP(4, 3, 3, degree=2, seed=0, runs=2)):
+        for norm in ("inf", "2"):
+            for protocol, clip in (("sound", (-1, 1)), ("published", (0, 1))):
+                found = Idle(0.1, norm=norm)(model, x, y, domain=(-1, 1), protocol=protocol)
+                assert torch.equal(found, x.clamp(*clip).expand_as(found))
+                assert torch.equal(x, before) and found.data_ptr() != x.data_ptr()
+
+
+def test_published_clips_to_the_unit_interval_whatever_that_does(digits):
+    (model, _), data = digits
+    found = PGD(0.01, 3)(model, data.x, data.y, domain=data.domain, protocol="published")
+    assert found.min() >= 0 and found.max() <= 1
+    assert (found - data.x).abs().max() == 1.0  # a background pixel at -1 is now at 0
+    inside = data.x >= 0.01
+    assert (found - data.x).abs()[inside].max() <= 0.01 + 1e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.full((2, 4), 1.1)}, "outside of the domain"),
+        ({"x": torch.full((2, 4), torch.nan)}, "outside of the domain"),
+        ({"x": torch.zeros(2, 4, dtype=torch.int64)}, "floating-point"),
+        ({"x": torch.zeros(3, 4)}, "2 labels need images"),
+        ({"x": torch.zeros(2, 5)}, "inputs must have shape"),
+        ({"y": torch.tensor([0, 3])}, "label 3 is out of range for a model with 3 classes"),
+        ({"y": torch.tensor([0, -1])}, "label -1 is out of range"),
+        ({"y": torch.tensor([0.0, 1.0])}, "whole numbers"),
+        ({"domain": (1, 0)}, "a domain is"),
+        ({"domain": 3}, "a domain is"),
+        ({"protocol": "honest"}, "protocol must be"),
+    ],
+)
+def test_bad_input(change, message):
+    given_ = {"x": torch.zeros(2, 4), "y": torch.tensor([0, 1]), "domain": (0, 1), "protocol": "sound"} | change
+    with pytest.raises(PolyboundError, match=message):
+        FGSM(0.1)(pb.CCP(4, 3, 3, degree=2, seed=0), given_.pop("x"), given_.pop("y"), **given_)
+
+
+def test_a_module_that_is_no_classifier():
+    with pytest.raises(PolyboundError, match="does not take inputs"):
+        FGSM(0.1)(nn.Linear(3, 2), torch.zeros(2, 4), torch.tensor([0, 1]), domain=(0, 1))
+    with pytest.raises(PolyboundError, match="must give"):
+        FGSM(0.1)(nn.Flatten(0), torch.zeros(2, 4), torch.tensor([0, 1]), domain=(0, 1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FGSM(-0.1),
+        lambda: FGSM(float("nan")),
+        lambda: FGSM(0.1, norm="1"),
+        lambda: PGD(0.1, 0),
+        lambda: PGD(0.1, 5, -1.0),
+        lambda: PGD(0.1, restarts=0),
+        lambda: APGD(0.1, loss="mse"),
+        lambda: APGDT(0.1, targets=0),
+        lambda: Square(0.1, norm="2"),
+        lambda: RandomSearch(0.1, 0),
+    ],
+)
+def test_bad_settings(make):
+    with pytest.raises(PolyboundError):
+        make()
+
+
+def test_every_attack_is_an_attack():
+    assert all(isinstance(make(0.1, "inf"), Attack) for make in SMALL.values())

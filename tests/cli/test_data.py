@@ -1,0 +1,152 @@
+"""`polybound data`: list, get and verify as their users see them."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers.data import (
+    nsynth_members,
+    put_mnist,
+    root,
+    tarred,
+    tiny_cifar,
+    tiny_emnist,
+    tiny_mnist,
+    tiny_nsynth,
+    write,
+)
+from helpers.server import server
+from polybound.cli.data import data_app
+from polybound.data import MissingDataError, names
+from polybound.errors import FileFormatError, PolyboundError
+
+
+def data(*arguments, code=0):
+    result = CliRunner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def raised(*arguments):
+    return CliRunner().invoke(data_app, [str(argument) for argument in arguments]).exception
+
+
+def test_importing_the_commands_is_light():
+    code = "import sys, polybound.cli.data; assert not {'torch', 'numpy', 'sklearn', 'pooch'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_help_has_examples():
+    assert all(word in data("--help").stdout for word in ("list", "get", "verify"))
+    for command in ("list", "get", "verify"):
+        assert "Example" in data(command, "--help").stdout
+
+
+def test_list(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    shown = data("list", "--data-dir", root).stdout
+    for word in (*names(), "CC BY-SA", "3x32x32", "62"):
+        assert word in shown
+    rows = {row["name"]: row for row in json.loads(data("list", "--json", "--data-dir", root).stdout)}
+    assert rows["tiny"]["found"] == str(root / "tiny") and rows["mnist"]["found"] is None
+    assert "cs.toronto.edu" in rows["cifar10"]["source"] and rows["kmnist"]["licence"] == "CC BY-SA 4.0"
+    assert rows["digits"]["found"] and rows["emnist-byclass"]["classes"] == 62
+    assert rows["fashion-mnist"]["samples"] == {"train": 60000, "test": 10000} and rows["cifar10"]["shape"] == [
+        3,
+        32,
+        32,
+    ]
+
+
+def test_get(root, server, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch, bases=[server.url])
+    server.files.update({f"/{name}.gz": gzip.compress(content) for name, content in contents.items()})
+    printed = data("get", "tiny", "--data-dir", root).stdout
+    assert printed.split() == [str(root / "tiny" / f"{name}.gz") for name in sorted(contents, key=order)]
+    assert "already in" in data("get", "tiny", "--data-dir", root).stdout
+    assert len(server.requests) == 4
+    data("verify", "tiny", "--data-dir", root)
+
+
+def order(name):
+    return name.startswith("t10k"), "labels" in name
+
+
+def test_get_does_not_ask_for_what_is_there_in_another_form(root, monkeypatch):
+    binary, _, _ = tiny_cifar(monkeypatch)
+    for name, content in binary.items():
+        write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
+    assert "already in" in data("get", "cifar10", "--data-dir", root).stdout
+    assert "already in" in data("get", "digits", "--data-dir", root).stdout
+
+
+def test_get_says_what_is_wrong(root, server, monkeypatch):
+    tiny_mnist(monkeypatch, bases=[server.url])
+    assert isinstance(raised("get", "tiny", "--data-dir", root), MissingDataError)
+    server.files["/train-images-idx3-ubyte.gz"] = b"junk"
+    assert isinstance(raised("get", "tiny", "--data-dir", root), FileFormatError)
+    assert isinstance(raised("get", "nothing"), PolyboundError)
+
+
+def test_verify_names_every_bad_file(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    good = data("verify", "tiny", "--data-dir", root)
+    assert good.stdout.count("ok  ") == 4 and good.stderr == ""
+    bad = ["train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"]
+    for name in bad:
+        write(root / "tiny" / f"{name}.gz", gzip.compress(contents[name][:-1]))
+    result = data("verify", "tiny", "--data-dir", root, code=2)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2 and result.stdout.count("ok  ") == 2
+    for line, name in zip(lines, bad, strict=True):
+        assert line.startswith("polybound: error: ") and f"{name}.gz: " in line
+    report = json.loads(data("verify", "tiny", "--json", "--data-dir", root, code=2).stdout)
+    assert not report["ok"] and [row["ok"] for row in report["files"]] == [True, False, False, True]
+
+
+def test_verify_says_what_is_missing(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    del contents["t10k-labels-idx1-ubyte"]
+    put_mnist(root, contents)
+    result = data("verify", "tiny", "--data-dir", root, code=2)
+    assert result.stdout.count("ok  ") == 3 and "put t10k-labels-idx1-ubyte.gz into" in result.stderr
+    assert "is not in" in data("verify", "mnist", "--data-dir", root, code=2).stderr
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_verify_other_formats(root, monkeypatch, damaged):
+    code = 2 if damaged else 0
+    content, _, members = tiny_emnist(monkeypatch)
+    archive = write(root / "emnist" / "gzip.zip", content[:-1] if damaged else content)
+    binary, _, _ = tiny_cifar(monkeypatch)
+    for name, batch in binary.items():
+        write(root / "cifar10" / "cifar-10-batches-bin" / name, batch)
+    if damaged:
+        (root / "cifar10" / "cifar-10-batches-bin" / "test_batch.bin").unlink()
+    notes = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": notes})
+    write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", notes + b"x" if damaged else notes)
+    for name, count in (("emnist-letters", 1), ("cifar10", 6), ("nsynth", 1)):
+        result = data("verify", name, "--data-dir", root, code=code)
+        assert result.stdout.count("ok  ") == count - damaged and result.stderr.count("\n") == damaged
+    assert "ok  " in data("verify", "digits").stdout
+    # Members taken out of the zip file are checked one by one.
+    archive.unlink()
+    for name, member in members.items():
+        write(root / "emnist" / name, member[:-9] if damaged and "train-labels" in name else member)
+    assert data("verify", "emnist-letters", "--data-dir", root, code=code).stdout.count("ok  ") == 4 - damaged
+
+
+def test_verify_own_folders(root):
+    assert "nothing: no such folder" in data("verify", f"folder:{root}/nothing", code=2).stderr
+    assert isinstance(raised("get", f"folder:{root}/nothing"), PolyboundError)
+    result = data("verify", f"folder:{root}", code=2)
+    assert str(root) in result.stderr

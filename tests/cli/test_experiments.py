@@ -1,0 +1,145 @@
+"""`polybound experiments`, `sweep`, `reproduce`, `report` and `compare` as people call them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from helpers.paper_rows import rows_like_the_paper
+from polybound.evaluation import Table
+
+RECIPE = """
+title = "Mine"
+datasets = ["digits"]
+methods = ["none", "projection"]
+bounds = [1.0, 0.5]
+attacks = ["fgsm-0.1"]
+seeds = 1
+limit = 50
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(RECIPE)
+    return file
+
+
+def test_experiments_are_listed(cli):
+    names = [entry["name"] for entry in cli("experiments", "--json").json]
+    assert names[0] == "table-1" and "honest-table" in names
+    assert "The hidden rank" in cli("experiments").out
+
+
+def test_reproduce_and_report(cli, refused, recipe, tmp_path):
+    known = (recipe, "--runs", tmp_path / "runs", "--budget", "0.02")
+    output = ("-o", tmp_path / "out.html")
+    plan = cli("sweep", *known, "--dry-run", "--json").json
+    assert plan["runs"] == 3 and plan["done"] == 0 and plan["seconds"] > 0
+    shown = " ".join(cli("reproduce", *known, *output, "--workers", 1).out.split())
+    assert "2 of 100 epochs" in shown and "FGSM-0.1 │ sound protocol" in shown
+    assert (tmp_path / "out.html").stat().st_size > 5000
+    assert (tmp_path / "out" / "mine.tex").exists() and (tmp_path / "out" / "mine-scores.csv").exists()
+    before = (tmp_path / "out" / "mine.md").read_text()
+    assert "| FGSM-0.1 | sound protocol |" in before
+    cli("report", *known, *output)
+    assert (tmp_path / "out" / "mine.md").read_text() == before
+    elsewhere = (recipe, "--runs", tmp_path / "elsewhere", "--budget", "0.02", "-o", tmp_path / "again.html")
+    cli("report", *elsewhere, "--scores", tmp_path / "out" / "mine-scores.csv")
+    assert (tmp_path / "again" / "mine.md").read_text() == before
+    assert "no such file" in refused("report", *elsewhere, "--scores", tmp_path / "no.csv")
+    assert "not a file of scores" in refused("report", *elsewhere, "--scores", tmp_path / "out" / "mine.csv")
+    assert cli("sweep", *known, "--dry-run", "--json").json["done"] == plan["jobs"]
+    check_report_of_runs(cli, refused, tmp_path)
+
+
+def check_report_of_runs(cli, refused, tmp_path):
+    folders = sorted((tmp_path / "runs").glob("digits-*"))
+    assert len(folders) == 3
+    output = ("-o", tmp_path / "runs.html")
+    shown = cli("report", *folders, *output).out
+    assert "DIGITS" in shown.upper() and "Lipschitz, row-wise" in shown
+    (scores,) = [
+        table
+        for section in cli("report", *folders, *output, "--json").json["sections"]
+        for table in section["tables"]
+        if table["title"] == "Accuracy in %"
+    ]
+    measured = [row for row in scores["rows"] if row[2].startswith("50")]
+    assert [row[1] for row in measured] == ["1"] * 3 and len({row[0] for row in measured}) == 3
+    for row, name in zip(measured, ("none", "projection, bound 0.5", "projection, bound 1"), strict=True):
+        assert f"{row[0]},".startswith(f"{name},")
+    check_figures_of_runs(cli("report", *folders, *output, "--json").json, tmp_path / "runs-report")
+    assert "no run folder" in refused("report", tmp_path, *output)
+    assert "experiments or of runs" in refused("report", "table-1", folders[0], *output)
+
+
+def check_figures_of_runs(made, folder):
+    (section,) = made["sections"]
+    figures = {figure["title"]: figure["panels"] for figure in section["figures"]}
+    assert set(figures) == {
+        "Accuracy over the bounds",
+        "Clean accuracy against accuracy under attack",
+        "The loss during training",
+    }
+    (bounds,) = figures["Accuracy over the bounds"]
+    assert [line["x"] for line in bounds["lines"]] == [[0.5, 1.0]] * 3  # clean, and under both protocols
+    (training,) = figures["The loss during training"]
+    names = [line["label"] for line in training["lines"]]
+    assert names == ["none", "projection, bound 0.5", "projection, bound 1"]
+    assert "3 runs of 3 configurations" in made["found"]["verdict"]
+    (scores,) = [table for table in section["tables"] if table["title"] == "Accuracy in %"]
+    assert {one["question"] for one in made["found"]["findings"]} >= {"Which is the most accurate?"}
+    best = max(scores["rows"], key=lambda row: float(row[3].split()[0]))
+    (answer,) = [one["answer"] for one in made["found"]["findings"] if one["question"] == "Which is the most accurate?"]
+    assert answer.startswith(f"{best[0]}: {best[3].split()[0]} %")
+    data = [file for file in folder.glob("runs-*.csv") if file.with_suffix(".svg").is_file()]
+    assert len(data) == 3 and (folder / "found.md").is_file()
+
+
+def test_a_sweep_as_json_is_its_rows(cli, recipe, tmp_path):
+    words = ("sweep", recipe, "--runs", tmp_path, "--budget", "0.02", "--method", "none", "--limit", 20, "--workers", 1)
+    rows = cli(*words, "--json").json
+    assert {(row["attack"], row["protocol"]) for row in rows} == {
+        ("clean", "-"),
+        ("fgsm-0.1", "published"),
+        ("fgsm-0.1", "sound"),
+    }
+    assert {row["total"] for row in rows} == {20} and {row["method"] for row in rows} == {"none"}
+
+
+def test_compare_has_an_exit_code(cli, tmp_path):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text(Table(rows_like_the_paper()).to_csv())
+    bad.write_text(Table(rows_like_the_paper(4.0)).to_csv())
+    compared = cli("compare", good)
+    assert "within" in compared.out and compared.code == 0
+    result = cli("compare", bad, "--json")
+    assert result.code == 1
+    assert "off" in {entry["verdict"] for entry in result.json}
+    lines = list(csv.DictReader(io.StringIO(cli("compare", bad, "--csv").out)))
+    assert [line["verdict"] for line in lines] == [entry["verdict"] for entry in result.json]
+    bad.write_text(Table(rows_like_the_paper(3.1, spread=4.0)).to_csv())
+    shown = cli("compare", bad).out
+    assert "others within 2 standard deviations of both" in shown and "in std" in shown
+
+
+def test_bad_input_is_refused_in_one_line(refused, recipe, tmp_path):
+    runs = ("--runs", tmp_path / "runs")
+    assert "no experiment is called 'table-99'" in refused("sweep", "table-99", *runs)
+    assert "budget" in refused("sweep", recipe, "--budget", "2", *runs)
+    assert "no data set is called" in refused("sweep", recipe, "--dataset", "nothing", *runs)
+    assert "engine must be one of" in refused("sweep", recipe, "--engine", "slurm", *runs)
+    assert "no such folder" in refused("reproduce", recipe, "-o", tmp_path / "nowhere" / "out.html", *runs)
+    assert "no such file" in refused("compare", tmp_path / "nowhere")
+    (tmp_path / "other.csv").write_text("dataset,model\nmnist,pn-4\n")
+    assert "no column" in refused("compare", tmp_path / "other.csv")
+    (tmp_path / "empty").mkdir()
+    assert "no run that the paper has a value for" in refused("compare", tmp_path / "empty")
+    assert "protocol must be" in refused("compare", tmp_path / "empty", "--protocol", "both")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("title = ")
+    assert "not an experiment" in refused("sweep", broken, *runs)
+    assert json.dumps(str(broken))[1:-1] in refused("report", broken, "-o", tmp_path / "out.html")

@@ -1,0 +1,190 @@
+"""`polybound export` and `polybound verify`, ONNX files in the other commands, and what they say without the extra."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+import polybound as pb
+from helpers.onnx_graphs import off, run
+from polybound.runs import DataSpec, Spec, train_together
+
+
+@pytest.fixture(scope="module")
+def model():
+    return pb.paper_model("pn-4", shape=(1, 8, 8), seed=1)
+
+
+@pytest.fixture(scope="module")
+def model_file(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "model.safetensors"
+    model.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def net(cli, model_file):
+    path = model_file.parent / "net.onnx"
+    assert cli("export", model_file, path, "--dataset", "digits").code == 0
+    return path
+
+
+def test_export_writes_a_network_with_what_the_data_say(net, model):
+    entries = {entry.key: json.loads(entry.value) for entry in onnx.load(net).metadata_props}
+    assert entries["class_names"] == [str(digit) for digit in range(10)] and entries["domain"] == [-1.0, 1.0]
+    assert entries["scaling"] == {"factor": 0.125, "offset": -1.0} and len(entries["bounds"]) == 3
+    x = torch.rand(3, 1, 8, 8)
+    assert off(run(net, x), model(x)) < 1e-5
+
+
+def test_onnx_files_are_models_to_every_command(cli, net, model_file):
+    assert cli("info", net, "--json").json["config"] == cli("info", model_file, "--json").json["config"]
+    assert cli("bounds", net, "--json").json == cli("bounds", model_file, "--json").json
+    words = ("--dataset", "digits", "--eps", "0.05", "-n", "20", "--json")
+    (one,), (other,) = (cli("certify", file, *words).json["rows"] for file in (net, model_file))
+    assert {key: one[key] for key in ("verified", "falsified")} == {
+        key: other[key] for key in ("verified", "falsified")
+    }
+    words = ("--dataset", "digits", "--attacks", "fgsm-0.1", "--limit", "50", "--json")
+    assert (
+        cli("evaluate", net, *words).json["scores"][0]["correct"]
+        == cli("evaluate", model_file, *words).json["scores"][0]["correct"]
+    )
+
+
+def test_a_benchmark_by_one_command(cli, model_file, tmp_path):
+    words = ("--vnnlib", "--eps", "0.02", "--eps", "0.2", "--images", "4", "--dataset", "digits", "--timeout", "20")
+    result = cli("export", model_file, *words, "-o", tmp_path / "b", "--json").json
+    assert len(result["files"]) == 10 and Path(result["files"][-1]).name == "instances.csv"
+    answers = set()
+    for line in (tmp_path / "b" / "instances.csv").read_text().splitlines():
+        network, question, seconds = line.split(",")
+        answer = cli(
+            "verify", tmp_path / "b" / network, tmp_path / "b" / question, "--timeout", seconds, "-o", tmp_path / "r"
+        )
+        assert answer.code == 0 and (tmp_path / "r").read_text() == answer.out
+        answers.add(answer.out.splitlines()[0])
+    assert answers <= {"sat", "unsat"} and "sat" in answers
+
+
+def test_run_folders_know_their_data(cli, tmp_path):
+    recipe = pb.Recipe.of(epochs=1)
+    (run,) = train_together([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path / "runs")
+    assert cli("export", run.path, tmp_path / "net.onnx", "--no-bounds").code == 0
+    assert pb.deploy.read_onnx(tmp_path / "net.onnx").metadata.class_names == tuple("0123456789")
+    assert cli("export", run.path, "--vnnlib", "--eps", "0.1", "-n", "2", "--no-bounds", "-o", tmp_path / "b").code == 0
+    [network] = (tmp_path / "b" / "onnx").iterdir()
+    assert network.name == f"{run.path.name}.onnx"
+
+
+def test_correct_images_only(cli, model_file, tmp_path, model):
+    words = ("--vnnlib", "--eps", "0", "--images", "5", "--dataset", "digits", "--correct-only", "--no-bounds")
+    assert cli("export", model_file, *words, "-o", tmp_path).code == 0
+    for line in (tmp_path / "instances.csv").read_text().splitlines():
+        network, question, _ = line.split(",")
+        assert cli("verify", tmp_path / network, tmp_path / question).out == "unsat\n"
+
+
+def test_a_run_that_is_not_decided_has_exit_code_1(cli, tmp_path):
+    pb.paper_model("pn-10", shape=(1, 8, 8), seed=0).save(tmp_path / "m.safetensors")
+    words = ("--vnnlib", "--eps", "0.3", "--images", "4", "--dataset", "digits", "--correct-only", "--no-bounds")
+    cli("export", tmp_path / "m.safetensors", *words, "-o", tmp_path)
+    seen = set()
+    for line in (tmp_path / "instances.csv").read_text().splitlines():
+        network, question, _ = line.split(",")
+        result = cli("verify", tmp_path / network, tmp_path / question, "--timeout", "0", "--json")
+        seen.add((result.json["answer"], result.code))
+    assert seen <= {("timeout", 1), ("sat", 0), ("unsat", 0)}
+
+
+def test_stacks_are_exported_run_by_run(cli, refused, tmp_path):
+    pb.paper_model("pn-4", shape=(1, 8, 8), runs=2, seed=0).save(tmp_path / "s.safetensors")
+    result = cli("export", tmp_path / "s.safetensors", tmp_path / "net.onnx", "--no-bounds", "--json").json
+    assert [Path(file).name for file in result["files"]] == ["net-0.onnx", "net-1.onnx"]
+    assert cli("export", tmp_path / "s.safetensors", tmp_path / "one.onnx", "--run", "1", "--no-bounds").code == 0
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "net-1.onnx").read_bytes()
+    words = ("--vnnlib", "--eps", "0.1", "--dataset", "digits", "-o", tmp_path)
+    assert "--run 0" in refused("export", tmp_path / "s.safetensors", *words)
+
+
+def test_refusals_are_one_line(refused, model_file, net, tmp_path):
+    said = {
+        ("export", model_file): "where to?",
+        ("export", model_file, "a.onnx", "-o", "b.onnx"): "where to?",
+        ("export", model_file, "a.txt"): "ends in .onnx",
+        ("export", model_file, tmp_path / "no" / "a.onnx"): "no such folder",
+        ("export", model_file, "a.onnx", "--eps", "1"): "--vnnlib",
+        ("export", model_file, "a.onnx", "--scaling", "1"): "FACTOR,OFFSET",
+        ("export", model_file, "a.onnx", "--dataset", "fashion"): "fashion",
+        ("export", model_file, "-o", tmp_path, "--vnnlib"): "--eps",
+        ("export", model_file, "-o", tmp_path, "--vnnlib", "--eps", "0.1"): "whose images?",
+        ("export", tmp_path / "none", "a.onnx"): "none",
+        ("verify", net, model_file): "not a text",
+        ("verify", model_file, model_file): "ONNX",
+        ("verify", net, tmp_path / "none"): "no such file",
+        ("verify", net, net, "-o", tmp_path / "no" / "r"): "no such folder",
+    }
+    for words, complaint in said.items():
+        message = refused(*words)
+        assert complaint in message and message.count("\n") == 1, (words, message)
+
+
+WITHOUT = """
+import contextlib, io, json, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+from polybound.cli import main
+results = []
+for words in {commands!r}:
+    sys.argv, out, err, code = ["polybound", *words], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+    results.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(results))
+"""
+
+
+def without(blocked, *commands):
+    """Exit code, output and errors of commands in one process that cannot import some packages."""
+    code = WITHOUT.format(blocked=blocked, commands=[[str(word) for word in words] for words in commands])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_without_the_extra_each_command_says_which(model_file, net, tmp_path):
+    commands = [
+        ("export", model_file, "a.onnx"),
+        ("export", model_file, "-o", tmp_path, "--vnnlib", "--eps", "0.1", "--dataset", "digits"),
+        ("verify", net, tmp_path / "p.vnnlib"),
+        ("certify", net, "--dataset", "digits", "--eps", "0.1"),
+        ("bounds", net),
+        ("info", net),
+    ]
+    torch_graph = ("export", model_file, "a.onnx", "--graph", "torch", "--no-bounds")
+    for code, out, err in without(["onnx"], *commands) + without(["onnxscript"], torch_graph):
+        assert code == 2 and out == "" and err.count("\n") == 1 and "pip install 'polybound[onnx]'" in err
+
+
+def test_what_needs_no_extra_works_without(model_file, net, tmp_path):
+    question = tmp_path / "p.vnnlib"
+    question.write_text(pb.deploy.robustness_vnnlib(torch.zeros(64), 0, 0.001, 10))
+    answer, info = without(["onnxruntime", "onnxscript"], ("verify", net, question), ("info", model_file))
+    assert answer[0] == 0 and answer[1].splitlines()[0] in ("sat", "unsat") and info[0] == 0
+
+
+def test_names_are_what_they_are_in_whatever_order_they_are_loaded():
+    code = "import polybound.deploy as d, types; [getattr(d, n) for n in d.__all__ if n[0].isupper()];"
+    code += "print([n for n in d.__all__ if isinstance(getattr(d, n), types.ModuleType)])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr

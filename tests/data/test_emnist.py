@@ -1,0 +1,176 @@
+"""EMNIST: read from a zip file like NIST's, upright and with labels from 0 on; damaged zip files are refused."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import gzip
+import io
+import stat
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.data import idx, random_bytes, read_or_refused, refused, root, tiny_emnist, write, zipped
+from polybound.data import MissingDataError, load
+
+IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
+LABELS = "gzip/emnist-letters-train-labels-idx1-ubyte.gz"
+
+
+@pytest.mark.parametrize("folder", ["emnist", "emnist-letters"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_letters_come_upright_and_from_zero(root, monkeypatch, split, folder):
+    content, arrays, _ = tiny_emnist(monkeypatch)
+    write(root / folder / "gzip.zip", content)
+    data = load("emnist-letters", split, data_dir=root, download=False)
+    images, labels = arrays[split]
+    assert data.class_names == ("A", "B", "C") and data.shape == (1, 28, 28) and data.note == ""
+    assert data.y.tolist() == (labels - 1).tolist() and data.y.min() == 0
+    assert np.allclose(data.x[:, 0].numpy(), images.transpose(0, 2, 1) / 127.5 - 1, atol=1e-6)
+
+
+def test_by_class_counts_from_zero_already(root, monkeypatch):
+    content, arrays, _ = tiny_emnist(monkeypatch, "byclass")
+    write(root / "emnist" / "gzip.zip", content)
+    data = load("emnist-byclass", data_dir=root, download=False)
+    assert data.class_names == ("0", "1", "a") and data.y.tolist() == arrays["train"][1].tolist()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("folder", ["emnist", "emnist/gzip", "emnist-letters"])
+def test_files_taken_out_of_the_zip_file_are_read_with_a_note(root, monkeypatch, folder, packed):
+    _, arrays, members = tiny_emnist(monkeypatch)
+    for name, packed_content in members.items():
+        if name.endswith(".gz"):
+            target = root / folder / name.removeprefix("gzip/")
+            if packed:
+                write(target, packed_content)
+            else:
+                write(target.with_suffix(""), gzip.decompress(packed_content))
+    data = load("emnist-letters", data_dir=root, download=False)
+    assert data.y.tolist() == (arrays["train"][1] - 1).tolist() and "only their structure" in data.note
+
+
+def test_images_without_their_labels(root, monkeypatch):
+    _, _, members = tiny_emnist(monkeypatch)
+    write(root / "emnist" / IMAGES, members[IMAGES])
+    with pytest.raises(MissingDataError, match=r"put emnist-letters-train-labels-idx1-ubyte\.gz into"):
+        load("emnist-letters", data_dir=root, download=False)
+
+
+def test_every_other_zip_file_than_the_official_one_is_refused(root, monkeypatch):
+    content, _, members = tiny_emnist(monkeypatch)
+    path = root / "emnist" / "gzip.zip"
+    for changed in (
+        b"",
+        content[:-1],
+        content[: len(content) // 2],
+        content + b"x",
+        zipped(members | {"new": b""}),
+        b"PK",
+    ):
+        write(path, changed)
+        refused("emnist-letters", path, data_dir=root)
+
+
+MEMBERS = {
+    "no images": ({IMAGES: None}, IMAGES, "holds no"),
+    "no labels": ({LABELS: None}, LABELS, "holds no"),
+    "labels from zero": ({LABELS: gzip.compress(idx(np.zeros(12, np.uint8)))}, LABELS, "label -1"),
+    "label out of range": ({LABELS: gzip.compress(idx(np.full(12, 4, np.uint8)))}, LABELS, "label 3"),
+    "count of labels": ({LABELS: gzip.compress(idx(np.ones(11, np.uint8)))}, LABELS, "its idx header is"),
+    "test images for train": ({IMAGES: gzip.compress(idx(random_bytes(6, 28, 28)))}, IMAGES, "its idx header is"),
+    "smaller images": ({IMAGES: gzip.compress(idx(random_bytes(12, 28, 27)))}, IMAGES, "its idx header is"),
+    "images not gzipped": ({IMAGES: idx(random_bytes(12, 28, 28))}, IMAGES, "damaged"),
+    "images cut": ({IMAGES: gzip.compress(idx(random_bytes(12, 28, 28)))[:-9]}, IMAGES, "ends early"),
+    "images are a bomb": ({IMAGES: gzip.compress(bytes(50_000_000))}, IMAGES, "longer than"),
+}
+
+
+@pytest.mark.parametrize(("changes", "member", "word"), MEMBERS.values(), ids=MEMBERS)
+def test_wrong_members_are_refused(root, monkeypatch, changes, member, word):
+    content, _, _ = tiny_emnist(monkeypatch, digest=False, **changes)
+    path = write(root / "emnist" / "gzip.zip", content)
+    text = refused("emnist-letters", path, data_dir=root)
+    assert member in text and word in text
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "gzip/../../evil", "..\\evil", "C:/evil", "C:\\evil"])
+def test_names_that_point_out_of_the_zip_file_are_refused(root, monkeypatch, name):
+    content, _, _ = tiny_emnist(monkeypatch, digest=False, **{name: b"evil"})
+    path = write(root / "emnist" / "gzip.zip", content)
+    assert "points out" in refused("emnist-letters", path, data_dir=root)
+
+
+def rewritten(members, change):
+    """A zip file in which the entry of the images was changed before it was written."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            if name == IMAGES:
+                change(info)
+            archive.writestr(info, content)
+    return stream.getvalue()
+
+
+def test_links_in_a_zip_file_are_refused(root, monkeypatch):
+    _, _, members = tiny_emnist(monkeypatch, digest=False)
+
+    def link(info):
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+
+    path = write(root / "emnist" / "gzip.zip", rewritten(members, link))
+    assert "is a link" in refused("emnist-letters", path, data_dir=root)
+
+
+def patched(content, name, offset, value):
+    """A zip file with some bytes of a member's entry in its directory overwritten."""
+    at = content.rindex(name.encode()) - 46 + offset
+    return content[:at] + value + content[at + len(value) :]
+
+
+def test_encrypted_zip_files_are_refused(root, monkeypatch):
+    content, _, _ = tiny_emnist(monkeypatch, digest=False)
+    path = write(root / "emnist" / "gzip.zip", patched(content, IMAGES, 8, b"\x01\x00"))
+    assert "encrypted" in refused("emnist-letters", path, data_dir=root)
+
+
+def test_lies_about_a_members_size_are_refused(root, monkeypatch):
+    content, _, _ = tiny_emnist(monkeypatch, digest=False)
+    for size in (10, 2**31):
+        path = write(root / "emnist" / "gzip.zip", patched(content, IMAGES, 24, struct.pack("<I", size)))
+        refused("emnist-letters", path, data_dir=root)
+
+
+def test_unknown_compression_is_refused(root, monkeypatch):
+    content, _, _ = tiny_emnist(monkeypatch, digest=False)
+    path = write(root / "emnist" / "gzip.zip", patched(content, IMAGES, 10, struct.pack("<H", 99)))
+    refused("emnist-letters", path, data_dir=root)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_doubled_members_are_refused(root, monkeypatch):
+    content, _, members = tiny_emnist(monkeypatch, digest=False)
+    stream = io.BytesIO(content)
+    with zipfile.ZipFile(stream, "a") as archive:
+        archive.writestr(IMAGES, members[IMAGES])
+    path = write(root / "emnist" / "gzip.zip", stream.getvalue())
+    assert "twice" in refused("emnist-letters", path, data_dir=root)
+
+
+def test_flipped_bits_without_a_digest_are_refused_or_harmless(root, monkeypatch):
+    content, _, _ = tiny_emnist(monkeypatch, digest=False)
+    path = root / "emnist" / "gzip.zip"
+    write(path, content)
+    good = load("emnist-letters", data_dir=root, download=False)
+    refusals = 0
+    for position in range(0, len(content), 197):
+        write(path, content[:position] + bytes([content[position] ^ 0x41]) + content[position + 1 :])
+        read = read_or_refused(path, lambda: load("emnist-letters", data_dir=root, download=False))
+        assert read is None or torch.equal(read.x, good.x)
+        refusals += read is None
+    assert refusals > 10

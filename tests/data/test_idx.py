@@ -1,0 +1,187 @@
+"""MNIST's layout: read as written, plain or gzipped; every damage refused in one line that names the file."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import gzip
+import os
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.data import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
+from polybound.data import load
+from polybound.data.images import idx_size, parse_idx
+from polybound.errors import FileFormatError, PolyboundError
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_reads_what_was_written(root, monkeypatch, split, packed):
+    _, contents, arrays = tiny_mnist(monkeypatch)
+    put_mnist(root, contents, packed)
+    data = load("tiny", split, data_dir=root, download=False)
+    images, labels = arrays[split]
+    assert data.shape == (1, 5, 3) and data.classes == 10 and data.domain == (-1.0, 1.0) and data.split == split
+    assert data.x.dtype == torch.float32 and data.y.dtype == torch.int64 and data.note == ""
+    assert np.array_equal(data.x[:, 0].numpy(), (images / np.float32(127.5) - np.float32(1)).astype(np.float32))
+    assert data.y.tolist() == labels.tolist()
+    data.x[0] = 0  # writable, and warns of nothing
+
+
+@given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3))
+def test_idx_round_trip(shape):
+    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    content = idx(array)
+    assert len(content) == idx_size(tuple(shape))
+    assert np.array_equal(parse_idx(content, "here", tuple(shape)), array)
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+def header(*dims, kind=8, rank=None):
+    return bytes([0, 0, kind, len(dims) if rank is None else rank]) + struct.pack(f">{len(dims)}I", *dims)
+
+
+BODY = bytes(600)
+
+# Damage of the unpacked bytes, which their structure alone must show; and a word of the line that refuses them.
+STRUCTURE = {
+    "empty": (IMAGES, b"", "empty"),
+    "three bytes": (IMAGES, b"\0\0\x08", "its idx header is"),
+    "wrong magic": (IMAGES, b"\0\1" + header(40, 5, 3)[2:] + BODY, "its idx header is"),
+    "text": (IMAGES, b"<html>404 not found</html>", "its idx header is"),
+    "signed bytes": (IMAGES, header(40, 5, 3, kind=9) + BODY, "its idx header is"),
+    "floats": (IMAGES, header(40, 5, 3, kind=0x0D) + BODY, "its idx header is"),
+    "labels for images": (IMAGES, header(40) + BODY[:40], "its idx header is"),
+    "no dimensions": (IMAGES, header(rank=0) + BODY, "its idx header is"),
+    "255 dimensions": (IMAGES, header(40, 5, 3, rank=255) + BODY, "its idx header is"),
+    "cut in the header": (IMAGES, header(40, 5, 3)[:9], "its idx header is"),
+    "too many images": (IMAGES, header(41, 5, 3) + BODY, "its idx header is"),
+    "too few images": (IMAGES, header(39, 5, 3) + BODY[:585], "its idx header is"),
+    "no images": (IMAGES, header(0, 5, 3), "its idx header is"),
+    "negative": (IMAGES, header(2**32 - 40, 5, 3) + BODY, "its idx header is"),
+    "overflowing": (IMAGES, header(2**31 - 1, 2**31 - 1, 2**31 - 1) + BODY, "its idx header is"),
+    "turned": (IMAGES, header(40, 3, 5) + BODY, "its idx header is"),
+    "one byte short": (IMAGES, header(40, 5, 3) + BODY[:-1], "599 there"),
+    "one byte long": (IMAGES, header(40, 5, 3) + BODY + b"x", "longer than"),
+    "images for labels": (LABELS, header(1, 4, 4)[:44] + bytes(28), "its idx header is"),
+    "count of labels": (LABELS, header(39) + bytes(39), "its idx header is"),
+    "label out of range": (LABELS, header(40) + bytes([0] * 20 + [10] + [0] * 19), "label 10 of sample 20"),
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("name", "content", "word"), STRUCTURE.values(), ids=STRUCTURE)
+def test_wrong_structure_is_refused(root, monkeypatch, name, content, word, packed):
+    _, contents, _ = tiny_mnist(monkeypatch, digests=False)
+    put_mnist(root, contents | {name: content}, packed)
+    path = root / "tiny" / (f"{name}.gz" if packed else name)
+    assert word in refused("tiny", path, data_dir=root)
+
+
+def test_with_digests_nothing_changed_is_read(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    for name, content, _ in STRUCTURE.values():
+        put_mnist(root, contents | {name: content})
+        refused("tiny", root / "tiny" / f"{name}.gz", data_dir=root)
+
+
+def test_every_truncation_of_a_gzipped_file_is_refused(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch, digests=False)
+    put_mnist(root, contents)
+    path = root / "tiny" / f"{IMAGES}.gz"
+    whole = path.read_bytes()
+    for length in (*range(0, 30), *range(30, len(whole), 41), len(whole) - 1):
+        path.write_bytes(whole[:length])
+        refused("tiny", path, data_dir=root)
+
+
+def test_flipped_bits_are_refused(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents, packed=False)
+    path = root / "tiny" / IMAGES
+    whole = path.read_bytes()
+    for position in (*range(20), *range(20, len(whole), 29), len(whole) - 1):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        refused("tiny", path, data_dir=root)
+
+
+def test_flipped_bits_of_gzipped_files_are_refused_or_harmless(root, monkeypatch):
+    """A few bits of gzip's header, such as those of its time stamp, do not matter; the content's digest decides."""
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    path = root / "tiny" / f"{IMAGES}.gz"
+    whole, good = path.read_bytes(), load("tiny", data_dir=root, download=False)
+    harmless = 0
+    for position in (*range(20), *range(20, len(whole), 29), len(whole) - 1):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        read = read_or_refused(path, lambda: load("tiny", data_dir=root, download=False))
+        assert read is None or torch.equal(read.x, good.x)
+        harmless += read is not None
+    assert harmless <= 8
+
+
+def test_the_line_says_which_digest_was_found(root, monkeypatch):
+    source, contents, _ = tiny_mnist(monkeypatch)
+    changed = contents[IMAGES][:-1] + bytes([contents[IMAGES][-1] ^ 1])
+    put_mnist(root, contents | {IMAGES: changed})
+    text = refused("tiny", root / "tiny" / f"{IMAGES}.gz", data_dir=root)
+    assert "SHA-256" in text and source.parts["train"][0].sha256[0][:12] in text and "damaged or swapped" in text
+
+
+def test_swapped_splits_are_refused(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents | {IMAGES: contents["t10k-images-idx3-ubyte"]})
+    assert "swapped" in refused("tiny", root / "tiny" / f"{IMAGES}.gz", data_dir=root)
+
+
+def test_a_bomb_is_not_unpacked(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch, digests=False)
+    put_mnist(root, contents)
+    path = write(root / "tiny" / f"{IMAGES}.gz", gzip.compress(bytes(200_000_000), compresslevel=1))
+    assert "longer than" in refused("tiny", path, data_dir=root)
+
+
+def test_trailing_garbage_behind_gzip_is_refused(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    path = root / "tiny" / f"{IMAGES}.gz"
+    whole = path.read_bytes()
+    for garbage in (b"garbage", gzip.compress(b"more"), whole):
+        path.write_bytes(whole + garbage)
+        refused("tiny", path, data_dir=root)
+
+
+def test_what_is_no_file_is_refused(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    path = root / "tiny" / f"{IMAGES}.gz"
+    path.unlink()
+    path.mkdir()
+    assert "folder" in refused("tiny", path, data_dir=root)
+    path.rmdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(path)
+        assert "not a regular file" in refused("tiny", path, data_dir=root)
+        path.unlink()
+    path.symlink_to("nowhere")
+    refused("tiny", path, data_dir=root)
+
+
+def test_wrong_splits_are_refused(root, monkeypatch):
+    tiny_mnist(monkeypatch)
+    with pytest.raises(PolyboundError, match="carve one from train"):
+        load("tiny", "validation", data_dir=root)
+    with pytest.raises(PolyboundError, match="must be 'train'"):
+        load("tiny", "dev", data_dir=root)
+
+
+def test_no_content_passes_for_an_array_by_accident():
+    for length in range(40):
+        with pytest.raises(FileFormatError, match="here"):
+            parse_idx(bytes(length), "here", (3, 3))

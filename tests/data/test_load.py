@@ -1,0 +1,201 @@
+"""Names, places and splits: what is found where, what is carved from what, and what is said if nothing is there."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.data import put_mnist, root, tiny_mnist, write
+from polybound.data import DataFile, MissingDataError, Samples, directories, load, load_digits, load_splits, names
+from polybound.data.catalogue import SOURCES
+from polybound.data.dataset import carve
+from polybound.errors import PolyboundError
+
+
+def test_the_names():
+    expected = "digits fashion-mnist mnist kmnist emnist-letters emnist-byclass cifar10 nsynth"
+    assert list(names()) == expected.split()
+    with pytest.raises(PolyboundError, match=r"no data set is called 'imagenet'; there are digits, .*folder:PATH"):
+        load("imagenet")
+    with pytest.raises(PolyboundError, match="no data set"):
+        load("folder:")
+
+
+def test_the_catalogue_is_consistent():
+    for name, source in SOURCES.items():
+        assert source.name == name and len(set(source.class_names)) == len(source.class_names)
+        for file in source.files(full=True):
+            assert file.size > 0 and file.sha256 and file.urls and all(url.startswith("http") for url in file.urls)
+            assert all(len(digest) == 64 and int(digest, 16) for digest in file.sha256)
+    batches = [file for files in SOURCES["cifar10"].parts.values() for file in files]
+    assert len(batches) == 6 and all(len(file.sha256) == 1 for file in batches)
+
+
+def test_digits_are_what_they_were(root):
+    for split in ("train", "test"):
+        old, new = load_digits(split), load("digits", split)
+        assert torch.equal(old.x, new.x) and torch.equal(old.y, new.y) and old.class_names == new.class_names
+    assert pb.data.load is load
+
+
+def test_importing_is_light():
+    code = "import sys, polybound.data; assert not {'sklearn', 'pooch', 'PIL', 'requests', 'rich'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+# Splits
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),
+    share=st.floats(0.05, 0.6),
+    seed=st.integers(-(2**70), 2**70),
+)
+def test_carving_is_a_stratified_partition(sizes, share, seed):
+    y = np.repeat(np.arange(len(sizes)), sizes)
+    samples = Samples(np.arange(len(y), dtype=np.float32)[:, None], y, tuple(map(str, sizes)))
+    try:
+        rest, carved = carve(samples, share, seed)
+    except PolyboundError:
+        assert round(len(y) * share) == 0 or max(sizes) < 2 or sum(n * share for n in sizes) < len(sizes)
+        return
+    assert sorted([*rest.x[:, 0], *carved.x[:, 0]]) == list(range(len(y)))
+    assert np.all(np.diff(rest.x[:, 0]) > 0) and np.all(np.diff(carved.x[:, 0]) > 0)
+    for label, size in enumerate(sizes):
+        count = int((carved.y == label).sum())
+        assert count <= size - 1 and (abs(count - size * share) < 1 or count == size - 1)
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=1, max_size=4),
+    share=st.floats(0.1, 0.5),
+    seed=st.integers(0, 1000),
+)
+def test_groups_are_never_divided(counts, share, seed):
+    y = np.concatenate([np.full(sum(sizes), label) for label, sizes in enumerate(counts)])
+    flat = [size for sizes in counts for size in sizes]
+    groups = np.repeat(np.arange(len(flat)), flat)
+    samples = Samples(groups.astype(np.float32)[:, None], y, tuple(map(str, counts)), groups)
+    if all(len(sizes) == 1 for sizes in counts):
+        with pytest.raises(PolyboundError, match="too few"):
+            carve(samples, share, seed)
+        return
+    rest, carved = carve(samples, share, seed)
+    assert not set(rest.groups) & set(carved.groups) and len(rest.y) + len(carved.y) == len(y)
+    for label, sizes in enumerate(counts):
+        assert (rest.y == label).any()
+        assert (carved.y == label).any() == (len(sizes) > 1)
+
+
+def test_splits_do_not_change_with_versions():
+    """The very numbers, so that results stay comparable; they come from no library's random generator."""
+    y = np.repeat([0, 1], 10)
+    _, carved = carve(Samples(np.arange(20, dtype=np.float32)[:, None], y, ("a", "b")), 0.3, seed=0)
+    assert carved.x[:, 0].tolist() == [2, 4, 6, 10, 16, 18]
+
+
+def test_validation_is_carved_from_train_only(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    options = {"data_dir": root, "download": False}
+    train = load("tiny", "train", validation=0.25, seed=3, **options)
+    validation = load("tiny", "validation", validation=0.25, seed=3, **options)
+    test = load("tiny", "test", validation=0.25, seed=3, **options)
+    assert (len(train), len(validation), len(test)) == (30, 10, 20)
+    assert (train.split, validation.split, test.split) == ("train", "validation", "test")
+    rows = {row.numpy().tobytes() for row in torch.cat([train.x, validation.x])}
+    whole = load("tiny", **options)
+    assert rows == {row.numpy().tobytes() for row in whole.x} and len(rows) == len(whole) == 40
+    assert torch.equal(test.x, load("tiny", "test", **options).x)
+    other = load("tiny", "validation", validation=0.25, seed=4, **options)
+    assert not torch.equal(other.x, validation.x)
+    splits = load_splits("tiny", validation=0.25, seed=3, **options)
+    for one, two in zip(splits, (train, validation, test), strict=True):
+        assert torch.equal(one.x, two.x) and torch.equal(one.y, two.y) and one.split == two.split
+    assert len(load_splits("tiny", **options).validation) == 4  # a tenth
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
+def test_bad_shares_are_refused(root, share):
+    with pytest.raises(PolyboundError, match="share"):
+        load("digits", validation=share)
+    with pytest.raises(PolyboundError, match="share"):
+        load_splits("digits", validation=share)
+
+
+# Places
+
+
+def test_the_order_of_places(root, tmp_path, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch, digests=False)
+    variable = tmp_path / "variable"
+    places = [root, variable, tmp_path / "cache" / "polybound", tmp_path / "system"]
+    monkeypatch.setenv("POLYBOUND_DATA", str(variable))
+    label = contents["train-labels-idx1-ubyte"]
+    for number, place in reversed(list(enumerate(places))):
+        put_mnist(place, contents | {"train-labels-idx1-ubyte": label[:8] + bytes([number] * 40)})
+        found = load("tiny", data_dir=root if number == 0 else None, download=False)
+        assert found.y.unique().tolist() == [number]
+
+
+def test_files_may_lie_in_different_places(root, tmp_path, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    for place, part in ((root, "images"), (tmp_path / "system", "labels")):
+        put_mnist(place, {name: content for name, content in contents.items() if part in name}, packed=part == "images")
+    assert len(load("tiny", data_dir=root, download=False)) == 40
+
+
+def test_only_the_wanted_split_is_needed(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, {name: content for name, content in contents.items() if name.startswith("t10k")})
+    assert len(load("tiny", "test", data_dir=root, download=False)) == 20
+    with pytest.raises(MissingDataError, match=r"train-images-idx3-ubyte\.gz, train-labels-idx1-ubyte\.gz"):
+        load("tiny", data_dir=root, download=False)
+
+
+def test_what_is_said_if_nothing_is_there(root, tmp_path, monkeypatch):
+    tiny_mnist(monkeypatch)
+    with pytest.raises(MissingDataError) as caught:
+        load("tiny", data_dir=root, download=False)
+    text = str(caught.value)
+    for place in (root, tmp_path / "cache" / "polybound", tmp_path / "system"):
+        assert f"{place}/tiny" in text
+    assert text.endswith(f"put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz into {root}/tiny")
+    monkeypatch.setenv("POLYBOUND_DATA", str(root))
+    with pytest.raises(MissingDataError, match=r"by 'polybound data get tiny', or .* into \$POLYBOUND_DATA/tiny$"):
+        load("tiny", download=False)
+    with pytest.raises(MissingDataError, match=f"into {tmp_path}/tiny$"):
+        load("tiny", data_dir=tmp_path, download=False)
+    with pytest.raises(MissingDataError, match="has no address"):
+        load("tiny")
+
+
+def test_debian_keeps_them_where_they_are_looked_for():
+    assert str(directories.SYSTEM) == "/usr/share/datasets" and SOURCES["fashion-mnist"].folders == ("fashion-mnist",)
+
+
+def test_a_home_directory_is_expanded(root, tmp_path, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    put_mnist(tmp_path / "mine", contents)
+    assert len(load("tiny", data_dir="~/mine", download=False)) == 40
+
+
+def test_plain_files_are_preferred_and_named(root, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    write(root / "tiny" / "train-labels-idx1-ubyte", b"junk")
+    with pytest.raises(pb.FileFormatError, match="train-labels-idx1-ubyte: "):
+        load("tiny", data_dir=root, download=False)
+
+
+def test_data_file_names():
+    file = DataFile("a", 3, gzipped=True)
+    assert file.stored == "a.gz" and file.names == ("a", "a.gz") and DataFile("b", 3).names == ("b",)

@@ -1,0 +1,275 @@
+"""NSynth: spectrograms as defined, splits by instrument, a cache that cannot do harm, and damaged archives refused."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.data import (
+    FAMILIES,
+    nsynth_members,
+    refused,
+    root,
+    tarred,
+    tiny_nsynth,
+    tone,
+    wav,
+    write,
+)
+from polybound.data import load, load_splits, nsynth
+from polybound.data.nsynth import first_second, log_mel
+from polybound.errors import FileFormatError, PolyboundError
+
+TEST = "nsynth-test.jsonwav.tar.gz"
+
+
+def test_spectrogram_against_its_definition():
+    """Each step by a slow and obvious computation."""
+    wave = np.random.default_rng(0).uniform(-1, 1, 8000)
+    picture = log_mel(wave[None])[0, 0]
+    mel = lambda f: 2595 * np.log10(1 + f / 700)  # noqa: E731
+    points = [700 * (10 ** (mel(4000) * k / 33 / 2595) - 1) for k in range(34)]
+    window = np.array([0.5 - 0.5 * np.cos(2 * np.pi * n / 512) for n in range(512)])
+    for band, frame in ((0, 0), (5, 31), (31, 7), (17, 16)):
+        power = 0.0
+        for k in range(257):
+            height = np.interp(k * 8000 / 512, points[band : band + 3], [0, 1, 0], left=0, right=0)
+            if height:
+                turns = np.exp(-2j * np.pi * k * np.arange(512) / 512)
+                amplitude = 2 / window.sum() * np.sum(wave[240 * frame : 240 * frame + 512] * window * turns)
+                power += height * abs(amplitude) ** 2
+        decibels = np.clip(10 * np.log10(power), -80, 0)
+        assert picture[band, frame] == pytest.approx(decibels / 40 + 1, abs=1e-5)
+
+
+def test_spectrograms_stay_in_their_domain():
+    loud = np.sign(np.sin(2 * np.pi * 997 * np.arange(8000) / 8000))
+    for wave in (np.zeros(8000), np.ones(8000), loud, -loud, np.eye(1, 8000, 4000)[0]):
+        picture = log_mel(wave[None])
+        assert picture.shape == (1, 1, 32, 32) and picture.dtype == np.float32 and np.abs(picture).max() <= 1
+    assert (log_mel(np.zeros((1, 8000))) == -1).all()
+
+
+def test_a_sine_of_full_scale_is_loud_in_its_band_only():
+    waves = np.sin(2 * np.pi * 1000 * np.arange(8000) / 8000)[None]
+    picture = log_mel(waves)[0, 0]
+    assert picture[14].min() > 0.95 and picture[:12].max() < -0.5 and picture[17:].max() < -0.5
+    # Half the amplitude is 6 dB less, everywhere where it is above the floor.
+    assert log_mel(waves / 2)[0, 0][14] == pytest.approx(picture[14] - 20 * np.log10(2) / 40, abs=1e-5)
+
+
+def test_the_first_second_whatever_the_rate():
+    slow, rate = first_second(wav(tone(440, 8000), 8000), "a.wav")
+    fast, doubled = first_second(wav(tone(440, 16000, seconds=4), 16000), "b.wav")
+    assert (rate, doubled) == (8000, 16000) and slow.shape == fast.shape == (8000,)
+    assert np.abs(log_mel(np.stack([slow, fast]))[0] - log_mel(np.stack([slow, fast]))[1])[0, 3:9].max() < 0.05
+    steps = np.arange(16000).astype("<i2")
+    assert first_second(wav(steps.tobytes(), 16000), "c.wav")[0] == pytest.approx((np.arange(8000) * 2 + 0.5) / 32768)
+
+
+def quarter(content):
+    return content[: len(content) // 4]
+
+
+WAVS = {
+    "truncated": (quarter(wav(tone(440))), "truncated"),
+    "half a second": (wav(tone(440, seconds=0.5)), "shorter than a second"),
+    "stereo": (wav(tone(440, seconds=2), channels=2), "2 channels"),
+    "8 bits": (wav(bytes(8000), width=1), "8 bits"),
+    "24 bits": (wav(bytes(24000), width=3), "24 bits"),
+    "44.1 kHz": (wav(tone(440, 44100), 44100), "44100 Hz"),
+    "4 kHz": (wav(tone(440, 4000), 4000), "4000 Hz"),
+    "96 kHz": (wav(tone(440, 96000), 96000), "96000 Hz"),
+    "empty": (b"", "ends early"),
+    "only a header": (wav(b""), "shorter"),
+    "not a wav file": (b"ID3" + bytes(500), "damaged"),
+    "no format": (b"RIFF\x0c\0\0\0WAVEdata\0\0\0\0", "damaged"),
+    "floats": (wav(tone(440)).replace(b"fmt \x10\0\0\0\x01\0", b"fmt \x10\0\0\0\x03\0"), "damaged"),
+}
+
+
+@pytest.mark.parametrize(("content", "word"), WAVS.values(), ids=WAVS)
+def test_wrong_wav_files_are_refused(root, monkeypatch, content, word):
+    tiny_nsynth(monkeypatch, {})
+    members = nsynth_members("test")
+    name = "nsynth-test/audio/brass_acoustic_005-001-100.wav"
+    assert name in members
+    path = write(root / "nsynth" / TEST, tarred(members | {name: content}))
+    text = refused("nsynth", path, data_dir=root)
+    assert name in text and word in text
+
+
+NOTE = "brass_acoustic_005-001-100"
+
+
+def examples(change):
+    members = nsynth_members("test")
+    content = json.loads(members["nsynth-test/examples.json"])
+    change(content)
+    return members | {"nsynth-test/examples.json": json.dumps(content).encode()}
+
+
+def without(name):
+    members = nsynth_members("test")
+    del members[name]
+    return members
+
+
+ARCHIVES = {
+    "JSON broken": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"{"}, "not JSON"),
+    "JSON not UTF-8": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b'{"\xff'}, "not JSON"),
+    "JSON too deep": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"[" * 30000}, "not JSON"),
+    "JSON is a list": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"[1]"}, "not an object"),
+    "JSON of numbers": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b'{"a": 1}'}, "not an object"),
+    "JSON too long": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b" " * 99999}, "at most"),
+    "no JSON": (lambda: without("nsynth-test/examples.json"), "holds no nsynth-test/examples.json"),
+    "missing key": (lambda: examples(lambda e: e[NOTE].pop("instrument_family")), "instrument_family None"),
+    "missing instrument": (lambda: examples(lambda e: e[NOTE].pop("instrument")), "instrument None"),
+    "unknown family": (lambda: examples(lambda e: e[NOTE].update(instrument_family=3)), "no note of NSynth's"),
+    "negative family": (lambda: examples(lambda e: e[NOTE].update(instrument_family=-2)), "no note of NSynth's"),
+    "family is text": (lambda: examples(lambda e: e[NOTE].update(instrument_family="1")), "no note of NSynth's"),
+    "family is true": (lambda: examples(lambda e: e[NOTE].update(instrument_family=True)), "no note of NSynth's"),
+    "other name": (lambda: examples(lambda e: e[NOTE].update(instrument_family_str="kazoo")), "kazoo"),
+    "instrument is text": (lambda: examples(lambda e: e[NOTE].update(instrument="x")), "instrument 'x'"),
+    "other rate": (lambda: examples(lambda e: e[NOTE].update(sample_rate=16000)), "sample_rate 16000"),
+    "note without wav": (lambda: without(f"nsynth-test/audio/{NOTE}.wav"), "17 wav files"),
+    "wav without note": (lambda: examples(lambda e: e.pop(NOTE)), "17 notes"),
+    "renamed note": (lambda: examples(lambda e: e.update(x=e.pop(NOTE))), "not 18 of both"),
+    "other split": (lambda: nsynth_members("valid"), "holds no"),
+}
+
+
+@pytest.mark.parametrize(("members", "word"), ARCHIVES.values(), ids=ARCHIVES)
+def test_wrong_archives_are_refused(root, monkeypatch, members, word):
+    tiny_nsynth(monkeypatch, {})
+    path = write(root / "nsynth" / TEST, tarred(members()))
+    assert word in refused("nsynth", path, data_dir=root)
+
+
+def test_doubled_notes_and_truncated_archives_are_refused(root, monkeypatch):
+    tiny_nsynth(monkeypatch, {})
+    members = nsynth_members("test")
+    doubled = {f"./{name}": content for name, content in members.items() if NOTE in name} | members
+    path = write(root / "nsynth" / TEST, tarred(doubled))
+    assert "twice" in refused("nsynth", path, data_dir=root)
+    whole = tarred(members)
+    for part in range(10):
+        write(path, whole[: len(whole) * part // 10])
+        refused("nsynth", path, data_dir=root)
+
+
+def test_the_digest_is_compared_first(root, monkeypatch):
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    path = write(root / "nsynth" / TEST, content[:-1] + b"x")
+    assert "SHA-256" in refused("nsynth", path, data_dir=root)
+
+
+def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch):
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    write(root / "nsynth" / TEST, content)
+    train, test = (load("nsynth", split, data_dir=root, download=False) for split in ("train", "test"))
+    assert len(train) + len(test) == 18 and train.shape == (1, 32, 32) and train.class_names == FAMILIES
+    assert sorted(set(test.y.tolist())) == sorted(set(train.y.tolist())) == [0, 1, 2]
+    # Two notes of an instrument are one tone and another; no tone of train is in test.
+    assert not {x.numpy().tobytes() for x in train.x} & {x.numpy().tobytes() for x in test.x}
+    assert "divided by instrument" in train.note and train.note == test.note
+    again = load("nsynth", "test", data_dir=root, seed=5, download=False)
+    assert torch.equal(again.x, test.x)  # the test split has no seed
+    with pytest.raises(PolyboundError, match="no official validation"):
+        load("nsynth", "validation", data_dir=root, download=False)
+    splits = load_splits("nsynth", validation=0.3, data_dir=root, download=False)
+    assert len(splits.train) + len(splits.validation) == len(train) and "divided" in splits.validation.note
+
+
+def test_groups_stay_together_when_validation_is_carved(root, monkeypatch):
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    write(root / "nsynth" / TEST, content)
+    instruments = {}
+    original = nsynth.read_notes
+
+    def spying(*arguments):
+        samples = original(*arguments)
+        for x, instrument in zip(samples.x, samples.groups, strict=True):
+            instruments[x.tobytes()] = int(instrument)
+        return samples
+
+    monkeypatch.setattr("polybound.data.nsynth.read_notes", spying)
+    splits = load_splits("nsynth", validation=0.3, data_dir=root, download=False)
+    sides = [{instruments[x.numpy().tobytes()] for x in split.x} for split in splits]
+    assert sum(map(len, sides)) == len(set.union(*sides)) == 9
+
+
+def test_official_splits_if_all_archives_are_there(root, monkeypatch):
+    members = {
+        "train": nsynth_members("train", ((0, 4), (1, 4), (2, 4)), first=20),
+        "validation": nsynth_members("valid", ((0, 2), (1, 2), (2, 2)), first=40, rate=16000),
+        "test": nsynth_members("test"),
+    }
+    contents = {split: tarred(part) for split, part in members.items()}
+    tiny_nsynth(monkeypatch, contents)
+    for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
+        write(root / "nsynth" / f"nsynth-{part}.jsonwav.tar.gz", contents[split])
+    found = {split: load("nsynth", split, data_dir=root, download=False) for split in contents}
+    assert {split: len(data) for split, data in found.items()} == {"train": 24, "validation": 12, "test": 18}
+    assert all(data.note == "" for data in found.values())
+    assert found["test"].y.tolist() == [0] * 8 + [1] * 6 + [2] * 4
+
+
+def test_features_are_computed_once(root, monkeypatch, tmp_path):
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    write(root / "nsynth" / TEST, content)
+    first = load("nsynth", data_dir=root, download=False)
+    assert len(list((tmp_path / "cache" / "polybound" / "features").iterdir())) == 1
+    monkeypatch.setattr(nsynth, "_compute", lambda *_: pytest.fail("computed again"))
+    assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
+
+
+@pytest.mark.parametrize("damage", [b"", b"junk", "cut", "flip", "pickle", "shape", "nan", "labels"])
+def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    write(root / "nsynth" / TEST, content)
+    first = load("nsynth", data_dir=root, download=False)
+    (kept,) = (tmp_path / "cache" / "polybound" / "features").iterdir()
+    whole = kept.read_bytes()
+    x, y = np.zeros((18, 1, 32, 32), np.float32), np.zeros(18, np.int64)
+    match damage:
+        case "cut":
+            kept.write_bytes(whole[:-100])
+        case "flip":
+            kept.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+        case "pickle":
+            np.savez(kept, x=np.array([print], dtype=object), y=y, groups=y)
+        case "shape":
+            np.savez(kept, x=x[:5], y=y, groups=y)
+        case "nan":
+            np.savez(kept, x=x + np.nan, y=y, groups=y)
+        case "labels":
+            np.savez(kept, x=x, y=y + 7, groups=y)
+        case _:
+            kept.write_bytes(damage)
+    assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
+    assert kept.read_bytes() == whole
+
+
+def test_without_a_cache_it_works_too(root, monkeypatch, tmp_path):
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    write(root / "nsynth" / TEST, content)
+    write(tmp_path / "cache" / "polybound", b"a file in the place of the folder")
+    assert len(load("nsynth", data_dir=root, download=False)) > 0
+
+
+def test_a_directory_in_the_place_of_the_archive(root, monkeypatch):
+    tiny_nsynth(monkeypatch, {})
+    (root / "nsynth" / TEST).mkdir(parents=True)
+    assert "folder" in refused("nsynth", root / "nsynth" / TEST, data_dir=root)
+    with pytest.raises(FileFormatError, match=r"a\.wav"):
+        first_second(b"RIFF", "a.wav")

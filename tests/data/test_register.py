@@ -1,0 +1,160 @@
+"""Data sets of other packages: registered in one line, then known to everything that takes a name."""
+
+# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import polybound
+from helpers.data import root, sha, write
+from polybound.cli.data import data_app
+from polybound.data import (
+    DataFile,
+    Dataset,
+    Directories,
+    MissingDataError,
+    Samples,
+    Source,
+    catalogue,
+    digest_of,
+    load,
+    load_splits,
+    missing,
+    names,
+    register,
+)
+from polybound.errors import PolyboundError
+
+
+@pytest.fixture(autouse=True)
+def _own_catalogue(monkeypatch):
+    """What is registered here is forgotten afterwards."""
+    monkeypatch.setattr(catalogue, "SOURCES", dict(catalogue.SOURCES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spirals(Source):
+    """Two spirals in the plane, which are one computation and no files."""
+
+    turns: float = 2.0
+
+    def read(self, split: str, directories: Directories) -> Samples:
+        if split not in ("train", "test"):
+            raise self.no_such_split(split)
+        t = np.linspace(0, 1, 40 if split == "train" else 20, dtype=np.float32)
+        arm = np.stack([t * np.cos(2 * np.pi * self.turns * t), t * np.sin(2 * np.pi * self.turns * t)], axis=1)
+        return Samples(np.concatenate([arm, -arm]), np.repeat([0, 1], len(t)), ("in", "out"))
+
+
+class Bytes(Source):
+    """Rows of bytes in a file, as small as a source with files can be."""
+
+    FILE = DataFile("rows.bin", 30, (sha(bytes(range(30))),))
+
+    def read(self, split, directories):
+        (path,) = directories.need(self.name, self.folders, (self.FILE,))
+        x = np.frombuffer(path.read_bytes(), np.uint8).reshape(10, 3)
+        return Samples(x, np.arange(10) % 2, ("even", "odd"))
+
+    def files(self, *, full=False):
+        return (self.FILE,)
+
+
+def noise(split):
+    generator = torch.Generator().manual_seed({"train": 0, "test": 1}[split])
+    x = torch.rand(30, 4, generator=generator, dtype=torch.float64)
+    return Dataset("anything", split, x, torch.arange(30) % 3, ("a", "b", "c"), (0.0, 1.0), "made up")
+
+
+def shell(*arguments, code=0):
+    result = CliRunner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_a_source_of_ones_own():
+    source = Spirals(name="spirals", title="two spirals")
+    assert register(source) is source and names()[-1] == "spirals"
+    train, validation, test = load_splits("spirals", validation=0.25)
+    assert (len(train), len(validation), len(test)) == (60, 20, 40) and train.class_names == ("in", "out")
+    assert train.digest == validation.digest == test.digest == digest_of("spirals") and train.held_out == 0.25
+    register(Spirals(name="spirals-3", turns=3.0))
+    assert digest_of("spirals-3") != digest_of("spirals") and not missing("spirals")
+    with pytest.raises(PolyboundError, match="spirals has no official validation split"):
+        load("spirals", "validation")
+
+
+def test_a_source_with_files(root):
+    register(Bytes(name="rows", folders=("rows",)))
+    assert missing("rows", root) and len(digest_of("rows", root)) == 16
+    with pytest.raises(MissingDataError, match=f"put rows.bin into {root}/rows"):
+        load("rows", data_dir=root, download=False)
+    write(root / "rows" / "rows.bin", bytes(range(30)))
+    data = load("rows", data_dir=root, download=False)
+    assert data.shape == (3,) and data.digest == digest_of("rows", root) and not missing("rows", root)
+    assert json.loads(shell("list", "--json", "--data-dir", root))[-1]["found"] == str(root / "rows")
+
+
+def test_a_function():
+    assert register(noise) is noise
+    data = load("noise", "test")
+    assert (data.name, data.split, data.domain, data.note) == ("noise", "test", (0.0, 1.0), "made up")
+    assert data.x.dtype == torch.float32 and torch.equal(data.x, noise("test").x.float())
+    assert data.digest == load("noise").digest == digest_of("noise")
+    carved = load("noise", "validation", validation=0.2)
+    assert len(carved) == 6 and carved.domain == (0.0, 1.0)
+    with pytest.raises(PolyboundError, match="noise has no official validation split"):
+        load("noise", "validation")
+    with pytest.raises(PolyboundError, match="split must be"):
+        load("noise", "dev")
+
+
+def test_a_decorator_and_a_name():
+    @register
+    def shifted(split):
+        data = noise("train" if split == "validation" else split)
+        return Dataset("", split, data.x / 2, data.y, data.class_names)
+
+    assert shifted("train").split == "train" and len(load("shifted", "validation")) == 30
+    register(noise, name="white-noise")
+    assert names()[-2:] == ("shifted", "white-noise") and digest_of("shifted") != digest_of("white-noise")
+
+
+def test_names_that_are_taken_or_none_are_refused():
+    register(noise)
+    for source, name in ((noise, ""), (noise, "mnist"), (Spirals(name="digits"), ""), (Spirals(name="noise"), "")):
+        with pytest.raises(PolyboundError, match=r"there is a data set called '(noise|mnist|digits)' already"):
+            register(source, name=name)
+    for name in ("folder:here", "two words", "../up", "a/b"):
+        with pytest.raises(PolyboundError, match="cannot be called"):
+            register(noise, name=name)
+    with pytest.raises(PolyboundError, match="cannot be called"):
+        register(lambda split: noise(split))
+    with pytest.raises(PolyboundError, match="an object of Spirals, not the class"):
+        register(Spirals)
+    assert load("digits").shape == (1, 8, 8)
+
+
+def test_the_command_line_knows_it():
+    register(noise)
+    register(Spirals(name="spirals", licence="none needed"))
+    assert "spirals" in shell("list") and "none needed" in shell("list")
+    rows = {row["name"]: row for row in json.loads(shell("list", "--json"))}
+    assert rows["noise"]["found"] == __file__ and rows["spirals"]["found"] is None
+    for name in ("noise", "spirals"):
+        assert shell("verify", name).count("ok  ") == 2 and "already in" in shell("get", name)
+
+
+def test_the_room_is_entered_by_its_door():
+    """No module outside of `polybound.data` imports from inside it."""
+    package = Path(polybound.__file__).parent
+    window = re.compile(r"^\s*(from|import) polybound\.data\.", re.MULTILINE)
+    outside = [path for path in package.rglob("*.py") if package / "data" not in path.parents]
+    assert len(outside) > 50 and not [path for path in outside if window.search(path.read_text(encoding="utf-8"))]

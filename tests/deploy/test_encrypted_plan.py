@@ -1,0 +1,212 @@
+"""The plan of encrypted inference: ranges that hold, packings that are right, parameters that are safe."""
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.encrypted_networks import images, network, slots_of_logits
+from polybound.deploy import PublicPlan, plan_batches, plan_encryption
+from polybound.deploy.encrypted.layout import Layout
+from polybound.deploy.encrypted.parameters import MODULUS_BITS, Parameters
+from polybound.deploy.encrypted.polynomial import read_polynomial
+from polybound.deploy.encrypted.ranges import proven_ranges, ranges_at, tree_groups
+from polybound.errors import PolyboundError
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 20), st.integers(1, 9), st.integers(1, 8),
+    st.sampled_from([64, 128, 256]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.integers(0, 99),
+)  # fmt: skip
+def test_the_packed_circuit_is_the_polynomial(features, rank, classes, degree, slots, uploads, baby, seed):
+    layout = Layout(features, classes, rank, (degree - 1).bit_length(), slots, uploads, baby)
+    if not layout.fits():
+        return
+    polynomial = read_polynomial(network(degree, rank, features, classes, seed))
+    image = images(features, 1, seed)[0]
+    slots_found = slots_of_logits(layout, polynomial, image)
+    expected = np.zeros(layout.class_period)
+    expected[:classes] = polynomial(image[None])[0]
+    # Every slot holds a whole logit, or zero: no partial sums anywhere.
+    np.testing.assert_allclose(slots_found, np.resize(expected, slots), atol=1e-9)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers(0, 999), st.booleans())
+def test_ranges_are_never_exceeded(degree, rank, features, seed, shifted):
+    domain = (-0.25, 1.5) if shifted else (-1.0, 1.0)
+    polynomial = read_polynomial(network(degree, rank, features, 3, seed, scale=2.0), domain)
+    ranges = proven_ranges(polynomial)
+    corners = np.array(list(product(domain, repeat=features)))
+    x = np.concatenate([corners, np.random.default_rng(seed).uniform(*domain, (200, features))])
+    u = np.abs(polynomial.factors(x))
+    for level, nodes, others in zip(tree_groups(degree), ranges.nodes, ranges.others, strict=True):
+        for group, node, other in zip(level, nodes, others, strict=True):
+            rest = [i for i in range(degree) if i not in group]
+            # The values themselves are rounded.
+            assert (u[list(group)].prod(0).max(-1) <= node * (1 + 1e-13)).all()
+            assert (u[rest].prod(0).max(-1) <= other * (1 + 1e-13)).all()
+    assert (np.abs(polynomial(x)).max(0) <= ranges.logits * (1 + 1e-13)).all()
+    assert (np.linalg.norm(x, axis=1) <= ranges.length).all()
+
+
+def test_the_largest_value_of_a_factor_is_exact():
+    polynomial = read_polynomial(network(3, 4, 6), (-0.5, 2.0))
+    corners = np.array(list(product((-0.5, 2.0), repeat=6)))
+    exact = np.abs(polynomial.factors(corners)).max(-1)
+    np.testing.assert_allclose(proven_ranges(polynomial).factors[:3], exact, rtol=1e-12)
+
+
+def test_the_means_make_products_smaller():
+    ranges = proven_ranges(read_polynomial(pb.example("pn-4")))
+    assert ranges.products.max() < ranges.factors.prod(0).max() / 8
+
+
+def test_ranges_at_images_are_those_of_the_images():
+    polynomial = read_polynomial(network(3, 4, 6))
+    x = images(6, 20)
+    found = ranges_at(polynomial, x)
+    np.testing.assert_allclose(found.products, np.abs(polynomial.factors(x).prod(0)).max(-1))
+    assert (found.products <= proven_ranges(polynomial).products).all()
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 6])
+def test_plans_are_safe_and_within_the_tolerance(degree):
+    plan = plan_encryption(network(degree, 4, 12), tolerance=0.1)
+    parameters = plan.parameters
+    assert sum(parameters.bits) <= MODULUS_BITS[parameters.ring] and plan.error <= 0.1
+    # The logits fit the modulus that is left at the end, at the scale that they then have.
+    spare = len(parameters.bits) - 2 - plan.layout.depth
+    scale = parameters.scales().level(plan.layout.depth) + parameters.output
+    assert scale + np.log2(plan.ranges.logits.max()) < sum(parameters.bits[: spare + 1]) - 1
+    assert plan.error_at(images(12, 20)) <= plan.error
+    assert "array" not in repr(plan), "a plan shows what was chosen, not the weights"
+
+
+def test_a_network_of_degree_four_needs_the_small_ring_only():
+    for name in ("pn-4", "pn-4-bound-1"):
+        assert plan_encryption(pb.example(name)).parameters.ring == 8192
+
+
+def test_bounded_networks_have_smaller_errors():
+    plain, bounded = (plan_encryption(pb.example(name)).error for name in ("pn-4", "pn-4-bound-1"))
+    assert bounded < plain / 100
+
+
+@pytest.mark.parametrize("plan", [plan_encryption, plan_batches])
+@pytest.mark.parametrize("scale", [300.0, 1e8])
+def test_networks_that_overflow_are_refused_by_the_value(plan, scale):
+    with pytest.raises(PolyboundError, match=r"does not fit .* its factors reach .* a logit") as refused:
+        plan(network(4, 4, 12, scale=scale))
+    assert "inf" not in str(refused.value) and "nan" not in str(refused.value)
+
+
+def test_the_bound_that_is_named_would_fit():
+    model = network(4, 4, 12, scale=300.0)
+    with pytest.raises(PolyboundError, match="row-l1 norms bounded by") as refused:
+        plan_encryption(model)
+    bound = float(str(refused.value).split("bounded by ")[1].split(" ")[0])
+    polynomial = read_polynomial(model)
+    assert plan_encryption(polynomial.bounded(bound * 0.99)).error <= 1
+    with pytest.raises(PolyboundError):
+        plan_encryption(polynomial.bounded(bound * 1.3))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: pb.CCP(12, 4, 3, degree=9), "degrees up to 8"),
+        (lambda: pb.CCP(12, 4, 3, degree=2, runs=2), "stack of 2"),
+        (lambda: pb.NCP(12, 4, 3, degree=3), "NCP of degree 3"),
+        (lambda: pb.CCP(12, 8192, 3, degree=2), "do not fit"),
+        (lambda: pb.paper_model("pn-conv", shape=(1, 28, 28)), "pools"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(model, message):
+    with pytest.raises(PolyboundError, match=message):
+        plan_encryption(model())
+
+
+def test_weights_that_are_not_finite_are_refused():
+    model = network()
+    with torch.no_grad():
+        model.C[0, 0] = float("nan")
+    with pytest.raises(PolyboundError, match="not finite"):
+        plan_encryption(model)
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"uploads": 3}, {"domain": (1, -1)}, {"class_names": ["a"]}])
+def test_bad_options_are_refused(options):
+    with pytest.raises(PolyboundError):
+        plan_encryption(network(), **options)
+
+
+def test_a_plan_travels_as_json():
+    public = plan_encryption(network(), class_names=["a", "b", "c"]).public
+    assert PublicPlan.from_json(public.to_json()) == public
+    assert PublicPlan.from_json(public.to_json()).digest == public.digest
+    # Nothing of the weights: their scale would tell how large they are.
+    assert set(json.loads(public.to_json())) == {
+        "version", "layout", "ring", "bits", "pixels", "shape", "domain", "class_names", "error",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ring": 4096}, "ring must be one of"),
+        ({"bits": [60, 60, 60, 60]}, "128-bit security"),
+        ({"bits": [60]}, "at least two primes"),
+        ({"bits": [60, 61]}, "20 to 60 bits"),
+        ({"bits": "60"}, "cannot be read"),
+        ({"pixels": 0.0}, "scales"),
+        ({"pixels": float("nan")}, "scales"),
+        ({"shape": [5]}, "image shape"),
+        ({"class_names": ["a"]}, "class names"),
+        ({"class_names": ["a", "b", "\x1b[2J"]}, "no names"),
+        ({"domain": [1, -1]}, "domain"),
+        ({"domain": [float("nan"), 1]}, "domain"),
+        ({"layout": {}}, "cannot be read"),
+        ({"version": 2}, "version"),
+        ({"ring": 16384}, "packing"),
+    ],
+)
+def test_a_client_refuses_unsafe_and_senseless_plans(change, message):
+    content = json.loads(plan_encryption(network()).public.to_json()) | change
+    with pytest.raises(PolyboundError, match=message):
+        PublicPlan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", b"\xff\xfe", '{"version": 1}'])
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(PolyboundError):
+        PublicPlan.from_json(text)
+
+
+@given(st.sampled_from(["features", "classes", "rank", "depth", "slots", "uploads", "baby"]), st.integers(-5, 2**21))
+def test_a_hostile_layout_does_not_get_far(name, value):
+    content = json.loads(_PUBLIC)
+    content["layout"][name] = value
+    try:
+        found = PublicPlan.from_json(json.dumps(content))
+    except PolyboundError:
+        return
+    assert len(found.layout.steps) < 40 and found.layout.uploads <= 8
+
+
+_SMALL = read_polynomial(network())
+_PUBLIC = plan_encryption(_SMALL).public.to_json()
+
+
+def test_insecure_parameters_are_refused():
+    good = plan_encryption(_SMALL).parameters
+    good.check()
+    with pytest.raises(PolyboundError, match="not secure"):
+        replace(good, bits=(60, 60, 60, 60)).check()
+    with pytest.raises(PolyboundError, match="scales"):
+        Parameters(8192, (50, 50), 20.0, 80.0, 20.0).check()

@@ -1,0 +1,116 @@
+"""ONNX files of every model compute what torch computes, by onnxruntime, for any batch."""
+
+import json
+
+import onnx
+import pytest
+import torch
+
+import polybound as pb
+from helpers.onnx_graphs import off, run
+from polybound.deploy import OnnxMetadata, to_onnx
+
+VARIANTS = {
+    "residual": lambda: pb.CCP(12, 5, 3, 3, seed=0),
+    "product": lambda: pb.CCP(12, 5, 3, 3, "product", seed=0, shape=(3, 4)),
+    "degree 1": lambda: pb.CCP(12, 5, 3, 1, seed=0),
+    "degree 30": lambda: pb.CCP(12, 5, 3, 30, seed=0),
+    "nested": lambda: pb.NCP(12, 5, 3, 3, seed=0, shape=(3, 4)),
+    "nested, degree 1": lambda: pb.NCP(12, 5, 3, 1, seed=0),
+    "conv 1d": lambda: pb.ConvCCP((2, 9), 3, 4, 3, 3, pool=(1, 3), seed=0),
+    "conv 2d": lambda: pb.ConvCCP((3, 7, 6), 2, 4, 3, 5, seed=0),
+    "conv 3d": lambda: pb.ConvCCP((1, 5, 6, 4), 2, 3, 2, 3, pre=3, pool=(2,), seed=0),
+    "conv, degree 1": lambda: pb.ConvCCP((2, 6, 6), 3, 4, 1, 3, pool=(1,), seed=0),
+    "one of all": lambda: pb.CCP(1, 1, 1, 1, seed=0),
+    "pn-4 trained": lambda: pb.example("pn-4"),
+    "pn-4 trained, bound 1": lambda: pb.example("pn-4-bound-1"),
+} | {name: lambda name=name: pb.paper_model(name, seed=0) for name in pb.models.PAPER_MODELS}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_plain_graphs_compute_what_torch_does(name, tmp_path):
+    model = VARIANTS[name]()
+    [file] = to_onnx(model, tmp_path / "net.onnx", bounds=False)
+    generator = torch.Generator().manual_seed(0)
+    for batch in (1, 2, 7, 64):
+        x = torch.rand(batch, *model.shape, generator=generator) * 2 - 1
+        assert off(run(file, x), model(x)) < 1e-5
+    used = {node.op_type for node in onnx.load(file).graph.node}
+    assert used <= {"Gemm", "Conv", "Mul", "AveragePool", "Flatten"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pn-4", "pn-10", "pn-conv", "ncp-4", "product", "conv 1d", "conv 3d"])
+def test_graphs_of_torchs_exporter_compute_the_same(name, tmp_path):
+    model = VARIANTS[name]()
+    [file] = to_onnx(model, tmp_path / "net.onnx", graph="torch", bounds=False)
+    for batch in (1, 2, 7, 64):
+        x = torch.rand(batch, *model.shape) * 2 - 1
+        assert off(run(file, x), model(x)) < 1e-5
+    again = pb.deploy.from_onnx(file)
+    assert pb.models.weights_digest(again) == pb.models.weights_digest(model)
+
+
+def test_stacks_are_written_run_by_run(tmp_path):
+    stack = pb.NCP(6, 4, 3, 3, runs=3, seed=0)
+    files = to_onnx(stack, tmp_path / "net.onnx", bounds=False)
+    assert [file.name for file in files] == ["net-0.onnx", "net-1.onnx", "net-2.onnx"]
+    x = torch.randn(7, 6)
+    for e, file in enumerate(files):
+        assert off(run(file, x), stack(x)[e]) < 1e-5
+    [only] = to_onnx(stack, tmp_path / "only.onnx", run=1, bounds=False)
+    assert only.read_bytes() == files[1].read_bytes()
+
+
+def test_doubles_stay_doubles(tmp_path):
+    model = pb.CCP(6, 4, 3, 3, seed=0, dtype=torch.float64)
+    [file] = to_onnx(model, tmp_path / "net.onnx", bounds=False)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    assert off(run(file, x), model(x)) < 1e-12
+
+
+def test_metadata(tmp_path):
+    model = pb.CCP(6, 4, 3, 3, seed=0)
+    names = ("é", 'quo"te', "c")
+    [file] = to_onnx(model, tmp_path / "net.onnx", class_names=names, domain=(-2.0, 1.0), scaling=(2 / 255, -1.0))
+    entries = {entry.key: json.loads(entry.value) for entry in onnx.load(file).metadata_props}
+    assert entries["class_names"] == list(names) and entries["domain"] == [-2.0, 1.0]
+    assert entries["scaling"] == {"factor": 2 / 255, "offset": -1.0}
+    assert entries["polybound"]["kind"] == "CCP" and entries["polybound"]["config"] == model.config()
+    proven = pb.lipschitz(model, torch.inf, "rowwise", radius=2.0)
+    [row] = [row for row in entries["bounds"] if row["name"] == proven.name]
+    assert row["value"] == float(proven) and row["assumptions"] == ["||x||_inf <= 2"]
+    read = pb.deploy.read_onnx(file).metadata
+    assert read.class_names == names and read.domain == (-2.0, 1.0) and read.scaling == (2 / 255, -1.0)
+    assert len(read.bounds) == 3
+
+
+def test_other_peoples_metadata_are_left_alone():
+    proto = onnx.ModelProto()
+    onnx.helper.set_model_props(proto, {"domain": "www.example.org", "bounds": "many"})
+    assert OnnxMetadata.read(proto) == OnnxMetadata()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"path": "net.txt"}, "ends in .onnx"),
+        ({"path": "no/such/net.onnx"}, "no such folder"),
+        ({"graph": "simple"}, "'plain' or 'torch'"),
+        ({"class_names": ["a"]}, "1 class names for 3 classes"),
+        ({"domain": (1.0, -1.0)}, "domain"),
+        ({"domain": (float("nan"), 1.0)}, "domain"),
+        ({"scaling": (float("inf"), 0.0)}, "scaling"),
+        ({"run": 0}, "no run 0 in a single model"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, options, complaint):
+    path = tmp_path / options.pop("path", "net.onnx")
+    with pytest.raises(pb.PolyboundError, match=complaint):
+        to_onnx(pb.CCP(6, 4, 3, 3), path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_precision_is_refused(tmp_path):
+    with pytest.raises(pb.PolyboundError, match="float32 and float64"):
+        to_onnx(pb.CCP(6, 4, 3, 3, dtype=torch.bfloat16), tmp_path / "net.onnx")

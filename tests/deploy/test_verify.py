@@ -1,0 +1,178 @@
+"""`verify` answers VNN-LIB properties: as `certify` does, as brute force does, and onnxruntime confirms it."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.networks import ccps, ncps
+from helpers.onnx_graphs import run
+from polybound.deploy import export_benchmark, read_onnx, read_vnnlib, to_onnx, verify
+
+ANSWERS = {"verified": "unsat", "falsified": "sat", "undecided": "timeout"}
+
+
+def agree(model, x, y, eps, domain, folder):
+    """Both ways to the same answers; how often each was given."""
+    files = export_benchmark(model, folder, x, y, eps, domain=domain, bounds=False)
+    certificates = pb.certify(model, x, y, eps, domain=domain)
+    network, counts = read_onnx(files[0]), {"unsat": 0, "sat": 0, "timeout": 0}
+    for index, status in enumerate(certificates.status):
+        verdict = verify(network, files[1 + index])
+        assert verdict.answer == ANSWERS[status], index
+        counts[verdict.answer] += 1
+        if verdict.answer == "sat":
+            check_counterexample(model, files[0], x[index], int(y[index]), eps, verdict)
+    return counts
+
+
+def check_counterexample(model, file, x, label, eps, verdict):
+    """It lies in the ball, is made of float32 numbers, and onnxruntime classifies it as something else, too."""
+    point = verdict.inputs
+    assert torch.equal(point.float().double(), point)
+    assert float((point - x.double().flatten()).abs().max()) <= eps * (1 + 1e-12)
+    outputs = run(file, point.float().reshape(1, *model.shape))[0]
+    assert verdict.replayed and torch.equal(outputs.double(), verdict.outputs)
+    rivals = torch.cat([outputs[:label], outputs[label + 1 :]])
+    assert float(rivals.max()) >= float(outputs[label])
+
+
+def test_verify_agrees_with_certify(tmp_path):
+    model, data = pb.paper_model("pn-4", (1, 8, 8), seed=1), pb.data.load_digits("test")
+    x = data.x[:25]
+    counts = agree(model, x, model(x).argmax(1), 0.02, data.domain, tmp_path)
+    assert counts["unsat"] > 3 and counts["sat"] > 3
+
+
+FASHION = Path(os.environ.get("POLYBOUND_DATA", "")) / "fashion-mnist"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FASHION.is_dir(), reason="POLYBOUND_DATA has no fashion-mnist")
+def test_verify_agrees_with_certify_on_200_images(tmp_path):
+    data = pb.data.load("fashion-mnist", "test")
+    counts = agree(pb.example("pn-4"), data.x[:200], data.y[:200], 0.02, data.domain, tmp_path)
+    assert counts["unsat"] > 100 and counts["sat"] > 30
+
+
+@settings(max_examples=40, deadline=None)
+@given(model=st.one_of(ccps(max_features=2), ncps(max_features=2)), seed=st.integers(0, 1000))
+def test_any_linear_conditions_against_brute_force(model, seed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    [file] = to_onnx(model, folder / "net.onnx", bounds=False)
+    rng = np.random.default_rng(seed)
+    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 41, dtype=torch.float64)] * model.features)
+    outputs = model(grid.reshape(-1, model.features)).detach().numpy()
+    spread = np.abs(outputs).max() + 1
+    polytopes = [
+        (np.round(rng.normal(size=(rows, model.classes)), 3), np.round(rng.normal(size=rows) * spread, 3))
+        for rows in rng.integers(1, 4, size=rng.integers(1, 4))
+    ]
+    question = folder / "p.vnnlib"
+    question.write_text(as_vnnlib(model.features, model.classes, polytopes))
+    verdict = verify(file, question, timeout=5)
+    inside = any((outputs @ W.T <= c - 1e-9 * spread).all(1).any() for W, c in polytopes)
+    if inside:
+        assert verdict.answer != "unsat"
+    if verdict.answer == "sat":
+        assert float(verdict.inputs.abs().max()) <= 1
+        value = model(verdict.inputs.unsqueeze(0)).detach().numpy()[0]
+        assert any((W @ value <= c + 1e-9 * spread).all() for W, c in polytopes)
+
+
+def as_vnnlib(inputs, outputs, polytopes):
+    lines = [f"(declare-const X_{i} Real)" for i in range(inputs)] + [
+        f"(declare-const Y_{j} Real)" for j in range(outputs)
+    ]
+    lines += [f"(assert (<= X_{i} 1.0)) (assert (>= X_{i} -1.0))" for i in range(inputs)]
+    clauses = []
+    for W, c in polytopes:
+        rows = [
+            f"(<= (+ 0 {' '.join(f'(* {w} Y_{j})' for j, w in enumerate(row))}) {right})"
+            for row, right in zip(W, c, strict=True)
+        ]
+        clauses.append(f"(and {' '.join(rows)})")
+    return "\n".join([*lines, f"(assert (or {' '.join(clauses)}))"])
+
+
+@pytest.fixture
+def square(tmp_path):
+    """f = (x^2, 0) on one input."""
+    V = torch.ones(2, 1, 1)
+    model = pb.CCP.from_factors(torch.cat([V, torch.zeros(2, 1, 1)], -1), torch.tensor([[1.0], [0.0]]), form="product")
+    [file] = to_onnx(model, tmp_path / "square.onnx", bounds=False)
+    return file
+
+
+def ask(folder, text):
+    file = folder / "p.vnnlib"
+    file.write_text("(declare-const X_0 Real)(declare-const Y_0 Real)(declare-const Y_1 Real)" + text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (<= Y_0 0.999))", "unsat"),
+        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (<= Y_0 1.0))", "sat"),
+        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 3.9)) (assert (<= Y_0 3.8))", "unsat"),
+        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 2.0)) (assert (<= Y_0 2.1))", "sat"),
+        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (or (<= Y_0 0.5) (>= Y_0 3.99)))", "sat"),
+        ("(assert (or (and (>= X_0 -2) (<= X_0 -1)) (and (>= X_0 1) (<= X_0 2)))) (assert (<= Y_0 0.9))", "unsat"),
+        ("(assert (or (and (>= X_0 2) (<= X_0 3)) (and (>= X_0 0) (<= X_0 2)))) (assert (<= Y_0 0.9))", "sat"),
+        ("(assert (>= X_0 1.0)) (assert (<= X_0 0.5)) (assert (<= Y_0 1.0))", "unsat"),
+        ("(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (<= Y_1 0))", "sat"),  # a point that float64 has not
+        ("(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (<= Y_0 0.0099999))", "unsat"),
+        ("(assert (>= X_0 0.5)) (assert (<= X_0 0.5)) (assert (>= Y_0 0.25))", "sat"),
+        ("(assert (>= X_0 0.5)) (assert (<= X_0 0.75))", "sat"),
+    ],
+)
+def test_answers_are_right_to_the_last_digit(square, tmp_path, text, answer):
+    verdict = verify(square, ask(tmp_path, text))
+    assert verdict.answer == answer
+    if answer == "sat":
+        region_holds = (
+            verdict.replayed and verdict.outputs[0] == run(square, verdict.inputs.float().reshape(1, 1))[0, 0]
+        )
+        assert region_holds
+
+
+def test_the_answer_is_printed_as_vnn_comp_has_it(square, tmp_path):
+    verdict = verify(square, ask(tmp_path, "(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 3.0))"))
+    first, *rest = verdict.text().splitlines()
+    assert first == "sat"
+    assert re.fullmatch(r"\(\(X_0 [-\d.e]+\)\(Y_0 [-\d.e]+\)\(Y_1 [-\d.e]+\)\)", "".join(rest))
+    quiet = verify(square, ask(tmp_path, "(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 5.0))"))
+    assert quiet.text() == "unsat"
+
+
+def test_no_time_is_a_timeout(tmp_path):
+    model = pb.paper_model("pn-10", (1, 8, 8), seed=0)
+    x = torch.zeros(1, 1, 8, 8)
+    files = export_benchmark(model, tmp_path, x, model(x).argmax(1), 1.0, bounds=False)
+    assert verify(files[0], files[1], timeout=0.0).answer in ("timeout", "sat")
+    with pytest.raises(pb.PolyboundError, match="timeout"):
+        verify(files[0], files[1], timeout=float("nan"))
+
+
+def test_files_that_do_not_fit_each_other_are_refused(square, tmp_path):
+    file = tmp_path / "p.vnnlib"
+    file.write_text(
+        "(declare-const X_0 Real)(declare-const X_1 Real)(declare-const Y_0 Real)"
+        "(assert (>= X_0 0))(assert (<= X_0 1))(assert (>= X_1 0))(assert (<= X_1 1))"
+    )
+    with pytest.raises(pb.PolyboundError, match="2 inputs and 1 outputs"):
+        verify(square, read_vnnlib(file))
+
+
+def test_convolutions_are_verified(tmp_path):
+    model = pb.ConvCCP((1, 6, 6), 2, 3, 3, 3, pre=3, pool=(2,), seed=0)
+    x = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    counts = agree(model, x, model(x).argmax(1), 0.3, (-1.0, 1.0), tmp_path)
+    assert counts["timeout"] == 0

@@ -1,0 +1,71 @@
+"""The README is short, and its Python runs as it stands."""
+
+import re
+from pathlib import Path
+
+import polybound as pb
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def run(code, names):
+    exec(compile(code, "README.md", "exec"), names)
+
+
+def test_first_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(blocks("python")[0], {})
+    printed = capsys.readouterr().out
+    assert "inside its bounds: True" in printed and "Row-wise bound" in printed
+    accuracy = float(re.search(r"test accuracy ([\d.]+)", printed).group(1))
+    assert accuracy > 0.9
+
+
+def test_other_examples(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"pb": pb, "test": pb.data.load_digits("test")}
+    for block in blocks("python")[1:]:
+        if "PolynomialClassifier" not in block:
+            run(block, names)
+    printed = capsys.readouterr().out
+    assert "Theorem 2" in printed and "images=100" in printed
+    # Of a trained network: most are verified.
+    assert names["found"].count("verified") > 60
+
+
+def test_own_table():
+    (block,) = [block for block in blocks("python") if "PolynomialClassifier" in block]
+    names = {"pb": pb}
+    run(block, names)
+    classifier, X, y = names["classifier"], names["X"], names["y"]
+    certified = classifier.certified_score(X[400:], y[400:], eps=0.05 * X.std(axis=0))
+    assert 0.5 < certified <= classifier.score(X[400:], y[400:])
+
+
+def test_numbers_of_the_first_screen():
+    """What the text says of the demo is true of the networks that it made, and that come with the package."""
+    data, said = pb.data.load_digits("test"), " ".join(README.read_text().split())
+    plain, projected = pb.example("digits"), pb.example("digits-bound-1")
+    pgd = [pb.evaluate(model, data, pb.PGD(0.2, 20)).find("pgd-0.2-20-0.025").accuracy for model in (plain, projected)]
+    proven = pb.certified_accuracy(projected, data, 0.2, budget=0.0)
+    assert f"PGD leaves it {100 * pgd[1]:.0f} % instead of {100 * pgd[0]:.0f} %" in said
+    assert f"{100 * proven:.0f} % are proven" in said
+    assert round(100 * float(pb.accuracy(plain, data) - pb.accuracy(projected, data))) == 5
+
+
+def test_it_is_short_and_its_links_lead_somewhere():
+    text = README.read_text()
+    assert len(text.splitlines()) < 120
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert (README.parent / target).exists(), target
+
+
+def test_first_screen_has_the_two_commands_and_a_picture():
+    first = README.read_text().splitlines()[:30]
+    assert any("make demo" in line for line in first) and any("make test" in line for line in first)
+    picture = re.search(r"!\[[^\]]+\]\(([^)]+)\)", "\n".join(first)).group(1)
+    assert (README.parent / picture).stat().st_size > 10_000

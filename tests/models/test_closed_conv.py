@@ -1,0 +1,251 @@
+"""The closed form of ConvCCP against its layers under autograd, in float64 to 1e-10."""
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.networks import F64, randomise, seeds
+from polybound.attacks import Classifier
+from polybound.data import load_digits
+from polybound.models import closed_form, has_closed_form
+from polybound.models.closed_conv import ClosedConvCCP
+from polybound.training import Callback, JacobianPenalty, Trainer, WeightDecay
+from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, engine_for
+from polybound.training.random import StepRandom
+
+PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "pool": (2, 3)}
+
+
+def layers():
+    """The oracle: layer by layer."""
+    return mock.patch("polybound.models.conv.can_collapse", return_value=False)
+
+
+def close(found, wanted):
+    scale = max(1.0, float(wanted.abs().max()))
+    torch.testing.assert_close(found / scale, wanted / scale, rtol=1e-10, atol=1e-10)
+
+
+def inputs(model, groups, batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(groups, batch, model.features, generator=generator, dtype=F64) - 1
+
+
+def oracle(model, groups, batch, seed):
+    """Images of groups of runs, the same for each run, to be differentiated by, and their logits layer by layer."""
+    x = inputs(model, groups, batch, seed)
+    own = x.repeat_interleave((model.runs or 1) // groups, 0).requires_grad_()
+    with layers():
+        logits = model(own if model.runs else own[0])
+    return x, own, logits if model.runs else logits.unsqueeze(0)
+
+
+def check(model, form, groups, batch=5, seed=0):
+    """Logits and all gradients are the layers', and a step is what they say it is."""
+    x, own, logits = oracle(model, groups, batch, seed)
+    d = torch.randn(logits.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    of_input, *wanted = torch.autograd.grad(logits, [own, *model.parameters()], d)
+
+    close(form.logits(x), logits.detach().mT)
+    close(form.input_gradient(d.mT), of_input)
+    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients(d.mT, x)}
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        close(gradients[parameter.data_ptr()].reshape(parameter.shape), gradient)
+
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    form.logits(x)
+    form.update_(d.mT, x, 0.1, decay=0.3)
+    for old, new, gradient in zip(before, model.parameters(), wanted, strict=True):
+        close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
+
+
+@st.composite
+def networks(draw):
+    degree = draw(st.integers(1, 4))
+    pool = draw(st.sets(st.integers(1, degree), max_size=2))
+    least = 2 ** len(pool)
+    model = pb.ConvCCP(
+        (draw(st.sampled_from([1, 3])), draw(st.integers(least, 11)), draw(st.integers(least, 11))),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
+        degree,
+        draw(st.sampled_from([1, 3, 5, 7])),
+        pre=draw(st.sampled_from([None, 1, 3, 5])),
+        pool=pool,
+        runs=draw(st.sampled_from([None, 1, 4])),
+        dtype=F64,
+    )
+    return randomise(model, draw(seeds), 0.3)
+
+
+@given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), seeds)
+def test_any_network_of_images(model, groups, cache, seed):
+    """Of any size, also one that poolings do not divide or that is smaller than the kernel, for any size of parts."""
+    check(model, ClosedConvCCP(model, cache), min(groups, model.runs or 1), seed=seed)
+
+
+def check_rows(model, form, groups, directions, batch=5, seed=0):
+    """For a loss of logits and rows, `<d, logits> + sum of w rows^2`: autograd differentiates twice."""
+    x, own, logits = oracle(model, groups, batch, seed)
+    generator = torch.Generator().manual_seed(seed)
+    d = torch.randn(logits.shape, dtype=F64, generator=generator)
+    v = torch.randn(len(logits), directions, *logits.shape[1:], dtype=F64, generator=generator)
+    rows = torch.stack([torch.autograd.grad(logits, own, each, create_graph=True)[0] for each in v.unbind(1)], 1)
+    w = torch.rand(rows.shape, dtype=F64, generator=generator)
+    wanted = torch.autograd.grad((d * logits).sum() + (w * rows.square()).sum(), list(model.parameters()))
+
+    form.logits(x)
+    found = form.rows(v.mT)
+    close(found, rows.detach())
+    r = 2 * w * found
+    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients_by_rows(d.mT, r, x)}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    form.update_by_rows_(d.mT, r, x, 0.1, decay=0.3)
+    for old, new, gradient in zip(before, model.parameters(), wanted, strict=True):
+        close(gradients[new.data_ptr()].reshape(old.shape), gradient)
+        close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
+
+
+@given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), st.sampled_from([1, 3]), seeds)
+def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, cache, directions, seed):
+    check_rows(model, ClosedConvCCP(model, cache), min(groups, model.runs or 1), directions, seed=seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("runs", [None, 2])
+def test_rows_of_pn_conv(shape, runs):
+    model = pb.paper_model("pn-conv", shape, rank=4, runs=runs, seed=0 if runs is None else [0, 1], dtype=F64)
+    check_rows(randomise(model, 1, 0.2), closed_form(model), 1, 1, batch=3)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("runs", [None, 2])
+def test_pn_conv(shape, runs):
+    model = pb.paper_model("pn-conv", shape, rank=4, runs=runs, seed=0 if runs is None else [0, 1], dtype=F64)
+    check(randomise(model, 1, 0.2), closed_form(model), 1, batch=3)
+
+
+@pytest.mark.parametrize("directions", [1, 3])
+def test_what_is_computed_again_is_the_same(monkeypatch, directions):
+    model = randomise(pb.ConvCCP((1, 12, 12), runs=2, dtype=F64, **PN_CONV), 0, 0.3)
+    x, d = inputs(model, 1, 9, 0), torch.randn(2, 4, 9, dtype=F64)
+    v = torch.randn(2, directions, 4, 9, dtype=F64)
+    found = []
+    for kept in (0, 10**9):
+        monkeypatch.setattr("polybound.models.closed_conv.KEPT", kept)
+        form = ClosedConvCCP(model, 20000)
+        form.logits(x)
+        by_images = form.input_gradient(d)
+        form.logits(x)
+        rows = form.rows(v)
+        gradients = [gradient for _ in range(2) for _, gradient in form.gradients_by_rows(d, rows, x)]
+        found.append([by_images, rows, *gradients])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_parts_change_nothing_but_rounding_and_the_same_call_gives_the_same_bits(dtype):
+    model = pb.ConvCCP((1, 12, 12), runs=3, seed=[0, 1, 2], dtype=dtype, **PN_CONV)
+    x = inputs(model, 1, 11, 0).to(dtype)
+
+    def gradients(cache, earlier=()):
+        form = ClosedConvCCP(model, cache)
+        for batch in earlier:  # memory that was used for something else
+            form.logits(x[:, :batch])
+        return [gradient for _, gradient in form.gradients_of(x, lambda logits, *_: logits.softmax(1))]
+
+    whole = gradients(10**7)
+    for cache in (1, 20000, 10**6):
+        for part, same, wanted in zip(gradients(cache), gradients(cache, (3, 5, 7, 11)), whole, strict=True):
+            assert torch.equal(part, same)
+            scale = float(wanted.abs().max())
+            torch.testing.assert_close(part / scale, wanted / scale, rtol=0.0, atol=1e3 * torch.finfo(dtype).eps)
+
+
+def test_a_run_in_a_stack_is_the_run_alone():
+    stack = pb.ConvCCP((1, 12, 12), runs=7, seed=range(7), **PN_CONV)
+    x = inputs(stack, 1, 6, 0).float()
+    logits = closed_form(stack).logits(x)
+    for run in (0, 6):
+        torch.testing.assert_close(closed_form(stack.run(run)).logits(x)[0], logits[run], rtol=1e-5, atol=1e-6)
+
+
+METHODS = [WeightDecay(0.01), JacobianPenalty(0.1), JacobianPenalty(0.1, "exact")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
+@pytest.mark.parametrize(("runs", "groups"), [(None, 1), (4, 1), (4, 2)])
+def test_a_step_is_that_of_autograd(runs, groups, method):
+    seed = 0 if runs is None else range(4)
+    models = [pb.ConvCCP((1, 12, 12), runs=runs, seed=seed, dtype=F64, **PN_CONV) for _ in range(2)]
+    engines = engine_for(models[0], method), AutogradEngine(models[1], method)
+    assert type(engines[0]) is (RowsEngine if method.own_loss else ClosedEngine)
+    x = inputs(models[0], groups, 6, 0)
+    y = torch.randint(4, (groups, 6), generator=torch.Generator().manual_seed(0))
+    with layers():
+        losses = [engine.step_(x, y, 0.5, StepRandom(runs or 1, [0], 0, 0)).reshape(-1) for engine in engines]
+    close(*losses)
+    for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        close(mine.detach(), wanted.detach())
+
+
+def test_which_have_one():
+    assert has_closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
+    assert not has_closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
+    assert not has_closed_form(torch.nn.Linear(2, 2))
+
+
+class StopAfter(Callback):
+    """Stops after so many steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def after_step(self, trainer):
+        if trainer.step == self.steps:
+            trainer.stop()
+
+
+def test_training_goes_on_to_the_same_bits_in_another_process_and_in_a_stack_to_rounding():
+    """What stays in memory from step to step must not be part of the state."""
+    data = load_digits("train")
+    recipe = pb.Recipe.of(method="projection", bound=[0.8, 1.5, 3.0], start=0, every=3, learning_rate=0.05)
+
+    def fresh():
+        return pb.paper_model("pn-conv", data.shape, rank=4, runs=3, seed=[7] * 3)
+
+    whole, halves = fresh(), fresh()
+    Trainer(whole, data, recipe, [7] * 3).run(1)
+    first = Trainer(halves, data, recipe, [7] * 3, [StopAfter(5)])
+    first.run(1)
+    resumed = fresh()
+    resumed.load_state_dict(halves.state_dict())
+    second = Trainer(resumed, data, recipe, [7] * 3)
+    second.step, second.sums = first.step, first.sums
+    second.run(1)
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
+
+    alone = pb.paper_model("pn-conv", data.shape, rank=4, seed=7)
+    Trainer(alone, data, recipe.changed({"bound": 1.5}), [7]).run(1)
+    for mine, stacked in zip(alone.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, stacked[1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_attack_sees_weights_that_changed_before_it():
+    """Kernels are collapsed once an attack, not once for all."""
+    model = pb.ConvCCP((1, 12, 12), seed=0, **PN_CONV)
+    x, y = 2 * torch.rand(5, 1, 12, 12) - 1, torch.randint(4, (5,))
+    with Classifier(model, model.shape) as victim:
+        before = victim.logits(x.flatten(1).unsqueeze(0))
+    with torch.no_grad():
+        model.K.mul_(2.0)
+    with victim:
+        torch.testing.assert_close(victim.logits(x.flatten(1).unsqueeze(0))[0].mT, model(x).detach())
+    assert not torch.equal(before[0].mT, model(x))
+    ours = pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1))
+    with mock.patch("polybound.attacks.classifier.has_closed_form", return_value=False), layers():
+        torch.testing.assert_close(pb.PGD(0.1, 3, 0.05)(model, x, y, domain=(-1, 1)), ours)

@@ -1,0 +1,323 @@
+"""Forward passes against the paper's recursions written out; initialisation; stacks; input shapes."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.networks import F64, ccps, networks, randomise, seeds
+from polybound.models import paper
+
+
+def inputs(model, seed, batch=3):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(batch, *model.shape, generator=generator, dtype=F64) - 1
+
+
+@given(networks(runs=(None, 3)), seeds)
+def test_forward_equals_the_canonical_factors(model, seed):
+    x = inputs(model, seed)
+    factors = model.factors()
+    torch.testing.assert_close(model(x), factors(x.flatten(1)))
+    torch.testing.assert_close(model(x), factors.dense(x.flatten(1)))
+    z = torch.cat([x.flatten(1), torch.ones(3, 1, dtype=F64)], dim=1)
+    torch.testing.assert_close(model(x), factors.lifted()(z))
+
+
+@given(ccps(runs=(None, 3)), seeds)
+def test_lemma_11_product_form_is_the_same_function(model, seed):
+    x = inputs(model, seed)
+    product = model.to_product()
+    assert product.form == "product"
+    torch.testing.assert_close(product(x), model(x))
+
+
+def test_residual_recursion_as_printed():
+    model = pb.CCP(5, 4, 3, degree=3, dtype=F64)
+    x = torch.randn(7, 5, dtype=F64)
+    V, Q, beta = model.V, model.C[:, :-1], model.C[:, -1]
+    y = x @ V[0].T
+    for n in (1, 2):
+        y = (x @ V[n].T) * y + y
+    torch.testing.assert_close(model(x), y @ Q.T + beta)
+
+
+def test_nested_recursion_as_printed():
+    model = pb.NCP(5, 4, 3, degree=3, dtype=F64)
+    x = torch.randn(7, 5, dtype=F64)
+    y = (x @ model.V[0].T) * model.b
+    for n in (1, 2):
+        y = (x @ model.V[n].T) * (y @ model.S[n - 1, :, :-1].T + model.S[n - 1, :, -1])
+    torch.testing.assert_close(model(x), y @ model.C[:, :-1].T + model.C[:, -1])
+
+
+def test_pn_conv_layer_by_layer():
+    model = pb.paper_model("pn-conv", dtype=F64)
+    x = torch.randn(2, 1, 28, 28, dtype=F64)
+    p = F.conv2d(x, model.P, model.c, padding=1)
+    h = [F.conv2d(p, K, padding=3) for K in model.K]
+    y = h[1] * h[0] + h[0]
+    y = F.avg_pool2d(y, 2)
+    y = F.avg_pool2d(h[2], 2) * y + y
+    y = F.avg_pool2d(y, 2)
+    y = F.avg_pool2d(F.avg_pool2d(h[3], 2), 2) * y + y
+    assert y.shape == (2, 16, 7, 7)
+    torch.testing.assert_close(model(x), F.linear(y.flatten(1), model.C[:, :-1], model.C[:, -1]))
+
+
+@st.composite
+def collapsible(draw):
+    """A convolutional network whose linear parts collapse, and inputs shared by its runs or one batch for each."""
+    degree, runs = draw(st.integers(1, 4)), draw(st.sampled_from([None, 1, 3]))
+    pool = draw(st.sets(st.integers(1, degree), max_size=2))
+    kernel = draw(st.sampled_from([1, 3, 5, 7]))
+    multiple = 2 ** len(pool)
+    sides = st.integers(-(-max(kernel, 2) // multiple), 3 + 8 // multiple).map(lambda n: n * multiple)
+    shape = (draw(st.integers(1, 3)), draw(sides), draw(sides))
+    model = pb.ConvCCP(shape, 2, 2, degree, kernel, pre=3, pool=pool, runs=runs, dtype=F64)
+    batches = (2,) if runs is None or draw(st.booleans()) else (runs, 2)
+    return randomise(model, draw(seeds), 0.5), torch.randn(*batches, *shape, dtype=F64)
+
+
+@given(collapsible())
+def test_collapsed_convolutions_are_the_layers_with_their_gradients(case):
+    model, x = case
+    logits = model(x)
+    d = torch.randn_like(logits)
+    gradients = torch.autograd.grad(logits, list(model.parameters()), d)
+    with mock.patch("polybound.models.conv.can_collapse", return_value=False):
+        layered = model(x)
+        expected = torch.autograd.grad(layered, list(model.parameters()), d)
+    torch.testing.assert_close(logits, layered)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+@given(networks(runs=(3,)), seeds)
+def test_a_stack_is_its_members(model, seed):
+    x = inputs(model, seed)
+    own = torch.stack([inputs(model, seed + e) for e in range(3)])
+    together, apart = model(x), model(own)
+    for e in range(3):
+        torch.testing.assert_close(together[e], model.run(e)(x))
+        torch.testing.assert_close(apart[e], model.run(e)(own[e]))
+
+
+@given(networks(runs=(3,)))
+def test_unstacking_and_stacking_is_bit_exact(model):
+    again = pb.stack([model.run(e) for e in range(3)])
+    assert again.config() == model.config()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+        assert tensor.numel() == 0 or again.state_dict()[name].data_ptr() != tensor.data_ptr()
+
+
+def test_stacks_can_be_stacked():
+    pair, single = pb.CCP(4, 3, 2, 2, runs=2), pb.CCP(4, 3, 2, 2)
+    joined = pb.stack([pair, single])
+    assert joined.runs == 3
+    assert torch.equal(joined.V[1], pair.V[1]) and torch.equal(joined.V[2], single.V)
+
+
+def test_seeds_make_a_run_equal_to_its_single_model():
+    for make in (
+        lambda **kw: pb.CCP(6, 3, 2, 4, **kw),
+        lambda **kw: pb.CCP(6, 3, 2, 4, "product", **kw),
+        lambda **kw: pb.NCP(6, 3, 2, 4, **kw),
+        lambda **kw: pb.ConvCCP((1, 6, 6), 3, 2, 2, 3, pre=3, **kw),
+    ):
+        for stacked in (make(runs=3, seed=5), make(runs=3, seed=[5, 6, 7])):
+            for name, tensor in make(seed=6).state_dict().items():
+                assert torch.equal(stacked.run(1).state_dict()[name], tensor)
+
+
+def test_seed_none_uses_the_global_generator():
+    torch.manual_seed(3)
+    first = pb.CCP(6, 3, 2, 4)
+    torch.manual_seed(3)
+    assert torch.equal(first.V, pb.CCP(6, 3, 2, 4).V)
+    assert not torch.equal(first.V, pb.CCP(6, 3, 2, 4).V)
+
+
+@pytest.mark.parametrize("degree", [1, 4, 10, 30, 100, 1000])
+@pytest.mark.parametrize("kind", ["residual", "product", "ncp", "conv"])
+def test_no_degree_overflows_or_vanishes_at_initialisation(kind, degree):
+    if kind == "ncp":
+        model = pb.NCP(784, 16, 10, degree, seed=0)
+    elif kind == "conv":
+        model = pb.ConvCCP((1, 12, 12), 4, 10, degree, 3, pre=3, seed=0)
+    else:
+        model = pb.CCP(784, 16, 10, degree, kind, seed=0)
+    x = 2 * torch.rand(64, *model.shape) - 1
+    logits = model(x)
+    F.cross_entropy(logits, torch.zeros(64, dtype=torch.int64)).backward()
+    assert torch.isfinite(logits).all() and logits.abs().max() < 1e4
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.numel())
+    # Without a residual path, a nested recursion cannot hand a gradient down through a hundred products.
+    if kind != "ncp" or degree <= 10:
+        assert all(p.grad.abs().max() > 0 for p in model.parameters() if p.numel())
+
+
+def test_default_initialisation_is_that_of_linear():
+    model = pb.CCP(784, 16, 10, 4, seed=0)
+    assert model.V.abs().max() <= 1 / 28 < 1.01 * model.V.abs().max()
+    assert model.C.abs().max() <= 1 / 4 < 1.1 * model.C.abs().max()
+
+
+def test_explain_nonfinite_says_where():
+    model = pb.CCP(4, 3, 2, degree=8, seed=0)
+    x = torch.ones(2, 4)
+    assert model.explain_nonfinite(x) == ""
+    with torch.no_grad():
+        model.V[5] = 1e30
+        model.V[6] = 1e30
+    assert "overflows at factor 7 of 8" in model.explain_nonfinite(x)
+    with torch.no_grad():
+        model.V[0, 0, 0] = float("nan")
+    assert model.explain_nonfinite(x) == "1 of 96 values of parameter V are not finite"
+
+
+def test_images_are_accepted_as_they_are():
+    model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    x = torch.randn(5, 1, 8, 8)
+    assert torch.equal(model(x), model(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pb.CCP(0, 3, 2, 2),
+        lambda: pb.CCP(4, 3, 2, 2.5),
+        lambda: pb.CCP(4, 3, 2, 2, form="nested"),
+        lambda: pb.CCP(4, 3, 2, 2, shape=(3, 2)),
+        lambda: pb.CCP(4, 3, 2, 2, runs=0),
+        lambda: pb.CCP(4, 3, 2, 2, runs=2, seed=[1, 2, 3]),
+        lambda: pb.NCP(4, 3, 2, 2, shape=(3, 2)),
+        lambda: pb.ConvCCP((1, 8, 8), 4, 10, 2, kernel=4),
+        lambda: pb.ConvCCP((1, 8, 8), 4, 10, 2, 3, pre=2),
+        lambda: pb.ConvCCP((1, 8, 8), 4, 10, 2, 3, pool=(3,)),
+        lambda: pb.ConvCCP((1, 2, 2), 4, 10, 2, 3, pool=(1, 2)),
+        lambda: pb.ConvCCP((8,), 4, 10, 2, 3),
+        lambda: pb.paper_model("pn-5"),
+        lambda: pb.stack([]),
+        lambda: pb.stack([pb.CCP(4, 3, 2, 2), pb.CCP(4, 3, 2, 3)]),
+        lambda: pb.stack([pb.CCP(4, 3, 2, 2), pb.NCP(4, 3, 2, 2)]),
+        lambda: pb.CCP(4, 3, 2, 2).run(0),
+        lambda: pb.CCP(4, 3, 2, 2, runs=2).run(2),
+        lambda: pb.CCP(4, 3, 2, 2)(torch.zeros(4)),
+        lambda: pb.CCP(4, 3, 2, 2)(torch.zeros(7, 5)),
+        lambda: pb.CCP(4, 3, 2, 2)(torch.zeros(2, 7, 4)),
+        lambda: pb.CCP(4, 3, 2, 2, runs=3)(torch.zeros(2, 7, 4)),
+    ],
+)
+def test_bad_input_raises_one_clear_line(make):
+    with pytest.raises(pb.PolyboundError) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_gradients():
+    for model in (
+        pb.CCP(3, 2, 2, 3, dtype=F64),
+        pb.NCP(3, 2, 2, 3, dtype=F64),
+        pb.CCP(3, 2, 2, 3, "product", dtype=F64),
+    ):
+        x = torch.randn(2, 3, dtype=F64, requires_grad=True)
+        assert torch.autograd.gradcheck(model, (x,))
+
+
+def test_weights_of_others_make_the_same_model():
+    V, C, bias = torch.randn(3, 4, 5, dtype=F64), torch.randn(2, 4, dtype=F64), torch.randn(2, dtype=F64)
+    x = torch.randn(6, 5, dtype=F64)
+    y = x @ V[0].T
+    for n in (1, 2):
+        y = (x @ V[n].T) * y + y
+    assert torch.allclose(pb.CCP.from_factors(list(V), C, bias)(x), y @ C.T + bias)
+    U = torch.randn(3, 4, 6, dtype=F64)
+    z = torch.cat([x, torch.ones(6, 1, dtype=F64)], 1)
+    product = pb.CCP.from_factors(U, C, form="product")
+    assert torch.allclose(product(x), ((z @ U[0].T) * (z @ U[1].T) * (z @ U[2].T)) @ C.T)
+    S, b = torch.randn(2, 4, 4, dtype=F64), torch.randn(3, 4, dtype=F64)
+    y = (x @ V[0].T) * b[0]
+    for n in (1, 2):
+        y = (x @ V[n].T) * (y @ S[n - 1].T + b[n])
+    assert torch.allclose(pb.NCP.from_factors(V, S, b, C, bias)(x), y @ C.T + bias)
+    one = pb.NCP.from_factors(V[:1], [], b[:1], C)
+    assert torch.allclose(one(x), ((x @ V[0].T) * b[0]) @ C.T)
+    image = torch.randn(6, 1, 4, 4, dtype=F64)
+    conv = pb.ConvCCP((1, 4, 4), 2, 3, 3, 3, pre=3, pool=(2,), dtype=F64)
+    copy = pb.ConvCCP.from_factors(
+        list(conv.K), conv.C[:, :-1], conv.C[:, -1], shape=(1, 4, 4), pre=conv.P, pre_bias=conv.c, pool=(2,)
+    )
+    assert torch.equal(copy(image), conv(image))
+    copy.C.data.zero_()
+    assert not torch.equal(copy(image), conv(image)), "the weights are copies"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pb.CCP.from_factors([torch.zeros(2, 3), torch.zeros(2, 4)], torch.zeros(2, 2)),
+        lambda: pb.CCP.from_factors([], torch.zeros(2, 2)),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 5)),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 2), torch.zeros(3)),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 2), torch.zeros(2), form="product"),
+        lambda: pb.CCP.from_factors(torch.zeros(2, 2, 3, dtype=torch.int64), torch.zeros(2, 2)),
+        lambda: pb.NCP.from_factors(torch.zeros(2, 2, 3), torch.zeros(2, 2, 2), torch.zeros(2, 2), torch.zeros(2, 2)),
+        lambda: pb.ConvCCP.from_factors(torch.zeros(2, 2, 3, 3), torch.zeros(2, 2), shape=(1, 4, 4)),
+        lambda: pb.ConvCCP.from_factors(torch.zeros(2, 2, 1, 3, 3), torch.zeros(2, 5), shape=(1, 4, 4)),
+    ],
+)
+def test_weights_that_do_not_fit_together_are_refused(make):
+    with pytest.raises(pb.PolyboundError):
+        make()
+
+
+def test_trained_examples_come_with_the_package():
+    for name in pb.models.EXAMPLES:
+        model = pb.example(name)
+        assert model(torch.zeros(2, model.features)).shape == (2, 10)
+        assert pb.Projection(model, bound=1.0).contains() == name.endswith("bound-1")
+    with pytest.raises(pb.PolyboundError, match="pn-4-bound-1"):
+        pb.example("resnet")
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """The models by name, as they were afterwards."""
+    monkeypatch.setattr(paper, "_MODELS", dict(paper._MODELS))
+
+
+@pytest.mark.usefixtures("names")
+def test_a_model_of_ones_own_has_a_name():
+    def build(shape, classes, rank, **options):
+        return pb.NCP(shape[0] * shape[1], rank, classes, 3, shape=shape, **options)
+
+    pb.models.register_model("ncp-3", "NCP of degree 3, rank 5", build, rank=5)
+    assert pb.models.model_names()["ncp-3"] == "NCP of degree 3, rank 5" and pb.models.paper_rank("ncp-3") == 5
+    model = pb.paper_model("ncp-3", shape=(3, 4), classes=2, runs=2, seed=[7, 8], dtype=F64)
+    assert (model.shape, model.classes, model.rank, model.runs, model.V.dtype) == ((3, 4), 2, 5, 2, F64)
+    assert torch.equal(model.run(1).V, pb.NCP(12, 5, 2, 3, seed=8, dtype=F64).V)
+    assert pb.paper_model("ncp-3", shape=(3, 4), rank=2).rank == 2
+    assert "ncp-3" not in pb.models.PAPER_MODELS
+    for taken in ("ncp-3", "pn-4"):
+        with pytest.raises(pb.PolyboundError, match=f"there is a model called '{taken}' already: "):
+            pb.models.register_model(taken, "another", build)
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize(
+    ("name", "rank", "message"),
+    [("PN 4", 16, "lower-case"), ("", 16, "lower-case"), ("pn_4", 16, "lower-case"), ("own", 0, "rank must be")],
+)
+def test_models_that_are_not_registered(name, rank, message):
+    with pytest.raises(pb.PolyboundError, match=message):
+        pb.models.register_model(name, "something", paper._ncp, rank)
+    assert list(pb.models.model_names())[:4] == list(pb.models.PAPER_MODELS)
+    for unknown in (pb.paper_model, pb.models.paper_rank):
+        with pytest.raises(pb.PolyboundError, match="no model called 'own'; there are pn-4, pn-10"):
+            unknown("own")

@@ -1,0 +1,276 @@
+"""What a report is made of: axes, texts at points, figures as files, tables in every format, verdicts, what is missing."""
+
+import csv
+import io
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.paper_rows import row_like, rows_like_the_paper, spec_like
+from helpers.report_parts import CURVE, FIGURE, HOSTILE, PICTURES, TABLE
+from polybound.evaluation import Subject, Table
+from polybound.experiments import compare, experiment_names, find_experiment, published
+from polybound.report import build_report
+from polybound.report.axes import axes_of, columns_of
+from polybound.report.elements import Figure, Images, Line, Panel
+from polybound.report.elements import Table as Shown
+from polybound.report.figure_data import figure_to_csv, read_figure
+from polybound.report.findings import Part, findings
+from polybound.report.labels import network_names
+from polybound.report.layout import section
+from polybound.report.missing import missing_values
+from polybound.report.paper_table import seeds_text
+from polybound.report.placing import HEIGHT, PLACES, SIZE, WIDTH, place_texts
+from polybound.report.run_report import bounds_table
+from polybound.report.static import draw
+from polybound.report.styles import style
+from polybound.report.summary import summarise
+from polybound.report.text import to_csv, to_latex, to_markdown
+from polybound.runs import Loaded
+
+numbers = st.floats(-1e6, 1e6)
+positive = st.floats(1e-3, 1e6)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.lists(st.tuples(positive, numbers), min_size=1, max_size=20), min_size=1, max_size=4), st.booleans())
+def test_axes_hold_all_points_and_are_the_same_for_all_panels(panels, log):
+    lines = [Line("a", [x for x, _ in points], [y for _, y in points]) for points in panels]
+    figure = Figure("f", [Panel(str(n), "x", "y", [line], log_x=log) for n, line in enumerate(lines)])
+    found = axes_of(figure)
+    assert len(set(map(str, found))) == 1
+    x_axis, y_axis = found[0]
+    for line in lines:
+        assert all(0.0 <= x_axis.share(x) <= 1.0 for x in line.x)
+        assert all(0.0 <= y_axis.share(y) <= 1.0 for y in line.y)
+    for axis in (x_axis, y_axis):
+        values = [value for value, _ in axis.ticks]
+        assert values == sorted(set(values)) and len(values) <= 11
+        assert all(axis.low <= value <= axis.high for value in values)
+        assert len({text for _, text in axis.ticks}) == len(values)
+
+
+def test_the_ticks_of_the_paper_s_bounds_are_ones_that_people_write():
+    def ticks(xs, **axes):
+        return [
+            text for _, text in axes_of(Figure("f", [Panel("p", "x", "y", [Line("a", xs, xs)], **axes)]))[0][0].ticks
+        ]
+
+    assert ticks([0.2, 1.0, 5.0, 100000.0], log_x=True) == ["0.2", "1", "10", "100", "1k", "10k", "100k"]
+    assert ticks([4, 8, 16, 32, 64], log_x=True) == ["4", "8", "16", "32", "64"]
+    assert ticks([float(n) for n in range(45_000, 106_000, 5000)], log_x=True) == [
+        "50k",
+        "60k",
+        "70k",
+        "80k",
+        "90k",
+        "100k",
+    ]
+    assert ticks([0.0, 100.0]) == ["0", "20", "40", "60", "80", "100"]
+
+
+def test_no_panel_stands_alone():
+    for count in range(2, 25):
+        columns = columns_of(Figure("f", [Panel("", "", "", [])] * count))
+        assert count % columns != 1 or columns == 1, count
+    assert columns_of(replace(FIGURE, columns=4)) == 2
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=25))
+def test_no_text_lies_over_another_or_over_a_point(points):
+    line = Line("a", [x for x, _ in points], [y for _, y in points], texts=["1.5"] * len(points), kind="marks")
+    panel = Panel("p", "x", "y", [line])
+    ((x_axis, y_axis),) = axes_of(Figure("f", [panel]))
+    (places,) = place_texts(panel, x_axis, y_axis)
+    spots = [(WIDTH * x_axis.share(x), HEIGHT * y_axis.share(y)) for x, y in points]
+    boxes = []
+    for (x, y), name in zip(spots, places, strict=True):
+        if name:
+            right, up = PLACES[name]
+            wide, high = 0.31 * SIZE * 3, 0.6 * SIZE
+            middle = x + right * (wide + 3), y + up * (high + 3)
+            boxes.append((middle[0] - wide, middle[1] - high, middle[0] + wide, middle[1] + high))
+            assert all(not (boxes[-1][0] < u < boxes[-1][2] and boxes[-1][1] < v < boxes[-1][3]) for u, v in spots)
+    for one, other in combinations(boxes, 2):
+        apart = one[2] <= other[0] + 2 or other[2] <= one[0] + 2 or one[3] <= other[1] + 2 or other[3] <= one[1] + 2
+        assert apart, (one, other)
+    if len(set(spots)) == 1 and len(spots) == 1:
+        assert all(places)
+
+
+def test_lines_are_told_apart_without_colour():
+    looks = [style(number) for number in range(24)]
+    assert len({(look.marker, look.dash) for look in looks}) == 24
+
+
+@pytest.mark.parametrize("figure", [FIGURE, CURVE, PICTURES, Figure("Empty")])
+def test_figures_are_files_that_can_be_read(figure, tmp_path):
+    from PIL import Image
+
+    draw(figure, tmp_path / "f.png", tmp_path / "f.svg")
+    with Image.open(tmp_path / "f.png") as image:
+        assert image.width > 100
+    assert "<svg" in (tmp_path / "f.svg").read_text()
+
+
+def test_hostile_words_are_drawn_as_text(tmp_path):
+    panel = Panel(HOSTILE, HOSTILE, HOSTILE, [Line(HOSTILE, [0.0, 1.0], [1.0, 2.0], texts=["$a", HOSTILE])])
+    draw(Figure(HOSTILE, [panel]), tmp_path / "f.png", tmp_path / "f.svg")
+    draw(Figure("f", images=[Images(HOSTILE, [(HOSTILE, [[[1]]])])]), tmp_path / "g.svg")
+    assert "<script>window" not in (tmp_path / "f.svg").read_text() + (tmp_path / "g.svg").read_text()
+    table = Shown(HOSTILE, [HOSTILE], [[HOSTILE + "|x\ny"]], [(0, HOSTILE)], notes=[HOSTILE])
+    markdown = to_markdown(table)
+    assert "<" not in markdown and len(markdown.splitlines()[3].replace(r"\|", "").split("|")) == 3
+
+
+def test_a_figure_is_read_back_from_its_data(tmp_path):
+    for figure in (FIGURE, CURVE):
+        file = tmp_path / "figure.csv"
+        file.write_text(figure_to_csv(figure))
+        again = read_figure(file, figure.title)
+        assert figure_to_csv(again) == file.read_text() and again.title == figure.title
+        for one, other in zip(figure.panels, again.panels, strict=True):
+            assert (one.title, one.log_x, one.log_y, one.x_label) == (
+                other.title,
+                other.log_x,
+                other.log_y,
+                other.x_label,
+            )
+            for line, same in zip([*one.lines, *one.published], [*other.lines, *other.published], strict=True):
+                assert list(line.x) == list(same.x) and list(line.y) == list(same.y) and line.kind == same.kind
+    (tmp_path / "bad.csv").write_text("panel,line\na,b\n")
+    with pytest.raises(pb.PolyboundError, match="not the data of a figure"):
+        read_figure(tmp_path / "bad.csv", "t")
+
+
+def test_tables_in_every_format():
+    markdown = to_markdown(TABLE).splitlines()
+    assert markdown[2] == "| **Fashion-MNIST** | | | | | |"
+    assert markdown[4] == "| clean | here | **87.16 ± 0.11** ✓ | 87.16 ± 0.11 ✗ | 87.16 ± 0.11 ○ | not run |"
+    latex = to_latex(TABLE)
+    assert r"none \& more" in latex and r"\textbf{87.16 $\pm$ 0.11} $\checkmark$" in latex and r"K\_MNIST" in latex
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 1
+    rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
+    assert rows[2]["attack"] == "<b>" and rows[1]["projection"] == "87.16 ± 0.11"
+    assert [rows[1][f"{name}: verdict"] for name in TABLE.header[2:]] == ["met", "missed", "not published", "not run"]
+
+
+@pytest.fixture(params=[0.0, 4.0])
+def parts(request, tmp_path):
+    """All tables of the paper, from scores at a distance from its values."""
+    scores = Table(rows_like_the_paper(request.param))
+    named = [find_experiment(name) for name in experiment_names() if find_experiment(name).published]
+    found = []
+    for experiment in named:
+        known = {(row["data"], row["model"]) for row in scores}
+        mine = scores.only(lambda row: row["attack"] in ("clean", *experiment.attacks))  # noqa: B023
+        if known & {(data, model) for data in experiment.datasets for model in experiment.models}:
+            found.append(Part(experiment, mine, section(experiment, mine, tmp_path)))
+    return found, scores
+
+
+def test_the_opening_counts_what_the_cells_say(parts):
+    found, scores = parts
+    summary = summarise(found)
+    compared = {one.paper.key: one.verdict for one in compare(scores)}
+    assert (summary.met, summary.missed) == (
+        sum(verdict == "within" for verdict in compared.values()),
+        sum(verdict == "off" for verdict in compared.values()),
+    )
+    assert summary.met + summary.missed == len(compared) > 0
+    words = [word for part in found for table in part.section.parts for word in getattr(table, "verdicts", {}).values()]
+    assert ("met" in words) == (summary.met > 0) and ("missed" in words) == (summary.missed > 0)
+    assert (summary.misses is None) == (summary.missed == 0)
+    points = [line for line in summary.headline.panels[0].lines if line.kind == "marks"]
+    assert sum(len(line.x) for line in points) == len(compared)
+    # What was not run is all the rest.
+    assert sum(int(row[1] or 0) for row in summary.missing.rows) == summary.published - len(compared)
+    assert f"{summary.met} of the {len(compared)} published values" in summary.verdict
+
+
+def test_every_cell_of_a_table_has_a_verdict(parts):
+    found, _ = parts
+    for part in found:
+        table = part.section.parts[0]
+        places = {(r, c) for r, row in enumerate(table.rows) if row[1] != "paper" for c in range(2, len(row))}
+        assert set(table.verdicts) == places
+        for (r, c), word in table.verdicts.items():
+            assert (word == "not run") == (not table.rows[r][c])
+            assert table.rows[r][1] != "sound protocol" or word in ("not published", "not run")
+        assert all(
+            any(word.capitalize() in note or word in note for note in table.notes) for word in table.verdicts.values()
+        )
+
+
+def test_all_published_values_are_missing_where_nothing_was_run(tmp_path):
+    table = missing_values([], [find_experiment("table-1")], tmp_path)
+    assert sum(int(row[1]) for row in table.rows) == len({value.key for value in published()})
+    reasons = {row[0]: row[2] for row in table.rows}
+    assert "was not on the machine" in reasons["E-MNIST-BY: PN-4, PN-10, PN-Conv"]
+    assert missing_values({value.key for value in published()}, [find_experiment("table-1")], tmp_path) is None
+
+
+def test_answers_are_made_of_the_scores(tmp_path):
+    plain, tight, wide = {"method": "none"}, *({"method": "projection", "bound": bound} for bound in (1.0, 2.0))
+    values = [(plain, (10.0, 20.0)), (tight, (50.0, 60.0)), (wide, (30.0, 70.0)), ({"method": "l2"}, (56.0, 57.0))]
+    rows = [
+        row_like(spec_like(seed, **method), "fgsm-0.1", "sound", value)
+        for method, shares in values
+        for seed, value in enumerate(shares)
+    ]
+    table = Table(rows)
+    experiment = find_experiment("table-1")
+    found = {
+        one.question: one.answer for one in findings([Part(experiment, table, section(experiment, table, tmp_path))])
+    }
+    robust = found["Does a bound on the norms make networks robust?"]
+    assert "Yes: in 1 of 1 comparisons under the sound protocol, by 40.0 points in the median" in robust
+    assert "PN-4 on Fashion-MNIST under FGSM-0.1: 55.0 instead of 15.0 %" in robust
+    assert "L2 in 1" in found["Is projection the best of the methods?"]
+    assert set(found) == {"Does a bound on the norms make networks robust?", "Is projection the best of the methods?"}
+
+
+def test_what_was_asked_for_and_not_run_is_named(tmp_path):
+    wanted = [find_experiment(name).changed(seeds=1) for name in ("table-1", "table-7", "figure-3")]
+    spec = (
+        wanted[0].changed(datasets=("fashion-mnist",), models=("pn-4",), methods=("none",)).specs(pb.data.digest_of)[0]
+    )
+    scores = Table([row_like(spec, "clean", "-", 87.0)])
+    made = build_report(wanted, tmp_path, tmp_path / "r.html", scores=scores)
+    assert [one.name for one in made.sections] == ["table-1"] and made.summary.met == 1
+    missing = {row[0]: row[2] for row in made.summary.missing.rows}
+    assert "E-MNIST-BY: PN-4, PN-10, PN-Conv" in missing and "Figure 3: CIFAR-10: PN-Conv" in missing
+    assert sum(int(row[1] or 0) for row in made.summary.missing.rows) == made.summary.published - 1
+
+
+def test_bounds_of_runs_are_in_numerical_order_and_names_differ():
+    model = pb.models.CCP(4, 2, 2, 2, seed=0)
+    about = {"data": "digits", "model": "pn-4", "method": "projection", "seed": 0}
+    loaded = [
+        Loaded(Path(f"r{n}"), Subject(model, "w"), {**about, "method.bound": bound, "run": f"a{n}"})
+        for n, bound in enumerate((100.0, 0.5, 20.0, 2.0))
+    ]
+    rows = bounds_table(loaded).rows
+    assert [row[0] for row in rows] == [f"projection, bound {bound}" for bound in ("0.5", "2", "20", "100")]
+    twins = [replace(loaded[0], path=Path("here")), replace(loaded[0], path=Path("there"))]
+    assert network_names(twins) == ["projection, bound 100 (here)", "projection, bound 100 (there)"]
+
+
+def test_seeds_are_counted_of_each_bound():
+    """Two bounds of one seed each, of different seeds, are no two seeds; of two methods each counts for itself."""
+    names = {"data": "kmnist", "model": "pn-conv", "defence": ""}
+    options = {"method.norm": "inf", "method.on": "weights"}
+    bounded = [
+        {**names, **options, "method": "projection", "method.bound": bound, "seed": seed}
+        for bound, seed in ((1.2, 0), (2.0, 1))
+    ]
+    plain = [{**names, "method": "none", "seed": seed} for seed in (0, 1)]
+    assert seeds_text(Table(bounded)) == ", 1 seed"
+    assert seeds_text(Table([*bounded, *plain])) == ", 1 to 2 seeds"
+    assert seeds_text(Table([*bounded, {**bounded[0], "seed": 1}, *plain])) == ", 2 seeds"

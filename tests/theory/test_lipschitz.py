@@ -1,0 +1,189 @@
+"""Lipschitz bounds: never exceeded, in their order, exact where they should be."""
+
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polybound as pb
+from helpers.networks import F64, jacobian, networks, randomise, seeds
+
+exponents = st.sampled_from([1.0, 1.5, 2.0, 3.0, inf])
+SLACK = 1 + 1e-9
+
+
+def in_ball(points, p, radius):
+    """Points scaled into the l_p ball, half of them onto its surface."""
+    norms = points.norm(p, dim=1, keepdim=True).clamp_min(1e-12)
+    scale = torch.where(torch.arange(len(points)).unsqueeze(1) % 2 == 0, 1 / norms, 1 / norms.clamp_min(1.0))
+    return radius * points * scale
+
+
+def operator_norm_below(J, p):
+    """A lower bound of ||J||_p: exact for 1, 2, inf; else by trying vectors."""
+    if p in (1.0, 2.0, inf):
+        return torch.linalg.matrix_norm(J, p)
+    v = torch.cat([torch.eye(J.shape[1], dtype=F64), torch.randn(50, J.shape[1], dtype=F64).sign()])
+    return ((v @ J.T).norm(p, dim=1) / v.norm(p, dim=1)).max()
+
+
+@given(networks(), exponents, st.sampled_from([0.5, 1.0, 2.0]), seeds)
+def test_no_pair_of_points_exceeds_any_bound(model, p, radius, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (in_ball(torch.randn(40, model.features, generator=generator, dtype=F64), p, radius) for _ in range(2))
+    b[20:] = a[20:] + 1e-4 * (b[20:] - a[20:])
+    with torch.no_grad():
+        moved = (model(a) - model(b)).norm(p, dim=1)
+    apart = (a - b).norm(p, dim=1)
+    rounding = 1e-12 * (1 + model(a).detach().norm(p, dim=1))
+    for method in ("paper", "rowwise", "local"):
+        bound = float(pb.lipschitz(model, p, method, radius=radius))
+        assert (moved <= bound * apart * SLACK + rounding).all(), method
+
+
+@given(networks(), st.sampled_from([1.0, 2.0, inf]), seeds)
+def test_gradient_ascent_on_the_jacobian_norm_exceeds_no_bound(model, p, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = in_ball(torch.randn(2, model.features, generator=generator, dtype=F64), p, 1.0)[0]
+    bounds = {m: float(pb.lipschitz(model, p, m)) for m in ("paper", "rowwise", "local")}
+    for step in (1.0, 0.5, 0.2, 0.1, 0.05):
+        x = x.detach().requires_grad_()
+        J = torch.autograd.functional.jacobian(lambda v: model(v.unsqueeze(0)).squeeze(0), x, create_graph=True)
+        norm = torch.linalg.matrix_norm(J, p)
+        for method, bound in bounds.items():
+            assert norm <= bound * SLACK, method
+        gradient = torch.autograd.grad(norm, x, allow_unused=True)[0] if norm.requires_grad else None
+        if gradient is None or not gradient.abs().max() > 0:
+            break
+        with torch.no_grad():
+            moved = x + step * (gradient.sign() if p == inf else gradient / gradient.norm())
+            x = moved.clamp(-1, 1) if p == inf else moved / moved.norm(p).clamp_min(1.0)
+
+
+@given(networks(), exponents, st.sampled_from([None, 0.3, 1.0, 3.0]))
+def test_rowwise_is_never_above_paper(model, p, radius):
+    paper, rowwise = (float(pb.lipschitz(model, p, m, radius=radius)) for m in ("paper", "rowwise"))
+    assert rowwise <= paper
+
+
+@given(networks(), st.sampled_from([0.3, 1.0, 3.0]))
+def test_local_over_the_domain_is_never_above_rowwise(model, radius):
+    rowwise = float(pb.lipschitz(model, inf, "rowwise", radius=radius))
+    assert float(pb.lipschitz(model, inf, "local", radius=radius)) <= rowwise * SLACK
+
+
+@given(networks(), st.sampled_from([1.0, 2.0, inf]), seeds)
+def test_to_the_letter_the_theorem_is_about_a_free_lifted_input(model, p, seed):
+    generator = torch.Generator().manual_seed(seed)
+    z = in_ball(torch.randn(4, model.features + 1, generator=generator, dtype=F64), p, 1.0)
+    lifted = model.factors().lifted()
+    for point in z:
+        J = torch.autograd.functional.jacobian(lambda v: lifted(v.unsqueeze(0)).squeeze(0), point)
+        for method in ("paper", "rowwise"):
+            assert torch.linalg.matrix_norm(J, p) <= float(pb.lipschitz(model, p, method, radius=None)) * SLACK
+
+
+@given(networks(), exponents, seeds, st.sampled_from([0.0, 1e-3, 0.1, 1.0]))
+def test_local_holds_in_its_boxes(model, p, seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    centre = 2 * torch.rand(3, model.features, generator=generator, dtype=F64) - 1
+    half = size * torch.rand(3, model.features, generator=generator, dtype=F64)
+    bound = pb.lipschitz(model, p, "local", box=(centre - half, centre + half))
+    assert bound.value.shape == (3,)
+    for i in range(3):
+        one = pb.lipschitz(model, p, "local", box=((centre - half)[i], (centre + half)[i]))
+        assert float(one) == pytest.approx(float(bound.value[i]), rel=1e-9)
+        for _ in range(3):
+            inside = centre[i] + half[i] * (2 * torch.rand(model.features, generator=generator, dtype=F64) - 1)
+            assert operator_norm_below(jacobian(model, inside), p) <= bound.value[i] * SLACK
+        corner = centre[i] + half[i] * (2 * torch.randint(2, (model.features,), generator=generator) - 1)
+        assert operator_norm_below(jacobian(model, corner), p) <= bound.value[i] * SLACK
+
+
+@given(networks(), st.sampled_from([1.0, 2.0, inf]))
+def test_local_is_exact_at_a_point(model, p):
+    x = torch.linspace(-1, 1, model.features, dtype=F64)
+    J = jacobian(model, x)
+    bound = float(pb.lipschitz(model, p, "local", box=(x, x)))
+    assert bound == pytest.approx(
+        float(torch.linalg.matrix_norm(J, p)), rel=1e-6, abs=1e-9 * float(pb.lipschitz(model, p))
+    )
+
+
+@given(networks(runs=(3,)), st.sampled_from([1.0, 2.0, 3.0, inf]), st.sampled_from(["paper", "rowwise", "local"]))
+def test_a_stack_has_the_bounds_of_its_members(model, p, method):
+    together = pb.lipschitz(model, p, method).value
+    apart = torch.tensor([float(pb.lipschitz(model.run(e), p, method)) for e in range(3)], dtype=F64)
+    torch.testing.assert_close(together, apart)
+
+
+def test_the_rowwise_formula_of_ccp():
+    model = randomise(pb.CCP(3, 2, 2, 3, dtype=F64), 0, 1.0)
+    V = model.V.detach().abs().sum(-1)
+    beta = torch.tensor([0.0, 1.0, 1.0], dtype=F64).unsqueeze(1)
+    inner = sum(V[i] * torch.stack([(V + beta)[j] for j in range(3) if j != i]).prod(0) for i in range(3))
+    expected = (model.C[:, :-1].detach().abs() @ inner).max()
+    assert float(pb.lipschitz(model)) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_paper_formula_of_both_models():
+    for model, names in ((pb.CCP(3, 2, 2, 3, dtype=F64, seed=0), 4), (pb.NCP(3, 2, 2, 3, dtype=F64, seed=0), 7)):
+        matrices = model.factors().double().matrices()
+        assert len(matrices) == names
+        product = 1.0
+        for name, matrix in matrices.items():
+            product *= float(matrix.abs().max() if name == "s1" else torch.linalg.matrix_norm(matrix, inf))
+        assert float(pb.lipschitz(model, method="paper")) == pytest.approx(3 * product, rel=1e-12)
+
+
+def test_large_maps_still_get_valid_bounds(monkeypatch):
+    model = randomise(pb.ConvCCP((1, 4, 4), 2, 3, 3, 3, pre=3, pool=(2,), dtype=F64), 1, 0.3)
+    exact = {(p, m): float(pb.lipschitz(model, p, m)) for p in (1.0, 2.0, inf) for m in ("paper", "rowwise", "local")}
+    monkeypatch.setattr("polybound.theory.norms.DENSE_LIMIT", 0)
+    monkeypatch.setattr("polybound.theory.norms.EXACT_LIMIT", 0)
+    for (p, method), value in exact.items():
+        relaxed = pb.lipschitz(model, p, method)
+        assert float(relaxed) >= value * (1 - 1e-12)
+        assert "kernels" in relaxed.how
+
+
+def test_text_says_formula_and_assumptions():
+    text = str(pb.lipschitz(pb.CCP(3, 2, 2, 3, seed=0), 2, "paper"))
+    assert "Theorem 7" in text and "||x||_2 <= 1" in text and "R^(k-1)" in text
+    assert "z = [x, 1]" in str(pb.lipschitz(pb.NCP(3, 2, 2, 3, seed=0), 2, "rowwise", radius=None))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"p": 0.5},
+        {"method": "best"},
+        {"radius": -1},
+        {"radius": inf},
+        {"box": (0, 1)},
+        {"method": "local", "box": (1, 0)},
+        {"method": "local", "box": (0, inf)},
+        {"method": "local", "box": (torch.zeros(4), torch.ones(4))},
+        {"method": "local", "box": (torch.zeros(1, 1, 3), torch.ones(3))},
+        {"method": "local", "box": (torch.zeros(2, 3), torch.ones(3, 3))},
+    ],
+)
+def test_bad_input(kwargs):
+    with pytest.raises(pb.PolyboundError):
+        pb.lipschitz(pb.CCP(3, 2, 2, 3), **kwargs)
+
+
+def test_bounds_table():
+    for model in (
+        pb.CCP(3, 2, 2, 3, seed=0),
+        pb.NCP(3, 2, 2, 3, seed=0, runs=2),
+        pb.ConvCCP((1, 4, 4), 2, 3, 2, 3, pool=(1,)),
+    ):
+        table = pb.bounds(model, n=50)
+        quantities = [row.quantity for row in table]
+        assert len(set(quantities)) == len(quantities) > 15
+        text = str(table)
+        assert all(quantity in text for quantity in quantities)
+        assert len(table.as_dict()["bounds"]) == len(table)

@@ -1,0 +1,134 @@
+"""theta, gamma and the Gram closed forms against the explicitly built matrices of size d^k."""
+
+from functools import reduce
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+
+import polybound as pb
+from helpers.networks import F64, ccps, ncps, networks
+from polybound.theory import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-300}
+
+
+def big_matrix(model):
+    """The paper's lifted matrix: the face-splitting product of CCP, Phi of Theorem 3 of NCP."""
+    matrices = model.factors().matrices()
+    matrices.pop("C")
+    if "U1" in matrices:
+        rows = [[u[j] for u in matrices.values()] for j in range(matrices["U1"].shape[0])]
+        return torch.stack([reduce(torch.kron, row) for row in rows])
+    degree = len(matrices) // 2
+    d = matrices["A1"].shape[1]
+    S = {1: matrices["s1"].unsqueeze(1)} | {n: matrices[f"S{n}"] for n in range(2, degree + 1)}
+    phi = None
+    for n in range(degree, 0, -1):
+        A = matrices[f"A{n}"]
+        step = torch.stack([torch.kron(a, s) for a, s in zip(A, S[n], strict=True)])
+        eye = torch.eye(d ** (degree - n), dtype=F64)
+        phi = step if phi is None else phi @ torch.kron(eye, step)
+    return phi
+
+
+@given(ccps())
+def test_theta_of_ccp_is_the_norm_of_the_face_splitting_product(model):
+    big = big_matrix(model)
+    torch.testing.assert_close(theta(model), big.abs().sum(1).max(), **CLOSE)
+    torch.testing.assert_close(gram_norm(model), torch.linalg.matrix_norm(big, 2), **CLOSE)
+
+
+@given(ncps())
+def test_norms_of_phi_of_ncp(model):
+    big = big_matrix(model)
+    if model.degree == 1:  # then NCP is a CCP, and exact
+        torch.testing.assert_close(theta(model), big.abs().sum(1).max(), **CLOSE)
+    assert theta(model) >= big.abs().sum(1).max()
+    torch.testing.assert_close(gram_norm(model), torch.linalg.matrix_norm(big, 2), **CLOSE)
+
+
+@given(ncps())
+def test_the_lifted_matrix_is_the_function(model):
+    big = big_matrix(model)
+    x = torch.randn(4, model.features, dtype=F64)
+    z = torch.cat([x, torch.ones(4, 1, dtype=F64)], dim=1)
+    powers = torch.stack([reduce(torch.kron, [row] * model.degree) for row in z])
+    C = model.factors().matrices()["C"]
+    torch.testing.assert_close(powers @ big.T @ C.T, model(x))
+
+
+@given(networks())
+def test_factor_norms_are_those_of_the_lemmas_matrices(model):
+    matrices = model.factors().matrices()
+    for p in (1, 2, inf):
+        norms = factor_norms(model, p)
+        assert list(norms) == [name.replace("s", "S") for name in matrices]
+        for name, matrix in matrices.items():
+            key = {"s1": "S1"}.get(name, name)
+            norm = matrix.abs().amax() if name == "s1" else torch.linalg.matrix_norm(matrix, p)
+            torch.testing.assert_close(norms[key], norm, **CLOSE)
+
+
+@given(networks())
+def test_lemmas_1_and_2_exact_is_never_above_relaxed(model):
+    assert theta(model) <= gamma(model) * (1 + 1e-12)
+    assert gram_norm(model) <= gamma(model, 2) * (1 + 1e-12)
+    names = [name for name in factor_norms(model) if name != "C"]
+    product = torch.stack([factor_norms(model)[name] for name in names]).prod()
+    torch.testing.assert_close(gamma(model), product, **CLOSE)
+
+
+@given(networks(runs=(3,)))
+def test_a_stack_has_the_norms_of_its_members(model):
+    together = theta(model), gram_norm(model), {p: factor_norms(model, p) for p in (1, 2, inf, 3)}
+    for e in range(3):
+        run = model.run(e)
+        torch.testing.assert_close(together[0][e], theta(run))
+        torch.testing.assert_close(together[1][e], gram_norm(run))
+        for p, norms in together[2].items():
+            alone = factor_norms(run, p)
+            assert alone.keys() == norms.keys()
+            for name, value in norms.items():
+                torch.testing.assert_close(value[e], alone[name])
+
+
+def test_convolutions_too_large_to_write_out_get_upper_bounds(monkeypatch):
+    model = pb.paper_model("pn-conv", shape=(1, 12, 12), rank=3, dtype=F64, seed=0)
+    exact = {p: factor_norms(model, p) for p in (1, 2, inf, 3)}
+    exact_theta = theta(model)
+    monkeypatch.setattr("polybound.theory.norms.DENSE_LIMIT", 0)
+    monkeypatch.setattr("polybound.theory.norms.EXACT_LIMIT", 0)
+    for p, norms in exact.items():
+        relaxed = factor_norms(model, p)
+        for name, norm in norms.items():
+            assert norm <= relaxed[name] * (1 + 1e-12), (p, name)
+    assert exact_theta <= theta(model)
+    assert gram_norm(model) is None
+
+
+def test_lifted_norm_of_convolution_with_bias():
+    from polybound.models import Conv
+    from polybound.models.factors import lift
+
+    conv = Conv(torch.randn(2, 1, 3, 3, dtype=F64), torch.randn(2, dtype=F64), (1, 4, 4))
+    for p in (1, inf):
+        torch.testing.assert_close(lifted_norm(conv, True, p), torch.linalg.matrix_norm(lift(conv, True), p), **CLOSE)
+    assert lifted_norm(conv, True, 2) >= torch.linalg.matrix_norm(lift(conv, True), 2)
+
+
+@pytest.mark.parametrize("p", [0.5, 0, -1, "three", None, float("nan")])
+def test_bad_exponents(p):
+    with pytest.raises(pb.PolyboundError):
+        operator_norm(torch.eye(2), p)
+
+
+def test_the_norm_on_the_torus_does_not_depend_on_the_stack():
+    """How far it is rounded outwards once depended on how many kernels there were."""
+    from polybound.theory import torus_norm
+
+    kernels = torch.randn(40, 3, 2, 2, 5, dtype=F64)
+    together = torus_norm(kernels, (7,))
+    for run, alone in zip(together, kernels, strict=True):
+        torch.testing.assert_close(run, torus_norm(alone, (7,)), rtol=8 * torch.finfo(F64).eps, atol=0.0)
