@@ -1,4 +1,4 @@
-"""`python -m polybound`, and so `torchrun -m polybound`."""
+"""`python -m polybound`."""
 
 from polybound.cli import main
 

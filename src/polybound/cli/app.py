@@ -108,7 +108,6 @@ def train(
     protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None,
     seed: Annotated[list[int] | None, typer.Option(metavar="<int>", help="Seed; several train together.")] = None,
     epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
-    # Not plain --start: torchrun would take that for an abbreviation of an option of its own.
     start: Annotated[
         float | None,
         typer.Option(

@@ -32,12 +32,12 @@ def hint(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(*columns: ProgressColumn, quiet: bool = False) -> Iterator[Progress]:
+def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
     """A bar on standard error that is gone when it is done, with columns of one's own between the bar and the times.
 
     Where nobody watches there is none: even an empty one would put a line of its own before an error's.
     """
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True)
     parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*parts, console=console, transient=True, disable=is_quiet() or not console.is_terminal) as bar:
         yield bar

@@ -18,7 +18,7 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import labels
 from polybound.report import EventLog
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_together
-from polybound.training import Recipe, start_workers, stop_workers, worker_number
+from polybound.training import Recipe
 
 __all__ = ["epoch_or_share", "read_options", "run_training", "unfold"]
 
@@ -78,22 +78,19 @@ def run_training(
     stacks: list[list[Spec]], root: Path, data_dir: Path | None, device: str, events: bool, as_json: bool
 ) -> None:
     """Train what is not finished of some stacks, one after another, measure the clean accuracy, and show all runs."""
-    start_workers()
     runs = [run for specs in stacks for run in _train(specs, root, data_dir, device, events)]
     failed = {run.path: run.failure for run in runs if run.failure is not None}
-    if worker_number() == 0:
-        _show([spec for specs in stacks for spec in specs], runs, data_dir, as_json)
-        for path, failure in failed.items():
-            note(f"error: {path}: {failure}")
-    stop_workers()
+    _show([spec for specs in stacks for spec in specs], runs, data_dir, as_json)
+    for path, failure in failed.items():
+        note(f"error: {path}: {failure}")
     if failed:
         raise typer.Exit(1)
 
 
 def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, events: bool) -> list[Run]:
     """Train one stack, with a progress bar."""
-    logs = [EventLog(Run.make(spec, root).path) for spec in specs] if events and worker_number() == 0 else []
-    with progress_bar(TextColumn("{task.fields[state]}"), quiet=worker_number() != 0) as bar:
+    logs = [EventLog(Run.make(spec, root).path) for spec in specs] if events else []
+    with progress_bar(TextColumn("{task.fields[state]}")) as bar:
         many = f"{len(specs)} runs" if len(specs) > 1 else "1 run"
         task = bar.add_task(many, total=None, state="")
         show = _progress(lambda **state: bar.update(task, **state), logs)

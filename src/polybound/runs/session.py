@@ -27,8 +27,6 @@ from polybound.training import (
     Trainer,
     accuracy,
     join_methods,
-    worker_number,
-    workers,
 )
 
 __all__ = ["Session", "TrainingProgress", "common_recipe"]
@@ -137,7 +135,7 @@ class Session:
         """
         leader = list(range(len(self.specs)))
         method, adversary = self.recipe.method, self.recipe.adversary
-        if not isinstance(method, Projected) or method.kind != "single" or method.on != "weights" or workers() > 1:
+        if not isinstance(method, Projected) or method.kind != "single" or method.on != "weights":
             return leader
         if adversary is not None and getattr(adversary.attack, "random_start", False):
             return leader
@@ -185,8 +183,7 @@ class Session:
                 raise KeyboardInterrupt
             if not self.parted and self.epoch < self.epochs:
                 self._branch(self.runs_with_inactive_bounds())
-        if worker_number() == 0:
-            self.file.unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
 
     def record(self, trainer: Trainer, losses: Tensor, validation: Dataset | None) -> None:
         """Add a line to every run's history: of the epoch, or of what went wrong in it."""
@@ -216,10 +213,9 @@ class Session:
         """Write the checkpoint."""
         self.epoch, self.step, self.sums = trainer.epoch, trainer.step, trainer.sums.cpu() if trainer.step else None
         self.memory = trainer.descent.tensors()
-        if worker_number() == 0:
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-            state = (self.specs, self.epoch, self.step, self.leader, self.parted, self.histories)
-            Checkpoint(*state, tensors, self.sums, self.peaks, self.memory).write(self.file)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        state = (self.specs, self.epoch, self.step, self.leader, self.parted, self.histories)
+        Checkpoint(*state, tensors, self.sums, self.peaks, self.memory).write(self.file)
 
     def _resume(self, device: str) -> None:
         if not self.file.exists():
@@ -236,7 +232,7 @@ class Session:
 
     def write_finished(self, epoch: int) -> None:
         """Write the history and then the model of each run that is kept after this epoch, unless they are there."""
-        if epoch not in self.ends or worker_number() != 0:
+        if epoch not in self.ends:
             return
         end = self.ends[epoch]
         for i, run in enumerate(self.runs):

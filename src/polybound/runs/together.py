@@ -16,7 +16,6 @@ from polybound.runs.folder import Run
 from polybound.runs.session import Session, TrainingProgress, common_recipe
 from polybound.runs.signals import deferred_signals
 from polybound.runs.spec import Spec
-from polybound.training import worker_number
 
 __all__ = ["interrupted", "train_together"]
 
@@ -69,10 +68,7 @@ def train_together(
             Run.make(specs[i], root)
         with deferred_signals() as stopping:
             session.train(validation, on_progress, save_every, stopping)
-        if worker_number() != 0:
-            break
-    else:
-        _remove_checkpoints(root, specs)
+    _remove_checkpoints(root, specs)
     return runs
 
 
@@ -115,8 +111,6 @@ def _begun(root: Path, specs: Sequence[Spec], todo: list[int]) -> list[int] | No
 
 def _remove_checkpoints(root: Path, finished: Sequence[Spec]) -> None:
     """Remove the state of finished runs, whose process was killed before it could."""
-    if worker_number() != 0:
-        return
     ours = {spec.address for spec in finished}
     for file in checkpoints(root):
         with suppress(PolyboundError, FileNotFoundError):  # of no concern here, or gone by now

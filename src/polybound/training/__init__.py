@@ -1,7 +1,6 @@
 """Training: the paper's Algorithms 1 and 2 and its baselines, for one model or for a stack of runs."""
 
 from polybound.training.adversary import Adversary
-from polybound.training.distributed import start_workers, stop_workers, worker_number, workers
 from polybound.training.fit import accuracy, fit
 from polybound.training.history import History
 from polybound.training.loop import Callback, Trainer
@@ -69,9 +68,5 @@ __all__ = [
     "register_method",
     "register_optimiser",
     "register_schedule",
-    "start_workers",
-    "stop_workers",
     "training_set",
-    "worker_number",
-    "workers",
 ]

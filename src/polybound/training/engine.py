@@ -11,7 +11,6 @@ from torch import Tensor
 
 from polybound.models import CCP, ConvCCP, PolynomialNetwork, RowsForm, closed_form, has_closed_form
 from polybound.training.descent import Descent
-from polybound.training.distributed import sum_over_workers, workers
 from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain
 from polybound.training.methods.base import Moment, drop_subnormal
@@ -44,8 +43,8 @@ def _has_closed_loss(method: type[Method]) -> bool:
 class Engine(ABC):
     """Steps of E runs, for flat inputs (groups, batch, features); a group is what shares a batch, as in `ClosedForm`.
 
-    All targets are (groups, batch), or (groups, batch, outputs) if they are numbers. Losses are means over the batch of
-    all workers, one for each run.
+    All targets are (groups, batch), or (groups, batch, outputs) if they are numbers. Losses are means over the batch,
+    one for each run.
 
     Attributes:
         moment: where in the training the next step is.
@@ -81,15 +80,14 @@ class Engine(ABC):
         return targets.repeat_interleave(self.runs // len(targets), 0)
 
     def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float) -> Tensor:
-        """A step along the gradients of all workers' losses, which are sums over their samples; the mean losses."""
-        *gradients, found = sum_over_workers([*(gradient for _, gradient in pairs), losses], samples=samples)
+        """A step along the gradients of losses that are sums over the samples; returns the mean losses."""
+        means = [(parameter, gradient / samples) for parameter, gradient in pairs]
         if self.descent.plain:
-            for (parameter, _), gradient in zip(pairs, gradients, strict=True):
+            for parameter, gradient in means:
                 parameter.mul_(1 - rate * self.method.decay).sub_(gradient, alpha=rate)
         else:
-            whole = [(parameter, gradient) for (parameter, _), gradient in zip(pairs, gradients, strict=True)]
-            self.descent.step_(whole, rate, self.method.decay)
-        return found
+            self.descent.step_(means, rate, self.method.decay)
+        return losses / samples
 
 
 class ClosedEngine(Engine):
@@ -119,7 +117,6 @@ class ClosedEngine(Engine):
         del random  # nothing here is random
         x, targets, samples = self._lift(x), self.targets_of_runs(y), y.shape[1]
         weights = None if weights is None else self.targets_of_runs(weights).unsqueeze(1)
-        alone = workers() == 1
         sums = x.new_zeros(self.runs)
 
         def slopes(logits: Tensor, runs: slice, part: slice) -> Tensor:
@@ -128,10 +125,8 @@ class ClosedEngine(Engine):
                 found.mul_(weights[runs, :, part])
                 losses.mul_(weights[runs, :, part])
             sums[runs] += losses.sum((1, 2))
-            return drop_subnormal(found).mul_(1 / samples) if alone else drop_subnormal(found)
+            return drop_subnormal(found).mul_(1 / samples)
 
-        if not alone:
-            return self._descend(self.form.gradients_of(x, slopes), sums, samples, rate)
         if self.descent.plain:
             self.form.descend_(x, slopes, rate, self.method.decay)
         else:
@@ -149,7 +144,7 @@ class RowsEngine(ClosedEngine):
         del weights  # a method with a loss of its own has none
         by_logits, by_rows, losses = self.method.closed_loss(self, x, y, random)
         lifted, samples = self._lift(x), y.shape[1]
-        if workers() == 1 and self.descent.plain:
+        if self.descent.plain:
             decay = self.method.decay
             self.form.update_by_rows_(by_logits.div_(samples), by_rows.div_(samples), lifted, rate, decay)
             return losses / samples  # type: ignore[no-any-return]

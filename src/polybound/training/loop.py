@@ -17,7 +17,6 @@ from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.seeds import seeded
 from polybound.training.descent import Descent
-from polybound.training.distributed import my_share
 from polybound.training.engine import engine_for
 from polybound.training.methods import Moment
 from polybound.training.random import StepRandom
@@ -125,7 +124,7 @@ class Trainer:
         orders = orders.to(self.x.device)
         rate = self.recipe.rate(epoch)
         for step in range(self.step, self.steps):
-            batch = my_share(orders[:, step * size : (step + 1) * size])
+            batch = orders[:, step * size : (step + 1) * size]
             x = self.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
             y = self.y.index_select(0, batch.flatten()).view(*batch.shape, *self.y.shape[1:])
             weights = None if self.weights is None else self.weights[batch]

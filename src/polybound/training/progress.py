@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.training.distributed import worker_number
 from polybound.training.history import History
 from polybound.training.loop import Callback, Trainer
 
@@ -30,7 +29,7 @@ def showing_progress(verbose: bool | None, history: History, epochs: int) -> Ite
     if verbose not in (None, True, False):
         raise PolyboundError(f"verbose must be True, False or None, got {verbose!r}")
     watched = sys.stderr.isatty()
-    if verbose is False or worker_number() or (verbose is None and not watched):
+    if verbose is False or (verbose is None and not watched):
         yield []
     elif not watched:
         yield [_Lines(history)]
