@@ -5,11 +5,13 @@ BIN    := $(VENV)/bin
 # Tests and benchmarks share the cores among processes, not among threads.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test quick lint types check bench docs results notebooks dist smoke clean
+.PHONY: help demo test quick fuzz lowest lint types check bench docs results notebooks dist smoke clean
 
 help:
 	@echo "make demo   train a plain and a projected network on the built-in digits, attack and certify both"
-	@echo "make test   run all tests;  make quick: fewer examples, no slow ones"
+	@echo "make test   run all tests, the same ones every time;  make quick: fewer examples, no slow ones"
+	@echo "make fuzz   random search for failures, for SECONDS (120);  SEED=N repeats one"
+	@echo "make lowest run all tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
 	@echo "make bench  speed as ratios, to bench/results.json"
 	@echo "make docs   the site, to build/docs;  make notebooks: run the tutorials anew"
@@ -43,6 +45,20 @@ test: $(VENV)/ready
 
 quick: $(VENV)/ready
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n auto -m 'not slow'
+
+# What it finds becomes an @example, or a test, of its own.
+SECONDS ?= 120
+SEED    ?=
+fuzz: $(VENV)/ready
+	$(BIN)/python tests/fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+LOWEST := build/lowest
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tests/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[encrypted,test]'
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks
+	$(LOWEST)/bin/python -m pytest -n auto
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check

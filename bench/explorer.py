@@ -14,7 +14,7 @@ import polybound as pb
 from polybound.report import build_explorer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from browser import Browser
+from helpers.browser import Browser
 
 # A pen that wanders over the pad, one move a frame, in circles of several sizes.
 DRAW = """new Promise((done) => {
@@ -51,7 +51,7 @@ SLIDE = """new Promise((done) => {
 
 def metrics(browser):
     """Seconds that the page's thread has spent so far: in scripts, in layout, in all."""
-    found = {one["name"]: one["value"] for one in browser._call("Performance.getMetrics")["metrics"]}
+    found = {one["name"]: one["value"] for one in browser.call("Performance.getMetrics")["metrics"]}
     return {name: found[f"{name}Duration"] for name in ("Script", "Layout", "RecalcStyle", "Task")}
 
 
@@ -71,8 +71,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         page = build_explorer(networks, data, Path(folder) / "e.html", images=20, budget=0.0)
         browser = Browser()
-        browser._call("Performance.enable", timeDomain="threadTicks")
         browser.open(page)
+        browser.call("Performance.enable", timeDomain="threadTicks")
         browser.wait("window.explorer && Number(document.documentElement.dataset.shown) > 0")
         for what, code in (("drawing", DRAW), ("sliding eps", SLIDE)):
             found = measure(browser, code, frames)

@@ -1,7 +1,9 @@
 import io
 import json
 import os
+import random
 import sys
+import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
@@ -9,10 +11,16 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Always the same examples where a change is judged, new ones wherever it is made.
-settings.register_profile("polybound", max_examples=200, deadline=None, print_blob=True, derandomize="CI" in os.environ)
-settings.register_profile("quick", max_examples=30, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "polybound"))
+from helpers.browser import Browser
+
+# `make test` asks the same questions on every machine, every time; `make fuzz` asks new ones until its time is up.
+settings.register_profile("test", max_examples=50, deadline=None, derandomize=True, database=None)
+settings.register_profile("quick", settings.get_profile("test"), max_examples=15)
+settings.register_profile("fuzz", max_examples=200, deadline=None, print_blob=True, database=None)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "test")
+settings.load_profile(PROFILE)
+
+STARTED = pytest.StashKey[float]()
 
 # The tests run side by side on the cores; threads inside of each would only get in each other's way.
 torch.set_num_threads(1)
@@ -21,6 +29,33 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seconds", type=float, help="start no further test after this time; the order is random then")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("seconds") is not None:
+        random.Random(str(config.getoption("hypothesis_seed"))).shuffle(items)
+
+
+def pytest_sessionstart(session):
+    session.config.stash[STARTED] = time.monotonic()
+
+
+def pytest_runtest_setup(item):
+    seconds = item.config.getoption("seconds")
+    if seconds is not None and time.monotonic() - item.config.stash[STARTED] > seconds:
+        pytest.skip("the time is up")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A page in a real browser, for the tests of a file."""
+    browser = Browser()
+    yield browser
+    browser.close()
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.browser import Browser
-
 SITE = Path(__file__).parents[2] / "build" / "docs"
 LOOKED_AT = ("index", "explorer", "tutorials/own-table", "ideas/networks", "results/index", "reference/cli")
 pytestmark = pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="`make docs` was not run")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = Browser()
-    yield found
-    found.close()
 
 
 def outside(browser):

@@ -9,18 +9,10 @@ import pytest
 import torch
 
 import polybound as pb
-from helpers.browser import Browser
 from polybound.data import Dataset
 from polybound.report import Feature, build_explorer
 
 READY = "window.explorer && Number(document.documentElement.dataset.shown) > 0"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 import pytest
 
 import polybound as pb
-from helpers.browser import Browser
 from polybound.models import register_model
 from polybound.report import draw_figure_1, draw_network, network_svg
 
@@ -85,13 +84,6 @@ def test_a_model_of_ones_own(tmp_path, cli):
     )
     done = cli("draw", "drawn", "--shape", "1,3,3", "--classes", "4", "--rank", "6", cwd=tmp_path)
     assert done.out == "wrote drawn.svg\n" and {"6 × 9", "4 × 6"} <= set(texts((tmp_path / "drawn.svg").read_text()))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 # All texts inside of their boxes, or clear of all boxes; boxes clear of each other; all of it on the paper.

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.browser import Browser
 from helpers.report_parts import BOUNDS, CURVE, FIGURE, HEADLINE, HOSTILE, PICTURES, TABLE
 from polybound.experiments import find_experiment
 from polybound.report import build_report
@@ -17,13 +16,6 @@ from polybound.report.page import page
 from polybound.report.summary import Summary
 
 SUMMARY = Summary(7, 1, 0, 378, [Finding("Does it work?", "Yes: in 7 of 8.")], HEADLINE, replace(TABLE, title="Missed"))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Numbers that cannot lie: one test for each of the eighteen cases in which a printed number once did."""
+"""Every number that a command prints belongs to its network, its data and its images."""
 
 import ast
 import csv
@@ -24,7 +24,7 @@ import polybound as pb
 from helpers.report_cells import accuracy_tables, cells
 from helpers.watching import watched
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ALL = 360
 """Test images of the digits."""
 
@@ -83,7 +83,7 @@ def tree(*folders):
     return {path for folder in folders for path in folder.rglob("*")}
 
 
-def test_row_01_each_number_stands_beside_its_number_of_images(cli, train, tmp_path):
+def test_each_number_stands_beside_its_number_of_images(cli, train, tmp_path):
     (run,) = train()
     expected = {}
     for limit in (7, 15, 30, None):
@@ -117,7 +117,7 @@ def mention(value):
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
-def test_row_02_what_differs_has_a_row_of_its_own(cli, train, tmp_path, what):
+def test_what_differs_has_a_row_of_its_own(cli, train, tmp_path, what):
     options, values = DIFFERENCES[what]
     runs = [run for value in values for run in (train(*options, value) if options else train(samples=int(value)))]
     assert len({run.name for run in runs}) == 2
@@ -133,7 +133,7 @@ def test_row_02_what_differs_has_a_row_of_its_own(cli, train, tmp_path, what):
             assert any(number == pytest.approx(expected[value], abs=0.006) for number in named), (value, shown)
 
 
-def test_row_03_a_mean_is_over_seeds_alone(cli, train):
+def test_a_mean_is_over_seeds_alone(cli, train):
     runs = {weight: train("--method", "jacobian", "--weight", weight, "--seed", 0, "--seed", 1) for weight in (1e-4, 1)}
     everything = [run for pair in runs.values() for run in pair]
     scores = scores_of(cli, *everything, "--attacks", "fgsm-0.1")
@@ -170,7 +170,7 @@ def own_data(path, shift=0):
     return arrays
 
 
-def test_row_04_other_data_are_another_run(cli, train, tmp_path):
+def test_other_data_are_another_run(cli, train, tmp_path):
     file = tmp_path / "mine.npz"
     own_data(file)
     (before,) = train("--epochs", 60, dataset=f"folder:{file}", samples=100)
@@ -188,7 +188,7 @@ def test_row_04_other_data_are_another_run(cli, train, tmp_path):
     assert again.code == 2 and "mine.npz" in again.err and "Traceback" not in again.err
 
 
-def test_row_05_each_run_has_its_own_data_set(cli, train, tmp_path):
+def test_each_run_has_its_own_data_set(cli, train, tmp_path):
     own_data(tmp_path / "mine.npz")
     (digits,) = train()
     (mine,) = train(dataset=f"folder:{tmp_path / 'mine.npz'}", samples=100)
@@ -202,7 +202,7 @@ def test_row_05_each_run_has_its_own_data_set(cli, train, tmp_path):
     assert shown.code == 0 and "digits" in shown.out and "mine" in shown.out
 
 
-def test_row_06_samples_and_images_are_said_wherever_a_number_is(cli, train, tmp_path):
+def test_samples_and_images_are_said_wherever_a_number_is(cli, train, tmp_path):
     (run,) = train(samples=203)
     words = (run, "--attacks", "fgsm-0.1", "--limit", 51)
     score = pick(scores_of(cli, *words), run)
@@ -220,7 +220,7 @@ def test_row_06_samples_and_images_are_said_wherever_a_number_is(cli, train, tmp
     assert 203 in [value for name, value in score.items() if name.endswith("samples")]
 
 
-def test_row_07_one_bad_run_does_not_keep_the_others_back(cli, train, tmp_path):
+def test_one_bad_run_does_not_keep_the_others_back(cli, train, tmp_path):
     (good,) = train()
     known = ("--dataset", "digits", "--model", "pn-4", "--epochs", 2, "--samples", 300)
     failed = cli("train", *known, "--learning-rate", 1e9, "--runs", good.parent, "--json")
@@ -248,7 +248,7 @@ def test_row_07_one_bad_run_does_not_keep_the_others_back(cli, train, tmp_path):
         assert nothing.code == 2 and not cli(command, good, cwd=tmp_path).code
 
 
-def test_row_08_a_report_is_never_written_into_a_folder_of_runs(cli, train, tmp_path):
+def test_a_report_is_never_written_into_a_folder_of_runs(cli, train, tmp_path):
     train("--seed", 0, "--seed", 1)
     runs = sorted((tmp_path / "runs").glob("[!.]*"))
     words = [run.relative_to(tmp_path) for run in runs]
@@ -262,7 +262,7 @@ def test_row_08_a_report_is_never_written_into_a_folder_of_runs(cli, train, tmp_
     assert scores_of(cli, *sorted((tmp_path / "runs").glob("[!.]*")), "--attacks", "fgsm-0.1") == scores
 
 
-def test_row_09_a_dry_run_touches_nothing(cli, tmp_path):
+def test_a_dry_run_touches_nothing(cli, tmp_path):
     names = ("emnist-letters", "digits")
     words = (
         "sweep",
@@ -289,7 +289,7 @@ def alike(option, value):
     return option, Path(value).name
 
 
-def test_row_10_the_hint_after_a_sweep_works(cli, tmp_path):
+def test_the_hint_after_a_sweep_works(cli, tmp_path):
     given = "--dataset digits --model pn-4 --method none --method projection --bound 1 --bound 0.5 --seeds 1"
     given = shlex.split(f"{given} --budget 0.04 --samples 200 --limit 20 --measure-every 25 --runs my-runs")
     done = cli("sweep", "table-1", *given, "--workers", 1, cwd=tmp_path)
@@ -306,7 +306,7 @@ def test_row_10_the_hint_after_a_sweep_works(cli, tmp_path):
         assert re.search(r"\b\d+\.\d\d\b", text) and re.search(r"\b20\b", text) and re.search(r"\b200\b", text)
 
 
-def test_row_10_a_report_of_nothing_is_an_error(cli, tmp_path):
+def test_a_report_of_nothing_is_an_error(cli, tmp_path):
     result = cli("report", "table-1", "--dataset", "digits", "--runs", "nowhere", cwd=tmp_path)
     assert result.code == 2 and one_line(result.err) and "nowhere" in result.err
     assert not result.out.strip() and not tree(tmp_path)
@@ -325,7 +325,7 @@ def swap_weights(run, other):
 
 @pytest.mark.parametrize("evaluated", [True, False])
 @pytest.mark.parametrize(("tamper", "reason"), [(edit_spec, r"spec|address"), (swap_weights, r"model|weights|digest")])
-def test_row_11_what_was_changed_by_hand_is_refused(cli, train, tmp_path, tamper, reason, evaluated):
+def test_what_was_changed_by_hand_is_refused(cli, train, tmp_path, tamper, reason, evaluated):
     (good,), (bad,) = train("--seed", 2), train("--seed", 0)
     (other,) = train("--seed", 3, runs=tmp_path / "elsewhere")
     if evaluated:
@@ -345,7 +345,7 @@ def test_row_11_what_was_changed_by_hand_is_refused(cli, train, tmp_path, tamper
     assert cli("certify", good, "--eps", 0.01, "--images", 1).code == 0
 
 
-def test_row_12_the_defence_is_named_and_means_are_json_too(cli, train):
+def test_the_defence_is_named_and_means_are_json_too(cli, train):
     runs = train("--seed", 0, "--seed", 1)
     words = (*runs, "--attacks", "fgsm-0.1", "--limit", 40)
     plain, defended = scores_of(cli, *words), scores_of(cli, *words, "--defence", "gaussian")
@@ -376,7 +376,7 @@ def calls(name, room):
         sys.setprofile(None)
 
 
-def test_row_13_a_place_for_the_proofs_is_looked_for_before_the_work(cli, train, tmp_path):
+def test_a_place_for_the_proofs_is_looked_for_before_the_work(cli, train, tmp_path):
     (run,) = train()
     words = ("certify", run, "--eps", 0.01, "--images", 2, "--save")
     with calls("certify", "certificates") as work:
@@ -388,7 +388,7 @@ def test_row_13_a_place_for_the_proofs_is_looked_for_before_the_work(cli, train,
     assert work and (tmp_path / "p.json").exists()
 
 
-def test_row_13_results_are_printed_although_they_cannot_be_kept(cli, train, tmp_path):
+def test_results_are_printed_although_they_cannot_be_kept(cli, train, tmp_path):
     (run,) = train()
     shutil.copytree(run, tmp_path / "copy" / run.name)
     before = tree(run)
@@ -401,7 +401,7 @@ def test_row_13_results_are_printed_although_they_cannot_be_kept(cli, train, tmp
         assert pick(result.json["scores"], run, attack)["correct"] == pick(expected, run, attack)["correct"]
 
 
-def test_row_14_every_command_takes_a_run_or_a_model_file(cli, train, tmp_path):
+def test_every_command_takes_a_run_or_a_model_file(cli, train, tmp_path):
     (run,) = train("--method", "projection", "--bound", 1, "--start-epoch", 2)
     file = tmp_path / "m.safetensors"
     shutil.copy(run / "model.safetensors", file)
@@ -423,7 +423,7 @@ def test_row_14_every_command_takes_a_run_or_a_model_file(cli, train, tmp_path):
     assert refused.code == 2 and "--dataset" in refused.err
 
 
-def test_row_15_a_run_that_diverged_is_a_failure(cli, tmp_path):
+def test_a_run_that_diverged_is_a_failure(cli, tmp_path):
     words = ("train", "--dataset", "digits", "--model", "pn-4", "--epochs", 2, "--samples", 300)
     words = (*words, "--learning-rate", 1e9, "--runs", tmp_path)
     for _ in range(2):  # the second time, nothing is trained
@@ -436,7 +436,7 @@ def test_row_15_a_run_that_diverged_is_a_failure(cli, tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_row_15_a_damaged_model_is_noticed_and_trained_again(cli, train, share):
+def test_a_damaged_model_is_noticed_and_trained_again(cli, train, share):
     (good,), (bad,) = train("--seed", 0), train("--seed", 1)
     scores = scores_of(cli, good, bad, "--attacks", "fgsm-0.1")
     file = bad / "model.safetensors"
@@ -464,7 +464,7 @@ def assert_fits(text, columns):
 
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("command", ["train", "evaluate", "means", "report", "compare"])
-def test_row_16_tables_fit_the_terminal(cli, train, tmp_path, command, columns):
+def test_tables_fit_the_terminal(cli, train, tmp_path, command, columns):
     options = ("--method", "projection", "--bound", 1, "--bound", 0.5, "--start-epoch", 2, "--seed", 0, "--seed", 1)
     if command == "compare":
         words = ("compare", TESTS.parent / "docs" / "results" / "scores.csv")
@@ -488,7 +488,7 @@ def test_row_16_tables_fit_the_terminal(cli, train, tmp_path, command, columns):
         assert any("━━━━" in line for line in lines_of(result.err))
 
 
-def test_row_16_machines_get_json_or_csv(cli, train):
+def test_machines_get_json_or_csv(cli, train):
     runs = train("--seed", 0, "--seed", 1)
     words = ("evaluate", *runs, "--attacks", "fgsm-0.1,pgd-0.1-2-0.05", "--protocol", "both", "--limit", 20)
     as_json, as_csv = cli(*words, "--json").json["scores"], cli(*words, "--csv")
@@ -547,7 +547,7 @@ class CleanPasses:
             self.runs += runs or 1
 
 
-def test_row_17_each_file_is_read_and_each_run_measured_once(cli, tmp_path, monkeypatch):
+def test_each_file_is_read_and_each_run_measured_once(cli, tmp_path, monkeypatch):
     options = "--dataset digits --model pn-4 --budget 0.04 --samples 200 --limit 20 --seeds 2 --workers 1"
     passes = CleanPasses(monkeypatch, pb.data.load_digits("test").x[1])
     try:
@@ -564,7 +564,7 @@ def test_row_17_each_file_is_read_and_each_run_measured_once(cli, tmp_path, monk
     assert 0 < passes.runs <= len(runs)
 
 
-def test_row_17_the_watch_sees_every_way_to_read(tmp_path):
+def test_the_watch_sees_every_way_to_read(tmp_path):
     pb.paper_model("pn-4", shape=(1, 2, 2), seed=0).save(tmp_path / "m.safetensors")
     (tmp_path / "a.txt").write_text("a")
     with watched(tmp_path) as seen:
@@ -583,7 +583,7 @@ def test_row_17_the_watch_sees_every_way_to_read(tmp_path):
     assert (tmp_path / "b.txt").read_text() == "b"
 
 
-def test_row_18_sweeps_are_killed_by_what_they_did_not_by_the_clock():
+def test_sweeps_are_killed_by_what_they_did_not_by_the_clock():
     """`test_kill_9_of_a_sweep` is in a file that sleeps only while it waits for a state, and never asks for the time."""
     syntax = ast.parse((TESTS / "experiments" / "test_sweep_faults.py").read_text(encoding="utf-8"))
     waiting = {id(node) for loop in ast.walk(syntax) if isinstance(loop, ast.While) for node in ast.walk(loop)}

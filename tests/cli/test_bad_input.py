@@ -212,3 +212,48 @@ def test_a_norm_may_be_a_number():
     assert one == other and one.method.norm == "2"
     with pytest.raises(pb.PolyboundError, match="norm must be 'inf' or '2', got 3"):
         pb.training.Recipe.of(method="projection", bound=1.0, norm=3)
+
+
+SETTINGS = [
+    *("milestones=5", "milestones=null", "seeds=5", "seeds=[]", "bounds=1", "model=[]", "model=5", "rank=x"),
+    *("method=[]", "adversary=5", "=3", "nonsense", "samples=100000", "samples=2.5", "dataset=5", "dataset=[]"),
+    *(f"seeds=[{10**30}]", "seeds=[true]", "seeds=[1.5]", "bounds=[[1]]", "validation=null"),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_options_of_the_wrong_kind_are_refused_before_anything_is_written(refused, tmp_path, setting):
+    given = [] if setting.startswith("dataset") else ["--dataset", "digits"]
+    assert refused("train", *given, "--set", "epochs=1", "--set", setting, "--runs", tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--method", "projection", "--set", 'bound={"X": 1}'),
+        ("--method", "projection", "--set", 'bound={"X": 1}', "--start-epoch", 0),
+        ("--device", "nonsense"),
+        ("--device", "meta"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_nothing(refused, tmp_path, words):
+    assert refused("train", "--dataset", "digits", "--epochs", 1, *words, "--runs", tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+FIELDS = [
+    *("datasets = 5", "datasets = 'digits'", "attacks = 'fgsm-0.1'", "attacks = ['nonsense']", "attacks = [5]"),
+    *("bounds = 1.0", "bounds = ['a']", "kind = 'nonsense'", "layout = 'nonsense'", "x = 'nonsense'", "lines = 'x'"),
+    *("seeds = 1.5", "seeds = true", "limit = 1.5", "ranks = 4", "splits = ['nonsense']", "splits = ['validation']"),
+    *("defences = ['nonsense']", "eps = ['a']", "eps = [-1]", "recipe = 5", "options = {jacobian = 5}", "title = 5"),
+    *("options = {jacobain = {weight = 1}}", "kind = 'search'", "layerwise = 5", "models = ['nonsense']", "no = 1"),
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_experiments_with_a_field_of_the_wrong_kind_are_refused_before_any_work(refused, tmp_path, field):
+    file = tmp_path / "mine.toml"
+    file.write_text(field + ("" if field.startswith("datasets") else "\ndatasets = ['digits']"))
+    message = refused("sweep", file, "--runs", tmp_path / "runs", "--workers", 1)
+    assert len(message.splitlines()) == 1 and not list(tmp_path.glob("runs/[!.]*"))
