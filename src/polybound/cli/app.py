@@ -210,7 +210,7 @@ def evaluate(
     count: Annotated[
         str, typer.Option(help="robust: right before and after; attacked: right after, as many papers count.")
     ] = "robust",
-    defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median or guided.")] = None,
+    defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median:size=5, guided.")] = None,
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     certified: Annotated[
         list[str] | None,
@@ -245,6 +245,8 @@ def evaluate(
         "data_dir": data_dir,
         "dataset": dataset,
     }
+    if as_json and as_csv:
+        raise PolyboundError("--json and --csv exclude each other")
     shown = "csv" if as_csv else "json" if as_json else "table"
     files = {"examples": save_examples, "picture": picture}
     run_evaluation(runs, attacks, options, count=count, shown=shown, means=means, per_class=per_class, **files)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,14 @@ from typing import Any
 import numpy as np
 import typer
 
-from polybound.attacks import Attack, parse_attacks, protocols
 from polybound.cli.outputs import show_intervals
 from polybound.cli.progress import progress_bar
 from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
-from polybound.data import load
-from polybound.defences import Defended, find_defence
 from polybound.errors import PolyboundError
-from polybound.evaluation import Evaluation, Examples, Table, count_images, keep_examples
-from polybound.models import stack
+from polybound.evaluation import Evaluation, Examples, Table
 from polybound.registry import check_choice
 from polybound.report import check_figure_file
-from polybound.runs import evaluate_runs, subjects_of
+from polybound.runs import evaluate_runs
 
 __all__ = ["run_evaluation"]
 
@@ -54,18 +51,23 @@ def run_evaluation(
         check_figure_file(picture)
         if find_spec("matplotlib") is None:
             raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
-    chosen = parse_attacks(attacks)
+    keep = options["limit"] or sys.maxsize if examples is not None else 40 * PICTURED if picture is not None else 0
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=None)
         result = evaluate_runs(
             paths,
-            chosen,
+            attacks,
+            keep=keep,
             progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
             **options,
         )
     _show(result, count, shown, means, per_class)
-    if examples is not None or picture is not None:
-        _keep(paths, chosen, options, examples, picture, result.class_names)
+    if examples is not None and result.examples is not None:
+        _save(examples, result.examples)
+    if picture is not None:
+        from polybound.report import draw_attacks
+
+        draw_attacks(picture, result, PICTURED)
     for warning in result.warnings:
         note(f"warning: {warning}")
     for path, why in result.skipped.items():
@@ -115,42 +117,9 @@ def _show_classes(result: Evaluation, scores: Table) -> None:
         print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
 
 
-def _keep(
-    paths: list[Path],
-    attacks: Sequence[Attack],
-    options: Mapping[str, Any],
-    examples: Path | None,
-    picture: Path | None,
-    class_names: tuple[str, ...],
-) -> None:
-    """The same images once more, to save them or to draw some."""
-    loaded, _ = subjects_of(paths)
-    kinds = {(type(one.model).__name__, json.dumps(one.model.config()), one.about.get("data")) for one in loaded}
-    if len(kinds) > 1:
-        raise PolyboundError("adversarial examples can be kept for runs of one architecture and data set only")
-    first = loaded[0]
-    data = (
-        load(options["dataset"], options["split"], data_dir=options["data_dir"])
-        if first.run is None
-        else first.run.spec().data.load(options["split"], options["data_dir"])
-    )
-    model: Any = stack([one.model for one in loaded])
-    if options["defence"] is not None:
-        model = Defended(model, find_defence(options["defence"], data.shape))
-    most = count_images(data, options["limit"])
-    count = most if examples is not None else min(most, 40 * PICTURED)
-    kept = keep_examples(model, data, attacks, protocols(options["protocol"]), count, options["seed"])
-    if examples is not None:
-        _save(examples, kept, [one.path for one in loaded])
-    if picture is not None:
-        from polybound.report import draw_attacks
-
-        draw_attacks(picture, Evaluation(Table(), class_names=class_names, examples=kept), PICTURED)
-
-
-def _save(file: Path, kept: Examples, runs: list[Path]) -> None:
+def _save(file: Path, kept: Examples) -> None:
     """An npz file: images, labels, and for each attack and protocol the adversarial examples of each run."""
-    arrays: dict[str, Any] = {"x": kept.x.numpy(), "y": kept.y.numpy(), "runs": np.array([run.name for run in runs])}
+    arrays: dict[str, Any] = {"x": kept.x.numpy(), "y": kept.y.numpy(), "runs": np.array(kept.names)}
     for (attack, protocol), images in kept.adversarial.items():
         arrays[f"{attack} {protocol}"] = images.numpy()
     with file.open("wb") as stream:

@@ -6,7 +6,13 @@
 from polybound.defences.base import Defence, Defended
 from polybound.defences.denoisers import GaussianDenoiser, MedianDenoiser
 from polybound.defences.guided import GuidedDenoiser
-from polybound.defences.registry import defence_names, find_defence, parse_defence, register_defence
+from polybound.defences.registry import (
+    canonical_defence,
+    defence_names,
+    find_defence,
+    parse_defence,
+    register_defence,
+)
 
 __all__ = [
     "Defence",
@@ -14,6 +20,7 @@ __all__ = [
     "GaussianDenoiser",
     "GuidedDenoiser",
     "MedianDenoiser",
+    "canonical_defence",
     "defence_names",
     "find_defence",
     "parse_defence",

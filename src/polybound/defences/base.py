@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from inspect import Parameter, signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -46,6 +46,18 @@ class Defence(nn.Module, ABC):
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """The denoised images."""
+
+    def fit(self, model: nn.Module, x: Tensor, y: Tensor, *, domain: Sequence[float]) -> Self:
+        """Train for a classifier on its training images; a filter has nothing to learn.
+
+        Args:
+            model: a single classifier; it stays as it is.
+            x: training images, (n, channels, height, width).
+            y: their labels.
+            domain: of the images.
+        """
+        del model, x, y, domain
+        return self
 
     @property
     def name(self) -> str:

@@ -93,14 +93,7 @@ class GuidedDenoiser(Defence):
         return cleaned
 
     def fit(self, model: nn.Module, x: Tensor, y: Tensor, *, domain: Sequence[float]) -> Self:
-        """Train for a classifier on its training images.
-
-        Args:
-            model: a single classifier; it stays as it is.
-            x: training images, (n, channels, height, width).
-            y: their labels.
-            domain: of the images.
-        """
+        """Train for a classifier on its training images; see `Defence.fit`."""
         guide = copy.deepcopy(model).eval().requires_grad_(False)
         like = next(guide.parameters())
         generator = torch.Generator().manual_seed(self.seed)

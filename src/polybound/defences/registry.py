@@ -13,12 +13,15 @@ from polybound.defences.denoisers import GaussianDenoiser, MedianDenoiser
 from polybound.defences.guided import GuidedDenoiser
 from polybound.errors import PolyboundError
 
-__all__ = ["defence_names", "find_defence", "parse_defence", "register_defence"]
+__all__ = ["canonical_defence", "defence_names", "find_defence", "parse_defence", "register_defence"]
 
 KINDS: dict[str, type[Defence]] = {}
 """The classes of defences that names can speak of."""
 
 D = TypeVar("D", bound=Defence)
+
+_ANY_IMAGE = (1, 28, 28)
+"""The shape of some image, for what does not depend on it."""
 
 
 def register_defence(made: type[D]) -> type[D]:
@@ -73,6 +76,15 @@ def parse_defence(name: str, shape: Sequence[int]) -> Defence:
     if "shape" in signature(made).parameters:
         given["shape"] = check_image_shape(shape)
     return made(**given)
+
+
+def canonical_defence(name: str) -> str:
+    """The one name of a defence, without settings that are the default.
+
+    >>> canonical_defence("gaussian:sigma=2.0:size=3")
+    'gaussian:sigma=2'
+    """
+    return parse_defence(name, _ANY_IMAGE).name
 
 
 def find_defence(defence: str | Defence, shape: Sequence[int]) -> Defence:

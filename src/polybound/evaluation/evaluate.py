@@ -13,16 +13,26 @@ from torch import Tensor, nn
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attacks, protocols
 from polybound.certificates import ENDS
 from polybound.data import Dataset
-from polybound.defences import Defence, Defended, find_defence
+from polybound.defences import Defence, find_defence
 from polybound.errors import PolyboundError
 from polybound.evaluation.intervals import output_intervals
 from polybound.evaluation.masking import masking_notes
-from polybound.evaluation.measure import Measuring, Progress, Question, Subject, count_images, digest_of_module, measure
+from polybound.evaluation.measure import (
+    Measuring,
+    Progress,
+    Question,
+    Subject,
+    count_images,
+    digest_of_module,
+    measure,
+    stacks,
+    together,
+)
 from polybound.evaluation.score import CLEAN, Score, short_digest
 from polybound.evaluation.table import Row, Table
 from polybound.models import PolynomialNetwork
 
-__all__ = ["Evaluation", "Examples", "evaluate", "keep_examples", "questions_for", "reader_notes"]
+__all__ = ["Evaluation", "Examples", "evaluate", "evaluate_subjects", "keep_examples", "questions_for", "reader_notes"]
 
 Attacks = str | Attack | Iterable[str | Attack]
 
@@ -37,6 +47,7 @@ class Examples:
         clean: predictions for them, (runs, n).
         adversarial: attacked images, (runs, n, ...), by attack and protocol.
         predictions: predictions for those, (runs, n).
+        names: of the runs.
     """
 
     x: Tensor
@@ -44,6 +55,15 @@ class Examples:
     clean: Tensor
     adversarial: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     predictions: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Examples], names: Sequence[str]) -> Examples:
+        """The examples of the same images from several networks or stacks, as those of one stack."""
+        first = parts[0]
+        adversarial = {key: torch.cat([part.adversarial[key] for part in parts]) for key in first.adversarial}
+        predictions = {key: torch.cat([part.predictions[key] for part in parts]) for key in first.predictions}
+        return cls(first.x, first.y, torch.cat([part.clean for part in parts]), adversarial, predictions, tuple(names))
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,42 +192,57 @@ def evaluate(
         >>> result.find("clean").accuracy > result.find("fgsm-0.1").accuracy
         True
     """
-    chosen, wanted = parse_attacks(attacks), protocols(protocol)
-    guard = None if defence is None else find_defence(defence, data.shape)
     subjects, labels = _subjects(model, names)
-    options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
-    found = measure(
-        subjects, data, questions_for(chosen, wanted, certify), limit=limit, defence=guard, progress=progress, **options
-    )
-    rows = [{"run": name, **score.as_dict()} for name, scores in zip(labels, found, strict=True) for score in scores]
-    notes = reader_notes(chosen, wanted, data)
-    defended = model if guard is None else Defended(model, guard)
-    if check:
-        notes += masking_notes(defended, data, chosen, wanted, labels, count_images(data, check), seed)
-    examples = (
-        keep_examples(defended, data, chosen, wanted, min(keep, count_images(data, limit)), seed) if keep else None
-    )
-    proven = _intervals(subjects, labels, data, certify, count_images(data, limit), intervals, guard is not None)
-    return Evaluation(Table(rows), notes, data.class_names, examples, intervals=proven)
+    guard = None if defence is None else find_defence(defence, data.shape)
+    for one in subjects:
+        one.defence = guard
+    options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress, "keep": keep}
+    options |= {"check": check, "certify": certify, "intervals": intervals, "limit": limit}
+    about = [{"run": name} for name in labels]
+    return evaluate_subjects(subjects, about, labels, data, attacks, protocol, **options)
 
 
-def _intervals(
+def evaluate_subjects(
     subjects: Sequence[Subject],
-    labels: Sequence[str],
+    about: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
     data: Dataset,
-    radii: Sequence[float | str],
-    images: int,
-    asked: int,
-    defended: bool,
-) -> list[dict[str, Any]]:
-    """The intervals of each run's outputs, for as many images as are asked for and there."""
-    if not asked:
-        return []
-    if defended:
+    attacks: Attacks,
+    protocol: str,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    keep: int = 0,
+    check: int = 0,
+    certify: Sequence[float | str] = (),
+    intervals: int = 0,
+) -> Evaluation:
+    """Measure networks of one architecture, each behind its denoiser. All other options are those of `evaluate`.
+
+    `about` says what stands in each network's rows besides its scores, `names` what notes call it.
+    """
+    chosen, wanted = parse_attacks(attacks), protocols(protocol)
+    if (certify or intervals) and any(one.defence is not None for one in subjects):
         raise PolyboundError("a network behind a denoiser has no certificates")
-    named = zip(subjects, labels, strict=True)
-    first = min(asked, images)
-    return [row for one, run in named for row in output_intervals(one.model, data, radii, first, run)]
+    images = count_images(data, limit)
+    options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
+    found = measure(subjects, data, questions_for(chosen, wanted, certify), **options)
+    rows = [{**mine, **score.as_dict()} for mine, scores in zip(about, found, strict=True) for score in scores]
+    notes = reader_notes(chosen, wanted, data)
+    name_of = dict(zip(map(id, subjects), names, strict=True))
+    networks = [
+        ([name_of[id(one)] for one in group], together(group)) for group in (stacks(subjects) if check or keep else ())
+    ]
+    if check:
+        notes += masking_notes(networks, data, chosen, wanted, count_images(data, check), seed)
+    kept = [keep_examples(model, data, chosen, wanted, min(keep, images), seed) for _, model in networks if keep]
+    first, proven = min(intervals, images), []
+    for mine, one in zip(about, subjects, strict=True) if first else ():
+        proven += output_intervals(one.model, data, certify, first, str(mine["run"]))
+    examples = Examples.joined(kept, [name for group, _ in networks for name in group]) if kept else None
+    return Evaluation(Table(rows), notes, data.class_names, examples, intervals=proven)
 
 
 def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subject], list[str]]:

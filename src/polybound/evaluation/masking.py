@@ -19,11 +19,10 @@ TRIES = 20
 
 
 def masking_notes(
-    model: nn.Module,
+    networks: Sequence[tuple[Sequence[str], nn.Module]],
     data: Dataset,
     attacks: Sequence[Attack],
     wanted: Sequence[str],
-    names: Sequence[str],
     count: int,
     seed: int = 0,
 ) -> list[str]:
@@ -34,34 +33,34 @@ def masking_notes(
     images robust against its gradient attacks, and those robust against random corners and the square attack.
 
     Args:
-        model: what is attacked: a classifier or a stack of them.
+        networks: what is attacked, classifiers or stacks of them, behind their denoisers; each with its runs' names.
         data: the images.
         attacks: the attacks to judge.
         wanted: the protocols to judge them under.
-        names: of the runs.
         count: on how many of the first images to look.
         seed: of all attacks.
     """
-    measuring = Measuring(model, data, count, seed=seed)
     judged = [attack for attack in attacks if attack.uses_gradients and not attack.only_sound]
     balls: dict[tuple[float, str, str], list[Attack]] = {}
     for attack in judged:
         for protocol in wanted:
             balls.setdefault((attack.eps, attack.norm, protocol), []).append(attack)
     notes = []
-    for (eps, norm, protocol), mine in balls.items():
-        seeing = _robust(measuring, mine, protocol)
-        blind = _robust(measuring, _blackbox(eps, norm), protocol)
-        for run, name in enumerate(names):
-            missed = int((seeing[run] & ~blind[run]).sum())
-            missing = int((blind[run] & ~seeing[run]).sum())
-            # McNemar's test: by chance alone the two differ by the root of their sum.
-            if missed - missing > 2 * sqrt(missed + missing):
-                kinds = ", ".join(attack.name for attack in mine)
-                notes.append(
-                    f"{name}: gradient masking? Within eps {eps:.4g} ({norm}, {protocol}) black-box attacks leave "
-                    f"{int(blind[run].sum())} of {count} images robust, {kinds} {int(seeing[run].sum())}"
-                )
+    for names, model in networks:
+        measuring = Measuring(model, data, count, seed=seed)
+        for (eps, norm, protocol), mine in balls.items():
+            seeing = _robust(measuring, mine, protocol)
+            blind = _robust(measuring, _blackbox(eps, norm), protocol)
+            for run, name in enumerate(names):
+                missed = int((seeing[run] & ~blind[run]).sum())
+                missing = int((blind[run] & ~seeing[run]).sum())
+                # McNemar's test: by chance alone the two differ by the root of their sum.
+                if missed - missing > 2 * sqrt(missed + missing):
+                    kinds = ", ".join(attack.name for attack in mine)
+                    notes.append(
+                        f"{name}: gradient masking? Within eps {eps:.4g} ({norm}, {protocol}) black-box attacks leave "
+                        f"{int(blind[run].sum())} of {count} images robust, {kinds} {int(seeing[run].sum())}"
+                    )
     if balls and not notes:
         notes.append(
             f"no sign of gradient masking: on the first {count} images no black-box attack ({TRIES} random points, "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
@@ -19,7 +21,7 @@ from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_t
 from polybound.models import PolynomialNetwork, stack, weights_digest
 from polybound.seeds import check_seed
 
-__all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "measure"]
+__all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "measure", "stacks", "together"]
 
 Progress = Callable[[int, int, str], None]
 """Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
@@ -69,12 +71,24 @@ class Subject:
         weights: digest of its weights.
         scores: what is known of it already, on any data; new scores are added.
         keep: called with new scores as soon as there are some.
+        defence: a denoiser in front of the network, wherever it is measured.
+        train: images to train that denoiser on for this network, when it is needed; None if it is ready.
     """
 
     model: nn.Module
     weights: str
     scores: list[Score] = field(default_factory=list)
     keep: Callable[[Sequence[Score]], None] | None = None
+    defence: Defence | None = None
+    train: Dataset | None = None
+
+    @cached_property
+    def guard(self) -> Defence | None:
+        """The denoiser, trained for this network if it needs training."""
+        if self.defence is None or self.train is None:
+            return self.defence
+        train = self.train
+        return deepcopy(self.defence).fit(self.model, train.x, train.y, domain=train.domain)
 
     def find(self, identity: tuple[object, ...]) -> Score | None:
         """The score of this identity, if it is known."""
@@ -155,7 +169,6 @@ def measure(
     *,
     limit: int | None = None,
     seed: int = 0,
-    defence: Callable[[Subject], Defence] | Defence | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> list[list[Score]]:
@@ -170,7 +183,6 @@ def measure(
         questions: what to measure.
         limit: the number of images, from the first on; all by default.
         seed: of the attacks.
-        defence: a denoiser in front of the networks, or a function that gives each its own.
         batch_size: images at a time; by default by memory.
         progress: called as `progress(done, total, what)`.
 
@@ -178,16 +190,16 @@ def measure(
         for each network its scores, in the order of the questions.
     """
     total = count_images(data, limit)
-    plan = _Plan(data, total, seed, _defence_name(defence), batch_size)
+    plan = _Plan(data, total, seed, batch_size)
     lacking: dict[tuple[Question, ...], list[Subject]] = {}
     for subject in subjects:
         missing = tuple(question for question in questions if not plan.known(subject, question))
         if missing:
             lacking.setdefault(missing, []).append(subject)
-    parts = [(group, missing) for missing, members in lacking.items() for group in _stacks(_distinct(members), defence)]
+    parts = [(group, missing) for missing, members in lacking.items() for group in stacks(_distinct(members))]
     counter = _Counter(progress, sum(total * sum(q.attack is not None for q in missing) for _, missing in parts))
     for group, missing in parts:
-        for found in plan.answers(group, missing, defence, counter):
+        for found in plan.answers(group, missing, counter):
             _hand_out(found, lacking[missing])
     counter.finish()
     return [[plan.find(subject, q, way) for q in questions for way in q.counted] for subject in subjects]
@@ -211,18 +223,17 @@ class _Counter:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """On which images, with which seed and defence."""
+    """On which images, with which seed."""
 
     data: Dataset
     total: int
     seed: int
-    defence: str
     batch_size: int | None
 
-    def score(self, weights: str, question: Question, counted: str, correct: int = 0, per_class: str = "") -> Score:
+    def score(self, subject: Subject, question: Question, counted: str, correct: int = 0, per_class: str = "") -> Score:
         data = self.data
         return Score(
-            weights=weights,
+            weights=subject.weights,
             dataset=data.name,
             digest=data.digest,
             split=data.split,
@@ -230,7 +241,7 @@ class _Plan:
             attack=question.name,
             protocol=question.protocol,
             attack_seed=0 if question.attack is None else self.seed,
-            defence=self.defence,
+            defence="" if subject.defence is None else subject.defence.name,
             counted=counted,
             total=self.total,
             available=len(data),
@@ -239,11 +250,11 @@ class _Plan:
         )
 
     def known(self, subject: Subject, question: Question) -> bool:
-        ways = (self.score(subject.weights, question, counted).identity for counted in question.counted)
+        ways = (self.score(subject, question, counted).identity for counted in question.counted)
         return all(subject.find(identity) is not None for identity in ways)
 
     def find(self, subject: Subject, question: Question, counted: str) -> Score:
-        found = subject.find(self.score(subject.weights, question, counted).identity)
+        found = subject.find(self.score(subject, question, counted).identity)
         if found is None:
             raise AssertionError(f"{question.name} was not measured")
         return found
@@ -252,13 +263,10 @@ class _Plan:
         self,
         group: Sequence[Subject],
         questions: Sequence[Question],
-        defence: Callable[[Subject], Defence] | Defence | None,
         counter: _Counter,
     ) -> Iterator[list[Score]]:
         """The scores of the group, one question after another, as soon as they are there."""
-        model = _together(group)
-        if defence is not None:
-            model = Defended(model, defence if isinstance(defence, Defence) else defence(group[0]))
+        model = together(group)
         options = {"seed": self.seed, "batch_size": self.batch_size, "progress": counter}
         measuring = Measuring(model, self.data, self.total, **options)  # type: ignore[arg-type]
         y = self.data.y[: self.total]
@@ -283,13 +291,13 @@ class _Plan:
         counts = torch.bincount(y[hits], minlength=self.data.classes)
         totals = torch.bincount(y, minlength=self.data.classes)
         classes = per_class_text(counts.tolist(), totals.tolist())
-        return self.score(subject.weights, question, way, int(counts.sum()), classes)
+        return self.score(subject, question, way, int(counts.sum()), classes)
 
     def _verified(self, subject: Subject, question: Question, radius: float | str) -> Score:
         if not isinstance(subject.model, PolynomialNetwork):
             kind = type(subject.model).__name__
             raise PolyboundError(f"{kind} is no polynomial network: only those have certificates")
-        if self.defence:
+        if subject.defence is not None:
             raise PolyboundError("a network behind a denoiser has no certificates")
         x, y = self.data.x[: self.total], self.data.y[: self.total]
         eps, norm = read_radius(radius)
@@ -311,24 +319,20 @@ def _distinct(subjects: Sequence[Subject]) -> list[Subject]:
     return list({subject.weights: subject for subject in reversed(subjects)}.values())[::-1]
 
 
-def _stacks(subjects: list[Subject], defence: object) -> list[list[Subject]]:
-    """What can be attacked together: everything, unless each network has a defence of its own."""
-    together = defence is None or isinstance(defence, Defence)
+def stacks(subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """What can be attacked together: everything, unless each network has a denoiser of its own."""
+    first = subjects[0].defence
+    together = all(one.defence is first and one.train is None for one in subjects)
     if together and all(isinstance(subject.model, PolynomialNetwork) for subject in subjects):
-        return [subjects]
+        return [list(subjects)]
     return [[subject] for subject in subjects]
 
 
-def _together(group: Sequence[Subject]) -> nn.Module:
-    if len(group) == 1:
-        return group[0].model
-    return stack([subject.model for subject in group])  # type: ignore[misc]
-
-
-def _defence_name(defence: Callable[[Subject], Defence] | Defence | None) -> str:
-    if defence is None:
-        return ""
-    return str(getattr(defence, "name", "") or getattr(defence, "__name__", "own"))
+def together(group: Sequence[Subject]) -> nn.Module:
+    """The networks of a group behind their denoiser, as one classifier."""
+    model = group[0].model if len(group) == 1 else stack([subject.model for subject in group])  # type: ignore[misc]
+    guard = group[0].guard
+    return model if guard is None else Defended(model, guard)
 
 
 def digest_of_module(model: nn.Module) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from polybound.attacks import parse_attacks
-from polybound.defences import defence_names
+from polybound.attacks import parse_attack, parse_attacks
+from polybound.defences import canonical_defence
 from polybound.errors import PolyboundError
 from polybound.models import paper_rank
 from polybound.registry import check_choice, check_number
@@ -49,7 +49,7 @@ class Experiment:
         adversary: attack, protocol and start of adversarial training, for all methods.
         recipe: options of the optimiser and the schedule that differ from the paper's.
         recipes: the same for some of the methods, by name; they win.
-        attacks: attacks on the test split.
+        attacks: attacks on the test split, by any of their names; kept as canonical ones, "fgsm-8/255" as a decimal.
         bounds: of the projections.
         projections: kinds of projection: "single" (one bound for the l_inf norms of all matrices, as in the paper),
             "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms; of pn-4 and pn-10 a quarter of the bound,
@@ -58,7 +58,7 @@ class Experiment:
         layerwise: a bound for each matrix by name, as a search found them.
         search: options of the search.
         found: the bounds that the search found when it was last carried out, for reports without its folder.
-        defences: denoisers to put in front of the plain models.
+        defences: denoisers to put in front of the plain models; kept as canonical names.
         splits: what to evaluate on.
         eps: radii to certify, if any.
         x: what the x-axis of a curve is: "bound", "rank" or "steps".
@@ -120,9 +120,13 @@ class Experiment:
             raise PolyboundError("seeds must be at least 1, samples, limit and measure_every at least 0")
         for method in (*self.methods, *self.options, *self.recipes):
             METHODS.find(method)
-        parse_attacks(self.attacks)
-        for defence in self.defences:
-            check_choice("a defence", defence.partition(":")[0], tuple(defence_names()))
+        # One name for one thing: scores are kept and looked for under canonical names alone.
+        object.__setattr__(self, "attacks", tuple(attack.name for attack in parse_attacks(self.attacks)))
+        object.__setattr__(self, "defences", tuple(map(canonical_defence, self.defences)))
+        if len(set(self.defences)) < len(self.defences):
+            raise PolyboundError("a defence is given twice")
+        if "attack" in self.search:
+            object.__setattr__(self, "search", {**self.search, "attack": parse_attack(self.search["attack"]).name})
         for split in self.splits:
             check_choice("a split", split, ("test", "train", *(["validation"] if self.validation else [])))
         for eps in self.eps:

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from polybound import deploy
-from polybound.attacks import PAPER_ATTACKS, Attack, parse_attacks, protocols
-from polybound.data import Dataset, load
-from polybound.defences import Defence, GuidedDenoiser, find_defence
+from polybound.attacks import PAPER_ATTACKS, Attack, parse_attacks
+from polybound.data import Dataset, digest_of, load
+from polybound.defences import parse_defence
 from polybound.errors import PolyboundError
-from polybound.evaluation import (
-    Evaluation,
-    Progress,
-    Score,
-    Subject,
-    Table,
-    count_images,
-    masking_notes,
-    measure,
-    output_intervals,
-    questions_for,
-    reader_notes,
-    short_digest,
-)
-from polybound.models import PolynomialNetwork, stack, weights_digest
+from polybound.evaluation import Evaluation, Progress, Row, Score, Subject, Table, evaluate_subjects, short_digest
+from polybound.models import PolynomialNetwork, weights_digest
 from polybound.models import load as load_model
 from polybound.runs.folder import Run, find_runs, is_run
 from polybound.runs.spec import Spec
@@ -139,6 +126,7 @@ def evaluate_runs(
     batch_size: int | None = None,
     progress: Progress | None = None,
     data_dir: Folder | None = None,
+    keep: int = 0,
     check: int = 0,
     certify: Sequence[float | str] = (),
     intervals: int = 0,
@@ -157,53 +145,64 @@ def evaluate_runs(
         split: "test", "train", or "validation" for runs that held a share back.
         limit: the number of images, from the first on; all by default.
         seed: of the attacks.
-        defence: "gaussian", "median" or "guided", which is trained for each run on its training split.
+        defence: "gaussian", "median:size=5", or "guided", which is trained for each run on its training split.
         batch_size: images at a time; by default by memory.
         progress: called as `progress(done, total, what)`.
         data_dir: where the data lies.
+        keep: how many of the first images and their adversarial examples to return; the networks then must be of one
+            architecture and data set.
         check: on how many images to look for gradient masking.
         certify: radii for which to give the certified accuracy as well, as `evaluate` takes them.
         intervals: for how many images to give the intervals of the outputs, as `evaluate` takes it.
-        dataset: the data set for model files.
+        dataset: the data set for model files; a run is measured on its own, and refuses another.
         epoch: take the models after this epoch, where runs kept them, instead of the last.
 
     Raises:
         PolyboundError: nothing could be evaluated.
     """
-    chosen, wanted = parse_attacks(attacks), protocols(protocol)
-    if (certify or intervals) and defence is not None:
-        raise PolyboundError("a network behind a denoiser has no certificates")
+    chosen = parse_attacks(attacks)
+    options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
+    options |= {"keep": keep, "check": check, "certify": certify, "intervals": intervals}
     loaded, skipped = subjects_of(paths, epoch)
-    notes: list[str] = []
-    rows: dict[Path, list[dict[str, Any]]] = {}
-    names: tuple[str, ...] = ()
-    proven: list[dict[str, Any]] = []
-    for group, about, data in _with_data(_grouped(loaded, dataset), split, data_dir, skipped):
-        guard = _guard(defence, about, data, data_dir)
-        options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
-        found = measure(
-            [one.subject for one in group], data, questions_for(chosen, wanted, certify), defence=guard, **options
-        )
-        rows |= {
-            one.path: [{**one.about, **score.as_dict()} for score in mine]
-            for one, mine in zip(group, found, strict=True)
-        }
-        notes += [note for note in reader_notes(chosen, wanted, data) if note not in notes]
-        if check:
-            model = stack([one.model for one in group])
-            notes += masking_notes(
-                model, data, chosen, wanted, [p.path.name for p in group], count_images(data, check), seed
-            )
-        names = names or data.class_names
-        first = min(intervals, count_images(data, limit))
-        for one in group if first else []:
-            proven += output_intervals(one.model, data, certify, first, str(one.about["run"]))
-    if not rows:
+    if dataset is not None:
+        for one in loaded:
+            _check_dataset(one, dataset, data_dir)
+    groups = list(_with_data(_grouped(loaded, dataset), split, data_dir, skipped))
+    if not groups:
         raise PolyboundError(_nothing(skipped))
-    ordered = [row for one in loaded for row in rows.get(one.path, [])]
-    where = {str(one.about["run"]): str(one.path) for one in loaded}
-    warnings = [warning for one in loaded for warning in one.warnings]
-    return Evaluation(Table(ordered), notes, names, skipped=skipped, paths=where, warnings=warnings, intervals=proven)
+    if keep and len(groups) > 1:
+        raise PolyboundError("adversarial examples can be kept for runs of one architecture and data set only")
+    if defence is not None:
+        for group, about, data in groups:
+            _defend(group, defence, about, data, data_dir)
+    parts: list[Evaluation] = []
+    rows: dict[Path, list[Row]] = {}
+    for group, _, data in groups:
+        networks = [one.subject for one in group], [one.about for one in group], [one.path.name for one in group]
+        found = evaluate_subjects(*networks, data, chosen, protocol, **options)
+        each = len(found.scores) // len(group)
+        rows |= {one.path: found.scores.rows[n * each : (n + 1) * each] for n, one in enumerate(group)}
+        parts.append(found)
+    return Evaluation(
+        Table(row for one in loaded for row in rows.get(one.path, ())),
+        list(dict.fromkeys(note for part in parts for note in part.notes)),
+        parts[0].class_names,
+        parts[0].examples,
+        skipped=skipped,
+        paths={str(one.about["run"]): str(one.path) for one in loaded},
+        warnings=[warning for one in loaded for warning in one.warnings],
+        intervals=[row for part in parts for row in part.intervals],
+    )
+
+
+def _check_dataset(one: Loaded, dataset: str, data_dir: Folder | None) -> None:
+    """Refuse a data set that is named for a run, unless it is the run's own."""
+    own = None if one.run is None else one.run.spec().data
+    if own is not None and dataset != own.name and digest_of(dataset, data_dir) != own.digest:
+        raise PolyboundError(
+            f"{one.path}: is a run on {own.name}, and is measured on that; --dataset {dataset} is for "
+            "model files: evaluate RUN/model.safetensors instead"
+        )
 
 
 def _nothing(skipped: Mapping[str, str]) -> str:
@@ -230,7 +229,7 @@ def _with_data(
     split: str,
     data_dir: Folder | None,
     skipped: dict[str, str],
-) -> Any:
+) -> Iterator[tuple[list[Loaded], Spec | str, Dataset]]:
     """Each group with what says which data that is, and its data; a group whose data cannot be had is skipped."""
     for group, about in groups:
         try:
@@ -249,20 +248,15 @@ def _check_fit(model: PolynomialNetwork, data: Dataset) -> None:
         raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
 
 
-def _guard(
-    defence: str | None, about: Spec | str, data: Dataset, data_dir: Folder | None
-) -> Callable[[Subject], Defence] | Defence | None:
-    """The denoiser in front of all networks of a data set, or what trains one for each."""
-    if defence is None:
-        return None
-    if defence != "guided":
-        return find_defence(defence, data.shape)
-    # What the network was trained on, and nothing that was held out from it.
-    train = load(about, "train", data_dir=data_dir) if isinstance(about, str) else about.data.load("train", data_dir)
-
-    def guided(subject: Subject) -> Defence:
-        if not isinstance(subject.model, PolynomialNetwork):
-            raise AssertionError("not from a file")
-        return GuidedDenoiser(train.shape).fit(subject.model, train.x, train.y, domain=train.domain)
-
-    return guided
+def _defend(group: Sequence[Loaded], defence: str, about: Spec | str, data: Dataset, data_dir: Folder | None) -> None:
+    """Put a denoiser in front of networks; one that needs training is trained for each, when it is needed."""
+    made = parse_defence(defence, data.shape)
+    train = None
+    if made.needs_training:
+        # What the network was trained on, and nothing that was held out from it.
+        if isinstance(about, str):
+            train = load(about, "train", data_dir=data_dir)
+        else:
+            train = about.data.load("train", data_dir)
+    for one in group:
+        one.subject.defence, one.subject.train = made, train

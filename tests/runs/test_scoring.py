@@ -1,0 +1,99 @@
+"""Evaluation of run folders: whose network, whose images, behind which denoiser."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import polybound as pb
+from polybound.defences import Defence, GuidedDenoiser, register_defence, registry
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a small network."""
+    recipe = pb.Recipe.of(epochs=10, optimiser="adamw", learning_rate=0.01)
+    specs = [Spec(DataSpec.of("digits", samples=256), ModelSpec("pn-4", 8), recipe, seed) for seed in (0, 1)]
+    return [run.path for run in train_together(specs, tmp_path_factory.mktemp("runs"))]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """A denoiser without a gradient: a network behind it masks its gradients, however it does without it."""
+    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+
+    @register_defence
+    class Steps(Defence):
+        kind = "steps"
+
+        def forward(self, images):
+            return (4 * images).round() / 4
+
+    return "steps"
+
+
+def test_gradient_masking_is_looked_for_behind_the_denoiser(runs, steps):
+    asked = {"limit": 32, "check": 32}
+    bare = evaluate_run(runs[0], ["pgd-0.3-5-0.1"], **asked)
+    defended = evaluate_run(runs[0], ["pgd-0.3-5-0.1"], defence=steps, **asked)
+    assert any("no sign of gradient masking" in note for note in bare.notes)
+    assert any("gradient masking?" in note for note in defended.notes)
+    assert not any("no sign" in note for note in defended.notes)
+
+
+def test_a_denoiser_that_is_trained_is_trained_once_for_scores_notes_and_examples(runs, monkeypatch):
+    fitted = []
+    monkeypatch.setattr(GuidedDenoiser, "fit", lambda self, model, *data, **about: fitted.append(model) or self.eval())
+    asked = {"limit": 16, "check": 16, "keep": 8, "defence": "guided:width=2"}
+    result = evaluate_runs(runs, ["fgsm-0.1"], **asked)
+    assert len(fitted) == 2
+    assert result.examples.names == tuple(path.name for path in runs)
+    assert result.examples.adversarial["fgsm-0.1", "sound"].shape == (2, 8, 1, 8, 8)
+
+
+def test_the_options_of_a_trained_denoiser_are_its_identity(runs):
+    names = ["guided:width=2:epochs=1", "guided:epochs=1:width=2", "guided:width=2:epochs=1:seed=1"]
+    found = [evaluate_run(runs[0], [], limit=16, defence=name).scores.rows[0]["defence"] for name in names]
+    assert found == ["guided:width=2:epochs=1"] * 2 + ["guided:width=2:seed=1:epochs=1"]
+    kept = [row["defence"] for row in Run(runs[0]).table()]
+    assert [kept.count(name) for name in dict.fromkeys(found)] == [1, 1]
+
+
+def test_pictures_of_networks_behind_a_trained_denoiser(cli, runs, tmp_path):
+    words = ("evaluate", *runs, "--attacks", "fgsm-0.1", "--limit", 8, "--defence", "guided:width=2:epochs=1")
+    found = cli(*words, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz")
+    assert found.code == 0, found.err
+    assert (tmp_path / "p.png").exists()
+    saved = np.load(tmp_path / "e.npz")
+    assert saved["runs"].tolist() == [path.name for path in runs]
+    assert saved["fgsm-0.1 sound"].shape == (2, 8, 1, 8, 8)
+
+
+def test_examples_are_of_networks_on_the_same_data_not_on_data_of_the_same_name(cli, tmp_path):
+    random, name = np.random.default_rng(0), f"folder:{tmp_path / 'images'}"
+    runs = []
+    for _ in range(2):  # the second run is on other images under the same name
+        for split, label in product(("train", "test"), "ab"):
+            folder = tmp_path / "images" / split / label
+            folder.mkdir(parents=True, exist_ok=True)
+            for image in range(4):
+                Image.fromarray(random.integers(0, 256, (4, 4), "uint8")).save(folder / f"{image}.png")
+        spec = Spec(DataSpec.of(name), ModelSpec("pn-4", 2), pb.Recipe.of(epochs=1))
+        runs += [run.path for run in train_together([spec], tmp_path / "runs")]
+    found = cli("evaluate", *runs, "--attacks", "fgsm-0.1", "--save-examples", tmp_path / "e.npz")
+    assert found.code == 1 and f"skipped {runs[0]}" in found.err
+    assert np.load(tmp_path / "e.npz")["runs"].tolist() == [runs[1].name]
+
+
+def test_a_run_is_measured_on_its_own_data(runs, refused, cli):
+    error = refused("evaluate", runs[0], "--dataset", "fashion-mnist", "--attacks", "", "--limit", 4)
+    assert error.count("\n") == 1 and "is a run on digits" in error and "model.safetensors" in error
+    assert cli("evaluate", runs[0], "--dataset", "digits", "--attacks", "", "--limit", 4).code == 0
+    model = runs[0] / "model.safetensors"
+    assert cli("evaluate", model, "--dataset", "digits", "--attacks", "", "--limit", 4).code == 0
+
+
+def test_json_and_csv_exclude_each_other(runs, refused):
+    assert "--json and --csv" in refused("evaluate", runs[0], "--attacks", "", "--limit", 4, "--json", "--csv")
