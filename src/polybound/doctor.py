@@ -53,7 +53,7 @@ EXTRAS = {
         "plotly": "plotly",
     },
     "images": {"pillow": "PIL"},
-    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
+    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime"},
     "plot": {"matplotlib": "matplotlib"},
     "ray": {"ray": "ray"},
     "tensorboard": {"tensorboardX": "tensorboardX"},

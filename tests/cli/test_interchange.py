@@ -171,15 +171,14 @@ def test_without_the_extra_each_command_says_which(model_file, net, tmp_path):
         ("bounds", net),
         ("info", net),
     ]
-    torch_graph = ("export", model_file, "a.onnx", "--graph", "torch", "--no-bounds")
-    for code, out, err in without(["onnx"], *commands) + without(["onnxscript"], torch_graph):
+    for code, out, err in without(["onnx"], *commands):
         assert code == 2 and out == "" and err.count("\n") == 1 and "pip install 'polybound[onnx]'" in err
 
 
 def test_what_needs_no_extra_works_without(model_file, net, tmp_path):
     question = tmp_path / "p.vnnlib"
     question.write_text(pb.deploy.robustness_vnnlib(torch.zeros(64), 0, 0.001, 10))
-    answer, info = without(["onnxruntime", "onnxscript"], ("verify", net, question), ("info", model_file))
+    answer, info = without(["onnxruntime"], ("verify", net, question), ("info", model_file))
     assert answer[0] == 0 and answer[1].splitlines()[0] in ("sat", "unsat") and info[0] == 0
 
 

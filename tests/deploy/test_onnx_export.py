@@ -39,18 +39,6 @@ def test_plain_graphs_compute_what_torch_does(name, tmp_path):
     assert used <= {"Gemm", "Conv", "Mul", "AveragePool", "Flatten"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pn-4", "pn-10", "pn-conv", "ncp-4", "product", "conv 1d", "conv 3d"])
-def test_graphs_of_torchs_exporter_compute_the_same(name, tmp_path):
-    model = VARIANTS[name]()
-    [file] = to_onnx(model, tmp_path / "net.onnx", graph="torch", bounds=False)
-    for batch in (1, 2, 7, 64):
-        x = torch.rand(batch, *model.shape) * 2 - 1
-        assert off(run(file, x), model(x)) < 1e-5
-    again = pb.deploy.from_onnx(file)
-    assert pb.models.weights_digest(again) == pb.models.weights_digest(model)
-
-
 def test_stacks_are_written_run_by_run(tmp_path):
     stack = pb.NCP(6, 4, 3, 3, runs=3, seed=0)
     files = to_onnx(stack, tmp_path / "net.onnx", bounds=False)
@@ -96,7 +84,6 @@ def test_other_peoples_metadata_are_left_alone():
     [
         ({"path": "net.txt"}, "ends in .onnx"),
         ({"path": "no/such/net.onnx"}, "no such folder"),
-        ({"graph": "simple"}, "'plain' or 'torch'"),
         ({"class_names": ["a"]}, "1 class names for 3 classes"),
         ({"domain": (1.0, -1.0)}, "domain"),
         ({"domain": (float("nan"), 1.0)}, "domain"),

@@ -53,9 +53,11 @@ def test_nothing_but_the_graph_is_believed(tmp_path):
     assert off(again(x), run(file, x)) < 1e-5
 
 
-# The newer exporter takes seconds for each; the older one is there as well.
-@pytest.mark.parametrize("dynamo", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("module", BY_HAND)
+# The newer exporter takes seconds for each: one dense network and one of convolutions.
+@pytest.mark.parametrize(
+    ("module", "dynamo"),
+    [*((module, False) for module in BY_HAND), *(pytest.param(m, True, marks=pytest.mark.slow) for m in BY_HAND[5:7])],
+)
 def test_networks_in_plain_torch(module, dynamo, tmp_path):
     torch.manual_seed(0)
     network = module()
@@ -151,6 +153,14 @@ REFUSED = {
     ),
     "batch of a number": ([node("Reshape", "input fixed", "r"), linear("W", "output", "r")], "the_r.*begin with"),
     "transposed batch": ([linear("W", "h"), node("Transpose", "h", "output", perm=[1, 0])], "the_output.*batch"),
+    "more dimensions": (
+        [linear("W", "h"), node("Mul", "h three", "m"), node("Flatten", "m", "output")],
+        r"the_m.*\(1, 1, 3\) makes 3 dimensions of 2",
+    ),
+    "squeezed batch": ([linear("W", "h"), node("Squeeze", "h", "output")], "the_output.*batch of one"),
+    "reshape to a batch of one": ([node("Reshape", "input single", "r"), linear("W", "output", "r")], "the_r.*batch"),
+    "nothing left": ([linear("W", "h"), node("Slice", "h two one one", "output")], "the_output.*nothing"),
+    "index out of range": ([linear("W", "h"), node("Gather", "h four", "output", axis=1)], "the_output.*size 3"),
     "power": ([linear("W", "h"), node("Pow", "h half", "output")], "the_output.*are read"),
     "constant output": ([node("Identity", "W", "output")], "does not depend"),
 }
@@ -163,6 +173,8 @@ NUMBERS = {
     "two": np.array([2]),
     "four": np.array([4]),
     "fixed": np.array([5, 4]),
+    "single": np.array([1, 4]),
+    "three": np.ones((1, 1, 3), np.float32),
     "half": np.float32(0.5),
     "S2": np.ones((3, 2), np.float32),
     "W16": np.ones((3, 16), np.float32),
@@ -174,6 +186,43 @@ def test_graphs_that_do_not_fit_are_refused_by_the_nodes_name(name, tmp_path):
     nodes, complaint = REFUSED[name]
     file = save_graph(tmp_path / "net.onnx", nodes, MATRICES | NUMBERS)
     with pytest.raises(pb.PolyboundError, match=complaint):
+        read_onnx(file)
+
+
+@pytest.mark.parametrize("where", ["value", "constant"])
+def test_an_empty_optional_operand_keeps_its_place(where, tmp_path):
+    def picked(source, output):
+        return helper.make_node("Slice", [source, "zeros", "ends", "", "steps"], [output], name="the_slice")
+
+    tensors = {
+        "W": np.arange(24, dtype=np.float32).reshape(2, 3, 4)[:, :, 0].T / 7,
+        "zeros": np.array([0, 0]),
+        "ends": np.array([9, 9]),
+        "steps": np.array([1, 2]),
+        "Q": np.float32(W).T,
+        "rows": np.array([0, 1]),
+    }
+    if where == "constant":  # of (4, 3), columns 0 and 2
+        nodes = [picked("Q", "R"), node("MatMul", "input R", "output")]
+        file = save_graph(tmp_path / "net.onnx", nodes, tensors)
+    else:
+        nodes = [node("Flatten", "input", "h"), picked("h", "output")]
+        file = save_graph(tmp_path / "net.onnx", nodes, tensors, shape=(1, 4))
+    if where == "value":  # the batch is the first axis
+        with pytest.raises(pb.PolyboundError, match=r"the_slice.*batch"):
+            read_onnx(file)
+        return
+    x = torch.randn(5, 4)
+    assert off(from_onnx(file)(x), run(file, x)) < 1e-5
+
+
+@pytest.mark.parametrize("operator", ["Add", "Mul", "Sub", "Div"])
+def test_attributes_of_old_opsets_are_refused_by_name(operator, tmp_path):
+    nodes = [node(operator, "input c", "m", broadcast=1, axis=1), node("Flatten", "m", "output")]
+    file = save_graph(
+        tmp_path / "net.onnx", nodes, {"c": np.float32([1, 2])}, shape=("batch", 2, 2), out=("batch", 4), opset=6
+    )
+    with pytest.raises(pb.PolyboundError, match=r"the_m.*'axis'"):
         read_onnx(file)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto
 
 import polybound as pb
 from helpers.networks import ccps, ncps
-from helpers.onnx_graphs import run
+from helpers.onnx_graphs import node, run, save_graph
 from polybound.deploy import export_benchmark, read_onnx, read_vnnlib, to_onnx, verify
 
 ANSWERS = {"verified": "unsat", "falsified": "sat", "undecided": "timeout"}
@@ -176,3 +178,120 @@ def test_convolutions_are_verified(tmp_path):
     x = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(0)) * 2 - 1
     counts = agree(model, x, model(x).argmax(1), 0.3, (-1.0, 1.0), tmp_path)
     assert counts["timeout"] == 0
+
+
+def asked(folder, *assertions):
+    """A question about one input and one output."""
+    file = folder / "p.vnnlib"
+    lines = ["(declare-const X_0 Real)", "(declare-const Y_0 Real)", *(f"(assert {a})" for a in assertions)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+THIRD = np.float32(1 / 3)
+FOLDED = {
+    # what the graph computes of x = 3, its nodes, its tensors, and the exact value
+    "a quotient": ([node("Div", "input three", "output")], Fraction(1)),
+    "a quotient of constants": (
+        [node("Div", "one three", "c"), node("Mul", "input c", "output")],
+        Fraction(1),
+    ),
+    "a sum of constants": (
+        [node("Add", "one tiny", "c"), node("Mul", "input c", "output")],
+        3 * (1 + Fraction(2) ** -60),
+    ),
+    "a sum of maps": (
+        [node("Mul", "input one", "a"), node("Mul", "input tiny", "b"), node("Add", "a b", "output")],
+        3 * (1 + Fraction(2) ** -60),
+    ),
+    "a factor": (
+        [node("Gemm", "input big", "output", alpha=float(THIRD))],
+        3 * Fraction(float(THIRD)) * Fraction(np.pi),
+    ),
+    "a mean of three": (
+        [
+            node("Unsqueeze", "input axis", "u"),
+            node("Conv", "u ones", "w", pads=[0, 2]),
+            node("AveragePool", "w", "p", kernel_shape=[3]),
+            node("Flatten", "p", "output"),
+        ],
+        Fraction(1),
+    ),
+    "a factor of a factor": (
+        [node("Mul", "input third", "a"), node("Mul", "a pi", "output")],
+        3 * Fraction(1 / 3) * Fraction(np.pi),
+    ),
+}
+NUMBERS = {
+    "one": np.array([1.0]),
+    "three": np.array([3.0]),
+    "third": np.array([1 / 3]),
+    "tiny": np.array([2.0**-60]),
+    "pi": np.array([np.pi]),
+    "big": np.array([[np.pi]]),
+    "axis": np.array([1]),
+    "ones": np.ones((1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_no_proof_rests_on_a_rounded_constant(name, tmp_path):
+    nodes, exact = FOLDED[name]
+    file = save_graph(
+        tmp_path / "net.onnx", nodes, NUMBERS, shape=("batch", 1), out=("batch", 1), kind=TensorProto.DOUBLE
+    )
+    point = ("(>= X_0 3)", "(<= X_0 3)")
+    for sign, relation in ((1, ">="), (-1, "<=")):
+        # The true output meets the first; the second is beyond it by more than roundings.
+        assert verify(file, asked(tmp_path, *point, f"({relation} Y_0 {decimal(exact)})")).answer in ("sat", "unknown")
+        beyond = exact + sign * exact / 10**9
+        assert verify(file, asked(tmp_path, *point, f"({relation} Y_0 {decimal(beyond)})")).answer == "unsat"
+        within = exact - sign * exact / 10**9
+        assert verify(file, asked(tmp_path, *point, f"({relation} Y_0 {decimal(within)})")).answer == "sat"
+
+
+def decimal(value):
+    """All digits of a fraction whose denominator is a power of two, or of ten times one."""
+    digits = 0
+    while (value * 10**digits).denominator > 1:
+        digits += 1
+    whole = abs(int(value * 10**digits))
+    text = str(whole).rjust(digits + 1, "0")
+    sign = "(- {})" if value < 0 else "{}"
+    return sign.format(f"{text[: len(text) - digits]}.{text[len(text) - digits :]}0")
+
+
+def test_constants_that_cancel_are_not_proven_with(tmp_path):
+    nodes = [
+        node("Div", "one three", "c"),
+        node("Sub", "c third", "d"),
+        node("Mul", "input d", "output"),
+    ]
+    file = save_graph(
+        tmp_path / "net.onnx", nodes, NUMBERS, shape=("batch", 1), out=("batch", 1), kind=TensorProto.DOUBLE
+    )
+    with pytest.raises(pb.PolyboundError, match="as numbers"):
+        verify(file, asked(tmp_path, "(>= X_0 3)", "(<= X_0 3)", "(>= Y_0 0.00000000000000001)"))
+
+
+def test_exact_constants_decide_to_the_last_digit(tmp_path):
+    nodes = [node("Div", "input four", "a"), node("Mul", "a three", "output")]
+    file = save_graph(
+        tmp_path / "net.onnx",
+        nodes,
+        {"four": np.float32([4]), "three": np.float32([3])},
+        shape=("batch", 1),
+        out=("batch", 1),
+    )
+    assert verify(file, asked(tmp_path, "(>= X_0 1)", "(<= X_0 1)", "(>= Y_0 0.75)")).answer == "sat"
+    assert verify(file, asked(tmp_path, "(>= X_0 1)", "(<= X_0 1)", "(>= Y_0 0.7500001)")).answer == "unsat"
+
+
+@pytest.mark.parametrize(("lower", "upper", "replayed"), [(-1e39, 1e39, True), (1.0, 1e39, True), (1e39, 2e39, False)])
+def test_sides_beyond_float32_are_cut_for_onnxruntime_only(lower, upper, replayed, tmp_path):
+    file = save_graph(tmp_path / "net.onnx", [node("Identity", "input", "output")], shape=("b", 1), out=("b", 1))
+    box = (f"(>= X_0 {decimal(Fraction(lower))})", f"(<= X_0 {decimal(Fraction(upper))})")
+    found = verify(file, asked(tmp_path, *box, "(>= Y_0 0)"), timeout=1.0)
+    # Beyond float32's range the answer is one in real arithmetic, and onnxruntime has no such input.
+    assert found.answer == "sat" and found.replayed == replayed and lower <= float(found.inputs) <= upper
+    assert bool(torch.isfinite(found.outputs).all())

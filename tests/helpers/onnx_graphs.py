@@ -29,7 +29,9 @@ def off(found, wanted):
     return float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
 
 
-def save_graph(path, nodes, tensors=None, shape=("batch", 4), out=("batch", 3), kind=TensorProto.FLOAT, opsets=()):
+def save_graph(
+    path, nodes, tensors=None, shape=("batch", 4), out=("batch", 3), kind=TensorProto.FLOAT, opsets=(), opset=13
+):
     """A graph from `input` to `output`; tensors are float32 unless they are arrays of another type."""
     arrays = {
         name: np.asarray(value, dtype=getattr(value, "dtype", np.float32)) for name, value in (tensors or {}).items()
@@ -41,7 +43,7 @@ def save_graph(path, nodes, tensors=None, shape=("batch", 4), out=("batch", 3), 
         [helper.make_tensor_value_info("output", kind, list(out))],
         [numpy_helper.from_array(value, name) for name, value in arrays.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13), *opsets], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), *opsets], ir_version=8)
     path.write_bytes(model.SerializeToString())
     return path
 

@@ -22,7 +22,6 @@ def add_interchange(app: typer.Typer) -> None:
     command(
         app,
         "polybound export m.safetensors net.onnx",
-        "polybound export runs/NAME net.onnx --graph torch",
         "polybound export runs/NAME --vnnlib --eps 0.02 --images 100 -o benchmark",
         panel=panel,
         stopped="files that were written are whole",
@@ -41,9 +40,6 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The same; with --vnnlib the benchmark's folder.")
     ] = None,
-    graph: Annotated[
-        str, typer.Option(help="plain: Gemm, Conv, Mul and AveragePool, for verifiers; torch: by torch's exporter.")
-    ] = "plain",
     run: Annotated[int | None, typer.Option(help="Only this run of a stack; without it, a file for each.")] = None,
     dataset: Annotated[str | None, typer.Option(help="For class names and domain; by default the run's own.")] = None,
     scaling: Annotated[
@@ -69,7 +65,7 @@ def export(
     if (out is None) == (output is None):
         raise PolyboundError("where to? polybound export MODEL OUT.onnx, or with --vnnlib -o FOLDER")
     target = out or output or Path()
-    options: dict[str, Any] = {"graph": graph, "scaling": _pair(scaling), "bounds": bounds}
+    options: dict[str, Any] = {"scaling": _pair(scaling), "bounds": bounds}
     about = Exported(model, run, dataset, data_dir)
     if vnnlib and not eps:
         raise PolyboundError("--vnnlib needs a radius: --eps 0.02")
@@ -104,9 +100,9 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a VNN-LIB 1.0 property: unsat, sat with a counterexample, or timeout, as VNN-COMP prints them.
+    """Answer a VNN-LIB 1.0 property: unsat, sat with a counterexample, timeout or unknown, as VNN-COMP prints them.
 
-    Exit code 0 if it is decided, 1 if time ran out, 2 for files that cannot be read.
+    Exit code 0 if it is decided, 1 if it is not, 2 for files that cannot be read.
     """
     from polybound.atomic import write_atomically
     from polybound.cli.tables import note
@@ -120,5 +116,5 @@ def verify(
     print(json.dumps(verdict.as_dict(), indent=2) if as_json else verdict.text())
     if verdict.answer == "sat" and not verdict.replayed:
         note("the counterexample is one in exact arithmetic; onnxruntime did not confirm it in the file's precision")
-    if verdict.answer == "timeout":
+    if verdict.answer in ("timeout", "unknown"):
         raise typer.Exit(1)

@@ -80,7 +80,6 @@ _HOME = {
 _EXTRAS = {
     "onnx": ("onnx", "ONNX files need"),
     "onnxruntime": ("onnx", "running ONNX files needs"),
-    "onnxscript": ("onnx", "torch's ONNX exporter needs"),
     "tenseal": ("encrypted", "encrypted inference needs"),
     "tornado": ("encrypted", "serving encrypted inference needs"),
     "zstandard": ("encrypted", "encrypted inference in batches needs"),

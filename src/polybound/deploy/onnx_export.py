@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
-
-import onnx
-import torch
+from typing import Any
 
 from polybound.deploy.onnx_files import OnnxMetadata, write_proto
-from polybound.deploy.onnx_graph import INPUT, OUTPUT, plain_graph
-from polybound.deploy.onnx_layers import layers
+from polybound.deploy.onnx_graph import plain_graph
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.theory import lipschitz
 
-__all__ = ["Graph", "to_onnx"]
-
-Graph = Literal["plain", "torch"]
+__all__ = ["to_onnx"]
 
 
 def to_onnx(
     model: PolynomialNetwork,
     path: str | PathLike[str],
     *,
-    graph: Graph = "plain",
     run: int | None = None,
     class_names: Sequence[str] = (),
     domain: tuple[float, float] | None = None,
@@ -41,14 +30,12 @@ def to_onnx(
 ) -> list[Path]:
     """Write a model as an ONNX file; a stack as one file for each run, `name-0.onnx`, `name-1.onnx` and so on.
 
-    The input has the model's shape after a batch dimension of any size. The metadata hold, as JSON, what
-    `OnnxMetadata` lists.
+    The input has the model's shape after a batch dimension of any size. The graph consists of `Gemm, Conv, Mul,
+    AveragePool, Flatten`, which verifiers read. The metadata hold, as JSON, what `OnnxMetadata` lists.
 
     Args:
         model: a model or a stack.
         path: the file, ending in .onnx; the files appear whole or not at all.
-        graph: "plain", of `Gemm, Conv, Mul, AveragePool, Flatten`, which verifiers read; or "torch", by torch's
-            exporter, with all factors in one product of matrices, or in one convolution, which is faster for those.
         run: the only run of a stack to write, to the path as it is.
         class_names: one name for each class.
         domain: the smallest and largest value of an entry of an input; the bounds are then about inputs that the
@@ -75,15 +62,12 @@ def to_onnx(
         raise PolyboundError(f"{path}: the name of an ONNX file ends in .onnx")
     if not path.parent.is_dir():
         raise PolyboundError(f"{path.parent}: no such folder")
-    if graph not in ("plain", "torch"):
-        raise PolyboundError(f"graph must be 'plain' or 'torch', got {graph!r}")
     if class_names and len(class_names) != model.classes:
         raise PolyboundError(f"{len(class_names)} class names for {model.classes} classes")
     metadata = OnnxMetadata(tuple(class_names), domain, scaling)
     written = []
     for file, single in _singles(model, path, run):
-        build = plain_graph if graph == "plain" else _torch_graph
-        proto = build(single)
+        proto = plain_graph(single)
         rows = _proven(single, domain) if bounds else ()
         write_proto(file, proto, replace(metadata, bounds=rows, kind=type(single).__name__, config=single.config()))
         written.append(file)
@@ -104,40 +88,3 @@ def _proven(model: PolynomialNetwork, domain: tuple[float, float] | None) -> tup
     radius = 1.0 if domain is None else max(abs(side) for side in domain)
     factors = model.factors().double()
     return tuple(lipschitz(factors, inf, method, radius=radius).as_dict() for method in ("paper", "rowwise", "local"))
-
-
-def _torch_graph(model: PolynomialNetwork) -> onnx.ModelProto:
-    """What torch's exporter makes of a model."""
-    try:
-        import onnxscript  # noqa: F401  # torch's own message does not say which extra has it
-    except ModuleNotFoundError:
-        raise PolyboundError("torch's ONNX exporter needs onnxscript: pip install 'polybound[onnx]'") from None
-    parameter = next(model.parameters())
-    example = torch.zeros(3, *model.shape, dtype=parameter.dtype, device=parameter.device)
-    options: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False, "dynamo": True}
-    forward = layers(model)
-    options["dynamic_shapes"] = ({0: torch.export.Dim.DYNAMIC},)
-    try:
-        with _quiet(), torch.no_grad():
-            program = torch.onnx.export(forward.eval(), (example,), **options)
-        if program is None:
-            raise RuntimeError("it returned nothing")
-        return program.model_proto
-    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
-        # Its own errors are essays; older versions of torch lack what is asked for.
-        why = str(error).strip().partition("\n")[0]
-        raise PolyboundError(f"torch's exporter cannot write this model ({why}); graph='plain' can") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's progress on standard output, and its warnings, which concern its authors."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

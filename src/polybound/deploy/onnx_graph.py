@@ -15,7 +15,7 @@ from polybound._version import __version__
 from polybound.errors import PolyboundError
 from polybound.models import CCP, NCP, ConvCCP, PolynomialNetwork
 
-__all__ = ["INPUT", "OPSET", "OUTPUT", "plain_graph"]
+__all__ = ["plain_graph"]
 
 OPSET = 13
 INPUT, OUTPUT = "input", "logits"
@@ -45,7 +45,7 @@ def plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     elif isinstance(model, ConvCCP):
         last = _conv(builder, model)
     else:
-        raise PolyboundError(f"a {type(model).__name__} has no plain graph; graph='torch' may write it")
+        raise PolyboundError(f"a {type(model).__name__} is not written as ONNX; CCP, NCP and ConvCCP are")
     kind = _TYPES[dtype]
     graph = helper.make_graph(
         [*builder.nodes[:-1], _renamed(builder.nodes[-1], last)],

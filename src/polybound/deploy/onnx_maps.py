@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from polybound.deploy.onnx_rounding import quantum
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.theory import DENSE_LIMIT
 
-__all__ = ["Diagonal", "Steps", "as_affine", "folded", "is_linear", "same_steps", "written_out"]
+__all__ = ["Diagonal", "Steps", "as_affine", "divisor", "folded", "is_linear", "same_steps", "written_out"]
 
 Steps = tuple[Affine, ...]
 """Maps in the order in which they are applied; none for the identity."""
@@ -83,6 +84,19 @@ def folded(steps: Sequence[Affine], inputs: int) -> tuple[Tensor, Tensor]:
     if chain.outputs <= inputs and inputs * chain.outputs <= DENSE_LIMIT:
         return chain.adjoint(torch.eye(chain.outputs, dtype=torch.float64)), chain.constant
     return written_out(chain.linear, inputs).weight, chain.constant
+
+
+def divisor(steps: Sequence[Affine]) -> float:
+    """A power of two that divides all entries of the matrix and the constant of a chain, and all terms of them."""
+    found = 1.0
+    for step in steps:
+        if isinstance(step, Pool):
+            found /= 2**step.dims
+        elif isinstance(step, Dense | Diagonal | Conv):
+            found *= min(1.0, float(quantum(step.weight).amin()), float(quantum(step.constant).amin()))
+        elif not isinstance(step, Identity):
+            return 0.0
+    return found
 
 
 def as_affine(steps: Sequence[Affine], inputs: int) -> Affine:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from polybound.deploy.onnx_maps import written_out
+from polybound.deploy.onnx_rounding import product, quotient
 from polybound.deploy.onnx_select import PARTS
 from polybound.deploy.onnx_values import Constant, Value, add, multiply, scale, shift
 from polybound.deploy.onnx_windows import average_pool, convolution
 from polybound.errors import PolyboundError
-from polybound.models import Dense
+from polybound.models import Dense, Pool
 
-__all__ = ["OPERATORS", "Node", "Operand", "why_not"]
+__all__ = ["ATTRIBUTES", "OPERATORS", "Node", "Operand", "why_not"]
 
 Operand = Value | Constant | None
 
@@ -43,13 +44,21 @@ def _constant(operand: Operand, what: str) -> Tensor:
     return operand.tensor
 
 
+def _roundings(*operands: Operand) -> float:
+    """The most roundings that the entries of one of the operands have met, of those that are constants."""
+    return max((operand.roundings for operand in operands if isinstance(operand, Constant)), default=0.0)
+
+
 def _flat(constant: Operand, value: Value, what: str) -> Tensor:
     """A constant as long as a value's numbers: broadcast over them as ONNX does."""
     tensor = _constant(constant, what).double()
-    if tensor.ndim > len(value.shape):
-        if tensor.shape[: tensor.ndim - len(value.shape)].numel() != 1:
+    dims = len(value.shape) + 1
+    if tensor.ndim > dims:
+        raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} makes {tensor.ndim} dimensions of {dims}")
+    if tensor.ndim == dims:
+        if tensor.shape[0] != 1:
             raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} differs between the inputs of a batch")
-        tensor = tensor.reshape(tensor.shape[tensor.ndim - len(value.shape) :])
+        tensor = tensor[0]
     try:
         return tensor.expand(value.shape).reshape(-1).contiguous()
     except RuntimeError:
@@ -80,7 +89,7 @@ def _add(_: Node, operands: Sequence[Operand]) -> Value:
     if pair := _pair(operands):
         return add(*pair)
     value, constant = _one(operands)
-    return shift(value, _flat(constant, value, "the summand"))
+    return shift(value, _flat(constant, value, "the summand"), _roundings(constant))
 
 
 def _negated(operand: Operand) -> Operand:
@@ -102,7 +111,7 @@ def _mul(node: Node, operands: Sequence[Operand]) -> Value:
     if pair := _pair(operands):
         return multiply(*pair, node.name)
     value, constant = _one(operands)
-    return scale(value, _flat(constant, value, "the factor"))
+    return scale(value, _flat(constant, value, "the factor"), _roundings(constant))
 
 
 def _div(_: Node, operands: Sequence[Operand]) -> Value:
@@ -112,7 +121,7 @@ def _div(_: Node, operands: Sequence[Operand]) -> Value:
     divisor = _flat(constant, value, "the divisor")
     if not divisor.all():
         raise PolyboundError("it divides by zero")
-    return scale(value, 1.0 / divisor)
+    return scale(value, *quotient(torch.ones_like(divisor), divisor, _roundings(constant)))
 
 
 def _gemm(node: Node, operands: Sequence[Operand]) -> Value:
@@ -121,13 +130,17 @@ def _gemm(node: Node, operands: Sequence[Operand]) -> Value:
         raise PolyboundError("the input must be its first operand, not transposed")
     if not node.get("transB", 0):
         weight = weight.T
-    if len(source.shape) != 1 or weight.shape[1] != source.size:
+    if len(source.shape) != 1 or weight.ndim != 2 or weight.shape[1] != source.size:
         raise PolyboundError(f"a matrix of shape {tuple(weight.shape)} does not fit {source.shape}")
     shape = (weight.shape[0],)
+    alpha, beta = (torch.tensor(node.get(name, 1.0), dtype=torch.float64) for name in ("alpha", "beta"))
+    weight, roundings = product(alpha, weight, _roundings(operands[1]))
     bias = None
     if len(operands) > 2 and operands[2] is not None:
-        bias = node.get("beta", 1.0) * _flat(operands[2], replace(source, shape=shape), "the bias")
-    return source.then(Dense((node.get("alpha", 1.0) * weight).contiguous(), bias), shape)
+        flat = _flat(operands[2], replace(source, shape=shape), "the bias")
+        bias, more = product(beta, flat, _roundings(operands[2]))
+        roundings = max(roundings, more)
+    return source.then(Dense(weight.contiguous(), bias), shape, roundings)
 
 
 def _matmul(_: Node, operands: Sequence[Operand]) -> Value:
@@ -136,11 +149,12 @@ def _matmul(_: Node, operands: Sequence[Operand]) -> Value:
     source, weight = operands[0], _constant(operands[1], "the matrix").double()
     if not isinstance(source, Value) or weight.ndim != 2 or source.shape[-1:] != weight.shape[:1]:
         raise PolyboundError(f"only x @ W is read, with W of two dimensions that fit; W has {tuple(weight.shape)}")
-    shape = (*source.shape[:-1], weight.shape[1])
+    shape, roundings = (*source.shape[:-1], weight.shape[1]), _roundings(operands[1])
     if len(source.shape) == 1:
-        return source.then(Dense(weight.T.contiguous()), shape)
+        return source.then(Dense(weight.T.contiguous()), shape, roundings)
     before = source.shape
-    return source.then(written_out(lambda x: (x.reshape(-1, *before) @ weight).flatten(1), source.size), shape)
+    matrix = written_out(lambda x: (x.reshape(-1, *before) @ weight).flatten(1), source.size)
+    return source.then(matrix, shape, roundings)
 
 
 def _identity(_: Node, operands: Sequence[Operand]) -> Value:
@@ -188,7 +202,7 @@ def _squeeze(node: Node, operands: Sequence[Operand]) -> Value:
     value, _ = _one((operands[0], None))
     axes = {axis % (len(value.shape) + 1) for axis in _axes(node, operands)}
     if not axes:
-        axes = {place for place, size in enumerate(value.shape, 1) if size == 1}
+        raise PolyboundError("without axes it would squeeze a batch of one as well")
     if 0 in axes or any(value.shape[axis - 1] != 1 for axis in axes):
         raise PolyboundError(f"axes {sorted(axes)} of {value.shape} cannot be squeezed")
     return replace(value, shape=tuple(size for place, size in enumerate(value.shape, 1) if place not in axes))
@@ -225,14 +239,33 @@ def _conv(node: Node, operands: Sequence[Operand]) -> Value:
         raise PolyboundError("the kernel may not depend on the input")
     bias = None if len(operands) < 3 or operands[2] is None else _constant(operands[2], "the bias").double()
     step, shape = convolution(node.attributes, value.shape, weight, bias)
-    return value.then(step, shape)
+    return value.then(step, shape, _roundings(*operands))
 
 
 def _pool(node: Node, operands: Sequence[Operand]) -> Value:
     value, _ = _one((operands[0], None))
     step, shape = average_pool(node.attributes, value.shape)
-    return value.then(step, shape)
+    window = prod(node.attributes["kernel_shape"])
+    return value.then(step, shape, 0.0 if isinstance(step, Pool) or window & (window - 1) == 0 else 2.0)
 
+
+_WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "AveragePool": (*_WINDOW, "ceil_mode", "count_include_pad"),
+    "Cast": ("to", "saturate"),
+    "Concat": ("axis",),
+    "Conv": (*_WINDOW, "group"),
+    "Flatten": ("axis",),
+    "Gather": ("axis",),
+    "Gemm": ("alpha", "beta", "transA", "transB"),
+    "Reshape": ("allowzero",),
+    "Shape": ("end", "start"),
+    "Split": ("axis", "num_outputs", "split"),
+    "Squeeze": ("axes",),
+    "Transpose": ("perm",),
+    "Unsqueeze": ("axes",),
+}
+"""The attributes that are read; old opsets have others, such as `broadcast`, which change what is computed."""
 
 OPERATORS: dict[str, Callable[[Node, Sequence[Operand]], Value]] = {
     "Add": _add,

@@ -28,6 +28,7 @@ class Polynomial:
         steps: the products; the first of them has no maps in between, because they are part of `first`.
         last: the maps of the output; none without a product, because they are part of `first`.
         single: whether the graph computes in float32.
+        roundings: those that a product of folded constants has met, see `onnx_rounding`; 0 if all are exact.
     """
 
     features: int
@@ -35,3 +36,4 @@ class Polynomial:
     steps: tuple[Multiplication, ...]
     last: Steps
     single: bool
+    roundings: float = 0.0

@@ -15,11 +15,11 @@ import torch
 from onnx import TensorProto
 
 from polybound.certificates import Network
-from polybound.deploy.onnx_constants import constant_of, fold, sizes_of
+from polybound.deploy.onnx_constants import FOLDED, constant_of, fold, sizes_of
 from polybound.deploy.onnx_files import OnnxMetadata, read_proto, type_name
 from polybound.deploy.onnx_maps import as_affine
 from polybound.deploy.onnx_models import build_model
-from polybound.deploy.onnx_operators import OPERATORS, Node, Operand, why_not
+from polybound.deploy.onnx_operators import ATTRIBUTES, OPERATORS, Node, Operand, why_not
 from polybound.deploy.onnx_polynomial import Multiplication, Polynomial
 from polybound.deploy.onnx_select import PARTS, parts_of
 from polybound.deploy.onnx_values import Constant, Value, absorbed
@@ -83,7 +83,8 @@ def from_onnx(path: str | PathLike[str]) -> PolynomialNetwork:
     """The CCP, NCP or ConvCCP of an ONNX file.
 
     Any graph of affine maps and products that is one is read, whoever wrote it: `Gemm, MatMul, Conv, Add, Sub, Mul,
-    AveragePool, Flatten, Reshape, Identity` and some more. Constants are folded in float64.
+    AveragePool, Flatten, Reshape, Identity` and some more. Constants are folded in float64; `verify` knows how far that
+    may be off.
 
     Args:
         path: the file.
@@ -124,9 +125,9 @@ def _polynomial(value: Value, single: bool) -> Polynomial:
         before = absorbed(base.before)
         steps.append(Multiplication(base.A, before.steps if before.base is not None else (), base.node))
         if before.base is None:
-            return Polynomial(value.features, before.steps, tuple(reversed(steps)), last, single)
+            return Polynomial(value.features, before.steps, tuple(reversed(steps)), last, single, value.roundings)
         base = before.base
-    return Polynomial(value.features, last, (), (), single)
+    return Polynomial(value.features, last, (), (), single, value.roundings)
 
 
 class _Reader:
@@ -141,6 +142,7 @@ class _Reader:
             count = f"{len(inputs)} inputs and {len(self.graph.output)} outputs"
             raise PolyboundError(f"a classifier has one input and one output, this graph has {count}")
         self.shape = _input_shape(inputs[0])
+        self.batch = inputs[0].type.tensor_type.shape.dim[0].dim_value  # 0 for any
         self.single = inputs[0].type.tensor_type.elem_type == TensorProto.FLOAT
         self.found[inputs[0].name] = Value(None, (), self.shape, prod(self.shape))
 
@@ -184,6 +186,9 @@ class _Reader:
         if node.op_type == "Constant":
             return [_constant(node)]
         plain = Node(node.op_type, _name(node), _attributes(node))
+        known = ATTRIBUTES.get(node.op_type, ())
+        if node.op_type in _READ and (strange := sorted(set(plain.attributes) - set(known))):
+            raise PolyboundError(f"the attribute {strange[0]!r} is not read; newer opsets do without it")
         operands = [self._operand(name) for name in node.input]
         if node.op_type in PARTS:
             return _parts(plain, operands, len(node.output))
@@ -198,27 +203,36 @@ class _Reader:
             return fold(node, operands)
         if node.operator not in OPERATORS:
             raise PolyboundError(why_not(node.operator))
+        if node.operator == "Reshape" and self.batch != 1 and _first(operands[1]) == 1:
+            raise PolyboundError("the new shape begins with 1, but the batch may be of any size")
         return OPERATORS[node.operator](node, operands)
+
+
+def _first(sizes: Operand) -> int | None:
+    """The first of some sizes, if they are known."""
+    return int(sizes.tensor.reshape(-1)[0]) if isinstance(sizes, Constant) and sizes.tensor.numel() else None
 
 
 def _parts(node: Node, operands: Sequence[Operand], outputs: int) -> Sequence[Operand]:
     """What a node makes that takes parts of a tensor."""
-    source, others = operands[0], [operand for operand in operands[1:] if isinstance(operand, Constant)]
-    if len(others) < len([operand for operand in operands[1:] if operand is not None]):
+    source, others = operands[0], operands[1:]
+    places = [other for other in others if not isinstance(other, Value)]  # None in the place of what is left out
+    if len(places) < len(others):
         raise PolyboundError("which part it takes depends on the input")
     attributes = node.attributes | {"outputs": outputs}
     if isinstance(source, Value):
-        return parts_of(node.operator, source, attributes, others)
+        return parts_of(node.operator, source, attributes, places)
     if node.operator != "Split":
         return [fold(node, operands)]
     if not isinstance(source, Constant) or source.sizes:
         raise PolyboundError("it splits the sizes of a tensor")
-    parts = PARTS["Split"](source.tensor, attributes, [other.tensor for other in others])
-    return [Constant(part) for part in parts]
+    sizes = [None if place is None else place.tensor for place in places]
+    return [Constant(part, roundings=source.roundings) for part in PARTS["Split"](source.tensor, attributes, sizes)]
 
 
 # What torch and Python say of windows, axes and shapes that no tensor has; files may hold any.
 _UNFIT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
+_READ = {*OPERATORS, *PARTS, *FOLDED, "Shape"}
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 

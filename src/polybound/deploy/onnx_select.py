@@ -20,35 +20,47 @@ __all__ = ["PARTS", "gather", "parts_of", "slice_parts"]
 Attributes = dict[str, Any]
 
 
-def slice_parts(source: Tensor, _: Attributes, operands: Sequence[Tensor]) -> list[Tensor]:
+def slice_parts(source: Tensor, _: Attributes, operands: Sequence[Tensor | None]) -> list[Tensor]:
     """Slice: starts, ends, and perhaps axes and steps."""
-    starts, ends = operands[0].tolist(), operands[1].tolist()
-    axes = operands[2].tolist() if len(operands) > 2 else range(len(starts))
-    steps = operands[3].tolist() if len(operands) > 3 else [1] * len(starts)
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+    starts, ends, axes, steps = (None if part is None else part.tolist() for part in _four(operands))
+    if starts is None or ends is None:
+        raise PolyboundError("a slice without its starts and ends as operands is not read")
+    for axis, start, end, step in zip(
+        range(len(starts)) if axes is None else axes, starts, ends, steps or [1] * len(starts), strict=True
+    ):
         if step < 1:
             raise PolyboundError("slices backwards are not read")
         places = range(source.shape[axis])[slice(start, end, step)]
+        if not places:
+            raise PolyboundError(f"it takes nothing of an axis of size {source.shape[axis]}")
         source = source.index_select(axis, torch.tensor(list(places), dtype=torch.long))
     return [source]
 
 
-def gather(source: Tensor, attributes: Attributes, operands: Sequence[Tensor]) -> list[Tensor]:
+def _four(operands: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Starts, ends, axes and steps of a Slice; None for what is not there."""
+    return (*operands, None, None, None, None)[:4]
+
+
+def gather(source: Tensor, attributes: Attributes, operands: Sequence[Tensor | None]) -> list[Tensor]:
     """Gather: the entries of an axis that an index names."""
     [index] = operands
-    axis = attributes.get("axis", 0) % source.ndim
+    axis = attributes.get("axis", 0)
+    axis, size = axis % source.ndim, source.shape[axis]
+    if index is None or not bool(((index >= -size) & (index < size)).all()):
+        raise PolyboundError(f"it takes what an axis of size {size} does not have")
     chosen = source.index_select(axis, index.reshape(-1).remainder(source.shape[axis]))
     return [chosen.reshape((*source.shape[:axis], *index.shape, *source.shape[axis + 1 :]))]
 
 
-def _split(source: Tensor, attributes: Attributes, operands: Sequence[Tensor]) -> list[Tensor]:
+def _split(source: Tensor, attributes: Attributes, operands: Sequence[Tensor | None]) -> list[Tensor]:
     """Split: parts of given sizes, or of equal ones."""
     axis = attributes.get("axis", 0)
     size, count = source.shape[axis], attributes["outputs"]
     each = -(-size // count)
     sizes = (
         operands[0].tolist()
-        if operands
+        if operands and operands[0] is not None
         else attributes.get("split", [each] * (count - 1) + [size - each * (count - 1)])
     )
     if sum(sizes) != size or len(sizes) != count or min(sizes) < 1:
@@ -56,7 +68,7 @@ def _split(source: Tensor, attributes: Attributes, operands: Sequence[Tensor]) -
     return [source.narrow(axis, sum(sizes[:n]), length) for n, length in enumerate(sizes)]
 
 
-PARTS: dict[str, Callable[[Tensor, Attributes, Sequence[Tensor]], list[Tensor]]] = {
+PARTS: dict[str, Callable[[Tensor, Attributes, Sequence[Tensor | None]], list[Tensor]]] = {
     "Gather": gather,
     "Slice": slice_parts,
     "Split": _split,
@@ -64,25 +76,24 @@ PARTS: dict[str, Callable[[Tensor, Attributes, Sequence[Tensor]], list[Tensor]]]
 """Each takes the tensor, the node's attributes with the number of `outputs`, and its other operands."""
 
 
-def parts_of(operator: str, value: Value, attributes: Attributes, operands: Sequence[Constant]) -> list[Value]:
+def parts_of(operator: str, value: Value, attributes: Attributes, operands: Sequence[Constant | None]) -> list[Value]:
     """The parts of a tensor that depends on the input, none of them along the batch.
 
     Raises:
         PolyboundError: it takes a part of the batch, or computes where with the size of the batch.
     """
-    if any(operand.sizes for operand in operands):
+    if any(operand is not None and operand.sizes for operand in operands):
         raise PolyboundError("which part it takes depends on the size of the batch")
     # The batch is one input here, so that a part of it is told by its size.
     places = torch.arange(value.size).reshape(1, *value.shape)
-    constants = [operand.tensor for operand in operands]
-    axes = [attributes.get("axis", 0)] if operator != "Slice" else _slice_axes(constants)
+    constants = [None if operand is None else operand.tensor for operand in operands]
+    axes = [attributes.get("axis", 0)]
+    if operator == "Slice":
+        starts, _, chosen, _ = _four(constants)
+        axes = list(range(0 if starts is None else len(starts))) if chosen is None else chosen.tolist()
     if any(axis % places.ndim == 0 for axis in axes):
         raise PolyboundError("it takes a part of the batch")
     return [_selected(value, part[0]) for part in PARTS[operator](places, attributes, constants)]
-
-
-def _slice_axes(operands: Sequence[Tensor]) -> list[int]:
-    return list(operands[2].tolist() if len(operands) > 2 else range(len(operands[0])))
 
 
 def _selected(value: Value, places: Tensor) -> Value:

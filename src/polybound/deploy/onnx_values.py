@@ -13,7 +13,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from polybound.deploy.onnx_maps import Diagonal, Steps, folded, is_linear, same_steps
+from polybound.deploy.onnx_maps import Diagonal, Steps, divisor, folded, is_linear, same_steps
+from polybound.deploy.onnx_rounding import met, product
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense
 
@@ -30,10 +31,12 @@ class Constant:
     Attributes:
         tensor: its entries; floats in float64.
         sizes: whether they are sizes of a tensor that depends on the input: 0 then stands for the size of the batch.
+        roundings: those that the entries have met, see `onnx_rounding`.
     """
 
     tensor: Tensor
     sizes: bool = False
+    roundings: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +65,14 @@ class Value:
         steps: the maps, one after another, between flat vectors.
         shape: the tensor's shape without the batch, which is its first dimension.
         features: length of the input.
+        roundings: those that a product of constants in it has met, at most; see `onnx_rounding`.
     """
 
     base: Product | None
     steps: Steps
     shape: tuple[int, ...]
     features: int
+    roundings: float = 0.0
 
     @property
     def degree(self) -> int:
@@ -79,29 +84,27 @@ class Value:
         """How many numbers there are for one input."""
         return prod(self.shape)
 
-    def base_size(self) -> int:
-        """How many numbers the maps are of."""
-        return self.steps[0].inputs if self.steps else self.size
-
-    def then(self, step: Affine, shape: tuple[int, ...]) -> Value:
-        """This value with one more map."""
-        return replace(self, steps=(*self.steps, step), shape=shape)
+    def then(self, step: Affine, shape: tuple[int, ...], roundings: float = 0.0) -> Value:
+        """This value with one more map, whose numbers have met some roundings."""
+        return replace(self, steps=(*self.steps, step), shape=shape, roundings=self.roundings + roundings)
 
 
-def scale(value: Value, by: Tensor) -> Value:
+def scale(value: Value, by: Tensor, roundings: float = 0.0) -> Value:
     """`by * value`, entry by entry; `by` is flat."""
-    if bool((by == 1).all()):
+    if bool((by == 1).all()) and not roundings:
         return value
     if value.steps and isinstance(last := value.steps[-1], Diagonal) and _is_scale(last):
-        return replace(value, steps=(*value.steps[:-1], Diagonal(last.weight * by)))
-    return value.then(Diagonal(by), value.shape)
+        weight, more = product(last.weight, by)
+        value = replace(value, steps=value.steps[:-1])
+        return value.then(Diagonal(weight), value.shape, roundings + more)
+    return value.then(Diagonal(by), value.shape, roundings)
 
 
-def shift(value: Value, by: Tensor) -> Value:
+def shift(value: Value, by: Tensor, roundings: float = 0.0) -> Value:
     """`value + by`; `by` is flat."""
-    if not by.any():
+    if not by.any() and not roundings:
         return value
-    return value.then(Diagonal(torch.ones_like(by), by), value.shape)
+    return value.then(Diagonal(torch.ones_like(by), by), value.shape, roundings)
 
 
 def _is_scale(step: Affine) -> bool:
@@ -126,15 +129,16 @@ def multiply(one: Value, other: Value, node: str) -> Value:
         one, other = other, one  # y_1 = V x, y_2 = (A x) * (S y_1 + b): the longer chain is of y_1
     if one.base is not None and other.base is None:
         one, other = other, one
+    roundings = one.roundings + other.roundings
     if one.base is None:
-        return Value(_product(one.steps, other, node), (), one.shape, one.features)
+        return Value(_product(one.steps, other, node), (), one.shape, one.features, roundings)
     if one.degree + other.degree > _HIGHEST:
         raise PolyboundError(f"it makes a polynomial of a degree above {_HIGHEST}")
     one, other = absorbed(one), absorbed(other)
     for value, rest in ((one, other), (other, one)):
         if (factors := _plain_factors(value)) is not None:
             for factor in factors:
-                rest = Value(_product(factor, rest, node), (), value.shape, value.features)
+                rest = Value(_product(factor, rest, node), (), value.shape, value.features, roundings)
             return rest
     raise PolyboundError(
         f"it multiplies polynomials of degree {one.degree} and {other.degree} with maps in between; in a CCP, NCP or"
@@ -174,7 +178,7 @@ def add(one: Value, other: Value) -> Value:
         weight = _multiple(high, base, low)
         if weight is not None:
             grown = (*base.A, Diagonal(torch.ones_like(weight), weight))
-            return replace(high, base=replace(base, A=grown))
+            return replace(high, base=replace(base, A=grown), roundings=max(one.roundings, other.roundings))
     raise PolyboundError(
         f"it adds polynomials of degree {high.degree} and {low.degree}, and the sum is no product; only a step"
         " h * y + y, or with a multiple of y, is"
@@ -182,17 +186,22 @@ def add(one: Value, other: Value) -> Value:
 
 
 def _same_base(one: Value, other: Value) -> Value:
-    inputs = one.base_size() if one.steps else other.base_size()
-    if all(isinstance(step, Diagonal) for step in (*one.steps, *other.steps)):
-        (d, b), (e, c) = _diagonal(one.steps, inputs), _diagonal(other.steps, inputs)
-        return replace(one, steps=(Diagonal(d + e, b + c),))
-    *before, last = one.steps or (None,)
-    *common, final = other.steps or (None,)
-    if isinstance(last, Dense) and isinstance(final, Dense) and same_steps(before, common):
-        total = Dense(last.weight + final.weight, last.constant + final.constant)
-        return replace(one, steps=(*one.steps[:-1], total))
-    (W, b), (V, c) = folded(one.steps, inputs), folded(other.steps, inputs)
-    return replace(one, steps=(Dense(W + V, b + c),))
+    chains = one.steps, other.steps
+    common: Steps = ()
+    if all(chain and isinstance(chain[-1], Dense) for chain in chains) and same_steps(chains[0][:-1], chains[1][:-1]):
+        common, chains = chains[0][:-1], (chains[0][-1:], chains[1][-1:])
+    inputs = next((chain[0].inputs for chain in chains if chain), one.size)
+    diagonal = all(isinstance(step, Diagonal) for step in (*chains[0], *chains[1]))
+    write = _diagonal if diagonal else folded
+    (W, b), (V, c) = (write(chain, inputs) for chain in chains)
+    # The sums of the absolute values of all terms say what is lost where they cancel.
+    (X, d), (Y, e) = (write(tuple(step.absolute() for step in chain), inputs) for chain in chains)
+    before = max(one.roundings, other.roundings)
+    own = sum(step.inputs + 2 for chain in chains for step in chain) + 1
+    quantum = torch.tensor(min(divisor(chain) for chain in chains), dtype=torch.float64)
+    lost = max(met(W + V, X + Y, quantum, before, own), met(b + c, d + e, quantum, before, own))
+    total = Diagonal(W + V, b + c) if diagonal else Dense(W + V, b + c)
+    return replace(one, steps=(*common, total), roundings=before + lost)
 
 
 def _diagonal(steps: Steps, inputs: int) -> tuple[Tensor, Tensor]:

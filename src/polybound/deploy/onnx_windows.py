@@ -65,6 +65,10 @@ def convolution(
     dilations = list(attributes.get("dilations", [1] * dims))
     if weight.ndim != dims + 2 or weight.shape[1] * groups != shape[0] or weight.shape[0] % groups:
         raise PolyboundError(f"a kernel of shape {tuple(weight.shape)} does not fit {shape} in {groups} groups")
+    if bias is not None and tuple(bias.shape) != (len(weight),):
+        raise PolyboundError(f"a bias of shape {tuple(bias.shape)} does not fit {len(weight)} channels")
+    if list(attributes.get("kernel_shape", weight.shape[2:])) != list(weight.shape[2:]):
+        raise PolyboundError(f"kernel_shape is not that of a kernel of shape {tuple(weight.shape)}")
     window = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations, strict=True)]
     margins = _margins(attributes, window, strides)
     same = margins == [size // 2 for size in window] * 2 and all(size % 2 for size in window)

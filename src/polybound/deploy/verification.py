@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polybound.certificates import Network, decide
+from polybound.certificates import Polytope, decide
 from polybound.deploy.onnx_read import OnnxNetwork, read_onnx
 from polybound.deploy.onnx_run import run_onnx
 from polybound.deploy.vnnlib import Property, Region, read_vnnlib
@@ -26,14 +26,15 @@ class Verdict:
 
     Attributes:
         answer: "unsat": no input of the property has such outputs, proven for the polynomial in real arithmetic.
-            "sat": `inputs` has, by rational arithmetic. "timeout": neither was shown in time.
+            "sat": `inputs` has, by rational arithmetic. "timeout": neither was shown in time. "unknown": neither can
+            be shown, because the outputs are closer to the conditions than the roundings of folded constants.
         inputs: a counterexample in the property's box, (inputs,), float64; where one is found, of float32 numbers.
         outputs: the outputs there, (outputs,), float64: those of onnxruntime if `replayed`, else exact ones, rounded.
         replayed: whether onnxruntime, in the file's own precision, has outputs there that meet the property.
         seconds: how long it took.
     """
 
-    answer: Literal["unsat", "sat", "timeout"]
+    answer: Literal["unsat", "sat", "timeout", "unknown"]
     seconds: float
     inputs: Tensor | None = None
     outputs: Tensor | None = None
@@ -75,49 +76,86 @@ def verify(
         raise PolyboundError(f"the property has {sizes}, the network {factors.features} and {factors.classes}")
     if not timeout >= 0:
         raise PolyboundError(f"timeout must be a number of seconds, got {timeout!r}")
+    if not net.polynomial.roundings <= _MOST_ROUNDINGS:
+        raise PolyboundError(
+            f"{net.path}: its constants are computed from others that cancel, so that float64 does not hold them;"
+            " write them into the file as numbers"
+        )
     begun = time.perf_counter()
     answers = []
     for region in asked.regions:
-        answer, point = _decide(factors, region, max(0.0, begun + timeout - time.perf_counter()))
+        answer, point = _decide(net, region, max(0.0, begun + timeout - time.perf_counter()))
         if point is not None:
-            return _shown(net, factors, region, point, begun)
+            return _shown(net, region, point, begun)
         answers.append(answer)
-    proven = all(answer == "unsat" for answer in answers)
-    return Verdict("unsat" if proven else "timeout", time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    if all(answer == "unsat" for answer in answers):
+        return Verdict("unsat", seconds)
+    return Verdict("timeout" if seconds >= timeout else "unknown", seconds)
 
 
-def _decide(net: Network, region: Region, seconds: float) -> tuple[str, Tensor | None]:
+_MOST_ROUNDINGS = 2**40
+_HUGE = 1e300
+
+
+def _decide(net: OnnxNetwork, region: Region, seconds: float) -> tuple[str, Tensor | None]:
     """The answer for one region, proven for the box rounded outwards, or with a point of the box rounded inwards."""
     begun = time.perf_counter()
-    found = decide(net, region.sides(outwards=True), region.unsafe(net.classes, outwards=True), timeout=seconds)
+    sides = region.sides(outwards=True)
+    found = decide(net.network, sides, _unsafe(net, region, sides, outwards=True), timeout=seconds)
     if found.point is None:
         return found.answer, None
     inner = region.sides(outwards=False)
     point = found.point.reshape(-1)
     inside = torch.minimum(torch.maximum(point, inner[0]), inner[1])
-    if (torch.equal(point, inside) and region.is_exact(net.classes)) or _holds(net, region, inside):
+    exact = not net.polynomial.roundings and region.is_exact(net.network.classes)
+    if (torch.equal(point, inside) and exact) or _holds(net, region, inside):
         return "sat", inside
     # It is true outside of the box only, by a rounding: the box rounded inwards may have another.
     left = max(0.0, seconds - (time.perf_counter() - begun))
-    again = decide(net, inner, region.unsafe(net.classes, outwards=False), timeout=left)
+    again = decide(net.network, inner, _unsafe(net, region, inner, outwards=False), timeout=left)
     return ("unknown", None) if again.point is None else ("sat", again.point.reshape(-1))
 
 
-def _holds(net: Network, region: Region, point: Tensor) -> bool:
+def _holds(net: OnnxNetwork, region: Region, point: Tensor) -> bool:
     """Whether the polynomial's outputs at a point meet the conditions, by rational arithmetic."""
-    return decide(net, (point, point), region.unsafe(net.classes, outwards=False), timeout=0.0).answer == "sat"
+    box = point, point
+    return decide(net.network, box, _unsafe(net, region, box, outwards=False), timeout=0.0).answer == "sat"
 
 
-def _shown(net: OnnxNetwork, factors: Network, region: Region, point: Tensor, begun: float) -> Verdict:
+def _unsafe(net: OnnxNetwork, region: Region, box: tuple[Tensor, Tensor], outwards: bool) -> list[Polytope]:
+    """The polytopes of a region, none smaller, or none larger, than those of the true outputs of a box.
+
+    The factors have folded constants. With K roundings in each product of them, the outputs of the true network are
+    off by at most `K u / (1 - K u) P(X)` where `|x| <= X`, P the network with absolute values in the place of its
+    weights. The slack of a network is more than that for its own number of roundings, and the conditions are moved by
+    as much of it.
+    """
+    polytopes = region.unsafe(net.network.classes, outwards)
+    if not net.polynomial.roundings:
+        return polytopes
+    slack = net.network.slack(torch.maximum(box[0].abs(), box[1].abs()).unsqueeze(0))[0]
+    off = (slack * (net.polynomial.roundings / net.network.roundings)).clamp_max(_HUGE)
+    moved = []
+    for polytope in polytopes:
+        reach = (polytope.weights.abs() @ off) * (1.01 if outwards else -1.01)
+        constant = (polytope.constant - reach).clamp(-_HUGE, _HUGE)
+        # Less is more: a smaller constant allows more outputs.
+        away = torch.full_like(constant, -torch.inf if outwards else torch.inf)
+        moved.append(Polytope(polytope.weights, torch.nextafter(constant, away)))
+    return moved
+
+
+def _shown(net: OnnxNetwork, region: Region, point: Tensor, begun: float) -> Verdict:
     """The counterexample in the file's own precision if that is one too, as onnxruntime sees it."""
     best: tuple[Tensor, Tensor, bool] | None = None
     for candidate in _candidates(net, region, point):
-        if not torch.equal(candidate, point) and not _holds(factors, region, candidate):
+        if not torch.equal(candidate, point) and not _holds(net, region, candidate):
             continue
         outputs = run_onnx(net.path, candidate.reshape(1, *net.shape))
         if outputs is not None and _meets(region, outputs[0]):
             return Verdict("sat", time.perf_counter() - begun, candidate, outputs[0], True)
-        best = best or (candidate, factors(candidate.unsqueeze(0))[0], False)
+        best = best or (candidate, net.network(candidate.unsqueeze(0))[0], False)
     if best is None:
         raise AssertionError("the counterexample itself is a candidate")
     return Verdict("sat", time.perf_counter() - begun, *best)
@@ -133,8 +171,10 @@ def _candidates(net: OnnxNetwork, region: Region, point: Tensor) -> list[Tensor]
 
 
 def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:
-    """Numbers as float32, not below or not above what they are."""
-    near = torch.tensor([float(side) for side in sides], dtype=torch.float64).float()
+    """Numbers as float32, not below or not above what they are; beyond its range, its ends or infinity."""
+    largest = Fraction(torch.finfo(torch.float32).max)
+    cut = [min(max(side, -largest), largest) for side in sides]
+    near = torch.tensor([float(side) for side in cut], dtype=torch.float64).float()
     other = torch.nextafter(near, torch.full_like(near, torch.inf if up else -torch.inf))
     wrong = [
         Fraction(value) < side if up else Fraction(value) > side
@@ -145,6 +185,8 @@ def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:
 
 def _meets(region: Region, outputs: Tensor) -> bool:
     """Whether outputs as they stand meet the conditions of one of the polytopes."""
+    if not torch.isfinite(outputs).all():
+        return False
     values = [Fraction(value) for value in outputs.tolist()]
     return any(
         all(sum((weight * values[j] for j, weight in row.Y.items()), row.constant) <= 0 for row in rows)
