@@ -37,7 +37,7 @@ from torch import Tensor
 
 import polybound as pb
 from polybound.certificates import Network, ball_ladder, ladder, slopes
-from polybound.certificates.exact import exact_logits
+from polybound.certificates.proofs.exact import exact_logits
 
 F64 = torch.float64
 METHODS = {

@@ -79,6 +79,17 @@ def test_windows_are_seen(source, caught):
     assert bool(list(windows(source, "attacks"))) == caught
 
 
+def test_the_check_of_proofs_imports_nothing_of_what_makes_them():
+    room = PACKAGE / "certificates" / "proofs"
+    checker = [path for path in room.glob("*.py") if path.name != "files.py"]  # which writes proofs
+    assert {"arb.py", "check.py", "enclosures.py", "exact.py", "schema.py"} <= {path.name for path in checker}
+    allowed = ("polybound.certificates.proofs", "polybound.errors", "polybound.models")
+    for path in checker:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        own = {name for name, _ in imported(tree, "polybound.certificates.proofs") if name.startswith("polybound")}
+        assert all(name.startswith(allowed) and not name.endswith(".files") for name in own), (path, own)
+
+
 def test_there_are_rooms_to_look_at():
     assert len(rooms()) == 15 and all(len(list((PACKAGE / room).glob("*.py"))) > 1 for room in rooms())
 

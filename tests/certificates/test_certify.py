@@ -14,9 +14,9 @@ import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
 from polybound.certificates.boxes import box_around, centre
-from polybound.certificates.exact import exact_logits
 from polybound.certificates.expansion import first_order, split_sum
 from polybound.certificates.network import Network
+from polybound.certificates.proofs.exact import exact_logits
 from polybound.certificates.psd_proofs import defect, dominating_diagonal
 from polybound.certificates.second import second_order
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
-from helpers.tampering import refused
+from helpers.tampering import counted, refused
 from polybound.certificates import check_file, save_certificates
 
 pytest.importorskip("flint")
@@ -35,8 +35,7 @@ def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, kind):
     options = {"eps": down} if kind == "eps" else {"box": (x - down, x + up)}
     found = pb.certify(model, x, y, **options, domain=domain, keep=True, budget=0.2)
     save_certificates(path, model, found, x, domain)
-    counts = check_file(path, model)
-    assert counts == {status: found.count(status) for status in ("verified", "falsified", "undecided")}
+    assert check_file(path, model) == counted(found, x)
 
 
 @pytest.fixture(scope="module", params=["eps", "box"])
@@ -100,8 +99,8 @@ def test_a_counterexample_must_lie_in_the_smaller_box(proven, tmp_path):
         ({"eps": [0.1, 0.1, 0.1, float("inf")]}, "damaged"),
         ({"eps": [0.1, 0.1, 0.1, float("nan")]}, "damaged"),
         ({"box": [[0.0] * 4, [0.0] * 3]}, "does not fit"),
-        ({"box": [[5.0] * 4, [6.0] * 4]}, "outside"),
-        ({"box": [[1.0] * 4, [-1.0] * 4]}, "outside"),
+        ({"box": [[5.0] * 4, [6.0] * 4]}, "outside|about boxes"),
+        ({"box": [[1.0] * 4, [-1.0] * 4]}, "above the upper"),
         ({"box": [[-1.0] * 4]}, "damaged"),
         ({}, "either sides or radii"),
         ({"eps": 0.1, "box": [[-1.0] * 4, [1.0] * 4]}, "either sides or radii"),

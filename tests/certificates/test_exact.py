@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.networks import ccps, convs, ncps
-from polybound.certificates.exact import exact_logits
+from polybound.certificates.proofs.exact import exact_logits
 from polybound.models import Chain
 
 

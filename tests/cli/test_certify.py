@@ -5,6 +5,7 @@ import json
 import pytest
 
 import polybound as pb
+from helpers.tampering import forge
 from polybound.runs import DataSpec, Spec, train_together
 
 
@@ -32,10 +33,21 @@ def test_certify_save_and_check(cli, refused, trained, tmp_path):
     assert row["certified accuracy"] <= row["attacked accuracy"] <= row["clean accuracy"]
     checked = cli("certify", trained, "--check", proofs)
     assert checked.code == 0, checked.err
-    assert f"confirmed {row['verified']} verified and {row['falsified']} falsified" in " ".join(checked.out.split())
+    line = " ".join(checked.out.split())
+    assert f"confirmed {row['verified']} verified and {row['falsified']} falsified" in line
+    assert "l_inf balls of radius 0.05" in line and "repeated" not in line
     counts = cli("certify", trained, "--check", proofs, "--json").json
     assert (counts["verified"], counts["falsified"]) == (row["verified"], row["falsified"])
+    # What was typed fits the file, or is refused.
+    assert cli("certify", trained, "--check", proofs, "--eps", 0.05, "--norm", "inf").code == 0
+    for options in (("--eps", 0.2), ("--eps", 0.05, "--eps", 0.2), ("--norm", 2), ("--eps", 0.2, "--norm", 2)):
+        assert "l_inf balls of radius 0.05" in refused("certify", trained, "--check", proofs, *options)
+    for options in (("--dataset", "digits"), ("--images", 12), ("--outputs",), ("--save", tmp_path / "x.json")):
+        assert options[0] in refused("certify", trained, "--check", proofs, *options)
     content = json.loads(proofs.read_text())
+    forge(proofs, content | {"images": content["images"] + content["images"][:1] * 20})
+    line = " ".join(cli("certify", trained, "--check", proofs).out.split())
+    assert f"confirmed {row['verified']} verified" in line and "20 repeated and not counted" in line
     content["images"][0]["eps"] = 0.5
     proofs.write_text(json.dumps(content))
     assert "changed after it was written" in refused("certify", trained, "--check", proofs)
@@ -104,5 +116,11 @@ def test_intervals_over_balls_are_saved_and_checked(cli, trained, tmp_path):
         assert wider["lower"] <= ball["lowest"] and ball["highest"] <= wider["upper"]  # the ball lies in the box
     checked = cli("certify", trained, "--check", file)
     assert checked.code == 0, checked.err
-    assert "confirmed the intervals of 2 images" in " ".join(checked.out.split())
-    assert cli("certify", trained, "--check", file, "--json").json == {"bounded": 2}
+    assert "confirmed the intervals of 2 inputs, l_2 balls of radius 0.3" in " ".join(checked.out.split())
+    assert cli("certify", trained, "--check", file, "--json").json == {
+        "bounded": 2,
+        "unbounded": 0,
+        "repeated": 0,
+        "norm": "2",
+        "eps": [0.3, 0.3],
+    }

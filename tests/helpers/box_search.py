@@ -6,7 +6,7 @@ from fractions import Fraction
 import torch
 
 from helpers.networks import F64
-from polybound.certificates.exact import exact_logits
+from polybound.certificates.proofs.exact import exact_logits
 
 
 def points_in(model, lower, upper, weights, seed, count=150):

@@ -1,18 +1,31 @@
-"""Proof files that were changed, with a digest that fits again."""
+"""Proof files: what their check is to count, and files that were changed, with a digest that fits again."""
 
 import json
 
 import pytest
 
 import polybound as pb
-from polybound.certificates import check_file, files
+from polybound.certificates import check_file
+from polybound.certificates.proofs.schema import content_digest
+
+
+def forge(path, content):
+    """Write content with a digest that fits it."""
+    path.write_text(json.dumps(content | {"digest": content_digest(content)}))
 
 
 def refused(tmp_path, model, content, message):
-    """The content, with its digest made to fit again, is refused by the proof itself."""
-    content.pop("digest")
-    content["digest"] = files._digest(content)
+    """The content, with its digest made to fit again, is refused."""
     path = tmp_path / "tampered.json"
-    path.write_text(json.dumps(content))
+    forge(path, content)
     with pytest.raises(pb.PolyboundError, match=message):
         check_file(path, model)
+
+
+def counted(found, x):
+    """What the check of these certificates counts: distinct inputs of each status, and the repetitions."""
+    distinct = {(status, tuple(point.reshape(-1).tolist())) for status, point in zip(found.status, x, strict=True)}
+    counts = {
+        status: sum(status == other for other, _ in distinct) for status in ("verified", "falsified", "undecided")
+    }
+    return counts | {"repeated": len(x) - len(distinct)}

@@ -2,10 +2,10 @@
 
 from polybound.certificates.certify import certified_accuracy, certify
 from polybound.certificates.decide import Decision, Polytope, decide
-from polybound.certificates.files import check_file, save_certificates
 from polybound.certificates.margins import MarginBounds, box_of, margin_bounds
 from polybound.certificates.network import Network
 from polybound.certificates.outputs import ENDS, OutputBounds, output_bounds
+from polybound.certificates.proofs.files import check_claims, check_file, read_claims, save_certificates
 from polybound.certificates.radius import Radius, certified_radius
 from polybound.certificates.result import Certificates
 
@@ -22,9 +22,11 @@ __all__ = [
     "certified_accuracy",
     "certified_radius",
     "certify",
+    "check_claims",
     "check_file",
     "decide",
     "margin_bounds",
     "output_bounds",
+    "read_claims",
     "save_certificates",
 ]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.cells import Cells
-from polybound.certificates.exact import exact_forms
 from polybound.certificates.forms import Forms
 from polybound.certificates.network import Network
+from polybound.certificates.proofs.exact import exact_forms
 from polybound.theory import ULP
 
 __all__ = ["Members", "confirm", "descend", "enclosed", "value_and_gradient"]

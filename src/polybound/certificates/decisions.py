@@ -11,9 +11,9 @@ from torch import Tensor
 from polybound.certificates.attack import confirm, enclosed
 from polybound.certificates.boxes import Sides
 from polybound.certificates.cells import Cells
-from polybound.certificates.exact import exact_forms
 from polybound.certificates.forms import Forms
 from polybound.certificates.ledger import Ledger
+from polybound.certificates.proofs.exact import exact_forms
 
 __all__ = ["Decisions"]
 

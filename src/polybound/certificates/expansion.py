@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
+from polybound.certificates.proofs import GRAM_UNITS
 from polybound.certificates.regions import CUBE, Region
 from polybound.certificates.slopes import Slopes, input_slopes
 
-__all__ = ["GRAM_UNITS", "Factored", "First", "first_order", "next_slope", "slopes_over", "split_sum"]
+__all__ = ["Factored", "First", "first_order", "next_slope", "slopes_over", "split_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +194,3 @@ def next_slope(box: Factored, n: int, A: Slopes, B: Slopes | None) -> Slopes:
     slope = slope if B is None else slope.plus(B, box.h[n - 1])
     step = box.net.S[n - 1]
     return slope if step is None else slope.through(step)
-
-
-GRAM_UNITS = 512
-"""Up to this many units, Gram matrices of slopes are formed for each box."""

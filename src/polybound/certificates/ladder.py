@@ -13,10 +13,11 @@ from polybound.certificates.attack import descend
 from polybound.certificates.bounds import at_least_ends, by_second, lower_first, monotone, shrink
 from polybound.certificates.boxes import centre
 from polybound.certificates.cells import Cells, chunks, join
-from polybound.certificates.expansion import GRAM_UNITS, first_order
+from polybound.certificates.expansion import first_order
 from polybound.certificates.forms import Forms
 from polybound.certificates.inputs import Boxes
 from polybound.certificates.ledger import Ledger
+from polybound.certificates.proofs import GRAM_UNITS
 
 __all__ = ["TOPS", "Ladder"]
 

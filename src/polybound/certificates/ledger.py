@@ -19,7 +19,7 @@ from polybound.certificates.forms import Forms
 __all__ = ["Ledger", "Node"]
 
 Node = dict[str, Any]
-"""A step of a proof; `polybound.certificates.files` says what it holds."""
+"""A step of a proof; `polybound.certificates.proofs` says what it holds."""
 
 
 class Ledger(ABC):

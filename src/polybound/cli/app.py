@@ -10,7 +10,7 @@ import typer
 
 from polybound._version import __version__
 from polybound.cli.card import add_card
-from polybound.cli.commands import command, make_app
+from polybound.cli.commands import command, make_app, typed_options
 from polybound.cli.data import data_app
 from polybound.cli.doctor import add_doctor
 from polybound.cli.draw import add_drawing
@@ -263,6 +263,7 @@ def evaluate(
     stopped="no proofs were written; the same command begins anew",
 )
 def certify(
+    context: typer.Context,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run folder, a model that model.save(path) wrote, or an ONNX file.")
     ],
@@ -282,7 +283,10 @@ def certify(
         bool, typer.Option("--outputs", help="Intervals that the outputs provably stay in, in the place of decisions.")
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write what is proven, with its proofs, to this file.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Verify such a file in ball arithmetic (python-flint).")] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Verify such a file in ball arithmetic (python-flint); --eps and --norm must fit it."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that the images are shared out to.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     as_json: AsJson = False,
@@ -292,7 +296,7 @@ def certify(
     from polybound.cli.outputs import run_outputs
 
     if check is not None:
-        run_check(run, check, as_json)
+        run_check(run, check, as_json, typed_options(context), eps, norm)
     elif not eps:
         raise PolyboundError("which radius? --eps 0.01; or --check FILE")
     else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.progress import MofNCompleteColumn
 
-from polybound.certificates import Network, certify, check_file, save_certificates
+from polybound.certificates import Network, certify, check_claims, read_claims, save_certificates
 from polybound.cli.progress import progress_bar
 from polybound.cli.tables import show_table
 from polybound.data import Dataset, load
@@ -66,18 +67,49 @@ def check_target(save: Path | None, eps: list[float]) -> None:
         raise PolyboundError(f"{save}: a folder, not a file")
 
 
-def run_check(path: Path, file: Path, as_json: bool) -> None:
-    """Verify a file of certificates in ball arithmetic."""
+def run_check(
+    path: Path,
+    file: Path,
+    as_json: bool,
+    typed: Sequence[str],
+    eps: Sequence[float] | None,
+    norm: str,
+) -> None:
+    """Verify a file of certificates in ball arithmetic.
+
+    Args:
+        path: the network.
+        file: the certificates.
+        as_json: whether to print JSON.
+        typed: the options that were typed; the file itself says what it is about, and they may not contradict it.
+        eps: radii, if they were typed.
+        norm: the norm, if it was typed.
+    """
+    for option in typed:
+        if option not in ("--check", "--eps", "--norm", "--json", "--quiet"):
+            raise PolyboundError(f"--check takes no {option}: the file holds its inputs and its claims")
     model = load_subject(path).model
+    claims = read_claims(file, model)
+    if "--norm" in typed and norm != claims.norm:
+        raise PolyboundError(f"--norm {norm}: {file} is about {claims.about()}")
+    for radius in eps or ():
+        if claims.radii != (radius, radius):
+            raise PolyboundError(f"--eps {radius:g}: {file} is about {claims.about()}")
     with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task(f"checking {file.name}", total=None)
-        counts = check_file(file, model, on_progress=lambda done, all_: bar.update(task, completed=done, total=all_))
+        task = bar.add_task(f"checking {file.name}", total=len(claims.images))
+        counts = check_claims(claims, model, on_progress=lambda done, _: bar.update(task, completed=done))
     if as_json:
-        print(json.dumps(counts, indent=2))
-    elif "bounded" in counts:
-        print(f"{file}: confirmed the intervals of {counts['bounded']} images")
+        about = {"norm": claims.norm, "eps": None if claims.radii is None else list(claims.radii)}
+        print(json.dumps(counts | about, indent=2))
+        return
+    if claims.forms is None:
+        confirmed = f"{counts['verified']} verified and {counts['falsified']} falsified inputs, {claims.about()}"
+        open_ones = f"{counts['undecided']} undecided" if counts["undecided"] else ""
     else:
-        print(f"{file}: confirmed {counts['verified']} verified and {counts['falsified']} falsified images")
+        confirmed = f"the intervals of {counts['bounded']} inputs, {claims.about()}"
+        open_ones = f"{counts['unbounded']} without all ends" if counts["unbounded"] else ""
+    again = f"{counts['repeated']} repeated and not counted" if counts["repeated"] else ""
+    print("; ".join(part for part in (f"{file}: confirmed {confirmed}", open_ones, again) if part))
 
 
 def model_and_images(path: Path, dataset: str | None, data_dir: Path | None) -> tuple[PolynomialNetwork, Dataset]:

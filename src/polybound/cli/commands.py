@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from polybound.cli.progress import be_quiet
 
-__all__ = ["INTERRUPTED", "ORDER", "CommandGroup", "command", "make_app", "say_stopped"]
+__all__ = ["INTERRUPTED", "ORDER", "CommandGroup", "command", "make_app", "say_stopped", "typed_options"]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -108,6 +108,16 @@ def command(
         return function
 
     return add
+
+
+def typed_options(context: typer.Context) -> list[str]:
+    """The options of a command that were typed, not left at their defaults, by their long names."""
+    typed = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.param_type_name == "option" and source is not None and source.name == "COMMANDLINE":
+            typed.append(max(parameter.opts, key=len))
+    return typed
 
 
 def _run(function: Callable[..., None], stopped: str) -> Callable[..., None]:

@@ -1,36 +1,10 @@
-"""Certificates on disk: JSON with the boxes, the counterexamples and the proofs, tied to the weights by their SHA-256.
-
-An image's box is given by `eps`, one radius or one for each feature, and the domain, or by its own sides, `box`. With
-`norm` "2" it is about the l_2 ball of these radii in that box. A proof is a tree of steps about one rival over a box,
-which begins as the whole of it:
-
-    {"by": "first" | "slopes"}                       the bound of first order is positive over the box
-    {"by": "second" | "absorbed", on, v, mu}         so is the one that mu and v prove, in the coordinates `on`
-    {..., box, monotone, then}                       that bound excludes what is outside of `box`, [coordinate, lower,
-                                                     upper] each, or, in the `monotone` ones, the margin is least there
-    {..., split: [coordinate, at], low, high}        both halves have a proof
-    {"by": "point"}                                  the box is a point
-    {"by": "ball" | "ball slopes"}                   the bound of first order is positive over the whole ball
-    {"by": "trust" | "trust absorbed", on, v, lam}   so is the one of the trust-region problem that lam and v prove
-    {"by": "cap", on, v, lam, kappa, d, s, centre, radii, then}    that bound excludes all of the ball but a cap, which
-                                                     lies in the ball of that centre and those radii
-    {"by": "outside"}                                the box has no point of the ball
-
-In parts of a ball, `nu` is the multiplier of the whole one.
-
-Files of intervals have `forms`, weights and constants of the outputs, and for each image and form the proven ends,
-`lower` and `upper`, the attained ones, `lowest` and `highest`, with their points, and two proofs, that the form less
-`lower` and `upper` less the form are positive. Where an end is null, nothing is proven. The proven ends are a billionth
-of the interval wider than those in memory, so that whatever the check rounds cannot matter.
-
-Nothing in it has to be believed: `polybound.certificates.check` proves every step anew, in ball arithmetic.
-"""
+"""Certificates and intervals on disk, with their proofs; `polybound.certificates.proofs` describes the file."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -43,13 +17,13 @@ from polybound.certificates.boxes import Domain
 from polybound.certificates.inputs import checked_domain
 from polybound.certificates.network import Network
 from polybound.certificates.outputs import OutputBounds
+from polybound.certificates.proofs import FORMAT
+from polybound.certificates.proofs.schema import Claims, Sizes, content_digest, parse_claims, read_content
 from polybound.certificates.result import Certificates
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import PolynomialNetwork, weights_digest
 
-__all__ = ["check_file", "save_certificates"]
-
-_FORMAT = "polybound certificates 1"
+__all__ = ["check_claims", "check_file", "read_claims", "save_certificates"]
 
 
 def save_certificates(
@@ -69,7 +43,7 @@ def save_certificates(
         )
     net = Network(model)
     points = _points(found, x)
-    content: dict[str, Any] = {"format": _FORMAT, "model": weights_digest(model)}
+    content: dict[str, Any] = {"format": FORMAT, "model": weights_digest(model)}
     limits = checked_domain(net, domain)
     content["domain"] = limits and [side.tolist() for side in limits]
     content |= {"stretch": [mu.tolist() for mu in net.stretch], "norms": net.norms_S}
@@ -83,7 +57,7 @@ def save_certificates(
     ]
     if found.norm == "2":
         content["tops"] = net.norms_A
-    content["digest"] = _digest(content)
+    content["digest"] = content_digest(content)
     write_atomically(path, (json.dumps(content) + "\n").encode())
 
 
@@ -136,9 +110,10 @@ def _box(found: Certificates | OutputBounds, image: int) -> dict[str, Any]:
 def check_file(
     path: str | PathLike[str], model: PolynomialNetwork, *, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, int]:
-    """Prove every certificate of a file anew, in ball arithmetic; returns how many images there are of each status.
+    """Prove every certificate of a file anew, in ball arithmetic; returns how many inputs there are of each status.
 
-    The status is "bounded" in files of intervals.
+    An input that occurs several times counts once for each status; "repeated" is how many entries that leaves out. In
+    files of intervals the status is "bounded", or "unbounded" if a proven end is missing.
 
     Args:
         path: what `save_certificates` wrote.
@@ -149,37 +124,33 @@ def check_file(
         PolyboundError: a certificate is not proven by what the file holds, or is about another model; or python-flint
             is missing.
     """
-    from polybound.certificates.check import Checker
+    return check_claims(read_claims(path, model), model, on_progress=on_progress)
 
-    content = _read(Path(path))
-    if content["model"] != weights_digest(model):
+
+def read_claims(path: str | PathLike[str], model: PolynomialNetwork) -> Claims:
+    """What a file claims about a model; nothing of it is proven yet."""
+    content = read_content(Path(path))
+    if content.get("model") != weights_digest(model):
         raise PolyboundError(f"{path}: these certificates are about other weights")
-    counts = {"bounded": 0} if "forms" in content else {"verified": 0, "falsified": 0, "undecided": 0}
+    factors = model.factors()
     try:
-        checker = Checker(model, content)
-        for done, entry in enumerate(content["images"], 1):
-            checker.check(entry)
-            counts[entry["status"]] += 1
-            if on_progress is not None:
-                on_progress(done, len(content["images"]))
+        sizes = Sizes(factors.features, factors.degree, factors.C.outputs)
+        return replace(parse_claims(content, sizes), file=str(path))
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+
+
+def check_claims(
+    claims: Claims, model: PolynomialNetwork, *, on_progress: Callable[[int, int], None] | None = None
+) -> dict[str, int]:
+    """Prove what was read of a file; returns the same counts as `check_file`."""
+    from polybound.certificates.proofs.check import prove
+
+    statuses = ("verified", "falsified", "undecided") if claims.forms is None else ("bounded", "unbounded")
+    try:
+        found = prove(claims, model, on_progress)
     except PolyboundError as error:
-        raise PolyboundError(f"{path}: {error}") from error
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
-        raise FileFormatError(f"{path}: a certificate is damaged ({type(error).__name__}: {error})") from error
-    return counts
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise FileFormatError(f"{path}: not a file of certificates")
-    if content.get("digest") != _digest({key: value for key, value in content.items() if key != "digest"}):
-        raise FileFormatError(f"{path}: its content was changed after it was written")
-    return content
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        raise PolyboundError(f"{claims.file}: {error}") from error
+    distinct = set(zip(found, (image.x for image in claims.images), strict=True))
+    counts = {status: sum(status == other for other, _ in distinct) for status in statuses}
+    return counts | {"repeated": len(found) - len(distinct)}

@@ -1,13 +1,16 @@
-"""Enclosures in ball arithmetic of what `polybound.certificates.expansion` and `second` compute in float64."""
+"""Enclosures in ball arithmetic of the expansions to first and second order that certificates are made from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from polybound.certificates.arb_algebra import (
+from polybound.certificates.proofs import GRAM_UNITS
+from polybound.certificates.proofs.arb import (
     Arb,
     Map,
+    Place,
+    RefusedError,
     Rows,
     Vector,
     absolute,
@@ -25,8 +28,6 @@ from polybound.certificates.arb_algebra import (
     vector,
     zeros,
 )
-from polybound.certificates.enclosure_regions import Place, RefusedError
-from polybound.certificates.expansion import GRAM_UNITS
 from polybound.models import Factors, Identity
 
 __all__ = ["Enclosures", "Expansion"]
@@ -34,7 +35,7 @@ __all__ = ["Enclosures", "Expansion"]
 
 @dataclass(frozen=True)
 class Expansion:
-    """Balls of everything that `expansion` and `second` define, over one box and for one rival."""
+    """Balls of the terms of an expansion to second order, over one box and for one rival."""
 
     g0: Arb
     G: Vector
@@ -50,12 +51,16 @@ class Enclosures:
     Args:
         factors: the model's, in float64.
         stretch: for each factor, a diagonal said to dominate `A_n' A_n`; proven before it is used.
-        norms: for each map in between, a number said to be at least its spectral norm; likewise.
+        norms: for each map in between, a number, not negative, said to be at least its spectral norm; likewise.
         tops: the same of each factor's own map; only balls need them.
     """
 
     def __init__(
-        self, factors: Factors, stretch: list[list[float]], norms: list[float], tops: list[float] | None = None
+        self,
+        factors: Factors,
+        stretch: Sequence[Sequence[float]],
+        norms: Sequence[float],
+        tops: Sequence[float] | None = None,
     ) -> None:
         self.k = factors.degree
         self.A = [Map(a) for a in factors.A]
@@ -65,17 +70,14 @@ class Enclosures:
         self._last: tuple[Place, _Factors] | None = None
         self.stretch = [vector(mu) for mu in stretch]
         self.norms = vector(norms)
-        if len(self.stretch) != self.k or len(self.norms) != self.k - 1:
-            raise RefusedError("its constants do not fit the model")
+        self.tops = None if tops is None else vector(tops)
         for A, mu in zip(self.A, self.stretch, strict=True):
             _prove_stretch(A.rows, mu)
         for S, norm in zip(self.S, self.norms, strict=True):
             _prove_norm(None if S is None else S.rows, norm)
-        self.tops = vector(tops or [])
-        if tops and len(tops) != self.k:
-            raise RefusedError("its constants do not fit the model")
-        for A, top in zip(self.A, self.tops, strict=False):
-            _prove_norm(A.rows, top)
+        if self.tops is not None:
+            for A, top in zip(self.A, self.tops, strict=True):
+                _prove_norm(A.rows, top)
 
     def margin(self, label: int, rival: int) -> tuple[Vector, Arb]:
         """A margin as weights of the last product, and a constant."""
@@ -218,8 +220,6 @@ def _prove_stretch(A: Rows, mu: Vector) -> None:
     """`diag(mu) - A'A` is positive semidefinite exactly if `I - A diag(1/mu) A'` is (for mu > 0)."""
     if not all(value > 0 for value in mu):
         raise RefusedError("a stretch is not positive")
-    if len(mu) != len(A[0]):
-        raise RefusedError("its constants do not fit the model")
     columns = transposed(A)
     if len(A) <= len(mu):
         gram = product([[value / m for value, m in zip(row, mu, strict=True)] for row in A], columns)
@@ -232,6 +232,9 @@ def _prove_stretch(A: Rows, mu: Vector) -> None:
 
 
 def _prove_norm(S: Rows | None, norm: Arb) -> None:
+    """`norm >= ||S||_2`, of the identity if S is None."""
+    if not norm >= 0:
+        raise RefusedError("a norm is negative")
     if S is None:
         if not norm >= 1:
             raise RefusedError("a norm is too small")

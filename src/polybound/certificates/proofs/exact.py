@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Factors, Identity, Pool
 
 __all__ = ["exact_forms", "exact_logits", "exact_margin"]
@@ -64,6 +65,8 @@ class _Dyadic:
 
     @classmethod
     def of(cls, values: Tensor) -> _Dyadic:
+        if not torch.isfinite(values).all():
+            raise PolyboundError("rational arithmetic is about finite numbers only")
         mantissas, exponents = np.frexp(values.detach().double().numpy())
         whole = (mantissas * 2.0**53).astype(np.int64).astype(object)
         least = int(exponents[mantissas != 0].min(initial=0))
