@@ -19,6 +19,7 @@ from helpers.data import (
     random_bytes,
     root,
     sha,
+    splits_of,
     tarred,
     tiny_cifar,
     tiny_emnist,
@@ -27,7 +28,7 @@ from helpers.data import (
     write,
 )
 from helpers.server import server
-from polybound.data import Dataset, Directories, MissingDataError, digest_of, load, load_digits, load_splits, missing
+from polybound.data import Dataset, Directories, Identity, MissingDataError, digest_of, load, load_digits, missing
 from polybound.data import names as data_names
 from polybound.data.catalogue import SOURCES
 from polybound.errors import FileFormatError
@@ -65,8 +66,7 @@ def test_all_of_a_data_set_has_one_digest(root, monkeypatch):
     options = {"data_dir": root, "download": False}
     before = digest_of("tiny", root)
     loaded = [load("tiny", split, **options) for split in ("train", "test")]
-    loaded += [load("tiny", split, validation=0.25, seed=3, **options) for split in ("train", "validation", "test")]
-    loaded += load_splits("tiny", **options)
+    loaded += splits_of("tiny", validation=0.25, **options)
     assert {data.digest for data in loaded} == {before} and len(before) == 16 and int(before, 16)
     # The files themselves are not looked into: loading does that.
     shutil.rmtree(root / "tiny")
@@ -249,9 +249,8 @@ def test_replaced_arrays_never_keep_a_digest():
         replace(data, domain=(0.0, 1.0)),
     ]
     assert len({data.digest, *(other.digest for other in changed)}) == 6
-    # Nor do copies of copies, even with the first arrays put back: what is known goes with what was replaced.
-    same = replace(changed[0], x=data.x)
-    assert same.digest == replace(data, x=data.x.clone()).digest != changed[0].digest
+    # Equal arrays are the same content, also if they are put back.
+    assert replace(changed[0], x=data.x).digest == replace(data, x=data.x.clone()).digest == data.digest
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
@@ -261,6 +260,7 @@ def test_arrays_that_were_written_into_are_other_content(name):
         getattr(data, name)[0] = 1 - getattr(data, name)[0]
         after = data.digest
         assert after != before and data.subset(3).digest == after
+        assert data.identity.content == after
         assert pickle.loads(pickle.dumps(data)).digest == after
         getattr(data, name)[1] = 1 - getattr(data, name)[1]
         assert pickle.loads(pickle.dumps(data)).digest == data.digest not in (before, after)
@@ -297,7 +297,7 @@ def test_a_subset_is_a_fixed_choice():
     chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:50]
     assert torch.equal(part.x, data.x[chosen]) and torch.equal(part.y, data.y[chosen])
     assert part.digest == data.digest and (part.held_out, part.split, part.name) == (0.1, "train", "digits")
-    assert part.subset(5).digest == data.digest and len(part.subset(5)) == 5
+    assert part.subset(5).digest != data.subset(5).digest == data.digest and len(part.subset(5)) == 5
     for samples in (0, len(data), len(data) + 1):
         assert data.subset(samples) is data
     own = made()
@@ -305,10 +305,33 @@ def test_a_subset_is_a_fixed_choice():
 
 
 def test_the_held_out_share():
-    assert [data.held_out for data in load_splits("digits", validation=0.2)] == [0.2, 0.2, 0.0]
-    for split, share in (("train", 0.25), ("validation", 0.25), ("test", 0.0)):
-        assert load("digits", split, validation=0.25).held_out == share
+    assert [data.held_out for data in splits_of("digits", validation=0.25)] == [0.25, 0.25, 0.0]
     assert load("digits").held_out == load_digits("test").held_out == made().held_out == 0.0
+
+
+def test_an_identity_says_which_samples_these_are():
+    content = digest_of("digits")
+    train, validation, test = splits_of("digits", validation=0.25, seed=5)
+    assert train.identity == Identity(content, "train", 0.25, 5) == replace(validation.identity, split="train")
+    assert test.identity == Identity(content, "test") and load("digits", seed=5).identity == Identity(content, "train")
+    twice = train.subset(50).subset(5)
+    assert twice.identity == Identity(content, "train", 0.25, 5, (50, 5)) and twice.subset(9) is twice
+    assert str(twice.identity) == f"train of {content}, 0.25 held out by seed 5, a subset of 50, a subset of 5"
+    assert pickle.loads(pickle.dumps(twice)).identity == replace(twice, name="mine").identity == twice.identity
+    # Other samples than split, share and number tell have another digest, in scores too.
+    assert len({content, train.digest, twice.digest, load("digits").subset(50).subset(5).digest}) == 4
+    assert train.digest == validation.digest == train.subset(50).digest and test.digest == content
+
+
+@pytest.mark.parametrize("changed", [{"split": "test"}, {"class_names": tuple("abcdefghij")}, {"domain": (0.0, 1.0)}])
+def test_an_identity_is_that_of_the_samples_alone(changed):
+    train = load("digits", validation=0.25).subset(5)
+    other = replace(train, **changed)
+    assert (
+        other.identity != train.identity == replace(other, **{name: getattr(train, name) for name in changed}).identity
+    )
+    train.x.numpy()[0, 0, 3, 3] += 0.25
+    assert train.identity == Identity(train.digest, "train") and train.digest != digest_of("digits")
 
 
 # What is missing

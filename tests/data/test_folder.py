@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.data import random_bytes, refused, root, write
-from polybound.data import load, load_splits
+from helpers.data import random_bytes, refused, root, splits_of, write
+from polybound.data import load
 from polybound.errors import FileFormatError, PolyboundError
 
 
@@ -62,8 +62,7 @@ def test_without_test_a_fifth_of_each_class_is_held_out(root):
         assert "held out" in train.note and "held out" in test.note
         rows = {x.numpy().tobytes() for x in torch.cat([train.x, test.x])}
         assert len(rows) == 20
-    splits = load_splits(f"folder:{root}", validation=0.25)
-    assert [len(split) for split in splits] == [12, 4, 4]
+    assert [len(split) for split in splits_of(f"folder:{root}", validation=0.25)] == [12, 4, 4]
 
 
 def test_a_class_may_be_called_train(root):

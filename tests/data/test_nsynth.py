@@ -13,13 +13,14 @@ from helpers.data import (
     nsynth_members,
     refused,
     root,
+    splits_of,
     tarred,
     tiny_nsynth,
     tone,
     wav,
     write,
 )
-from polybound.data import load, load_splits, nsynth
+from polybound.data import load, nsynth
 from polybound.data.nsynth import first_second, log_mel
 from polybound.errors import FileFormatError, PolyboundError
 
@@ -182,8 +183,8 @@ def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch
     assert torch.equal(again.x, test.x)  # the test split has no seed
     with pytest.raises(PolyboundError, match="no official validation"):
         load("nsynth", "validation", data_dir=root, download=False)
-    splits = load_splits("nsynth", validation=0.3, data_dir=root, download=False)
-    assert len(splits.train) + len(splits.validation) == len(train) and "divided" in splits.validation.note
+    rest, validation, _ = splits_of("nsynth", validation=0.3, data_dir=root, download=False)
+    assert len(rest) + len(validation) == len(train) and "divided" in validation.note
 
 
 def test_groups_stay_together_when_validation_is_carved(root, monkeypatch):
@@ -200,7 +201,7 @@ def test_groups_stay_together_when_validation_is_carved(root, monkeypatch):
         return samples
 
     monkeypatch.setattr("polybound.data.nsynth.read_notes", spying)
-    splits = load_splits("nsynth", validation=0.3, data_dir=root, download=False)
+    splits = splits_of("nsynth", validation=0.3, data_dir=root, download=False)
     sides = [{instruments[x.numpy().tobytes()] for x in split.x} for split in splits]
     assert sum(map(len, sides)) == len(set.union(*sides)) == 9
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import polybound as pb
-from helpers.data import refused, tarred, write
-from polybound.data import Directories, digest_of, load, load_splits
+from helpers.data import refused, splits_of, tarred, write
+from polybound.data import Directories, digest_of, load
 from polybound.data.catalogue import SOURCES
 
 DATA = os.environ.get("POLYBOUND_DATA")
@@ -84,20 +84,20 @@ def test_cifar10_by_way_of_an_archive(tmp_path):
 
 def test_nsynth():
     needed("nsynth")
-    splits = load_splits("nsynth", validation=0.15, download=False)
+    rest, validation, test = splits = splits_of("nsynth", validation=0.15, download=False)
     if SOURCES["nsynth"].archives["train"].name in {path.name for path in needed("nsynth").iterdir()}:
         pytest.skip("all of NSynth is there")
-    assert sum(map(len, splits)) == 4096 and splits.train.shape == (1, 32, 32) and splits.train.classes == 11
-    assert "divided by instrument" in splits.test.note
+    assert sum(map(len, splits)) == 4096 and rest.shape == (1, 32, 32) and rest.classes == 11
+    assert "divided by instrument" in test.note
     assert {split.digest for split in splits} == {digest_of("nsynth")}
     for split in splits:
         assert split.x.abs().max() <= 1 and 0.3 < split.x.std() < 0.8
-    train = torch.cat([splits.train.y, splits.validation.y])
+    train = torch.cat([rest.y, validation.y])
     # All ten families of the official test split are on both sides of train and test; there is no lead in it.
-    for y in (train, splits.test.y):
+    for y in (train, test.y):
         counts = y.bincount(minlength=11)
         assert counts[9] == 0 and (counts > 0).sum() == 10
-    assert 0.15 < len(splits.test) / 4096 < 0.3
+    assert 0.15 < len(test) / 4096 < 0.3
 
 
 @pytest.mark.parametrize("name", ["mnist", "kmnist", "fashion-mnist", "cifar10", "nsynth"])

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import polybound
-from helpers.data import root, sha, write
+from helpers.data import root, sha, splits_of, write
 from polybound.cli.data import data_app
 from polybound.data import (
     DataFile,
@@ -25,7 +25,6 @@ from polybound.data import (
     catalogue,
     digest_of,
     load,
-    load_splits,
     missing,
     names,
     register,
@@ -82,7 +81,7 @@ def shell(*arguments, code=0):
 def test_a_source_of_ones_own():
     source = Spirals(name="spirals", title="two spirals")
     assert register(source) is source and names()[-1] == "spirals"
-    train, validation, test = load_splits("spirals", validation=0.25)
+    train, validation, test = splits_of("spirals", validation=0.25)
     assert (len(train), len(validation), len(test)) == (60, 20, 40) and train.class_names == ("in", "out")
     assert train.digest == validation.digest == test.digest == digest_of("spirals") and train.held_out == 0.25
     register(Spirals(name="spirals-3", turns=3.0))

@@ -33,6 +33,11 @@ def root(tmp_path, monkeypatch):
     return folder
 
 
+def splits_of(name, **options):
+    """All three splits of a data set."""
+    return [load(name, split, **options) for split in ("train", "validation", "test")]
+
+
 def refused(name, path, split="train", **options):
     """The line with which a file is refused; it must name the file, and be one line."""
     with pytest.raises(FileFormatError) as caught:

@@ -125,17 +125,14 @@ def test_a_beginning_is_inside_its_bound(tmp_path, every):
 
 
 def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
-    test = load_digits("test")
-    runs = train_together(SPECS[:3], tmp_path, validation=test)
+    runs = train_together(SPECS[:3], tmp_path)
     for spec, run in zip(SPECS, runs, strict=False):
         assert run == Run.of(spec, tmp_path) and run.finished() and run.failure is None
         assert json.loads((run.path / "spec.json").read_text()) == {"address": spec.address, "spec": spec.as_dict()}
         assert run.spec() == spec
         *lines, last = run.history()
         assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5, 6]
-        assert all({"validation accuracy", "loss", "rate", "seconds"} <= set(line) for line in lines)
-        assert lines[-1]["validation accuracy"] == pytest.approx(pb.accuracy(run.model(), test).item())
-        assert lines[-1]["validation accuracy"] > 0.5
+        assert all(set(line) == {"epoch", "loss", "rate", "seconds"} for line in lines)
         assert last == {"weights": {"model.safetensors": run.digest()}, "run": spec.address}
         assert pb.Projection(run.model(), spec.recipe.method.bound).contains()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

@@ -1,27 +1,26 @@
 """Data sets in memory: found on disk or downloaded, checked, and scaled to [-1, 1]."""
 
 from polybound.data.catalogue import find_source, names, register
-from polybound.data.dataset import Dataset, Samples, Splits, carve_indices
+from polybound.data.dataset import Dataset, Identity, Samples, carve_indices
 from polybound.data.directories import Directories, MissingDataError, cache_folder
 from polybound.data.files import DataFile
-from polybound.data.loading import digest_of, load, load_digits, load_splits, missing
+from polybound.data.loading import digest_of, load, load_digits, missing
 from polybound.data.source import Source
 
 __all__ = [
     "DataFile",
     "Dataset",
     "Directories",
+    "Identity",
     "MissingDataError",
     "Samples",
     "Source",
-    "Splits",
     "cache_folder",
     "carve_indices",
     "digest_of",
     "find_source",
     "load",
     "load_digits",
-    "load_splits",
     "missing",
     "names",
     "register",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +15,44 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 
-__all__ = ["TEST_SHARE", "Dataset", "Samples", "Splits", "carve", "carve_indices", "content_digest", "hold_out"]
+__all__ = ["TEST_SHARE", "Dataset", "Identity", "Samples", "carve", "carve_indices", "content_digest", "hold_out"]
 
 TEST_SHARE = 0.2  # of data that come without an official test split
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which samples of which content a `Dataset` holds: one value, made by what loads data and carried by `subset`.
+
+    Attributes:
+        content: digest of the whole content, of all splits.
+        split: "train", "validation" or "test".
+        held_out: share of train that is carved off as validation split; 0 if none is, and for test.
+        seed: of the carving; 0 without one.
+        subsets: sizes of the subsets that were taken, one of the other.
+    """
+
+    content: str
+    split: str
+    held_out: float = 0.0
+    seed: int = 0
+    subsets: tuple[int, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest that scores and specs have: that of the content, if split, share and number tell the samples.
+
+        Another seed of the carving, or a subset of a subset, has a digest of its own.
+        """
+        if not self.seed and len(self.subsets) < 2:
+            return self.content
+        return hashlib.sha256(repr((self.content, self.seed, self.subsets[:-1])).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """The samples in words."""
+        carved = f", {self.held_out:g} held out by seed {self.seed}" if self.held_out else ""
+        subsets = "".join(f", a subset of {size:,}" for size in self.subsets)
+        return f"{self.split} of {self.content}{carved}{subsets}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +67,6 @@ class Dataset:
         class_names: one name for each class.
         domain: the smallest and largest value an input entry can have.
         note: what a reader of results must know of this split, such as that it is not an official one; often empty.
-        held_out: the share of train that was carved off as validation split; 0 if none was, and always 0 for test.
     """
 
     name: str
@@ -40,56 +76,47 @@ class Dataset:
     class_names: tuple[str, ...]
     domain: tuple[float, float] = (-1.0, 1.0)
     note: str = ""
-    held_out: float = 0.0
-    known: _Known | None = field(default=None, repr=False)  # the digest, with the arrays that it is true for
-
-    def __post_init__(self) -> None:
-        # dataclasses.replace also hands over what was known of the arrays that it replaces.
-        if self.known is not None and not self.known.holds_for(self):
-            object.__setattr__(self, "known", None)
+    known: Mapping[int, Identity] = field(default_factory=dict, repr=False)  # by the checksum that it is true for
 
     @property
-    def digest(self) -> str:
-        """16 hex digits that identify the content of the whole data set: of all its splits, not only of this one.
+    def identity(self) -> Identity:
+        """Which samples of which content these are.
 
-        `load` and `subset` set it. Of any other arrays it is a hash of x, y, class names and domain. A copy by
-        `dataclasses.replace` with other arrays, or arrays that were written into, are other content.
+        `load` and `subset` set it. Arrays that come from elsewhere, were replaced or written into, are content of their
+        own: then it has a hash of x, y, class names and domain. Each look compares a checksum of the arrays.
 
         Example:
             >>> data = Dataset("two", "train", torch.zeros(2, 3), torch.tensor([0, 1]), ("no", "yes"))
             >>> data.digest == replace(data, note="mine").digest, data.digest == replace(data, x=data.x + 1).digest
             (True, False)
         """
-        if self.known is None or not self.known.holds_for(self):
-            return self._remember(content_digest(self.x, self.y, self.class_names, self.domain))
-        return self.known.digest
+        checksum = _checksum(self)
+        if checksum not in self.known:
+            content = content_digest(self.x, self.y, self.class_names, self.domain)
+            object.__setattr__(self, "known", {**self.known, checksum: Identity(content, self.split)})
+        return self.known[checksum]
 
-    def _remember(self, digest: str) -> str:
-        object.__setattr__(self, "known", _Known(digest, self.x, self.y, _facts(self)))
-        return digest
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the identity: those of the whole content, of all splits, for what `load` gives."""
+        return self.identity.digest
 
-    def with_digest(self, digest: str) -> Dataset:
-        """The same data as part of a data set whose content has this digest; for what loads data."""
-        same = replace(self)
-        same._remember(digest)
-        return same
+    @property
+    def held_out(self) -> float:
+        """The share of train that was carved off as validation split; 0 if none was, and always 0 for test."""
+        return self.identity.held_out
+
+    def with_identity(self, identity: Identity) -> Dataset:
+        """The same samples, known to be these of some content; for what loads data."""
+        return replace(self, known={_checksum(self): identity})
 
     def subset(self, samples: int) -> Dataset:
-        """A fixed choice of so many samples, or all of them for 0; the digest stays that of the whole data set."""
+        """A fixed choice of so many samples, or all of them for 0; the identity says that it is a subset."""
         if not 0 < samples < len(self):
             return self
         chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:samples]
-        return replace(self, x=self.x[chosen], y=self.y[chosen]).with_digest(self.digest)
-
-    # Arrays are other objects after pickling and copying; the digest goes along if it is true.
-    def __getstate__(self) -> dict[str, Any]:
-        known = self.known is not None and self.known.holds_for(self)
-        return self.__dict__ | {"known": self.digest if known else None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, known=None)
-        if state["known"] is not None:
-            self._remember(state["known"])
+        identity = replace(self.identity, subsets=(*self.identity.subsets, samples))
+        return replace(self, x=self.x[chosen], y=self.y[chosen]).with_identity(identity)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,30 +138,16 @@ class Dataset:
         return f"Dataset({self.name} {self.split}: {inputs}, {self.classes} classes)"
 
 
-class _Known(NamedTuple):
-    """A digest, and the very arrays and facts for which it is true."""
-
-    digest: str
-    x: Tensor
-    y: Tensor
-    facts: tuple[object, ...]
-
-    def holds_for(self, data: Dataset) -> bool:
-        return self.x is data.x and self.y is data.y and self.facts == _facts(data)
+def _bytes(array: Tensor | npt.NDArray[Any]) -> Any:
+    if isinstance(array, Tensor):
+        array = array.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return np.ascontiguousarray(array).data
 
 
-def _facts(data: Dataset) -> tuple[object, ...]:
-    # A tensor counts how often it was written into, unless it was made in inference mode.
-    writes = tuple(0 if array.is_inference() else array._version for array in (data.x, data.y))
-    return data.class_names, data.domain, writes
-
-
-class Splits(NamedTuple):
-    """The three splits of a data set."""
-
-    train: Dataset
-    validation: Dataset
-    test: Dataset
+def _checksum(data: Dataset) -> int:
+    """Changes with anything that is written into the arrays, through whatever view of them."""
+    facts = (data.split, data.class_names, data.domain, data.x.dtype, data.x.shape, data.y.dtype, data.y.shape)
+    return crc32(_bytes(data.y), crc32(_bytes(data.x), crc32(repr(facts).encode())))
 
 
 def content_digest(
@@ -147,9 +160,7 @@ def content_digest(
     hashed = hashlib.sha256(repr((class_names, tuple(map(float, domain)))).encode())
     for array in (x, y):
         hashed.update(f"{array.dtype}{tuple(array.shape)}".removeprefix("torch.").encode())
-        if isinstance(array, Tensor):
-            array = array.detach().cpu().contiguous().view(torch.uint8).numpy()
-        hashed.update(np.ascontiguousarray(array).data)
+        hashed.update(_bytes(array))
     return hashed.hexdigest()[:16]
 
 
@@ -177,14 +188,14 @@ class Samples:
         groups = None if self.groups is None else self.groups[chosen]
         return replace(self, x=self.x[chosen], y=self.y[chosen], groups=groups)
 
-    def dataset(self, name: str, split: str, held_out: float = 0.0) -> Dataset:
+    def dataset(self, name: str, split: str) -> Dataset:
         """These samples as a data set, scaled to [-1, 1] if they are bytes."""
         x = self.x.astype(np.float32)  # always a copy, and so writable, unlike what lies in a file's bytes
         if self.x.dtype == np.uint8:
             x /= 127.5
             x -= 1.0
         y = torch.from_numpy(self.y.astype(np.int64))
-        return Dataset(name, split, torch.from_numpy(x), y, self.class_names, self.domain, self.note, held_out)
+        return Dataset(name, split, torch.from_numpy(x), y, self.class_names, self.domain, self.note)
 
 
 def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:

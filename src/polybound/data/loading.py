@@ -6,12 +6,12 @@ from os import PathLike
 from typing import Literal
 
 from polybound.data.catalogue import find_source
-from polybound.data.dataset import Dataset, Splits, carve
+from polybound.data.dataset import Dataset, Identity, carve
 from polybound.data.directories import Directories, MissingDataError
 from polybound.data.source import SPLITS
 from polybound.errors import PolyboundError
 
-__all__ = ["digest_of", "load", "load_digits", "load_splits", "missing"]
+__all__ = ["digest_of", "load", "load_digits", "missing"]
 
 
 def load(
@@ -55,35 +55,11 @@ def load(
     if not 0 <= validation < 1:
         raise PolyboundError(f"validation must be a share from 0 on and below 1, got {validation:g}")
     if split == "test" or validation == 0:
-        data = source.read(split, directories).dataset(name, split)
+        samples, carving = source.read(split, directories), (0.0, 0)
     else:
         rest, carved = carve(source.read("train", directories), validation, seed)
-        data = (rest if split == "train" else carved).dataset(name, split, validation)
-    return data.with_digest(source.digest(directories))
-
-
-def load_splits(
-    name: str,
-    *,
-    data_dir: str | PathLike[str] | None = None,
-    validation: float = 0.1,
-    seed: int = 0,
-    download: bool = True,
-) -> Splits:
-    """Load all three splits of a data set; the validation split is carved from train. See `load` for the arguments.
-
-    Example:
-        >>> [len(split) for split in load_splits("digits")]
-        [1293, 144, 360]
-    """
-    source, directories = find_source(name), Directories(data_dir, download=download)
-    if not 0 < validation < 1:
-        raise PolyboundError(f"validation must be a share above 0 and below 1, got {validation:g}")
-    rest, carved = carve(source.read("train", directories), validation, seed)
-    test = source.read("test", directories).dataset(name, "test")
-    train, carved_off = rest.dataset(name, "train", validation), carved.dataset(name, "validation", validation)
-    digest = source.digest(directories)
-    return Splits(*(data.with_digest(digest) for data in (train, carved_off, test)))
+        samples, carving = rest if split == "train" else carved, (float(validation), seed)
+    return samples.dataset(name, split).with_identity(Identity(source.digest(directories), split, *carving))
 
 
 def load_digits(split: Literal["train", "test"] = "train") -> Dataset:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polybound.attacks import GROUP, Attack, Classifier, right
 from polybound.certificates import certify
-from polybound.data import Dataset
+from polybound.data import Dataset, Identity
 from polybound.defences import Defence, Defended
 from polybound.errors import PolyboundError
 from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text, read_radius
@@ -190,7 +190,7 @@ def measure(
         for each network its scores, in the order of the questions.
     """
     total = count_images(data, limit)
-    plan = _Plan(data, total, seed, batch_size)
+    plan = _Plan(data, data.identity, total, seed, batch_size)
     lacking: dict[tuple[Question, ...], list[Subject]] = {}
     for subject in subjects:
         missing = tuple(question for question in questions if not plan.known(subject, question))
@@ -226,18 +226,19 @@ class _Plan:
     """On which images, with which seed."""
 
     data: Dataset
+    identity: Identity
     total: int
     seed: int
     batch_size: int | None
 
     def score(self, subject: Subject, question: Question, counted: str, correct: int = 0, per_class: str = "") -> Score:
-        data = self.data
+        data, identity = self.data, self.identity
         return Score(
             weights=subject.weights,
             dataset=data.name,
-            digest=data.digest,
-            split=data.split,
-            held_out=data.held_out,
+            digest=identity.digest,
+            split=identity.split,
+            held_out=identity.held_out,
             attack=question.name,
             protocol=question.protocol,
             attack_seed=0 if question.attack is None else self.seed,

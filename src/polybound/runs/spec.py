@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import Any
 
-from polybound.data import Dataset, digest_of, load
+from polybound.data import Dataset, Identity, digest_of, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork, paper_model, paper_rank
 from polybound.registry import check_text, check_whole
@@ -56,22 +56,23 @@ class DataSpec:
         Raises:
             PolyboundError: what lies on this machine under that name is not this data set.
         """
-        data = load(self.name, split, data_dir=data_dir, validation=self.held_out)
-        if data.digest != self.digest:
-            raise PolyboundError(
-                f"{self.name} is not the data that was trained on: its digest is {data.digest}, not {self.digest}"
-            )
-        return self.training_part(data) if split == "train" else data
+        return self.checked(load(self.name, split, data_dir=data_dir, validation=self.held_out), split)
 
-    def training_part(self, train: Dataset) -> Dataset:
-        """The samples to train on.
+    def checked(self, data: Dataset, split: str) -> Dataset:
+        """The samples of a split, out of a data set that holds them or the whole split; all data pass through here.
 
         Raises:
-            PolyboundError: there are fewer.
+            PolyboundError: it holds others, or fewer.
         """
-        if self.samples > len(train):
-            raise PolyboundError(f"{self.name} has {len(train):,} samples to train on, not {self.samples:,}")
-        return train.subset(self.samples)
+        found, whole = data.identity, Identity(self.digest, split, 0.0 if split == "test" else self.held_out)
+        wanted = replace(whole, subsets=(self.samples,)) if split == "train" and self.samples else whole
+        if found == wanted:
+            return data
+        if found != whole:
+            raise PolyboundError(f"{self.name} is not the data of this run: these are {found}, and it has {wanted}")
+        if self.samples > len(data):
+            raise PolyboundError(f"{self.name} has {len(data):,} samples to train on, not {self.samples:,}")
+        return data.subset(self.samples)
 
 
 @dataclass(frozen=True)

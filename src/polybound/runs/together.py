@@ -42,8 +42,10 @@ def train_together(
     Args:
         specs: what to train; all but seeds and bounds must agree.
         root: folder of the run folders.
-        data: the training split; loaded by its name if it is not given.
-        validation: evaluated after every epoch; loaded if a share of train is held out and it is not given.
+        data: the training split, or the spec's subset of it; loaded by its name if it is not given. Other samples than
+            the spec names are refused.
+        validation: the spec's validation split, measured on after every epoch; loaded if a share of train is held out
+            and it is not given.
         data_dir: where the data lies.
         epochs: also keep the models after these epochs. If only such a model is missing it is trained anew, and no
             further than that.
@@ -59,9 +61,12 @@ def train_together(
     runs = [Run.of(spec, root) for spec in specs]
     while todo := [i for i, run in enumerate(runs) if not all(run.finished(epoch) for epoch in ends)]:
         todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)  # neighbours share their batches
-        data = specs[0].data.load("train", data_dir) if data is None else _checked(data, specs[0])
-        if validation is None and specs[0].data.held_out:
-            validation = specs[0].data.load("validation", data_dir)
+        wanted = specs[0].data
+        data = wanted.load("train", data_dir) if data is None else wanted.checked(data, "train")
+        if validation is not None:
+            validation = wanted.checked(validation, "validation")
+        elif wanted.held_out:
+            validation = wanted.load("validation", data_dir)
         _check_device(device)
         session = Session([specs[i] for i in todo], [runs[i] for i in todo], ends, data, root, device)
         for i in todo:  # not before it is known that they can be trained
@@ -78,14 +83,6 @@ def _check_device(name: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has all of these for it
         reason = str(error).partition("\n")[0]
         raise PolyboundError(f"device {name!r} cannot be used ({reason})") from error
-
-
-def _checked(data: Dataset, spec: Spec) -> Dataset:
-    """Training data that were handed over, if they are those of the spec."""
-    wanted = spec.data
-    if (data.digest, data.split, data.held_out) != (wanted.digest, "train", wanted.held_out):
-        raise PolyboundError(f"these are not the training data of {spec.label}: they have the digest {data.digest}")
-    return wanted.training_part(data)
 
 
 def interrupted(root: Path) -> list[list[Spec]]:

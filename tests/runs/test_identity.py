@@ -1,0 +1,126 @@
+"""An address determines the weights, whatever data are handed over."""
+
+import copy
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import polybound as pb
+from polybound.data import Dataset, load
+from polybound.errors import PolyboundError
+from polybound.runs import DataSpec, ModelSpec, Spec, train_together
+
+RECIPE = pb.Recipe.of(method="projection", bound=0.5, start=0, epochs=1, learning_rate=0.1, batch_size=64)
+SMALL = ModelSpec("pn-4", rank=2)
+
+
+def spec_of(samples=0, held_out=0.0, recipe=RECIPE, seed=0):
+    return Spec(DataSpec.of("digits", samples=samples, held_out=held_out), SMALL, recipe, seed)
+
+
+def refused(tmp_path, spec, **handed):
+    """The line with which data are refused before anything is trained or written."""
+    with pytest.raises(PolyboundError, match="digits is not the data of this run: these are") as caught:
+        train_together([spec], tmp_path, **handed)
+    assert not list(tmp_path.iterdir()) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_share_that_is_carved_by_another_seed_is_refused(tmp_path):
+    spec = spec_of(held_out=0.2)
+    other = load("digits", validation=0.2, seed=5)
+    assert refused(tmp_path, spec, data=other) == (
+        "digits is not the data of this run: these are train of 18c6a77d8ac37462, 0.2 held out by seed 5, "
+        "and it has train of 18c6a77d8ac37462, 0.2 held out by seed 0"
+    )
+    refused(tmp_path, spec, validation=load("digits", "validation", validation=0.2, seed=5))
+
+
+def test_a_subset_is_refused_where_all_samples_are_meant(tmp_path):
+    train = load("digits")
+    assert refused(tmp_path, spec_of(), data=train.subset(100)).startswith(
+        "digits is not the data of this run: these are train of 18c6a77d8ac37462, a subset of 100, and it has train"
+    )
+    refused(tmp_path, spec_of(samples=50), data=train.subset(100))
+    refused(tmp_path, spec_of(samples=50), data=train.subset(100).subset(50))
+
+
+def test_only_the_validation_split_is_validated_on(tmp_path):
+    refused(tmp_path, spec_of(), validation=load("digits", "test"))
+    refused(tmp_path, spec_of(held_out=0.2), validation=load("digits", "validation", validation=0.1))
+    refused(tmp_path, spec_of(held_out=0.2), validation=load("digits", "validation", validation=0.2).subset(9))
+
+
+def test_arrays_of_ones_own_are_content_of_their_own(tmp_path):
+    train = load("digits").subset(64)
+    mine = Dataset("mine", "train", train.x, train.y, train.class_names)
+    refused(tmp_path, spec_of(samples=64), data=mine)
+    spec = Spec(DataSpec("mine", mine.digest), SMALL, RECIPE)
+    (run,) = train_together([spec], tmp_path / "mine", data=mine)
+    (same,) = train_together([spec_of(samples=64)], tmp_path / "same", data=train)
+    assert run.finished() and run.digest() == same.digest()
+    with pytest.raises(PolyboundError, match="mine is not the data of this run"):
+        train_together([spec], tmp_path / "other", data=mine.subset(10))
+    mine.x.numpy()[0] = 0.0
+    with pytest.raises(PolyboundError, match="mine is not the data of this run"):
+        train_together([spec], tmp_path / "other", data=mine)
+
+
+@cache
+def loaded(split, share, seed):
+    return load("digits", split, validation=share, seed=seed)
+
+
+@st.composite
+def handed_over(draw):
+    """Training data, as a user may come to have them."""
+    share = draw(st.sampled_from([0.0, 0.0, 0.25, 0.5]))
+    data = loaded(draw(st.sampled_from(["train", "train", "train", "test"])), share, draw(st.sampled_from([0, 0, 5])))
+    for size in draw(st.lists(st.sampled_from([64, 70, 1437, 2000]), max_size=2)):
+        data = data.subset(size)
+    change = draw(st.sampled_from(["none", "none", "none", "name", "split", "rows", "order", "written", "copied"]))
+    if change == "name":
+        return replace(data, name="mine", note="mine")
+    if change == "split":
+        return replace(data, split="train")
+    if change == "rows":
+        return replace(data, x=data.x[:64], y=data.y[:64])
+    if change == "order":
+        return replace(data, x=data.x.flip(0), y=data.y.flip(0))
+    if change == "written":
+        data = copy.deepcopy(data)
+        data.x.numpy()[3] *= -1
+    if change == "copied":
+        return Dataset(data.name, data.split, data.x.clone(), data.y.clone(), data.class_names, data.domain)
+    return data
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What is trained for an address by itself, from data that are loaded by its name; each once."""
+    root = tmp_path_factory.mktemp("alone")
+    return lambda spec: train_together([spec], root)[0].digest()
+
+
+@settings(max_examples=25, derandomize=True)
+@given(st.data())
+def test_an_address_determines_the_weights_whatever_data_are_handed_over(tmp_path_factory, alone, data):
+    draw, root = data.draw, tmp_path_factory.mktemp("runs")
+    share = draw(st.sampled_from([0.0, 0.0, 0.25, 0.5]))
+    about = DataSpec.of("digits", samples=draw(st.sampled_from([64, 64, 70])), held_out=share)
+    specs = [
+        Spec(about, SMALL, RECIPE.changed({"bound": bound}), seed)
+        for seed, bound in draw(
+            st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.3, 2.0])), min_size=1, max_size=3, unique=True)
+        )
+    ]
+    try:
+        runs = train_together(specs, root, data=draw(handed_over()))
+    except PolyboundError as error:
+        event(str(error)[:30])
+        runs = []
+    assert [run.digest() for run in runs] == [alone(spec) for spec in specs[: len(runs)]]
+    assert runs or not list(root.iterdir())
