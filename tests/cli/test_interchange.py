@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -39,6 +40,21 @@ def test_export_writes_a_network_with_what_the_data_say(net, model):
     assert entries["scaling"] == {"factor": 0.125, "offset": -1.0} and len(entries["bounds"]) == 3
     x = torch.rand(3, 1, 8, 8)
     assert off(run(net, x), model(x)) < 1e-5
+
+
+def test_a_scaling_comes_from_the_source_and_is_never_guessed(cli, tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    scalings = {}
+    raw = {"bytes": rng.integers(0, 256, (40, 2), dtype=np.uint8), "floats": rng.integers(-1, 2, (40, 2)).astype("f4")}
+    pb.CCP(2, 2, 2, 2, seed=0).save(tmp_path / "m.safetensors")
+    for name, x in raw.items():
+        np.savez(tmp_path / f"{name}.npz", X=x, y=y)
+        file = tmp_path / f"{name}.onnx"
+        words = ("--dataset", f"folder:{tmp_path / name}.npz", "--no-bounds")
+        assert cli("export", tmp_path / "m.safetensors", file, *words).code == 0
+        scalings[name] = pb.deploy.read_onnx(file).metadata.scaling
+    assert scalings == {"bytes": (1 / 127.5, -1.0), "floats": None}
 
 
 def test_onnx_files_are_models_to_every_command(cli, net, model_file):

@@ -193,3 +193,18 @@ def test_questions_that_make_no_sense_are_refused(tmp_path, change, complaint):
     given = {"x": torch.zeros(2, 1, 8, 8), "y": [0, 1], "eps": 0.1} | change
     with pytest.raises(pb.PolyboundError, match=complaint):
         export_benchmark(pb.paper_model("pn-4", (1, 8, 8), seed=0), tmp_path, bounds=False, **given)
+
+
+@pytest.mark.parametrize("y", [torch.tensor([1.0, 0.0]), np.array([1.0, 0.0], np.float32), np.array([1, 0]), [1, 0]])
+@pytest.mark.parametrize("eps", [np.float64(0.25), np.float32(0.25), torch.tensor(0.25), [np.float64(0.25)]])
+def test_numbers_of_any_library_are_written_as_numbers(y, eps, tmp_path):
+    model = pb.CCP(2, 2, 2, 2, seed=0)
+    domain = (np.float64(-1), np.float64(1))
+    files = export_benchmark(model, tmp_path, torch.zeros(2, 2), y, eps, domain=domain, bounds=False)
+    assert [file.name for file in files[1:3]] == ["network_0_eps_0.25.vnnlib", "network_1_eps_0.25.vnnlib"]
+    assert "(>= Y_0 Y_1)" in files[1].read_text() and read_vnnlib(files[1]).outputs == 2
+
+
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path):
+    with pytest.raises(pb.PolyboundError, match="whole numbers"):
+        export_benchmark(pb.CCP(2, 2, 2, 2, seed=0), tmp_path, torch.zeros(1, 2), torch.tensor([0.5]), 0.1)

@@ -69,19 +69,8 @@ def export_model(about: Exported, target: Path, options: dict[str, Any]) -> list
 
 def _described(data: Dataset, options: dict[str, Any]) -> dict[str, Any]:
     """What the data say of a network's inputs and outputs."""
-    scaling = _scaling(data) if options["scaling"] is None else options["scaling"]
+    scaling = data.scaling if options["scaling"] is None else options["scaling"]
     return {"class_names": data.class_names, "domain": data.domain, "scaling": scaling}
-
-
-def _scaling(data: Dataset) -> tuple[float, float] | None:
-    """Factor and offset, if the images were bytes, or whole numbers up to 16 as the digits are; else None."""
-    low, high = data.domain
-    some = data.x[:256].double()
-    for most in (255, 16):
-        raw = (some - low) * most / (high - low)
-        if bool(((raw - raw.round()).abs() < 1e-3).all()):
-            return (high - low) / most, low
-    return None
 
 
 def export_properties(

@@ -45,7 +45,7 @@ def export(
     scaling: Annotated[
         str | None,
         typer.Option(
-            metavar="FACTOR,OFFSET", help="What makes inputs of raw values; found for images in whole numbers."
+            metavar="FACTOR,OFFSET", help="What makes inputs of raw values; by default what the data set says."
         ),
     ] = None,
     bounds: Annotated[bool, typer.Option(help="Prove Lipschitz bounds, for the metadata.")] = True,

@@ -38,7 +38,8 @@ def _digits(split: str) -> Dataset:
     raw = load_digits()
     parts = train_test_split(raw.images, raw.target, test_size=0.2, random_state=0, stratify=raw.target)
     images, labels = {"train": parts[::2], "test": parts[1::2]}[split]
-    return Samples((images / 8.0 - 1.0).astype(np.float32)[:, None], labels, tuple(digits)).dataset("digits", split)
+    x = (images / 8.0 - 1.0).astype(np.float32)[:, None]
+    return Samples(x, labels, tuple(digits), scaling=(0.125, -1.0)).dataset("digits", split)
 
 
 def _mnist(name: str, bases: tuple[str, ...], checksums: tuple[str, str, str, str], **facts: Any) -> IdxSource:

@@ -66,6 +66,7 @@ class Dataset:
         y: labels, (samples,), int64.
         class_names: one name for each class.
         domain: the smallest and largest value an input entry can have.
+        scaling: factor and offset that made inputs of raw values, `input = factor * raw + offset`; None if unknown.
         note: what a reader of results must know of this split, such as that it is not an official one; often empty.
     """
 
@@ -75,6 +76,7 @@ class Dataset:
     y: Tensor
     class_names: tuple[str, ...]
     domain: tuple[float, float] = (-1.0, 1.0)
+    scaling: tuple[float, float] | None = field(default=None, kw_only=True)
     note: str = ""
     known: Mapping[int, Identity] = field(default_factory=dict, repr=False)  # by the checksum that it is true for
 
@@ -175,6 +177,7 @@ class Samples:
         groups: what each sample belongs to, if those of one group must stay on one side of a split.
         note: what a reader of results must know of this split.
         domain: the smallest and largest value an input entry can have; bytes are scaled to [-1, 1].
+        scaling: factor and offset that made inputs of raw values; None if unknown. Bytes have their own.
     """
 
     x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -183,6 +186,7 @@ class Samples:
     groups: npt.NDArray[np.int64] | None = None
     note: str = ""
     domain: tuple[float, float] = (-1.0, 1.0)
+    scaling: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def __getitem__(self, chosen: npt.NDArray[np.intp]) -> Samples:
         groups = None if self.groups is None else self.groups[chosen]
@@ -191,11 +195,13 @@ class Samples:
     def dataset(self, name: str, split: str) -> Dataset:
         """These samples as a data set, scaled to [-1, 1] if they are bytes."""
         x = self.x.astype(np.float32)  # always a copy, and so writable, unlike what lies in a file's bytes
+        scaling = self.scaling
         if self.x.dtype == np.uint8:
             x /= 127.5
             x -= 1.0
+            scaling = (1 / 127.5, -1.0)
         y = torch.from_numpy(self.y.astype(np.int64))
-        return Dataset(name, split, torch.from_numpy(x), y, self.class_names, self.domain, self.note)
+        return Dataset(name, split, torch.from_numpy(x), y, self.class_names, self.domain, self.note, scaling=scaling)
 
 
 def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:

@@ -132,7 +132,7 @@ class FunctionSource(Source):
                 raise
             raise self.no_such_split(split) from error
         x, y = (array.detach().cpu().numpy() for array in (data.x.float(), data.y.long()))
-        return Samples(x, y, data.class_names, note=data.note, domain=data.domain)
+        return Samples(x, y, data.class_names, note=data.note, domain=data.domain, scaling=data.scaling)
 
     def locate(self, directories: Directories) -> Path | None:
         del directories

@@ -59,8 +59,11 @@ def robustness_vnnlib(
     """
     if not (isfinite(eps) and eps >= 0):
         raise PolyboundError(f"eps must be finite and not negative, got {eps!r}")
+    [label] = _labels([label])
     if not 0 <= label < classes:
         raise PolyboundError(f"the label must be from 0 to {classes - 1}, got {label}")
+    # Numbers of numpy are written in another way than those of Python.
+    eps, domain = float(eps), domain and (float(domain[0]), float(domain[1]))
     lines = [f"; {line}" for line in about.splitlines()]
     values = x.detach().double().reshape(-1).tolist()
     lines += [f"(declare-const X_{i} Real)" for i in range(len(values))]
@@ -71,6 +74,14 @@ def robustness_vnnlib(
         lines += [f"(assert (>= X_{i} {_decimal(lower)}))", f"(assert (<= X_{i} {_decimal(upper)}))"]
     rivals = [f"    (and (>= Y_{j} Y_{label}))" for j in range(classes) if j != label]
     return "\n".join([*lines, "", "(assert (or", *rivals, "))", ""])
+
+
+def _labels(y: Tensor | Sequence[int]) -> list[int]:
+    """Labels as whole numbers of Python, whatever numbers they are."""
+    values = torch.as_tensor(y).reshape(-1).tolist()
+    if not all(isfinite(value) and value == int(value) for value in values):
+        raise PolyboundError("labels must be whole numbers")
+    return [int(value) for value in values]
 
 
 def _decimal(value: float) -> str:
@@ -120,10 +131,10 @@ def export_benchmark(
     """
     if model.runs is not None:
         raise PolyboundError("a benchmark is about one model; take model.run(e) of a stack")
-    labels = torch.as_tensor(y).tolist()
+    labels = _labels(y)
     if len(labels) != len(x) or x[:1].numel() != len(x[:1]) * model.features:
         raise PolyboundError(f"one label for each of {len(x)} inputs of shape {model.shape} is needed")
-    radii = [eps] if isinstance(eps, int | float) else list(eps)
+    radii = torch.as_tensor(eps, dtype=torch.float64).reshape(-1).tolist()
     folder = Path(folder)
     for part in ("onnx", "vnnlib"):
         (folder / part).mkdir(parents=True, exist_ok=True)
