@@ -99,7 +99,8 @@ def test_intervals_over_certified_balls(cli, refused, folder):
     words = ("evaluate", folder, "--attacks", "", "--limit", 3, "--certify", 0.01, "--certify", "0.1:norm=2")
     found = cli(*words, "--intervals", 1, "--json")
     assert found.code == 0, found.err
-    assert [score["attack"] for score in found.json["scores"]] == ["clean", "certified-0.01", "certified-0.1:norm=2"]
+    names = ["clean", "certified-0.01:nodes=256", "certified-0.1:norm=2:nodes=256"]
+    assert [score["attack"] for score in found.json["scores"]] == names
     rows = found.json["intervals"]
     assert len(rows) == 20 and {row["norm"] for row in rows} == {"inf", "2"}
     assert all(

@@ -385,7 +385,7 @@ def test_certified_scores_of_a_run_are_kept(tmp_path):
     before = (run.path / "scores.csv").stat().st_mtime_ns
     again = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
     assert again.scores.rows == first.scores.rows and (run.path / "scores.csv").stat().st_mtime_ns == before
-    assert [row["attack"] for row in first.counted("robust")] == ["clean", "fgsm-0.1", "certified-0.05"]
+    assert [row["attack"] for row in first.counted("robust")] == ["clean", "fgsm-0.1", "certified-0.05:nodes=256"]
     with pytest.raises(PolyboundError, match="denoiser"):
         pb.evaluate_run(run.path, ["fgsm-0.1"], defence="median", **options)
 
@@ -396,7 +396,12 @@ def test_radii_have_one_name_each(one, other):
 
 
 def test_close_radii_are_different_questions():
-    assert certified_name(0.1) == "certified-0.1" and certified_name(0.1000000001) != "certified-0.1"
+    assert certified_name(0.1) == "certified-0.1:nodes=256" != certified_name(0.1000000001)
+    assert certified_name("0.1:nodes=1000") == "certified-0.1:nodes=1000"
+    assert certified_name("0.10:seconds=1.0") == "certified-0.1:seconds=1"
+    for wrong in ("x", "0.1:nodes=x", "0.1:nodes=-1", "0.1:seconds=nan", "0.1:cells=3", "0.1:nodes=3:nodes=4", "-1"):
+        with pytest.raises(PolyboundError, match="eps to certify"):
+            certified_name(wrong)
 
 
 def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
@@ -414,7 +419,7 @@ def test_intervals_and_certificates_of_l2_balls():
     test = pb.data.load_digits("test")
     model = pb.example("digits-bound-1")
     result = pb.evaluate(model, test, [], limit=4, certify=[0.02, "0.2:norm=2"], intervals=2)
-    assert {"certified-0.02", "certified-0.2:norm=2"} < set(result.scores.values("attack"))
+    assert {"certified-0.02:nodes=256", "certified-0.2:norm=2:nodes=256"} < set(result.scores.values("attack"))
     found = pb.certify(model, test.x[:4], test.y[:4], 0.2, norm="2", domain=test.domain)
     assert result.find("certified-0.2:norm=2").correct == found.count("verified")
     assert len(result.intervals) == 2 * 2 * 10

@@ -186,7 +186,7 @@ SCORE = {
     "digest": digests,
     "split": st.sampled_from(["test", "validation", "train"]),
     "held_out": st.floats(0, 0.99),
-    "attack": st.one_of(st.sampled_from(["clean", "certified-0.1", "fgsm-0.1", "fgsm-0.10001"]), words),
+    "attack": st.one_of(st.sampled_from(["clean", "certified-0.1:nodes=256", "fgsm-0.1", "fgsm-0.10001"]), words),
     "protocol": st.sampled_from(["-", "sound", "published"]),
     "attack_seed": st.integers(0, 2**40),
     "defence": st.one_of(

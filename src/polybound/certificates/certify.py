@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Literal, Protocol, get_args
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from polybound.certificates.questions import Question
 from polybound.certificates.result import Certificates
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
+from polybound.registry import check_whole
 from polybound.workers import checked_workers
 
 __all__ = ["Labelled", "Method", "certified_accuracy", "certify"]
@@ -38,7 +40,8 @@ def certify(
     domain: Domain | None = (-1.0, 1.0),
     norm: str | float = "inf",
     method: Method = "auto",
-    budget: float = 10.0,
+    budget: float | None = None,
+    nodes: int | None = None,
     keep: bool = False,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
@@ -63,10 +66,11 @@ def certify(
         method: "auto" takes all rungs: first order, attacks, second order, branch and bound. "first" and "second" stop
             after that rung. "crown", "zonotope", "interval" and "lipschitz" are bounds to compare with, without
             attacks; of these, l_2 balls have "lipschitz".
-        budget: seconds of branch and bound for each image.
+        budget: seconds of branch and bound for each image; 10 by default, and no limit where `nodes` has one.
+        nodes: how many cells branch and bound splits for each image at most, a limit that is the same on every machine.
         keep: whether to keep the proofs, to save them.
         workers: processes that images are shared out to, each with one thread. What is decided does not depend on
-            their number; that of PyTorch's threads may change last bits, and `budget` is time.
+            their number; that of PyTorch's threads may change last bits, and `budget` is time, which `nodes` is not.
         on_progress: called with the number of images that are through.
 
     >>> import torch, polybound as pb
@@ -83,11 +87,15 @@ def certify(
     net = model if isinstance(model, Network) else Network(model)
     boxes = checked_boxes(net, x, eps, box, domain)
     labels = checked_labels(net, y, len(boxes.x))
-    checked_method(method, get_args(Method), budget)
+    if nodes is not None:
+        check_whole("nodes", nodes, 0)
+    seconds = budget if budget is not None else 10.0 if nodes is None else inf
+    checked_method(method, get_args(Method), seconds)
     norm = checked_norm(norm, box, method)
     checked_workers(workers)
     balls = Balls.within(boxes, checked_domain(net, domain)) if norm == "2" else None
-    asked = Question(net, labels, boxes, balls, tuple(x.shape[1:]), method, budget, keep)
+    limits = seconds, inf if nodes is None else nodes
+    asked = Question(net, labels, boxes, balls, tuple(x.shape[1:]), method, *limits, keep)
     return asked.answer(workers, on_progress)
 
 

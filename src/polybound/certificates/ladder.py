@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class Ladder:
         ledger: where decisions or bounds are entered.
         top: the last rung to take: "first", "second" or "branch".
         budget: seconds of branch and bound for each image.
+        nodes: cells that branch and bound splits for each image at most; no limit by default.
         strict: whether the budget is for all that comes after first order, and not for branch and bound only.
         on_progress: called with the number of images that are through.
     """
@@ -58,12 +60,13 @@ class Ladder:
         *,
         top: str = "branch",
         budget: float = 10.0,
+        nodes: float = inf,
         strict: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.net, self.forms, self.x, self.ledger = forms.net, forms, boxes.x, ledger
         self.lower, self.upper = boxes.outer
-        self.top, self.budget, self.strict, self.on_progress = top, budget, strict, on_progress
+        self.top, self.budget, self.nodes, self.strict, self.on_progress = top, budget, nodes, strict, on_progress
         self.units = max(A.outputs for A in self.net.A)
         # Intervals are wanted tight, and the check of a proof has no single precision.
         self.quick = not strict and not ledger.keep
@@ -244,7 +247,7 @@ class Ladder:
         return cells if bool(moves.all()) else cells[moves]
 
     def _branch(self, cells: Cells) -> None:
-        """Branch and bound of one image, the least bounds first, until it is decided or its time is up."""
+        """Branch and bound of one image, the least bounds first, until it is decided or its budget is used up."""
         begun, image = time.perf_counter(), cells.image[:1]
         generator = torch.Generator().manual_seed(0)
         many = cells[torch.arange(len(cells)).repeat(STARTS)]
@@ -252,9 +255,12 @@ class Ladder:
         self._descend(many, many.lower + (many.upper - many.lower) * part)
         cells = self.ledger.undecided(cells)
         budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
-        while len(cells) and time.perf_counter() - begun < budget:
-            cells = cells[self.ledger.urgency(cells).argsort()]
+        left = self.nodes
+        while len(cells) and left > 0 and time.perf_counter() - begun < budget:
+            cells = cells[self.ledger.urgency(cells).argsort(stable=True)]
             chunk = next(iter(chunks(cells, self.net.breadth, limit=2**20)))
+            chunk = chunk[: int(min(left, len(chunk)))]
+            left -= len(chunk)
             rest = cells[slice(len(chunk), None)]
             halves = self._fixed(self._met(self._halves(chunk)))
             cells = self.ledger.undecided(

@@ -39,6 +39,7 @@ class Question:
         shape: of one input.
         method: as in `certify`.
         budget: seconds of branch and bound for each image.
+        nodes: cells that branch and bound splits for each image at most.
         keep: whether to keep the proofs.
     """
 
@@ -49,6 +50,7 @@ class Question:
     shape: tuple[int, ...]
     method: str
     budget: float
+    nodes: float
     keep: bool
 
     def __len__(self) -> int:
@@ -91,7 +93,8 @@ def _answer(asked: Question) -> Certificates:
         ledger = BallDecisions(forms, balls, boxes.inner, keep)
     with torch.no_grad():
         if asked.method in TOPS:
-            ladder_over(forms, boxes, balls, ledger, top=TOPS[asked.method], budget=asked.budget).climb()
+            limits = {"budget": asked.budget, "nodes": asked.nodes}
+            ladder_over(forms, boxes, balls, ledger, top=TOPS[asked.method], **limits).climb()
         else:
             relax(forms, boxes, ledger, asked.method, balls=balls)
             ledger.rung = [asked.method if rung == "first" else rung for rung in ledger.rung]

@@ -214,7 +214,11 @@ def evaluate(
     check: Annotated[int, typer.Option(min=0, help="Look for gradient masking on so many images.")] = 0,
     certified: Annotated[
         list[str] | None,
-        typer.Option("--certify", metavar="<radius>", help="Certified accuracy at 0.02, or 0.5:norm=2; repeatable."),
+        typer.Option(
+            "--certify",
+            metavar="<radius>",
+            help="Certified accuracy at 0.02, 0.5:norm=2, 0.1:nodes=1000; repeatable.",
+        ),
     ] = None,
     intervals: Annotated[
         int, typer.Option(min=0, help="Of so many images, what the outputs provably stay in over the --certify balls.")

@@ -15,22 +15,36 @@ from polybound.evaluation.intervals import output_intervals
 from polybound.evaluation.labels import column_label, labels, network_labels, value_label
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
-from polybound.evaluation.score import CLEAN, Score, certified_name, paper_counts, read_radius, short_digest, wilson
+from polybound.evaluation.score import (
+    CLEAN,
+    NODES,
+    Radius,
+    Score,
+    certified_name,
+    certified_radius_of,
+    paper_counts,
+    read_radius,
+    short_digest,
+    wilson,
+)
 from polybound.evaluation.table import Cell, MixedError, Row, Table, differing, read_table
 
 __all__ = [
     "CLEAN",
+    "NODES",
     "Cell",
     "Evaluation",
     "Examples",
     "MixedError",
     "Progress",
     "Question",
+    "Radius",
     "Row",
     "Score",
     "Subject",
     "Table",
     "certified_name",
+    "certified_radius_of",
     "column_label",
     "count_images",
     "differing",

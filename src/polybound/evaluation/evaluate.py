@@ -28,7 +28,7 @@ from polybound.evaluation.measure import (
     stacks,
     together,
 )
-from polybound.evaluation.score import CLEAN, Score, short_digest
+from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, short_digest
 from polybound.evaluation.table import Row, Table
 from polybound.models import PolynomialNetwork
 
@@ -96,7 +96,9 @@ class Evaluation:
         return f"Evaluation({len(self.scores)} scores of {runs} run{'s'[: runs != 1]}; print it to see them)"
 
     def find(self, attack: str, protocol: str = "sound", run: str | None = None, counted: str = "robust") -> Score:
-        """The score of an attack; of the first run, if none is named."""
+        """The score of an attack; of the first run, if none is named. A certified one may leave its budget out."""
+        if certified_radius_of(attack) is not None:
+            attack = certified_name(attack.partition("-")[2])
         for row in self.scores:
             plain = attack == CLEAN or row["counted"] == "verified"
             fits = plain or (row["protocol"] == protocol and row["counted"] == counted)
@@ -176,7 +178,8 @@ def evaluate(
         check: on how many of the first images to look for gradient masking: whether black-box attacks within the same
             ball break more of them than gradient attacks.
         certify: radii of balls for which to give the certified accuracy as well, as attack "certified-EPS": numbers of
-            l_inf balls, texts like "0.5:norm=2" of l_2 balls.
+            l_inf balls, texts like "0.5:norm=2" of l_2 balls. Proofs of an image may take 256 cells of branch and
+            bound, the same on every machine; "0.1:nodes=1000" and "0.1:seconds=5" say otherwise.
         intervals: for how many of the first images to give the intervals that each output provably stays in, over the
             same balls.
         names: of the runs.

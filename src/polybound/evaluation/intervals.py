@@ -16,7 +16,7 @@ from polybound.models import PolynomialNetwork
 __all__ = ["output_intervals"]
 
 BUDGET = 1.0
-"""Seconds for each image and radius."""
+"""Seconds for each image and radius that names none."""
 
 
 def output_intervals(
@@ -41,8 +41,8 @@ def output_intervals(
     net, x, labels = Network(model), data.x[:images], data.y[:images].tolist()
     rows: list[dict[str, Any]] = []
     for radius in radii:
-        eps, norm = read_radius(radius)
-        found = output_bounds(net, x, eps, norm=norm, domain=data.domain, budget=BUDGET)
+        eps, norm, _, seconds = read_radius(radius)
+        found = output_bounds(net, x, eps, norm=norm, domain=data.domain, budget=BUDGET if seconds is None else seconds)
         about = {"run": run, "eps": eps, "norm": norm}
         rows += [about | {"label": labels[row["image"]]} | row for row in found.rows()]
     return rows

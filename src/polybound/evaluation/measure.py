@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,6 @@ __all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "
 
 Progress = Callable[[int, int, str], None]
 """Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
-
-BUDGET = 1.0
-"""Seconds of branch and bound for an image; what is undecided after that does not count as certified."""
 
 _MEMORY = 2**26
 """Bytes of adversarial examples that are held at a time."""
@@ -301,8 +299,10 @@ class _Plan:
         if subject.defence is not None:
             raise PolyboundError("a network behind a denoiser has no certificates")
         x, y = self.data.x[: self.total], self.data.y[: self.total]
-        eps, norm = read_radius(radius)
-        found = certify(subject.model, x, y, eps, norm=norm, domain=self.data.domain, budget=BUDGET).status
+        eps, norm, nodes, seconds = read_radius(radius)
+        # What is undecided when the budget is used up does not count as certified.
+        options: dict[str, Any] = {"norm": norm, "domain": self.data.domain, "nodes": nodes, "budget": seconds}
+        found = certify(subject.model, x, y, eps, **options).status
         return self._counted(subject, question, "verified", torch.tensor([word == "verified" for word in found]))
 
 

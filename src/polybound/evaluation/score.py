@@ -6,14 +6,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from polybound.errors import PolyboundError
 
-__all__ = ["CLEAN", "Score", "certified_name", "paper_counts", "read_radius", "short_digest", "wilson"]
+__all__ = [
+    "CLEAN",
+    "NODES",
+    "Radius",
+    "Score",
+    "certified_name",
+    "certified_radius_of",
+    "dated_name",
+    "paper_counts",
+    "read_radius",
+    "short_digest",
+    "wilson",
+]
 
 CLEAN = "clean"
 """The name of no attack."""
+
+NODES = 256
+"""Cells that branch and bound splits for an image, unless another budget is asked for."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +41,8 @@ class Score:
         digest: of the data set.
         split: which of its splits.
         held_out: share of train that was held out for validation, where the split depends on it.
-        attack: name of the attack; "clean" without one, "certified-EPS", with ":norm=2" of l_2 balls, for what is
-            proven.
+        attack: name of the attack; "clean" without one; for what is proven "certified-EPS", with ":norm=2" of l_2
+            balls, and the budget of its proofs, ":nodes=256" or ":seconds=1".
         protocol: "sound" or "published"; "-" without an attack.
         attack_seed: seed of the attack; 0 without one.
         defence: name of the denoiser in front of the network; empty without one.
@@ -96,32 +111,86 @@ def per_class_text(counts: Sequence[int], totals: Sequence[int]) -> str:
     return " ".join(f"{correct}/{total}" for correct, total in zip(counts, totals, strict=True))
 
 
-def read_radius(radius: float | str) -> tuple[float, str]:
-    """The radius and the norm of a ball: a number is about l_inf, and a text has its norm as attacks have it.
+class Radius(NamedTuple):
+    """What is to be certified: a ball, and how much work may go into each image.
 
-    >>> read_radius(0.05), read_radius("0.5:norm=2")
-    ((0.05, 'inf'), (0.5, '2'))
+    Attributes:
+        eps: the radius.
+        norm: "inf" or "2".
+        nodes: cells that branch and bound splits at most; None for no such limit.
+        seconds: of branch and bound; None for no such limit.
     """
-    number, _, norm = str(radius).partition(":norm=")
+
+    eps: float
+    norm: str
+    nodes: int | None
+    seconds: float | None
+
+
+def read_radius(radius: float | str) -> Radius:
+    """The ball and the budget of a certified accuracy: a number is about l_inf, a text has settings as attacks have.
+
+    Work is counted in cells by default, so that a score is the same on every machine. Seconds are for those who ask.
+
+    >>> read_radius(0.05), read_radius("0.5:norm=2:seconds=1")
+    (Radius(eps=0.05, norm='inf', nodes=256, seconds=None), Radius(eps=0.5, norm='2', nodes=None, seconds=1.0))
+    """
+    number, *options = str(radius).split(":")
+    given = dict(option.partition("=")[::2] for option in options)
+    several = len(given) < len(options)
     try:
-        eps = float(number)
+        eps, norm = float(number), given.pop("norm", "inf")
+        seconds = float(given.pop("seconds")) if "seconds" in given else None
+        nodes = int(given.pop("nodes")) if "nodes" in given else None if seconds is not None else NODES
+        fits = 0 <= eps < inf and norm in ("inf", "2") and 0 <= (seconds or 0) < inf and (nodes or 0) >= 0
     except ValueError:
-        eps = inf
-    if not 0 <= eps < inf or norm not in ("", "inf", "2"):
-        raise PolyboundError(f"eps to certify is a number, or a text like 0.5:norm=2; got {radius!r}")
-    return eps, norm or "inf"
+        fits = False
+    if not fits or given or several:
+        raise PolyboundError(
+            f"eps to certify is a number, or a text like 0.5:norm=2, 0.1:nodes=1000 or 0.1:seconds=5; got {radius!r}"
+        )
+    return Radius(eps, norm, nodes, seconds)
 
 
 def certified_name(radius: float | str) -> str:
-    """What stands in the place of the attack for certified accuracy; different radii have different names.
+    """What stands in the place of the attack for certified accuracy; different questions have different names.
 
-    >>> certified_name(0.05), certified_name(1), certified_name("0.50:norm=2")
-    ('certified-0.05', 'certified-1', 'certified-0.5:norm=2')
+    >>> certified_name(0.05), certified_name("0.50:norm=2:seconds=1")
+    ('certified-0.05:nodes=256', 'certified-0.5:norm=2:seconds=1')
     """
-    eps, norm = read_radius(radius)
-    short = f"{eps:g}"
-    text = short if float(short) == eps else repr(eps)
-    return f"certified-{text}" + ("" if norm == "inf" else f":norm={norm}")
+    eps, norm, nodes, seconds = read_radius(radius)
+    parts = [f"certified-{_number(eps)}", *([] if norm == "inf" else [f"norm={norm}"])]
+    parts += [] if nodes is None else [f"nodes={nodes}"]
+    return ":".join([*parts, *([] if seconds is None else [f"seconds={_number(seconds)}"])])
+
+
+def _number(value: float) -> str:
+    """The shortest text that is read back as the same number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def certified_radius_of(attack: str) -> Radius | None:
+    """What a score's attack says is certified; None if it is an attack.
+
+    >>> certified_radius_of("certified-0.05:nodes=256").eps, certified_radius_of("fgsm-0.1")
+    (0.05, None)
+    """
+    kind, _, radius = attack.partition("-")
+    try:
+        return read_radius(radius) if kind == "certified" else None
+    except PolyboundError:  # somebody's attack of this name
+        return None
+
+
+def dated_name(attack: str) -> str:
+    """The name of what a stored score is about. Without a budget it is from when that was a second for each image.
+
+    >>> dated_name("certified-0.05"), dated_name("certified-0.05:nodes=256"), dated_name("fgsm-0.1")
+    ('certified-0.05:seconds=1', 'certified-0.05:nodes=256', 'fgsm-0.1')
+    """
+    plain = certified_radius_of(attack) is not None and "nodes=" not in attack and "seconds=" not in attack
+    return f"{attack}:seconds=1" if plain else attack
 
 
 def paper_counts(attack: str, protocol: str) -> str:

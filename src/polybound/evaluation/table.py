@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polybound.errors import PolyboundError
-from polybound.evaluation.score import Score
+from polybound.evaluation.score import Score, dated_name
 
 __all__ = ["Cell", "MixedError", "Row", "Table", "differing", "read_table"]
 
@@ -244,6 +244,7 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
                 raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
         elif value:
             row[name] = _read_value(value)
+    row["attack"] = dated_name(row["attack"])
     if not 0 <= row["correct"] <= row["total"] or row["total"] < 1:
         raise PolyboundError(f"line {number}: {row['correct']} of {row['total']} images cannot be right")
     if row["per_class"] and not _adds_up(row):

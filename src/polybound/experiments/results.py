@@ -8,7 +8,7 @@ from typing import Any
 
 from polybound.data import missing
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_name, paper_counts, read_table
+from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_radius_of, paper_counts, read_table
 from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import covers
@@ -112,13 +112,17 @@ def _what(row: Row) -> tuple[object, ...]:
 
 def _asks(experiment: Experiment, spec: Spec, row: Row) -> bool:
     """Whether an experiment shows a score of one of its runs."""
-    attacks = {CLEAN, *experiment.attacks, *map(certified_name, experiment.eps)}
+    ball = certified_radius_of(row["attack"])
+    if ball is None:
+        asked = row["attack"] in (CLEAN, *experiment.attacks)
+    else:
+        asked = ball.norm == "inf" and ball.eps in experiment.eps
     last = row["epoch"] == spec.recipe.epochs
     after = last or (row["epoch"] in experiment.earlier_epochs() and row["protocol"] != "sound")
     images = covers(row, experiment.limit) and row["split"] in experiment.splits
     defences = ("", *experiment.defences) if spec.recipe.method.name == "none" else ("",)
     defence = row["defence"] in defences and row["attack_seed"] == 0
-    counted = row["attack"] in attacks and row["counted"] == paper_counts(row["attack"], row["protocol"])
+    counted = asked and row["counted"] == paper_counts(row["attack"], row["protocol"])
     return after and images and defence and counted
 
 

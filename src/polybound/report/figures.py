@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from polybound.attacks import parse_attack
-from polybound.evaluation import Cell, Row, Table, certified_name, labels
+from polybound.evaluation import Cell, Row, Table, certified_radius_of, labels
 from polybound.experiments import Experiment, growth_studies, published_value, ratios, row_kind, studies
 from polybound.report.elements import Figure, Images, Line, Panel
 from polybound.report.labels import METHODS, PROTOCOLS, attack_label, dataset_label, model_label
@@ -126,7 +126,8 @@ def tradeoff(experiment: Experiment, table: Table) -> Figure:
     """Clean accuracy on the x-axis, robust or certified accuracy on the y-axis, a line for each projection."""
     panels = []
     columns = [(attack, "accuracy under attack in %") for attack in experiment.attacks]
-    columns += [(certified_name(eps), "certified accuracy in %") for eps in experiment.eps]
+    proven = [(ball.eps, name) for name in table.values("attack") if (ball := certified_radius_of(name)) is not None]
+    columns += [(name, "certified accuracy in %") for _, name in sorted(proven)]
     for dataset, (attack, label) in product(experiment.datasets, columns):
         part = table.where(data=dataset)
         lines = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from polybound.evaluation import Cell, MixedError, Table, certified_name, value_label
+from polybound.evaluation import Cell, MixedError, Table, certified_radius_of, value_label
 from polybound.experiments import Experiment, paper_method, row_kind
 from polybound.report.elements import Figure, Line, Section
 from polybound.report.labels import METHODS, attack_label, dataset_label, model_label
@@ -159,7 +159,9 @@ def _certified(parts: Sequence[Part]) -> str:
     for part in parts:
         best = []
         for eps in part.experiment.eps if part.experiment.layout == "tradeoff" else ():
-            mine = part.scores.where(attack=certified_name(eps), protocol="sound", split="test")
+            mine = part.scores.where(protocol="sound", split="test").only(
+                lambda row, eps=eps: (ball := certified_radius_of(row["attack"])) is not None and ball.eps == eps  # type: ignore[misc]
+            )
             cells = [(cell, rows.rows[0]) for rows in mine.configurations() if (cell := rows.cell()) is not None]
             if cells:
                 cell, row = max(cells, key=lambda pair: pair[0].mean)

@@ -9,7 +9,7 @@ from typing import Any
 
 from polybound.attacks import parse_attack
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Cell, Row, network_labels, value_label
+from polybound.evaluation import CLEAN, NODES, Cell, Row, certified_radius_of, network_labels, value_label
 from polybound.experiments import DATASETS, MODELS
 from polybound.runs import Loaded
 
@@ -48,13 +48,17 @@ PROTOCOLS = {
 def attack_label(attack: str) -> str:
     """As the paper writes it.
 
-    >>> attack_label("pgd-0.1-20-0.01"), attack_label("certified-0.05"), attack_label("certified-0.5:norm=2")
-    ('PGD-(0.1, 20, 0.01)', 'certified at 0.05', 'certified at 0.5, l_2')
+    >>> attack_label("pgd-0.1-20-0.01"), attack_label("certified-0.05:nodes=256")
+    ('PGD-(0.1, 20, 0.01)', 'certified at 0.05')
+    >>> attack_label("certified-0.5:norm=2:seconds=1")
+    'certified at 0.5, l_2, within 1 s'
     """
     if attack == CLEAN:
         return CLEAN
-    if attack.startswith("certified-"):
-        return f"certified at {attack.removeprefix('certified-').replace(':norm=', ', l_')}"
+    if (ball := certified_radius_of(attack)) is not None:
+        parts = [f"certified at {value_label(ball.eps)}", *([] if ball.norm == "inf" else [f"l_{ball.norm}"])]
+        parts += [] if ball.nodes in (None, NODES) else [f"within {ball.nodes:,} cells"]
+        return ", ".join([*parts, *([] if ball.seconds is None else [f"within {value_label(ball.seconds)} s"])])
     try:
         return parse_attack(attack).label
     except PolyboundError:  # one that somebody else registered
