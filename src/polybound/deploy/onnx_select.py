@@ -19,6 +19,9 @@ __all__ = ["PARTS", "gather", "parts_of", "slice_parts"]
 
 Attributes = dict[str, Any]
 
+_LONGEST = 2**31 - 1
+"""An end from here on means that of the axis."""
+
 
 def slice_parts(source: Tensor, _: Attributes, operands: Sequence[Tensor | None]) -> list[Tensor]:
     """Slice: starts, ends, and perhaps axes and steps."""
@@ -40,6 +43,13 @@ def slice_parts(source: Tensor, _: Attributes, operands: Sequence[Tensor | None]
 def _four(operands: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Starts, ends, axes and steps of a Slice; None for what is not there."""
     return (*operands, None, None, None, None)[:4]
+
+
+def _takes_all(place: int, starts: Tensor | None, ends: Tensor | None, steps: Tensor | None) -> bool:
+    """Whether a Slice takes an axis whole, however long it is."""
+    if starts is None or ends is None:
+        return False
+    return int(starts[place]) == 0 and int(ends[place]) >= _LONGEST and (steps is None or int(steps[place]) == 1)
 
 
 def gather(source: Tensor, attributes: Attributes, operands: Sequence[Tensor | None]) -> list[Tensor]:
@@ -89,8 +99,9 @@ def parts_of(operator: str, value: Value, attributes: Attributes, operands: Sequ
     constants = [None if operand is None else operand.tensor for operand in operands]
     axes = [attributes.get("axis", 0)]
     if operator == "Slice":
-        starts, _, chosen, _ = _four(constants)
+        starts, ends, chosen, steps = _four(constants)
         axes = list(range(0 if starts is None else len(starts))) if chosen is None else chosen.tolist()
+        axes = [axis for place, axis in enumerate(axes) if not _takes_all(place, starts, ends, steps)]
     if any(axis % places.ndim == 0 for axis in axes):
         raise PolyboundError("it takes a part of the batch")
     return [_selected(value, part[0]) for part in PARTS[operator](places, attributes, constants)]

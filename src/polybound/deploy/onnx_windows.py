@@ -102,6 +102,8 @@ def average_pool(attributes: Mapping[str, Any], shape: tuple[int, ...]) -> tuple
         raise PolyboundError("poolings over margins that are not counted are not read")
     if window == strides == [2] * dims and not any(margins):
         step = Pool(shape, (), torch.zeros(1, dtype=torch.float64))
+        if not step.outputs:
+            raise PolyboundError(f"its window does not fit {tuple(shape)}")
         return step, step.out_shape
 
     def pool(x: Tensor) -> Tensor:
