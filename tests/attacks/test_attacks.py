@@ -160,6 +160,35 @@ def test_stronger_attacks_are_stronger(digits):
     assert robust(model, data, PGD(0.2, 20, norm="2")) > robust(model, data, PGD(1.0, 20, norm="2"))
 
 
+def test_the_square_attack_keeps_what_it_has_found():
+    torch.manual_seed(0)
+    x, seen = 2 * torch.rand(64, 8) - 1, torch.zeros(64, dtype=torch.bool)
+
+    class Watched(nn.Sequential):
+        """Notes which images were misclassified in any query."""
+
+        def forward(self, images):
+            logits = super().forward(images)
+            if len(logits) == len(seen):
+                seen.logical_or_(logits.argmax(1) != y)
+            return logits
+
+    y = torch.zeros(64, dtype=torch.int64)
+    model = Watched(nn.Linear(8, 5))
+    y = model(x).argmax(1)
+    seen.zero_()
+    found = Square(0.4, 60)(model, x, y, domain=(-1, 1))
+    assert 0 < int(seen.sum()) < 64
+    assert torch.equal(model(found).argmax(1) != y, seen)
+
+
+@pytest.mark.parametrize("protocol", ["sound", "published"])
+def test_an_images_ball_does_not_depend_on_the_others(protocol):
+    x = torch.tensor([[[0.25, 0.5]], [[1.0, -1.0]]])
+    alone, both = (FGSM(0.1).ball(part, domain=(-1, 1), protocol=protocol) for part in (x[:1], x.reshape(1, 2, 2)))
+    assert torch.equal(alone.lower[0], both.lower[0, :1]) and torch.equal(alone.upper[0], both.upper[0, :1])
+
+
 def test_results_depend_on_the_seed_and_on_nothing_else(digits):
     (model, _), data = digits
     attack = PGD(0.1, 3)

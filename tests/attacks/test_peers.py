@@ -129,6 +129,16 @@ def test_foolbox_finds_its_other_attacks(subject):
         assert (found - x).abs().max() <= 0.2 and accuracy(model, found, y) < accuracy(model, x, y)
 
 
+@pytest.mark.parametrize("name", ["foolbox-0.1:steps=2", "foolbox-0.2:attack=deepfool:steps=3"])
+def test_what_another_library_finds_does_not_depend_on_the_batch(subject, name):
+    peer("foolbox")
+    model, x, y = (part[:160] if isinstance(part, torch.Tensor) else part for part in subject)
+    attack, domain = parse_attack(name), (-1, 1)
+    whole = attack(model, x, y, domain=domain)
+    parts = [attack(model, x[at : at + 64], y[at : at + 64], domain=domain, start=at) for at in (0, 64, 128)]
+    assert torch.equal(whole, torch.cat(parts))
+
+
 @pytest.mark.slow
 def test_autoattack_is_the_stronger_one_but_not_by_much(subject):
     peer("pyautoattack")

@@ -126,6 +126,17 @@ def test_compare_has_an_exit_code(cli, tmp_path):
     assert "others within 2 standard deviations of both" in shown and "in std" in shown
 
 
+@pytest.mark.parametrize("form", [(), ("--json",), ("--csv",)])
+def test_compare_has_one_exit_code_if_there_is_nothing_to_judge(cli, refused, tmp_path, form):
+    (tmp_path / "empty").mkdir()
+    assert "no run that the paper has a value for" in refused("compare", tmp_path / "empty", *form)
+    (tmp_path / "reduced.csv").write_text(Table(rows_like_the_paper(epochs=10)).to_csv())
+    reduced = cli("compare", tmp_path / "reduced.csv", *form)
+    assert reduced.code == 2 and "reduced" in reduced.out
+    assert reduced.err.count("\n") == 1 and "no value to judge" in reduced.err
+    assert "--json and --csv" in refused("compare", tmp_path / "reduced.csv", "--json", "--csv")
+
+
 def test_bad_input_is_refused_in_one_line(refused, recipe, tmp_path):
     runs = ("--runs", tmp_path / "runs")
     assert "no experiment is called 'table-99'" in refused("sweep", "table-99", *runs)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
 from polybound.attacks.classifier import Classifier
-from polybound.attacks.random_numbers import RandomNumbers
+from polybound.attacks.random_numbers import GROUP, RandomNumbers
 from polybound.errors import PolyboundError
 from polybound.registry import check_choice, check_number, check_whole
 
@@ -41,13 +41,16 @@ class _Rescaled(nn.Module):
 
 @dataclass(frozen=True)
 class OtherLibrary(Attack):
-    """An attack from another library, run by run."""
+    """An attack from another library, run by run and in groups of 64 images.
+
+    What such a library finds for an image may depend on the others that it is given: on random numbers that are drawn
+    for all at once, and on when all are done. So the groups are those of the random numbers, whatever a batch is.
+    """
 
     only_sound: ClassVar[bool] = True
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         lower, upper = ball.clip
-        seed = random.seed()
         shape = model.shape if len(model.shape) == 3 else (1, 1, ball.x.shape[-1])
         found = []
         for run in range(model.runs):
@@ -55,11 +58,14 @@ class OtherLibrary(Attack):
             y = labels if labels.ndim == 1 else labels[run]
             images = ((x - lower) / (upper - lower)).clamp_(0.0, 1.0).to(model.dtype or x.dtype)
             single = _Rescaled(model, run, ball.clip).eval()
+            parts = []
+            groups = zip(random.seeds(), images.split(GROUP), y.split(GROUP), strict=True)
             with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                torch.manual_seed(seed)
-                images = self._suite(single, images.view(-1, *shape), y, self.eps / (upper - lower), seed)
-            found.append((lower + (upper - lower) * images.detach()).flatten(1).to(x.dtype))
+                for seed, some, truth in groups:
+                    torch.manual_seed(seed)
+                    parts.append(self._suite(single, some.view(-1, *shape), truth, self.eps / (upper - lower), seed))
+            found.append((lower + (upper - lower) * torch.cat(parts).detach()).flatten(1).to(x.dtype))
         return torch.stack(found)
 
     @abstractmethod

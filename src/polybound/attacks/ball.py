@@ -87,8 +87,9 @@ class InfBall(Ball):
 
     def __init__(self, x: Tensor, eps: float, clip: tuple[float, float], protocol: Protocol = "sound") -> None:
         super().__init__(x, eps, clip, protocol)
-        # x - eps is rounded by up to half a unit in the last place: take that much off the radius beforehand.
-        largest = float(x.abs().max()) if x.numel() else 0.0
+        # x - eps is rounded by up to half a unit in the last place: take that much off the radius beforehand, by the
+        # largest value that a pixel can have and not that it has here: an image's ball is its own.
+        largest = max(abs(end) for end in self.clip)
         radius = max(0.0, self.eps - torch.finfo(x.dtype).eps * (largest + self.eps))
         # clip(clip(z, a, b), c, d) = clip(z, clip(a, c, d), clip(b, c, d)), as clipping is monotone.
         self.lower, self.upper = (x - radius).clamp_(*self.clip), (x + radius).clamp_(*self.clip)

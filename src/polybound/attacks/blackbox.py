@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball, InfBall, spread
 from polybound.attacks.base import Attack, first_success
-from polybound.attacks.classifier import Classifier
+from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.random_numbers import RandomNumbers
 from polybound.errors import PolyboundError
@@ -53,8 +53,8 @@ class RandomSearch(Attack):
 class Square(Attack):
     """The square attack (Andriushchenko et al., 2020), l_inf: squares of an image are moved to a corner of the box.
 
-    A proposal is kept if it raises the loss. The squares become smaller as the search goes on. Inputs that are not
-    images are taken as images of one row.
+    A proposal is kept if it raises the loss, and for good if it is misclassified. The squares become smaller as the
+    search goes on. Inputs that are not images are taken as images of one row.
 
     Attributes:
         queries: how many proposals.
@@ -85,14 +85,17 @@ class Square(Attack):
         columns = columns.reshape(*columns.shape[:2], channels, 1, width) < 0.5
         z = torch.where(_flat(columns, image), lower, upper)
         z = z.repeat_interleave(model.runs // len(z), 0)
-        value = loss.values(model.logits(z))
+        logits = model.logits(z)
+        value, found = loss.values(logits), ~right(logits, labels)
         for query in range(self.queries):
             square, up = self._proposal(query, image, spread(random.uniform(2 + channels), model.runs))
             proposal = torch.where(square, torch.where(up, upper, lower), z)
-            raised = loss.values(model.logits(proposal))
-            better = ~(raised <= value)  # an output that is not a number is a success
+            logits = model.logits(proposal)
+            raised, fallen = loss.values(logits), ~right(logits, labels)
+            # What is misclassified stays: of several classes, the label's probability can fall and become the largest.
+            better = ~found & (fallen | (raised > value))
             z = torch.where(better.unsqueeze(-1), proposal, z)
-            value = torch.where(better, raised, value)
+            value, found = torch.where(better, raised, value), found | fallen
         return z
 
     def _proposal(self, query: int, image: tuple[int, int, int], draw: Tensor) -> tuple[Tensor, Tensor]:

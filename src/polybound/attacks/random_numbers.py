@@ -29,8 +29,8 @@ class RandomNumbers(ABC):
         """Standard normal, (1 or G, n, d)."""
 
     @abstractmethod
-    def seed(self) -> int:
-        """A whole number below 2**31, for a library that draws its random numbers itself."""
+    def seeds(self) -> list[int]:
+        """A whole number below 2**31 for each `GROUP` images, for a library that draws its random numbers itself."""
 
 
 class ImageRandom(RandomNumbers):
@@ -55,8 +55,8 @@ class ImageRandom(RandomNumbers):
     def normal(self) -> Tensor:
         return self._join([torch.randn(GROUP, self.features, generator=generator) for generator in self.generators])
 
-    def seed(self) -> int:
-        return self.generators[0].initial_seed() % 2**31
+    def seeds(self) -> list[int]:
+        return [generator.initial_seed() % 2**31 for generator in self.generators]
 
     def _join(self, parts: list[Tensor]) -> Tensor:
         # Whole groups, cut afterwards: the last image's numbers must not depend on how many there are. And float32
@@ -76,9 +76,10 @@ class BatchRandom(RandomNumbers):
     def normal(self) -> Tensor:
         return self._draw(torch.randn)
 
-    def seed(self) -> int:
+    def seeds(self) -> list[int]:
         self._check()
-        return int(torch.randint(2**31, (), generator=self.generators[0]))
+        groups = -(-self.like.shape[1] // GROUP)
+        return torch.randint(2**31, (groups,), generator=self.generators[0]).tolist()
 
     def _draw(self, sample: Callable[..., Tensor], numbers: int | None = None) -> Tensor:
         self._check()

@@ -177,7 +177,10 @@ def compare(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Set what was run against the published values. Exit code 1 if a value is off, or a run was skipped."""
+    """Set what was run against the published values.
+
+    Exit code 1 if a value is off or a run was skipped, 2 if there is no value to judge.
+    """
     from polybound.cli.tables import note
     from polybound.experiments import compare as against
     from polybound.experiments import read_runs, read_scores
@@ -188,14 +191,19 @@ def compare(
         raise PolyboundError(f"{where}: no such file or folder")
     scores, skipped = read_runs(where) if where.is_dir() else (read_scores(where), {})
     found = against(scores, protocol)
+    if as_json and as_csv:
+        raise PolyboundError("--json and --csv exclude each other")
     for path, why in skipped.items():
         note(f"skipped {path}: {why}")
+    if not found:
+        raise PolyboundError(f"{where}: no run that the paper has a value for")
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
-    elif not found:
-        raise PolyboundError(f"{where}: no run that the paper has a value for")
     else:
         _show_comparison(found, protocol, as_csv)
+    if not any(one.verdict in ("within", "off") for one in found):
+        verdicts = ", ".join(dict.fromkeys(one.verdict for one in found))
+        raise PolyboundError(f"{where}: no value to judge; all are of other conditions than the paper's ({verdicts})")
     if skipped or any(one.verdict == "off" for one in found):
         raise typer.Exit(1)
 
