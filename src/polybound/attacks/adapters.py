@@ -59,7 +59,7 @@ class OtherLibrary(Attack):
             images = ((x - lower) / (upper - lower)).clamp_(0.0, 1.0).to(model.dtype or x.dtype)
             single = _Rescaled(model, run, ball.clip).eval()
             parts = []
-            groups = zip(random.seeds(), images.split(GROUP), y.split(GROUP), strict=True)
+            groups = zip(random.seeds(), torch.split(images, GROUP), torch.split(y, GROUP), strict=True)
             with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 for seed, some, truth in groups:
