@@ -143,15 +143,13 @@ def lack(M: Rows) -> Arb:
     """
     n = len(M)
     middle = np.array([[float(value.mid()) for value in row] for row in M])
+    middle = middle / 2 + middle.T / 2
     size = float(np.abs(middle).max(initial=0.0))
     L = np.zeros((n, n))
-    for shift in (1e-13, 1e-12, 1e-11, 1e-10, 1e-9):
-        try:
-            L = np.linalg.cholesky((middle + middle.T) / 2 - shift * size * np.eye(n))
-            break
-        except np.linalg.LinAlgError:
+    with np.errstate(all="ignore"):  # what overflows is not finite, and proves nothing
+        for shift in (-1e-13, 1e-13, -1e-12, 1e-12, -1e-11, 1e-11, -1e-10, 1e-10, -1e-9, 1e-9):
             try:
-                L = np.linalg.cholesky((middle + middle.T) / 2 + shift * size * np.eye(n))
+                L = np.linalg.cholesky(middle + shift * size * np.eye(n))
                 break
             except np.linalg.LinAlgError:
                 continue

@@ -57,8 +57,12 @@ def save_certificates(
     ]
     if found.norm == "2":
         content["tops"] = net.norms_A
-    content["digest"] = content_digest(content)
-    write_atomically(path, (json.dumps(content) + "\n").encode())
+    try:
+        content["digest"] = content_digest(content)
+        text = json.dumps(content)
+    except RecursionError as error:
+        raise PolyboundError("a proof has too many steps one within the other to be saved") from error
+    write_atomically(path, (text + "\n").encode())
 
 
 def _points(found: Certificates | OutputBounds, x: Tensor | None) -> Tensor:

@@ -1,0 +1,615 @@
+"""Structure-aware mutants of honest proof files, and a judge that knows nothing of proofs.
+
+A subject is a tiny network with the honest entries of one file. A mutant changes one entry, or the file's constants, in
+one to three ways. What the check then accepts must be true: the judge looks for a counterexample over a grid, at random
+and by local search, in rational arithmetic where float64 cannot tell.
+"""
+
+import json
+import random
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import inf, nextafter
+from pathlib import Path
+
+import flint
+import numpy as np
+import torch
+
+import polybound as pb
+from helpers.networks import F64, randomise
+from polybound.certificates import save_certificates
+from polybound.certificates.proofs.arb import PRECISION
+from polybound.certificates.proofs.check import Checker
+from polybound.certificates.proofs.schema import Sizes, content_digest, parse_claims
+from polybound.models import Chain
+
+LARGEST_PROOF = 24
+"""Entries with more steps than this are left out: they take long, and hold no other kinds of steps."""
+
+
+@dataclass
+class Subject:
+    """A network, an honest file's content without its images, and the JSON of each image."""
+
+    name: str
+    model: torch.nn.Module
+    head: dict
+    entries: list
+    checkers: dict = field(default_factory=dict)
+    verdicts: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.factors = self.model.factors().double()
+        self.sizes = Sizes(self.factors.features, self.factors.degree, self.factors.C.outputs)
+        self.texts = [json.dumps(entry) for entry in self.entries]
+        self.head_text = json.dumps(self.head)
+
+    def check(self, content):
+        """Schema and proof; the proofs of the file's constants are kept."""
+        claims = parse_claims(content, self.sizes)
+        key = claims.stretch, claims.norms, claims.tops
+        if key not in self.checkers:
+            if len(self.checkers) > 50:
+                self.checkers.clear()
+            self.checkers[key] = Checker(self.model, claims)
+        checker = self.checkers[key]
+        checker.claims = claims
+        return [checker.check(image) for image in claims.images]
+
+
+def _subject(name, model, found, x, domain):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "proofs.json"
+        save_certificates(path, model, found, x, domain)
+        content = json.loads(path.read_text())
+    entries = [entry for entry in content.pop("images") if _steps(entry) <= LARGEST_PROOF]
+    return Subject(name, model, content, entries)
+
+
+def _steps(entry):
+    proofs = entry.get("proofs", [])
+    return max(map(_size, proofs.values() if isinstance(proofs, dict) else proofs), default=0)
+
+
+def _size(node):
+    return 1 + sum(_size(node[key]) for key in ("then", "low", "high") if key in node) if node else 0
+
+
+def subjects(images=12):
+    """Honest files of all kinds: boxes, balls, caps, intervals over both, counterexamples; CCP, NCP and ConvCCP."""
+    return list(_subjects(images))
+
+
+def _subjects(images):
+    models = {
+        "ccp": randomise(pb.CCP(2, 3, 3, 3, dtype=F64), 0, 1.0),
+        "product": randomise(pb.CCP(3, 3, 2, 3, "product", dtype=F64), 3, 0.6),
+        "ncp": randomise(pb.NCP(2, 2, 3, 3, dtype=F64), 4, 0.7),
+        "conv": randomise(pb.ConvCCP((1, 4), 2, 2, 2, 3, pool={1}, dtype=F64), 2, 1.2),
+    }
+    for name, model in models.items():
+        generator = torch.Generator().manual_seed(5)
+        x = torch.rand(images, *model.shape, generator=generator, dtype=F64) * 2 - 1
+        x.reshape(images, -1)[::3, 0] = 1.0
+        y, domain = model(x).argmax(1), (-1.0, 1.0)
+        down, up = (torch.rand(x.shape, generator=generator, dtype=F64) * 0.8 for _ in range(2))
+        # Decided long before, on any machine.
+        certify = {"keep": True, "budget": 600.0}
+        yield _subject(f"{name} boxes", model, pb.certify(model, x, y, 0.4, domain=domain, **certify), x, domain)
+        found = pb.certify(model, x, y, box=(x - down, x + up), domain=None, **certify)
+        yield _subject(f"{name} sides", model, found, x, None)
+        found = pb.certify(model, x, y, 0.6, norm="2", domain=domain, **certify)
+        yield _subject(f"{name} balls", model, found, x, domain)
+        found = pb.certify(model, x, y, down, norm="2", domain=None, **certify)
+        yield _subject(f"{name} ellipsoids", model, found, x, None)
+        few = x[: images // 2]
+        for norm in ("inf", "2"):
+            forms = {"weights": torch.eye(model.classes, dtype=F64)[:2], "constant": [0.5, -1.0], "tolerance": 0.2}
+            found = pb.output_bounds(model, few, 0.4, norm=norm, domain=domain, **forms, **certify)
+            yield _subject(f"{name} intervals, {norm}", model, found, few, domain)
+
+
+class Mutator:
+    """Changes contents at random; one seed gives one sequence of mutants."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def mutant(self, subject):
+        """The content of one entry of a subject with its constants, changed."""
+        pick = self.random
+        content = json.loads(subject.head_text)
+        content["images"] = [json.loads(pick.choice(subject.texts))]
+        for _ in range(pick.choice((1, 1, 1, 2, 3))):
+            # Blind changes are mostly refused by the schema; these keep the form and change the claim or its proof.
+            change = pick.choice(
+                (self.blind, self.claim, self.claim, self.proof, self.proof, self.proof, self.constants, self.forged)
+            )
+            try:
+                change(content, subject)
+            except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, ZeroDivisionError):
+                continue  # nothing of this kind to change, or an earlier change took it away
+        return content
+
+    def number(self, value):
+        """Another number in the place of one."""
+        pick = self.random
+        if isinstance(value, int) and pick.random() < 0.7:
+            return value + pick.choice((-2, -1, 1, 2, -value, -2 * value, -1 - 2 * value, 2**53, 2**60 + 1))
+        value = float(value)
+        return pick.choice(
+            (
+                -value,
+                value * pick.choice((0.0, 0.5, 0.9, 1 - 1e-6, 1 + 1e-6, 1.1, 2.0, 10.0, 1e3, -1e3, 1e-3, 1e300)),
+                value + pick.choice((-1.0, 1.0, -0.1, 0.1, 1e-3, -1e-3)),
+                nextafter(value, pick.choice((-inf, inf))),
+                pick.uniform(-1, 1),
+                pick.choice((0.0, -0.0, 1.0, -1.0, 5e-324, 1e308, 2**53, 2**53 + 1, -(2**53) - 1, 10**400)),
+            )
+        )
+
+    def strange(self):
+        return self.random.choice((None, True, "0", "nan", [], {}, inf, float("nan"), [[]], 1.5, -1, 2**53 + 1))
+
+    def blind(self, content, _subject):
+        """Change anything, anywhere."""
+        pick = self.random
+        place, key = pick.choice(list(_places(content)))
+        value = place[key]
+        kind = pick.random()
+        if kind < 0.1:
+            place[key] = self.strange()
+        elif kind < 0.2:
+            del place[key]
+        elif kind < 0.25 and isinstance(place, dict):
+            place[pick.choice((f"{key}_", "then", "box", "nu", "monotone", "norm", "split"))] = value
+        elif isinstance(value, list) and value:
+            self.order(value)
+        elif isinstance(value, (int, float)):
+            place[key] = self.number(value)
+        else:
+            other, name = pick.choice(list(_places(content)))
+            place[key], other[name] = other[name], value
+
+    def order(self, values):
+        """Delete, repeat, swap or replace entries of a list."""
+        pick = self.random
+        i, j = pick.randrange(len(values)), pick.randrange(len(values))
+        kind = pick.randrange(6)
+        if kind == 0:
+            del values[i]
+        elif kind == 1:
+            values.insert(i, values[j])
+        elif kind == 2:
+            values[i], values[j] = values[j], values[i]
+        elif kind == 3:
+            values[i] = values[j]
+        elif kind == 4:
+            values.reverse()
+        else:
+            values[i] = self.number(values[i]) if isinstance(values[i], (int, float)) else self.strange()
+
+    def constants(self, content, _subject):
+        """Change what the file says of the network."""
+        pick = self.random
+        name = pick.choice(("stretch", "norms", "tops", "domain", "forms"))
+        value = content[name]
+        if name == "domain":
+            content[name] = pick.choice((None, [self.number(-1), self.number(1)], [-2.0, 2.0], [-0.5, 1.0]))
+        elif name == "forms":
+            part = value[pick.choice(("weights", "constant"))]
+            self.order(part if not isinstance(part[0], list) else pick.choice(part))
+        else:
+            factor = pick.choice((-1.0, -1.0, -1e3, 0.0, 0.5, 0.99, 1 - 1e-9, 1.01, 2.0, 1e10))
+            rows = value[pick.randrange(len(value))] if name == "stretch" else value
+            for i in range(len(rows)):
+                if pick.random() < 0.7:
+                    rows[i] *= factor
+
+    def claim(self, content, subject):
+        """Claim more than was proven."""
+        pick, entry = self.random, content["images"][0]
+        kind = pick.randrange(9)
+        factor = pick.choice((0.3, 0.9, 1.001, 1.05, 1.2, 1.5, 2.0, 5.0, -1.0))
+        if kind == 0:
+            eps = entry["eps"]
+            entry["eps"] = [v * factor for v in eps] if isinstance(eps, list) else eps * factor
+        elif kind == 1:
+            d = pick.randrange(len(entry["x"]))
+            for side, sign in zip(entry["box"], (-1, 1), strict=True):
+                side[d] += sign * (factor - 1)
+        elif kind == 2:
+            entry["x"][pick.randrange(len(entry["x"]))] += pick.uniform(-0.3, 0.3)
+        elif kind == 3:
+            self.relabel(entry, subject.sizes.classes)
+        elif kind == 4:
+            self.restate(entry, subject)
+        elif kind == 5:
+            row, name = pick.randrange(len(entry["lower"])), pick.choice(("lower", "upper", "lowest", "highest"))
+            width = entry["upper"][row] - entry["lower"][row]
+            entry[name][row] += width * pick.choice((-1.0, -0.1, -1e-3, -1e-8, 1e-8, 1e-3, 0.1, 1.0))
+        elif kind == 6:
+            name = pick.choice(("counterexample", "lowest_at", "highest_at"))
+            point = entry[name] if name == "counterexample" else pick.choice(entry[name])
+            point[pick.randrange(len(point))] += pick.uniform(-0.5, 0.5)
+        elif kind == 7:
+            other = json.loads(pick.choice(subject.texts))
+            name = pick.choice(("x", "eps", "box", "proofs", "label", "counterexample", "lower", "upper", "rival"))
+            entry[name] = other[name]
+        elif entry.pop("norm", None) is None:
+            entry["norm"] = "2"
+        else:
+            names = {"ball": "first", "ball slopes": "slopes", "trust": "second", "trust absorbed": "absorbed"}
+            for node in _nodes(entry):
+                node["by"] = names.get(node.get("by"), "first")
+
+    def relabel(self, entry, classes):
+        """Another label, with the proofs under the names that it asks for."""
+        pick, old = self.random, entry["label"]
+        entry["label"] = pick.choice((pick.randrange(classes), old - classes, old + classes, -1))
+        if "proofs" in entry:
+            proofs = list(entry["proofs"].values())
+            entry["proofs"] = {str(r): pick.choice(proofs) for r in range(classes) if r != entry["label"]}
+        elif pick.random() < 0.5:
+            entry["rival"] = pick.choice((old, old - classes, entry["label"], pick.randrange(classes)))
+
+    def restate(self, entry, subject):
+        """Another status, with whatever it asks for."""
+        pick, classes = self.random, subject.sizes.classes
+        if entry["status"] == "verified":
+            del entry["proofs"]
+            rival = pick.choice((entry["label"] - classes, entry["label"], (entry["label"] + 1) % classes))
+            entry |= {"status": "falsified", "rival": rival, "counterexample": list(entry["x"])}
+        else:
+            entry.pop("counterexample", None), entry.pop("rival", None)
+            donors = [json.loads(text) for text in subject.texts]
+            nodes = [node for donor in donors if donor["status"] == "verified" for node in donor["proofs"].values()]
+            nodes += [{"by": "first"}, {"by": "slopes"}, {"by": "ball"}]
+            entry["status"] = "verified"
+            entry["proofs"] = {str(r): pick.choice(nodes) for r in range(classes) if r != entry["label"]}
+
+    def proof(self, content, subject):
+        """Change a step of a proof, or the tree."""
+        pick, entry = self.random, content["images"][0]
+        node = pick.choice(list(_nodes(entry)))
+        features = subject.sizes.features
+        kind = pick.randrange(11)
+        if kind == 0:
+            inner = dict(node)
+            node.clear()
+            node |= {"split": [pick.randrange(-1, features), pick.uniform(-1, 1)], "low": inner, "high": dict(inner)}
+        elif kind == 1:
+            child = node[pick.choice([key for key in ("then", "low", "high") if key in node])]
+            node.clear()
+            node |= child
+        elif kind == 2:
+            node["low"], node["high"] = node["high"], node["low"]
+        elif kind == 3:
+            node["by"] = pick.choice(list(_RULES))
+            if pick.random() < 0.7:
+                for key in set(node) - {"by"} - _RULES[node["by"]]:
+                    del node[key]
+        elif kind == 4:
+            name = pick.choice([key for key in node if isinstance(node[key], list)])
+            self.order(node[name])
+        elif kind == 5:
+            name = pick.choice([key for key in node if isinstance(node[key], (int, float))])
+            node[name] = self.number(node[name])
+        elif kind == 6:
+            factor = pick.choice((-1.0, 0.0, 0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
+            name = pick.choice([key for key in ("v", "mu", "d", "radii", "centre") if key in node])
+            node[name] = [value * factor for value in node[name]]
+        elif kind == 7:
+            self.narrow(node, entry, features)
+        elif kind == 8:
+            other = json.loads(pick.choice(subject.texts))
+            donor = pick.choice(list(_nodes(other)))
+            node.clear()
+            node |= donor
+        elif kind == 9:
+            # A coordinate more, or one that stands for another.
+            d = pick.choice((pick.randrange(features), -1, -features, features))
+            i = pick.randrange(len(node["on"]) + 1)
+            for name in ("on", "v", "mu", "d", "centre", "radii"):
+                if name in node and (name == "on" or pick.random() < 0.8):
+                    node[name].insert(i, d if name == "on" else pick.choice((0.0, 0.5, node[name][0])))
+        else:
+            side = pick.choice(node["box"])
+            side[pick.choice((1, 2))] = pick.choice((side[1], side[2], (side[1] + side[2]) / 2, self.number(side[1])))
+
+    def narrow(self, node, entry, features):
+        """Cut off a part of the box, or fix a coordinate, before the step is taken."""
+        pick, inner, d = self.random, dict(node), self.random.randrange(features)
+        low, high = _ends(entry)[d]
+        middle = low + (high - low) * pick.choice((0.1, 0.5, 0.9))
+        side = pick.choice(([low, low], [high, high], [low, middle], [middle, high], [low, high]))
+        node.clear()
+        node |= self.second(d, side, features) | {"then": inner}
+
+    def second(self, d, side, features):
+        """A step of second order that leaves one side of a coordinate, or fixes it."""
+        pick, every = self.random, list(range(features))
+        on = pick.choice((every, every, [0, *every], [d, d, *every], [every[d - 1], every[d - 1], *every]))
+        count = pick.choice((features, features, len(on)))
+        step = {"by": pick.choice(("second", "absorbed")), "on": on, "box": [[d, *side]]}
+        step |= {"v": [pick.choice((-1.0, 0.0, 1.0))] * count, "mu": [pick.choice((0.0, 0.1, 1.0, 10.0))] * count}
+        return step | ({"monotone": [d]} if side[0] == side[1] else {})
+
+    def forged(self, content, subject):
+        """Claim what need not be true, with proofs that fix one coordinate after another, or by impossible constants."""
+        pick, entry, features = self.random, content["images"][0], subject.sizes.features
+        if "lower" not in entry and entry["status"] != "verified":
+            self.restate(entry, subject)
+        if pick.random() < 0.3:
+            for name in ("norms", "tops"):
+                content[name] = [-1e3 * value for value in content.get(name, [])] or content[name]
+        proofs = entry["proofs"]
+        for key in proofs if isinstance(proofs, dict) else range(len(proofs)):
+            node = {"by": pick.choice(("first", "slopes", "point", "ball", "outside"))}
+            for d in pick.sample(range(features), pick.randrange(features + 1)):
+                end = pick.choice(_ends(entry)[d])
+                node = self.second(d, [end, end], features) | {"then": node}
+            proofs[key] = node
+
+
+def _ends(entry):
+    """The sides of an entry's box, rounded outwards, within [-1, 1] where it has radii."""
+    if "box" in entry:
+        return list(zip(*entry["box"], strict=True))
+    radii = entry["eps"] if isinstance(entry["eps"], list) else [entry["eps"]] * len(entry["x"])
+    ends = [[Fraction(x) + sign * Fraction(r) for sign in (-1, 1)] for x, r in zip(entry["x"], radii, strict=True)]
+    floats = [(float(low), float(high)) for low, high in ends]
+    return [
+        (max(-1.0, nextafter(a, -inf) if a > low else a), min(1.0, nextafter(b, inf) if b < high else b))
+        for (a, b), (low, high) in zip(floats, ends, strict=True)
+    ]
+
+
+_RULES = {
+    "first": set(),
+    "slopes": set(),
+    "point": set(),
+    "ball": set(),
+    "ball slopes": set(),
+    "outside": set(),
+    "second": {"on", "v", "mu", "box", "then", "monotone"},
+    "absorbed": {"on", "v", "mu", "box", "then", "monotone"},
+    "trust": {"on", "v", "lam", "nu"},
+    "trust absorbed": {"on", "v", "lam", "nu"},
+    "cap": {"on", "v", "lam", "nu", "kappa", "s", "d", "centre", "radii", "then"},
+}
+
+
+def _places(value):
+    """All (container, key) pairs of a JSON value."""
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        keys = value if isinstance(value, dict) else range(len(value))
+        for key in keys:
+            yield value, key
+            if isinstance(value[key], (dict, list)):
+                stack.append(value[key])
+
+
+def _nodes(entry):
+    proofs = entry["proofs"]
+    stack = [node for node in (proofs.values() if isinstance(proofs, dict) else proofs) if node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += [node[key] for key in ("then", "low", "high") if key in node]
+
+
+class Region:
+    """The inputs that an entry is about: exactly, and in float64."""
+
+    def __init__(self, content, entry):
+        self.centre = x = [Fraction(v) for v in entry["x"]]
+        self.radii = None
+        if "eps" in entry:
+            eps = entry["eps"] if isinstance(entry["eps"], list) else [entry["eps"]] * len(x)
+            radii = [Fraction(v) for v in eps]
+            low, high = ([v + s * r for v, r in zip(x, radii, strict=True)] for s in (-1, 1))
+            if content["domain"] is not None:
+                ends = [side if isinstance(side, list) else [side] * len(x) for side in content["domain"]]
+                low = [max(v, Fraction(end)) for v, end in zip(low, ends[0], strict=True)]
+                high = [min(v, Fraction(end)) for v, end in zip(high, ends[1], strict=True)]
+            if entry.get("norm", "inf") == "2":
+                self.radii = radii
+        else:
+            low, high = ([Fraction(v) for v in side] for side in entry["box"])
+        self.low, self.high = low, high
+        self.x, self.least, self.most = (np.array([float(v) for v in side]) for side in (x, low, high))
+        self.r = None if self.radii is None else np.array([float(v) for v in self.radii])
+        self.size = (self.most - self.least) / 2
+
+    def holds(self, point):
+        """Whether a point, in fractions, lies in the region."""
+        if not all(a <= v <= b for a, v, b in zip(self.low, point, self.high, strict=True)):
+            return False
+        if self.radii is None:
+            return True
+        away = [(v - c, r) for v, c, r in zip(point, self.centre, self.radii, strict=True) if v != c]
+        return all(r > 0 for _, r in away) and sum((v / r) ** 2 for v, r in away) <= 1
+
+    def points(self, units):
+        """Points all over the region, by points of the cube."""
+        if self.radii is None:
+            return self.least + (units + 1) * self.size
+        length = np.linalg.norm(units, axis=1, keepdims=True)
+        onto = units / np.maximum(length, 1e-9)
+        return self.nearest(self.x + self.r * np.concatenate([units, onto]))
+
+    def nearest(self, points):
+        """Points of the region near others; it may be missed by a rounding."""
+        points = np.clip(points, self.least, self.most)
+        if self.radii is None:
+            return points
+        u = (points - self.x) / np.maximum(self.r, 5e-324)
+        u = u / np.maximum(np.linalg.norm(u, axis=1, keepdims=True) * (1 + 1e-12), 1.0)
+        return np.clip(self.x + self.r * u, self.least, self.most)
+
+
+class Judge:
+    """Tells whether what an entry claims is true, from its JSON and the network alone."""
+
+    def __init__(self, subject):
+        self.subject, self.model = subject, subject.model
+        factors, features = subject.factors, subject.sizes.features
+        self.A, self.S = ([_fractions(step) for step in steps] for steps in (factors.A, factors.S))
+        self.C, self.s1 = _fractions(factors.C), [Fraction(v) for v in factors.s1.tolist()]
+        axes = np.linspace(-1, 1, {1: 65, 2: 13, 3: 7}.get(features, 4))
+        grid = np.stack(np.meshgrid(*[axes] * features, indexing="ij"), -1).reshape(-1, features)
+        self.units = np.concatenate([np.random.default_rng(0).uniform(-1, 1, (200, features)), grid])
+
+    def true(self, content, image, status):
+        """Whether an entry of a content is true; `status` is what the check says that it proved."""
+        entry = content["images"][image]
+        if not status.startswith(entry["status"]) and entry["status"] != "bounded":
+            return False
+        if status == "undecided":
+            return True
+        key = json.dumps([content["domain"], content.get("forms"), {k: v for k, v in entry.items() if k != "proofs"}])
+        known = self.subject.verdicts
+        if key not in known:
+            if len(known) > 20000:
+                known.clear()
+            known[key] = self._true(content, entry)
+        return known[key]
+
+    def _true(self, content, entry):
+        region = Region(content, entry)
+        if not region.holds(region.centre):
+            return False
+        if entry["status"] == "falsified":
+            label, rival, classes = entry["label"], entry["rival"], self.subject.sizes.classes
+            if label == rival or not (0 <= label < classes > rival >= 0):
+                return False
+            logits = self._exact(entry["counterexample"])
+            return logits[label] <= logits[rival] and region.holds([Fraction(v) for v in entry["counterexample"]])
+        if entry["status"] == "verified":
+            label, classes = entry["label"], self.subject.sizes.classes
+            if not 0 <= label < classes:
+                return False
+            eye = np.eye(classes)
+            forms = [(eye[label] - eye[rival], 0.0) for rival in range(classes) if rival != label]
+            return all(not self._below(form, 0.0, region, strict=False) for form in forms)
+        forms = zip(content["forms"]["weights"], content["forms"]["constant"], strict=True)
+        for row, (weights, constant) in enumerate(forms):
+            form, negative = (np.array(weights, float), float(constant)), (-np.array(weights, float), -float(constant))
+            lower, upper = entry["lower"][row], entry["upper"][row]
+            if lower is not None and self._below(form, lower, region, strict=True):
+                return False
+            if upper is not None and self._below(negative, -upper, region, strict=True):
+                return False
+            for name, sign in (("lowest", 1), ("highest", -1)):
+                if entry[name][row] is not None:
+                    point = entry[f"{name}_at"][row]
+                    value = self._value((weights, constant), point)
+                    if not region.holds([Fraction(v) for v in point]) or not sign * value <= sign * Fraction(
+                        entry[name][row]
+                    ):
+                        return False
+        return True
+
+    def _below(self, form, level, region, strict):
+        """Whether the form is at most a level (below it, if strict) at a point of the region, as far as one is found."""
+        weights, constant = torch.tensor(form[0], dtype=F64), form[1]
+
+        def values(some):
+            with torch.no_grad():
+                logits = self.model(torch.from_numpy(some).reshape(len(some), *self.model.shape))
+            return (logits @ weights + constant).numpy()
+
+        points = region.points(self.units)
+        found = values(points)
+        scale = 1e-9 * (np.abs(found).max() + abs(level))
+        for width in (0.2, 0.07, 0.02, 0.007, 0.002):
+            order = found.argsort()[:4]
+            best = points[order]
+            near = best[:, None] + width * region.size * self.units[:60]
+            points = np.concatenate([best, region.nearest(near.reshape(-1, best.shape[1]))])
+            found = values(points)
+            if found.min() > level + max(scale, 0.5 * (found.max() - found.min())):
+                return False  # far above, and flat
+        for index in found.argsort()[:2]:
+            if found[index] > level + scale:
+                return False
+            for point in (points[index], region.x + (points[index] - region.x) * (1 - 1e-12)):
+                if region.holds([Fraction(v) for v in point.tolist()]):
+                    exact = self._value(form, point.tolist()) - Fraction(level)
+                    if exact < 0 or (exact == 0 and not strict):
+                        return True
+        return False
+
+    def _exact(self, point):
+        x = [Fraction(v) for v in point]
+        y = [a * b for a, b in zip(_affine(self.A[0], x), self.s1, strict=True)]
+        for A, S in zip(self.A[1:], self.S, strict=True):
+            y = [a * b for a, b in zip(_affine(A, x), _affine(S, y), strict=True)]
+        return _affine(self.C, y)
+
+    def _value(self, form, point):
+        pairs = zip(form[0], self._exact(point), strict=True)
+        return sum((Fraction(float(w)) * value for w, value in pairs), Fraction(float(form[1])))
+
+
+def _fractions(step):
+    """The matrix and the constants of an affine map, in fractions."""
+    if isinstance(step, Chain):
+        rows = [[Fraction(int(i == j)) for j in range(step.inputs)] for i in range(step.inputs)]
+        constants = [Fraction(0)] * step.inputs
+        for part in map(_fractions, step.maps):
+            columns = list(zip(*rows, strict=True))
+            constants = _affine(part, constants)
+            rows = [
+                [sum((w * v for w, v in zip(row, c, strict=True)), Fraction(0)) for c in columns] for row in part[0]
+            ]
+        return rows, [value + Fraction(step.shift) for value in constants]
+    return [[Fraction(w) for w in row] for row in step.matrix().tolist()], [Fraction(b) for b in step.constant.tolist()]
+
+
+def _affine(step, x):
+    return [sum((w * v for w, v in zip(row, x, strict=True)), b) for row, b in zip(*step, strict=True)]
+
+
+def campaign(count, seed, subjects):
+    """Check mutants; returns counts, and the content of each that was accepted though it is false, or crashed the check."""
+    mutator, counts, wrong = Mutator(seed), Counter(), []
+    judges = [Judge(subject) for subject in subjects]
+    for _ in range(count):
+        place = mutator.random.randrange(len(subjects))
+        subject = subjects[place]
+        content = mutator.mutant(subject)
+        found = outcome(subject, judges[place], content)
+        counts[found] += 1
+        if found.startswith(("false", "crash")):
+            wrong.append((subject.name, found, content | {"digest": _digest(content)}))
+    return counts, wrong
+
+
+def outcome(subject, judge, content):
+    """What becomes of a content: it is refused, accepted and true, or a finding."""
+    try:
+        with flint.ctx.workprec(PRECISION):
+            found = subject.check(content)
+    except pb.FileFormatError:
+        return "refused by schema"
+    except pb.PolyboundError:
+        return "refused by proof"
+    except Exception as error:  # the finding itself
+        return f"crash: {type(error).__name__}: {error}"
+    if not all(judge.true(content, image, status) for image, status in enumerate(found)):
+        return "false"
+    return "accepted and true" if set(found) - {"undecided"} else "accepted, nothing claimed"
+
+
+def _digest(content):
+    try:
+        return content_digest(content)
+    except (TypeError, ValueError):
+        return ""
