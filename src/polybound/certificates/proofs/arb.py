@@ -145,7 +145,7 @@ def lack(M: Rows) -> Arb:
     middle = np.array([[float(value.mid()) for value in row] for row in M])
     middle = middle / 2 + middle.T / 2
     size = float(np.abs(middle).max(initial=0.0))
-    L = np.zeros((n, n))
+    L: np.typing.NDArray[Any] = np.zeros((n, n))
     with np.errstate(all="ignore"):  # what overflows is not finite, and proves nothing
         for shift in (-1e-13, 1e-13, -1e-12, 1e-12, -1e-11, 1e-11, -1e-10, 1e-10, -1e-9, 1e-9):
             try:
