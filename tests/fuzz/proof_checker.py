@@ -29,17 +29,19 @@ def main():
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="by default, of the clock")
     parser.add_argument("--block", type=int, default=0, help="the first block")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
-    parser.add_argument("--findings", type=Path, default=Path("proof-findings.jsonl"))
+    parser.add_argument("--findings", type=Path, default=Path("build/proof-findings.jsonl"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"seed {options.seed}", flush=True)
-    honest, total, begun, found = subjects(), Counter(), time.monotonic(), 0
+    begun, total, found = time.monotonic(), Counter(), 0
+    honest = subjects()
     for block in range(options.block, options.block + -(-options.count // BLOCK)):
         counts, wrong = campaign(BLOCK, f"{options.seed} {block}", honest)
         total += counts
         for name, outcome, content in wrong:
             found += 1
             print(f"FOUND in block {block}, {name}: {outcome}", flush=True)
+            options.findings.parent.mkdir(exist_ok=True)
             with options.findings.open("a") as file:
                 print(json.dumps({"block": block, "subject": name, "outcome": outcome, "content": content}), file=file)
         if block % 10 == 9:
