@@ -146,7 +146,7 @@ def test_two_processes_and_what_passes_between_them(server, plan):
     assert found == 3 + len(x) * plan.layout.uploads
     assert not [path for path in server.files.rglob("*") if path.is_file()]
     # What was captured decrypts to nothing without the key.
-    part = split(bodies[1], Server(plan).request_limits, "it")[0]
+    part = split(bodies[1], Server(plan).request_forms, "it")[0]
     values = []
     for owner in (client, Client(plan.public)):
         ciphertext = exchange.load_into(sealapi.Ciphertext(), owner._context, part, "it")
@@ -174,7 +174,7 @@ def damaged(request):
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        (damaged, 400, "cannot be read"),
+        (damaged, 400, "cannot be decompressed"),
         (lambda request: request[:-1], 400, "truncated"),
         (lambda request: request[:10], 400, "ends before"),
         (lambda request: b"", 400, "ends before"),
