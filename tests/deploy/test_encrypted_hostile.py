@@ -247,6 +247,16 @@ def test_new_clients_do_not_push_out_those_at_work(impatient, plan):
         assert status == 503 and "in use" in answer["error"] and taken in (0, 3)
 
 
+def test_keys_that_were_forgotten_are_sent_again(tmp_path, plan):
+    with (
+        ServerProcess(tmp_path, clients=1, keep=0.0, keep_unused=0.0) as server,
+        RemoteClassifier(f"http://127.0.0.1:{server.port}") as first,
+    ):
+        logits = first.classify(images()[0]).logits
+        assert send(server, plan, "/keys", Client(plan.public).keys())[0] == 201
+        assert np.abs(first.classify(images()[0]).logits - logits).max() <= 2 * plan.error
+
+
 def test_keys_that_are_not_used_give_way(plan, client, keys):
     """Unused ones after a minute, used ones after ten, the oldest first."""
     now = 0.0
