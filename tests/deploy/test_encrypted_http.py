@@ -240,7 +240,7 @@ def test_a_client_that_hangs_up_does_no_harm(server, plan, known):
 
 @pytest.mark.slow
 def test_four_clients_at_once(server, plan):
-    x = images(count=50, seed=5)
+    x = images(count=5, seed=5)
     exact = plan.polynomial(x)
 
     def ask(_):

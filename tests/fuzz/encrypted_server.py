@@ -9,6 +9,7 @@ client, and both ends of batches, run in processes of their own: any end but an 
 
 import argparse
 import json
+import math
 import random
 import socket
 import subprocess
@@ -34,7 +35,16 @@ MODEL = network(2, 4, 12)
 SHARE = {"server": 0.7, "ends": 0.3}
 
 
-def attack_server(rng, count):
+def numbers(count, seconds):
+    """Numbers from 0 on, until there are enough or the time is over; at least one."""
+    end = time.monotonic() + seconds
+    for number in range(count):
+        yield number
+        if time.monotonic() > end:
+            return
+
+
+def attack_server(rng, count, seconds=math.inf):
     """All kinds of mutants against a server."""
     plan = plan_encryption(MODEL)
     client = Client(plan.public)
@@ -49,7 +59,7 @@ def attack_server(rng, count):
             return f"/classify/{json.loads(content)['keys']}"
 
         path = known()
-        for number in range(count):
+        for number in numbers(count, seconds):
             kind = str(rng.choice(["keys", "request", "head"], p=[0.35, 0.35, 0.3]))
             if kind == "keys":
                 status, content = server.ask("POST", "/keys", mutant(rng, keys), **digest)
@@ -69,7 +79,7 @@ def attack_server(rng, count):
             seen[kind, status] += 1
             assert server.alive(), f"mutant {number} ({kind}) ended the server: {server.log.read_text()[-2000:]}"
             assert status < 500, f"mutant {number} ({kind}) is answered by {status}"
-            if number % 100 == 99 or number == count - 1:
+            if number % 100 == 99:
                 status, reply = server.ask("POST", known(), request, **digest)
                 assert status == 200 and np.abs(client.decrypt(reply) - exact).max() <= plan.error
         log, most = server.log.read_text(), server.memory("VmHWM") / server.start if server.start else 0.0
@@ -172,7 +182,7 @@ def bad_plan(rng, plan):
     return json.dumps(plan).encode()
 
 
-def attack_client(rng, count):
+def attack_client(rng, count, seconds=math.inf):
     """A client against a lying server."""
     plan = plan_encryption(MODEL)
     server, honest = Server(plan), Client(plan.public)
@@ -181,7 +191,7 @@ def attack_client(rng, count):
     good = json.loads(plan.public.to_json())
     liar.answers = {"plan": response(json.dumps(good).encode()), "keys": response(b'{"keys": ""}', "201 Created")}
     remote = RemoteClassifier(liar.url, timeout=10)
-    for _ in range(count):
+    for _ in numbers(count, seconds):
         kind = str(rng.choice(["reply", "head", "plan"], p=[0.6, 0.2, 0.2]))
         try:
             if kind == "plan":
@@ -197,14 +207,14 @@ def attack_client(rng, count):
         print(f"  client, {kind}: {times} {what}")
 
 
-def attack_batch(rng, count):
+def attack_batch(rng, count, seconds=math.inf):
     """Both ends of batches."""
     plan = plan_batches(network(2, 2, 2))
     server, client = BatchServer(plan), BatchClient(plan.parameters, 2)
     content, request = client.keys(), client.encrypt(images(2, 3))
     keys = server.load_keys(content)
     reply, seen = server.classify(request, keys), Counter()
-    for _ in range(count):
+    for _ in numbers(count, seconds):
         kind = str(rng.choice(["keys", "request", "reply"]))
         try:
             if kind == "keys":
@@ -223,6 +233,7 @@ def attack_batch(rng, count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000, help="mutants in all")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end earlier than that many mutants")
     parser.add_argument("--seed", type=int, default=None, help="printed; the same seed gives the same mutants")
     parser.add_argument("--part", choices=SHARE, help="only this one, with all of the mutants")
     given = parser.parse_args()
@@ -230,17 +241,17 @@ def main():
     if given.part:
         rng = np.random.default_rng(seed)
         if given.part == "server":
-            attack_server(rng, given.count)
+            attack_server(rng, given.count, given.seconds)
         else:
-            attack_client(rng, given.count // 2)
-            attack_batch(rng, given.count - given.count // 2)
+            attack_client(rng, given.count // 2, given.seconds / 2)
+            attack_batch(rng, given.count - given.count // 2, given.seconds / 2)
         return 0
     print(f"seed {seed}", flush=True)
     failed = 0
     for part, share in SHARE.items():
         count, start = int(given.count * share), time.monotonic()
-        print(f"{part}: {count} mutants", flush=True)
-        words = ["--part", part, "--count", str(count), "--seed", str(seed)]
+        print(f"{part}: up to {count} mutants", flush=True)
+        words = ["--part", part, "--count", str(count), "--seed", str(seed), "--seconds", str(given.seconds * share)]
         code = subprocess.run([sys.executable, __file__, *words]).returncode
         print(
             f"{part}: {'ended with code ' + str(code) if code else 'nothing found'}, {time.monotonic() - start:.0f} s",
