@@ -63,8 +63,8 @@ def show_table(
 def print_wrapped(text: str, indent: str = "", hang: int = 2) -> None:
     """Print a text in lines that fit; all but the first are indented by `hang` more. Words, as of paths, stay whole."""
     after = indent + " " * min(hang, width() // 2)
-    options = {"initial_indent": indent, "subsequent_indent": after, "break_on_hyphens": False}
-    for line in textwrap.wrap(text, width(), break_long_words=False, **options):
+    wrapper = textwrap.TextWrapper(width(), indent, after, break_long_words=False, break_on_hyphens=False)
+    for line in wrapper.wrap(text):
         print(line)
 
 
