@@ -64,7 +64,18 @@ def test_csv_is_what_the_folder_keeps(cli, folder):
     shown = list(csv.DictReader(io.StringIO(cli("evaluate", folder, *ATTACK, "--csv").out)))
     kept = list(csv.DictReader(io.StringIO((folder / "scores.csv").read_text())))
     robust = [row for row in kept if row["counted"] != "attacked"]
+    assert all(len(row.pop("check")) == 16 for row in robust)
     assert len(shown) == 3 and sorted(map(str, shown)) == sorted(map(str, robust))
+
+
+def test_scores_that_are_not_measured_now_are_marked(cli, folder):
+    words = ("evaluate", folder, "--attacks", "fgsm-0.1", "--limit", 8)
+    first = cli(*words)
+    again, more = cli(*words), cli(*words[:3], "fgsm-0.1,fgsm-0.2", *words[4:])
+    assert "stored" not in first.out and "2 of 2 scores" in again.out and "2 of 3 scores" in more.out
+    assert more.out.count("%*") == 2
+    assert [row["stored"] for row in cli(*words, "--json").json["scores"]] == [True, True]
+    assert "stored scores" in cli("runs", "show", folder).out
 
 
 def test_each_class_for_itself(cli, folder):

@@ -44,10 +44,10 @@ def train(cli, tmp_path):
 
 
 def scores_of(cli, *words, code=0):
-    """The scores that `polybound evaluate WORDS --json` prints."""
+    """The scores that `polybound evaluate WORDS --json` prints, whether they were measured or stored."""
     result = cli("evaluate", *words, "--json")
     assert result.code == code, result.err
-    return result.json["scores"]
+    return [{key: value for key, value in row.items() if key != "stored"} for row in result.json["scores"]]
 
 
 def pick(scores, run, attack="clean"):

@@ -1,5 +1,7 @@
 """Run folders: what was changed or swapped is refused by name, what is damaged is made again, nothing is mixed up."""
 
+import csv
+import io
 import json
 import os
 import shutil
@@ -146,7 +148,9 @@ def test_scores_of_other_weights_are_not_shown(runs):
     """Neither those of a network that was there before, nor those that were copied from another run."""
     text = (runs[0].path / "scores.csv").read_text()
     digest = runs[0].digest()[:16]
-    swap(runs[0].path / "scores.csv", text.replace(digest, "0123456789abcdef"))
+    header, *lines = list(csv.reader(text.splitlines()))
+    old = [[*line[:-1], ""] for line in lines]  # from before lines had a check
+    swap(runs[0].path / "scores.csv", as_csv([header, *old]).replace(digest, "0123456789abcdef"))
     assert len(runs[0].table()) == len(runs[0].scores()) == 0
     swap(runs[0].path / "scores.csv", (runs[1].path / "scores.csv").read_text())
     assert len(runs[0].table()) == 0
@@ -163,9 +167,43 @@ def test_scores_are_shown_with_the_spec_of_their_run(runs):
     assert runs[0].table().rows == rows
 
 
+def as_csv(lines):
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines)
+    return out.getvalue()
+
+
+def one_more(text):
+    """The file with one more image right in its first line, in all columns that say so."""
+    header, first, *rest = list(csv.reader(text.splitlines()))
+    correct, classes = header.index("correct"), header.index("per_class")
+    counts = [[int(n) for n in pair.split("/")] for pair in first[classes].split()]
+    fuller = next(pair for pair in counts if pair[0] < pair[1])
+    fuller[0] += 1
+    first[correct] = str(int(first[correct]) + 1)
+    first[classes] = " ".join(f"{right}/{total}" for right, total in counts)
+    return as_csv([header, first, *rest])
+
+
+def test_scores_from_before_lines_had_a_check_are_read_as_unverified(runs, cli):
+    file = runs[0].path / "scores.csv"
+    rows = runs[0].table().rows
+    old = as_csv([line[:-1] for line in csv.reader(file.read_text().splitlines())])
+    swap(file, old)
+    assert runs[0].table().rows == rows and len(runs[0].unverified()) == len(rows)
+    swap(file, one_more(old))  # which nobody can see
+    assert runs[0].table().rows != rows
+    result = evaluate_run(runs[0].path, "fgsm-0.2", **LIMIT)
+    assert any(f"{len(rows)} stored scores are unverified" in warning for warning in result.warnings)
+    assert len(runs[0].unverified()) == len(rows) < len(runs[0].table())  # new scores make the old ones no better
+    shown = cli("runs", "show", runs[0].path)
+    assert f"{len(rows)} of them are unverified" in shown.out and shown.code == 0
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        one_more,
         lambda text: text[: len(text) // 2],
         lambda text: text.replace(",20,", ",many,"),
         lambda text: text.replace("attack", "attaque"),

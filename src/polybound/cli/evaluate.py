@@ -81,7 +81,7 @@ def _show(result: Evaluation, count: str, shown: str, means: bool, per_class: bo
     if shown == "csv":
         print(scores.to_csv(), end="")
     elif shown == "json":
-        rows = [_for_json(row, result.paths, per_class) for row in labelled(scores)]
+        rows = [_for_json(row, result.paths, per_class) | {"stored": result.is_stored(row)} for row in labelled(scores)]
         content = {"means": mean_rows(scores)} if means else {"scores": rows}
         skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
         proven = {"intervals": result.intervals} if result.intervals else {}

@@ -40,7 +40,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show everything that determines a run, how it ended, and what was measured on it."""
-    from polybound.cli.tables import labelled, show_facts, show_table
+    from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
     from polybound.errors import PolyboundError
     from polybound.runs import Run, is_run
 
@@ -51,9 +51,10 @@ def show(
     facts: dict[str, Any] = {"run": str(run), "address": spec.address, **spec.columns(), "epochs done": len(epochs)}
     facts |= {"last loss": epochs[-1]["loss"]} if epochs else {}
     facts |= {"failure": one.failure} if one.failure else {}
-    scores = labelled(one.table())
+    scores, doubtful = labelled(one.table()), len(one.unverified())
     if as_json:
-        print(json.dumps({**facts, "finished": one.finished(), "scores": scores}, indent=2))
+        content = {**facts, "finished": one.finished(), "scores": scores, "unverified": doubtful}
+        print(json.dumps(content, indent=2))
         return
     show_facts(facts | {"finished": one.finished()})
     rows = [
@@ -68,7 +69,9 @@ def show(
         for row in scores
     ]
     if rows:
-        show_table(["attack", "protocol", "counted", "split", "accuracy", "images"], rows)
+        show_table(["attack", "protocol", "counted", "split", "accuracy", "images"], rows, title="stored scores")
+    if doubtful:
+        print_wrapped(f"{doubtful} of them are unverified: their lines in scores.csv have no check")
 
 
 @command(runs_app, "polybound runs clean --dry-run", "polybound runs clean runs --failed --yes")

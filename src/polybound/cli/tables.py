@@ -19,6 +19,9 @@ from polybound.theory import BoundTable
 
 __all__ = ["note", "show_bounds", "show_facts", "show_means", "show_scores", "show_table", "width"]
 
+STORED = "*"
+"""What marks a score that was read and not measured."""
+
 _OF_THE_SCORE = ("attack", "protocol", "counted", "attack_seed")
 _OF_THE_RUN = ("run", "weights", "correct", "per_class", "available")
 
@@ -88,7 +91,7 @@ def show_scores(result: Evaluation, scores: Scores) -> None:
         cells = [
             [
                 _score_label(row),
-                f"{100 * row['accuracy']:.2f} %",
+                f"{100 * row['accuracy']:.2f} %{_mark(result, row)}",
                 f"{100 * row['low']:.2f} to {100 * row['high']:.2f}",
                 f"{row['correct']:,} of {row['total']:,}",
             ]
@@ -97,7 +100,18 @@ def show_scores(result: Evaluation, scores: Scores) -> None:
         header = ["attack", "accuracy", "95 % interval", "images right"]
         show_table(header, cells, title=f"{_network(rows[0])}, {_images(rows[0])}")
     else:
-        _show_networks(rows, lambda row: f"{100 * row['accuracy']:.2f}")
+        _show_networks(rows, lambda row: f"{100 * row['accuracy']:.2f}{_mark(result, row)}")
+    _show_notes(result, scores)
+
+
+def _mark(result: Evaluation, row: Row) -> str:
+    return STORED if result.is_stored(row) else ""
+
+
+def _show_notes(result: Evaluation, scores: Scores) -> None:
+    stored = sum(map(result.is_stored, scores))
+    if stored:
+        print_wrapped(f"{STORED} stored in the run's folder, not measured now: {stored} of {len(scores)} scores")
     for line in result.notes:
         print_wrapped(f"note: {line}")
 
@@ -150,8 +164,7 @@ def show_means(result: Evaluation, scores: Scores) -> None:
     _show_networks(
         mean_rows(scores), lambda row: f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["seeds"] > 1 else ""), True
     )
-    for line in result.notes:
-        print_wrapped(f"note: {line}")
+    _show_notes(result, scores)
 
 
 def show_bounds(table: BoundTable) -> None:

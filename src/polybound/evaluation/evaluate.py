@@ -79,6 +79,7 @@ class Evaluation:
         paths: where each run lies, by its address.
         warnings: what went wrong without spoiling a score.
         intervals: of outputs, if they were asked for, a row each; see `output_intervals`.
+        stored: the scores that were known before and not measured now, each with its run.
     """
 
     scores: Table
@@ -89,6 +90,11 @@ class Evaluation:
     paths: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     intervals: list[dict[str, Any]] = field(default_factory=list)
+    stored: frozenset[tuple[str, Score]] = frozenset()
+
+    def is_stored(self, row: Row) -> bool:
+        """Whether the score of a row was known before, and not measured now."""
+        return (row["run"], score_of(row)) in self.stored
 
     def __repr__(self) -> str:
         """How much there is; `print` shows it all."""
@@ -230,6 +236,7 @@ def evaluate_subjects(
     if (certify or intervals) and any(one.defence is not None for one in subjects):
         raise PolyboundError("a network behind a denoiser has no certificates")
     images = count_images(data, limit)
+    stored = frozenset((mine["run"], score) for mine, one in zip(about, subjects, strict=True) for score in one.scores)
     options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
     found = measure(subjects, data, questions_for(chosen, wanted, certify), **options)
     rows = [{**mine, **score.as_dict()} for mine, scores in zip(about, found, strict=True) for score in scores]
@@ -245,7 +252,7 @@ def evaluate_subjects(
     for mine, one in zip(about, subjects, strict=True) if first else ():
         proven += output_intervals(one.model, data, certify, first, str(mine["run"]))
     examples = Examples.joined(kept, [name for group, _ in networks for name in group]) if kept else None
-    return Evaluation(Table(rows), notes, data.class_names, examples, intervals=proven)
+    return Evaluation(Table(rows), notes, data.class_names, examples, intervals=proven, stored=stored)
 
 
 def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subject], list[str]]:

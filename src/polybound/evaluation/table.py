@@ -32,6 +32,9 @@ Row = Mapping[str, Any]
 OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
 """The columns in which the rows of a cell may differ: the seed, and what follows from it."""
 
+CHECK = "check"
+"""The column of a run folder's file that tells whether a line is as it was written; see `Score.check`."""
+
 _SCORE = {field.name: str(field.type) for field in fields(Score)}
 _LEADING = ("data", "model", "method", "adversary", "seed", "epoch")
 
@@ -73,13 +76,18 @@ class Cell:
 class Table:
     """Rows of scores.
 
+    Attributes:
+        rows: the rows.
+        unchecked: numbers of the rows that were read from lines without a check; see `Score.check`.
+
     >>> table = Table([{"seed": s, "attack": "clean", "correct": 9 + s, "total": 20, "available": 20} for s in (0, 1)])
     >>> str(table.cell()), table.cell().seeds
     ('47.50 ± 3.54', (0, 1))
     """
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, rows: Iterable[Row] = (), unchecked: Iterable[int] = ()) -> None:
         self.rows: list[Row] = list(rows)
+        self.unchecked = frozenset(unchecked)
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -204,13 +212,21 @@ class Table:
         found = [(part.rows[0].get(column), cell) for part in parts if (cell := part.cell()) is not None]
         return sorted(found, key=lambda pair: _order(pair[0]))
 
-    def to_csv(self) -> str:
-        """The table as a CSV file, which `read_table` reads back."""
+    def to_csv(self, *, checked: bool = False) -> str:
+        """The table as a CSV file, which `read_table` reads back.
+
+        Args:
+            checked: whether the lines get a check, but for those that were read without one.
+        """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         columns = self.columns()
-        writer.writerow(columns)
-        writer.writerows([_written(row.get(name)) for name in columns] for row in self.rows)
+        writer.writerow([*columns, CHECK] if checked else columns)
+        for number, row in enumerate(self.rows):
+            line = [_written(row.get(name)) for name in columns]
+            if checked:
+                line.append("" if number in self.unchecked else _check(row))
+            writer.writerow(line)
         return out.getvalue()
 
     def frame(self) -> Any:
@@ -253,14 +269,17 @@ def read_table(text: str) -> Table:
     """The inverse of `Table.to_csv`.
 
     Raises:
-        PolyboundError: a column is missing, or a number is none; the message names the line and the column.
+        PolyboundError: a column is missing, a number is none, or a line is not as it was written; the message names the
+            line and the column.
     """
     reader = csv.DictReader(io.StringIO(text))
     try:
         names = list(reader.fieldnames or ())
         if missing := [name for name in _SCORE if name not in names]:
             raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
-        return Table(_read_row(line, names, number) for number, line in enumerate(reader, 2))
+        lines = list(enumerate(reader, 2))
+        rows = [_read_row(line, names, number) for number, line in lines]
+        return Table(rows, (place for place, (_, line) in enumerate(lines) if not line.get(CHECK)))
     except csv.Error as error:
         raise PolyboundError(f"not a file of scores: {error}") from None
 
@@ -271,6 +290,8 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
         value = line[name]
         if value is None or None in line:
             raise PolyboundError(f"line {number} has not as many columns as the header")
+        if name == CHECK:
+            continue
         if name in _SCORE:
             try:
                 row[name] = _READERS[_SCORE[name]](value)
@@ -284,7 +305,13 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
     if row["per_class"] and not _adds_up(row):
         counts = f"{row['correct']} of {row['total']}"
         raise PolyboundError(f"line {number}: per_class does not add up to {counts}: {row['per_class']!r}")
+    if line.get(CHECK) and line[CHECK] != _check(row):
+        raise PolyboundError(f"line {number} was changed after it was written: its check is no longer {line[CHECK]}")
     return row
+
+
+def _check(row: Row) -> str:
+    return Score(**{name: row[name] for name in _SCORE}).check(str(row.get("run")))
 
 
 def _adds_up(row: Row) -> bool:

@@ -9,8 +9,9 @@
     ROOT/.checkpoints/ADDRESS.safetensors     the state of runs that train together, while they do
 
 The address is the SHA-256 of the spec: the same question has the same folder, on every machine, and a finished run
-need not be trained again. It is checked against the spec, and the weights against the digest that training wrote down:
-a file that was changed or swapped is refused. Every file is written atomically.
+need not be trained again. It is checked against the spec, the weights against the digest that training wrote down, and
+every score against the check in its line: a file that was changed or swapped is refused. Scores without a check, from
+before there was one, are read as unverified. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -203,6 +204,14 @@ class Run:
         known = (score_of(row) for row in cached(file, _read_scores) if row.get("run") == address)
         return self._rows(dict.fromkeys(known))
 
+    def unverified(self) -> list[Score]:
+        """The stored scores whose lines have no check: from before there was one, or somebody took it away."""
+        file = self.path / SCORES
+        if not file.exists():
+            return []
+        table = cached(file, _read_scores)
+        return [score_of(table.rows[place]) for place in sorted(table.unchecked)]
+
     def _rows(self, scores: Iterable[Score]) -> Table:
         """The scores of this run's weights with what the run is; the same weights may be those of several epochs."""
         spec, digests = self.spec(), self.digests()
@@ -228,8 +237,10 @@ class Run:
         with FileLock(self.path / LOCK):
             known = self.table()
             found = {score.identity for score in map(score_of, known)}
-            whole = known + self._rows({s.identity: s for s in scores if s.identity not in found}.values())
-            self._write(SCORES, whole.to_csv())
+            doubtful = set(self.unverified())
+            rows = [*known, *self._rows({s.identity: s for s in scores if s.identity not in found}.values())]
+            whole = Table(rows, (place for place, row in enumerate(rows) if score_of(row) in doubtful))
+            self._write(SCORES, whole.to_csv(checked=True))
             remember(self.path / SCORES, whole)
 
     def _write(self, name: str, text: str) -> None:

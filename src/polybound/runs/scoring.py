@@ -82,6 +82,10 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
         path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run
     )
     loaded.subject.keep = loaded.keep
+    if doubtful := len(run.unverified()):
+        loaded.warnings.append(
+            f"{path}: {doubtful} stored scores are unverified (no check in scores.csv); delete it to measure again"
+        )
     return loaded
 
 
@@ -192,6 +196,7 @@ def evaluate_runs(
         paths={str(one.about["run"]): str(one.path) for one in loaded},
         warnings=[warning for one in loaded for warning in one.warnings],
         intervals=[row for part in parts for row in part.intervals],
+        stored=frozenset().union(*(part.stored for part in parts)),
     )
 
 
