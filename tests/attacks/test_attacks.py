@@ -110,7 +110,7 @@ def digits():
     train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
     models = [pb.paper_model("pn-4", shape=train.shape, seed=seed) for seed in (0, 1)]
     for model in models:
-        pb.fit(model, train, epochs=15, learning_rate=0.02)
+        pb.fit(model, train, "paper", epochs=15, learning_rate=0.02, milestones=())
     return models, test
 
 

@@ -38,7 +38,7 @@ def subject():
     """A trained model and enough images for half a point to mean something."""
     train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
     model = pb.paper_model("pn-4", shape=train.shape, seed=0)
-    pb.fit(model, train, epochs=15, learning_rate=0.02)
+    pb.fit(model, train, "paper", epochs=15, learning_rate=0.02, milestones=())
     x, y = torch.cat([train.x, test.x]), torch.cat([train.y, test.y])
     return model, x, y
 

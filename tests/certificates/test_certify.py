@@ -262,7 +262,7 @@ def test_misclassified_inputs_are_their_own_counterexamples():
 def test_second_order_is_tighter_than_all_it_is_compared_with_on_a_trained_network():
     train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
     model = pb.paper_model("pn-4", shape=train.shape, seed=0)
-    pb.fit(model, train, epochs=15, learning_rate=0.02, milestones=())
+    pb.fit(model, train, "paper", epochs=15, learning_rate=0.02, milestones=())
     x, y = test.x[:60], test.y[:60]
     found = {method: pb.certify(model, x, y, 0.05, method=method, budget=ENOUGH) for method in METHODS}
     verified = {method: result.count("verified") for method, result in found.items()}

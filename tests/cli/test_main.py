@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import polybound as pb
+from polybound.cli.train import read_options, unfold
 from polybound.runs import Run
 
 LIGHT = """
@@ -185,6 +186,25 @@ def test_train(cli, tmp_path):
     assert "test accuracy" in cli("train", *words).out
 
 
+def test_train_by_default_is_accurate(cli, tmp_path):
+    (row,) = cli("train", "--dataset", "digits", "--runs", tmp_path, "--json").json["runs"]
+    assert row["accuracy"] > 0.95
+    assert Run(Path(row["run"])).spec().recipe == pb.Recipe.for_data(1437, 64)
+
+
+def test_the_papers_recipe_is_named(tmp_path):
+    paper = unfold(read_options("paper", {"dataset": "digits", "epochs": 20}, []), None)
+    assert paper[0].recipe == pb.Recipe.of(epochs=20) and paper[0].recipe.schedule.milestones == (5, 15)
+    (usual,) = unfold(read_options("paper", {"dataset": "digits"}, []), None)
+    assert usual.as_dict()["schedule"]["milestones"] == [25, 75] and usual.recipe == pb.Recipe()
+    file = tmp_path / "mine.toml"
+    file.write_text('recipe = "paper"\ndataset = "digits"\nlearning_rate = 0.02\n')
+    (mine,) = unfold(read_options(str(file), {}, []), None)
+    assert mine.recipe == pb.Recipe.of(learning_rate=0.02)
+    (part,) = unfold(read_options("default", {"dataset": "digits", "samples": 200, "validation": 0.2}, []), None)
+    assert part.recipe == pb.Recipe.for_data(200, 64)
+
+
 def test_train_by_other_optimisers(cli, tmp_path):
     words = ["--dataset", "digits", "--epochs", "4", "--samples", "300", "--runs", tmp_path, "--json"]
     words += ["--learning-rate", "0.003", "--label-smoothing", "0.1", "--schedule", "cosine", "--weight-decay", "0.5"]
@@ -226,7 +246,7 @@ def test_train_refuses_what_it_cannot_do(refused, tmp_path):
     assert "colour" in refused("train", "--recipe", unknown, *runs)
     assert "no recipe called" in refused("train", "--recipe", "papers", *runs)
     assert "NAME=VALUE" in refused("train", *digits, "--set", "momentum", *runs)
-    assert "no option 'momentum'" in refused("train", *digits, "--set", "momentum=0.9", *runs)
+    assert "no option 'momentum'" in refused("train", *digits, "--recipe", "paper", "--set", "momentum=0.9", *runs)
     assert "unknown attack" in refused("train", *digits, "--adversary", "prayer-1", *runs)
     assert "there is none" in refused("train", *digits, "--protocol", "sound", *runs)
     assert "nothing to resume" in refused("train", "--resume", *runs)

@@ -41,7 +41,7 @@ def trained():
     train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
     models = [pb.paper_model("pn-4", shape=train.shape, seed=seed) for seed in (0, 1, 2)]
     stack = pb.stack(models)
-    pb.fit(stack, train, epochs=10, learning_rate=0.02)
+    pb.fit(stack, train, "paper", epochs=10, learning_rate=0.02, milestones=())
     return stack, test
 
 

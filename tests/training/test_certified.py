@@ -186,7 +186,7 @@ class _StopAfter(pb.training.Callback):
 
 def test_it_certifies_more_and_projects_if_asked():
     train, test = load_digits("train"), load_digits("test")
-    options = {"epochs": 12, "optimiser": "adamw", "learning_rate": 0.01, "schedule": "cosine"}
+    options = {"recipe": "paper", "epochs": 12, "optimiser": "adamw", "learning_rate": 0.01, "schedule": "cosine"}
     shares = {}
     for name, more in {
         "none": {},

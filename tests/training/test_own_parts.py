@@ -99,7 +99,7 @@ def test_a_method_is_its_formula():
     with torch.no_grad():
         for parameter in expected.parameters():
             parameter -= 0.1 * parameter.grad
-    pb.fit(model, data, method="large-logits", weight=0.7, start=0, epochs=1, batch_size=8, learning_rate=0.1)
+    pb.fit(model, data, "paper", method="large-logits", weight=0.7, start=0, epochs=1, batch_size=8, learning_rate=0.1)
     torch.testing.assert_close(weights_of(model), weights_of(expected))
 
 
@@ -116,7 +116,7 @@ def test_a_loss_that_replaces_another_is_the_one_that_is_descended():
             return losses, losses
 
     mine, plain, penalised = (small_model(seed=0, dtype=torch.float64) for _ in range(3))
-    options = {"epochs": 1, "learning_rate": 0.02, "batch_size": 256}
+    options = {"recipe": "paper", "epochs": 1, "learning_rate": 0.02, "batch_size": 256}
     pb.fit(mine, DIGITS, method="jacobian-without", weight=1.0, **options)
     pb.fit(plain, DIGITS, **options)
     pb.fit(penalised, DIGITS, method="jacobian", weight=1.0, **options)
@@ -137,7 +137,7 @@ def test_a_method_is_used_by_name_everywhere(tmp_path):
         torch.testing.assert_close(weights_of(model), weights_of(run.model()), rtol=1e-4, atol=1e-5)
         assert Run(run.path).spec() == spec
     plain = pb.paper_model("pn-4", shape=(1, 8, 8), seed=1)
-    pb.fit(plain, DIGITS, seed=1, epochs=3, learning_rate=0.02, batch_size=256)
+    pb.fit(plain, DIGITS, "paper", seed=1, epochs=3, learning_rate=0.02, batch_size=256)
     data = pb.data.load_digits("test")
     assert plain(data.x).abs().mean() > 1.2 * runs[0].model()(data.x).abs().mean()
     result = pb.evaluate_run(runs[0].path, "fgsm-0.1", limit=10)

@@ -31,7 +31,7 @@ def test_training_learns_and_the_projection_holds():
     one = pb.paper_model("pn-4", shape=train.shape, seed=0)
     models = pb.stack([one, one])
     losses = []
-    plan = {"method": "projection", "bound": [float("inf"), 1.0], "epochs": 12, "start": 6, "learning_rate": 0.02}
+    plan = {"method": "projection", "bound": [float("inf"), 1.0], "epochs": 12, "start": 6}
     pb.fit(models, train, on_epoch=lambda e, x: losses.append(x), **plan)
     plain, projected = pb.accuracy(models, test).tolist()
     assert plain > 0.9 and projected > 0.7
@@ -94,7 +94,7 @@ def test_a_step_is_plain_sgd_followed_by_the_projection(kind, decay):
     with torch.no_grad():
         for parameter in expected.parameters():
             parameter -= 0.5 * (parameter.grad + decay * parameter)
-    plan = {"epochs": 1, "learning_rate": 0.5, "batch_size": 8}
+    plan = {"recipe": "paper", "epochs": 1, "learning_rate": 0.5, "batch_size": 8}
     if decay:
         pb.fit(model, data, method="l2", weight=decay, **plan)
     else:

@@ -83,9 +83,9 @@ def demo(
 
 @command(
     app,
-    "polybound train --dataset digits --method projection --bound 1 --epochs 20 --learning-rate 0.02",
-    "polybound train --dataset digits --optimiser adamw --learning-rate 0.003 --schedule cosine --epochs 20",
-    "polybound train --dataset fashion-mnist --method projection --bound 2 --bound 1 --seed 0 --seed 1",
+    "polybound train --dataset digits",
+    "polybound train --dataset digits --method projection --bound 1",
+    "polybound train --dataset fashion-mnist --recipe paper --method projection --bound 2 --bound 1 --seed 0 --seed 1",
     "polybound train --dataset digits --adversary pgd-0.1-20-0.01",
     "polybound train --resume",
     panel=NETWORKS,
@@ -107,7 +107,7 @@ def train(
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None,
     seed: Annotated[list[int] | None, typer.Option(metavar="<int>", help="Seed; several train together.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="100 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="By default about 3,000 steps, from 20 to 200 epochs.")] = None,
     start: Annotated[
         float | None,
         typer.Option(
@@ -116,17 +116,21 @@ def train(
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None,
-    optimiser: Annotated[str | None, typer.Option(help="sgd, momentum, adamw, or a plugin's; sgd by default.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="0.001 by default.")] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="adamw, momentum, sgd, or a plugin's; adamw by default.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="By default it shrinks with the number of features; 0.003 for digits.")
+    ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="Of momentum (0 by default) and adamw (0.01 by default).")
+        float | None, typer.Option(help="Of adamw (by default 25 features / samples, from 0.1 to 1) and momentum (0).")
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: steps, cosine or constant; steps by default.")
+        str | None, typer.Option(help="Of the learning rate: cosine, steps or constant; cosine by default.")
     ] = None,
     label_smoothing: Annotated[
-        float | None, typer.Option(help="Share of each label that all classes have; 0 by default.")
+        float | None, typer.Option(help="Share of each label that all classes have; 0.1 by default.")
     ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
@@ -135,8 +139,9 @@ def train(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option of a part of the recipe.")
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="'paper', or a TOML file with any options of a recipe; other options win.")
-    ] = "paper",
+        str,
+        typer.Option(help="default: by the size of the data; paper: SGD for 100 epochs; or a TOML file of options."),
+    ] = "default",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with all that was interrupted in --runs.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events as well.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
@@ -144,7 +149,10 @@ def train(
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Train runs by the paper's recipe. A command that was killed goes on where it was when it is given again."""
+    """Train runs, by a recipe that suits the size of the data, or by the paper's.
+
+    A command that was killed goes on where it was when it is given again.
+    """
     from polybound.cli.train import epoch_or_share, read_options, run_training, unfold
     from polybound.runs import interrupted
 

@@ -98,6 +98,7 @@ def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, lis
             train,
             method="projection",
             bound=[inf, bound],
+            recipe="paper",
             epochs=epochs,
             start=epochs // 2,
             learning_rate=LEARNING_RATE,

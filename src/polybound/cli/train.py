@@ -22,16 +22,19 @@ from polybound.training import Recipe
 
 __all__ = ["epoch_or_share", "read_options", "run_training", "unfold"]
 
-_NOT_THE_RECIPES = ("dataset", "model", "rank", "seeds", "bounds", "validation", "samples")
+_NOT_THE_RECIPES = ("dataset", "model", "rank", "seeds", "bounds", "validation", "samples", "recipe")
 
 
 def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """The options of a recipe, "paper" or a TOML file, overridden by those given on the command line."""
-    options: dict[str, Any] = {}
-    if recipe != "paper":
+    """The options of a recipe, a name or a TOML file, overridden by those given on the command line.
+
+    A file may say which recipe it changes: `recipe = "paper"`.
+    """
+    options: dict[str, Any] = {"recipe": recipe}
+    if recipe not in ("default", "paper"):
         file = Path(recipe)
         if not file.suffix:
-            raise PolyboundError(f"there is no recipe called {recipe!r}: take 'paper', or a TOML file")
+            raise PolyboundError(f"there is no recipe called {recipe!r}: --recipe takes default, paper or a TOML file")
         try:
             options = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -65,12 +68,21 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
         if not isinstance(value, list) or not value:
             raise PolyboundError(f"{name} must be a list of numbers, got {value!r}")
     plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES}
-    recipes = [Recipe.of(plain | ({} if bound is None else {"bound": bound})) for bound in bounds or [None]]
+    name, samples, features = options.get("recipe", "default"), 1, 1
+
+    def recipes() -> list[Recipe]:
+        changes = [plain | ({} if bound is None else {"bound": bound}) for bound in bounds or [None]]
+        return [Recipe.named(name, samples, features, change) for change in changes]
+
+    recipes()  # refuses what cannot be, before any data is read
     model = ModelSpec(options.get("model", "pn-4"), options.get("rank", 0))
     data = DataSpec.of(
         options["dataset"], data_dir, samples=options.get("samples", 0), held_out=options.get("validation", 0.0)
     )
-    specs = [Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes)]
+    if name == "default":
+        train = data.load("train", data_dir)
+        samples, features = len(train), train.x[0].numel()
+    specs = [Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes())]
     return list({spec.address: spec for spec in specs}.values())
 
 

@@ -17,7 +17,7 @@ from polybound.errors import PolyboundError
 from polybound.models import paper_rank
 from polybound.registry import check_choice, check_number
 from polybound.runs import DataSpec, ModelSpec, Spec
-from polybound.training import METHODS, Adversary, Method, Plain, Projected, Recipe
+from polybound.training import METHODS, Method, Plain, Projected, Recipe
 
 __all__ = ["BOUNDS", "Experiment", "experiment_names", "find_experiment", "register_experiment"]
 
@@ -139,10 +139,9 @@ class Experiment:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def recipe_for(self, method: Method) -> Recipe:
-        """The training recipe of a method, its schedule scaled by the budget."""
-        adversary = None if self.adversary is None else Adversary.of(self.adversary)
+        """The paper's recipe for a method, with the experiment's options, its schedule scaled by the budget."""
         options = {**self.recipe, **self.recipes.get(method.name, {})}
-        return Recipe(method, adversary).changed(options).scaled(self.budget)
+        return Recipe.of({"method": method, "adversary": self.adversary, **options}).scaled(self.budget)
 
     def projected(self, **options: Any) -> Projected:
         """A projection with this experiment's options."""

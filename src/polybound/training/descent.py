@@ -24,7 +24,7 @@ class Descent:
     """
 
     def __init__(self, model: PolynomialNetwork, optimiser: Optimiser) -> None:
-        self.optimiser, self.steps = optimiser, 0
+        self.optimiser, self.steps, self._runs = optimiser, 0, model.runs or 1
         # Closed forms hand out views of parameters; they are known by where they lie.
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.numel()}
         self._names = {parameter.data_ptr(): name for name, parameter in named.items()}
@@ -57,7 +57,16 @@ class Descent:
         memory = [
             [kept[name].view_as(weight) for name, weight in zip(names, weights, strict=True)] for kept in self._memory
         ]
-        self.optimiser.update_(weights, gradients, memory, rate, self.steps)
+        # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of its
+        # own: its weights are the same to the bit alone and anywhere in a stack.
+        kept = [self._by_run(tensors) for tensors in memory]
+        self.optimiser.update_(self._by_run(weights), self._by_run(gradients), kept, rate, self.steps)
+
+    def _by_run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Each tensor as one for each run."""
+        if self._runs == 1:
+            return tensors
+        return [part for tensor in tensors for part in tensor.view(self._runs, -1).unbind()]
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is remembered, by name; empty for plain SGD."""

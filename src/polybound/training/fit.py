@@ -16,7 +16,7 @@ from polybound.seeds import check_seed
 from polybound.training.history import History
 from polybound.training.keeper import HistoryKeeper, measure
 from polybound.training.loop import Callback, Trainer
-from polybound.training.losses import CrossEntropy
+from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.progress import showing_progress
 from polybound.training.recipe import Recipe
 from polybound.training.training_set import TrainingSet, sample_weights, training_set
@@ -31,7 +31,7 @@ def fit(
     model: PolynomialNetwork,
     X: Any,
     y: Any = None,
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | None = None,
     *,
     sample_weight: Any = None,
     class_weight: Any = None,
@@ -50,15 +50,14 @@ def fit(
     >>> import polybound as pb
     >>> data = pb.data.load_digits("train")
     >>> model = pb.paper_model("pn-4", shape=data.shape, seed=0)
-    >>> history = pb.fit(model, data, method="projection", bound=1.0, epochs=2, learning_rate=0.02)
+    >>> history = pb.fit(model, data, method="projection", bound=1.0, epochs=2)
     >>> len(history), pb.Projection(model, bound=1.0).contains()
     (2, True)
 
-    Arrays, with an optimiser that learns faster, and an end when a tenth of the samples says so:
+    Arrays, with an end when a tenth of the samples says so:
 
     >>> model = pb.CCP(64, rank=16, classes=10, degree=3, seed=0)
-    >>> options = {"optimiser": "adamw", "learning_rate": 0.003, "schedule": "cosine", "label_smoothing": 0.1}
-    >>> history = pb.fit(model, data.x.flatten(1).numpy(), data.y.numpy(), epochs=10, early_stopping=3, **options)
+    >>> history = pb.fit(model, data.x.flatten(1).numpy(), data.y.numpy(), epochs=10, early_stopping=3)
     >>> max(history["validation accuracy"]) > 0.9
     True
 
@@ -67,7 +66,8 @@ def fit(
         X: a `Dataset`, the training split; or inputs (samples, *shape), as a numpy array, tensor or pandas frame.
         y: labels from 0 on, (samples,); with `loss="squared"`, numbers (samples,) or (samples, outputs). A `Dataset`
             has its own; then a recipe may stand here.
-        recipe: how; the paper's by default.
+        recipe: how: "default" suits the numbers of samples and features, see `Recipe.for_data`; "paper" is the
+            paper's; or a `Recipe`.
         sample_weight: a weight for each sample; only their ratios matter.
         class_weight: "balanced", all classes weigh the same; or weights by label, as a mapping or a sequence.
         validation: what to measure on after every epoch: a share of the samples, which is then not trained on, a
@@ -86,29 +86,30 @@ def fit(
         NonFiniteError: the loss of a run became infinite or NaN; the message says which run, when and where.
         PolyboundError: the samples or an option cannot be used; the message says why.
     """
-    if isinstance(y, Recipe):
+    if isinstance(y, Recipe | str):
         y, recipe = None, y
-    _check_kinds(model, recipe)
-    plan = (recipe or Recipe()).changed(changes)
+    if not isinstance(model, PolynomialNetwork):
+        raise PolyboundError(f"fit trains polynomial networks, not a {type(model).__name__}")
+
+    def plan_for(samples: int) -> Recipe:
+        if isinstance(recipe, Recipe):
+            return recipe.changed(changes)
+        return Recipe.named("default" if recipe is None else recipe, samples, model.features, changes)
+
+    loss = plan_for(1).loss  # checks all options before the samples; their number changes other parts alone
     seeds = _checked_seeds(seed, model.runs or 1)
     check_flag("norms", norms)
     if early_stopping is not None:
         check_whole("early_stopping", early_stopping)
         validation = _SHARE if validation is None else validation
-    samples = training_set(model, X, y, loss=plan.loss, domain=domain)
+    samples = training_set(model, X, y, loss=loss, domain=domain)
     samples = sample_weights(samples, sample_weight, class_weight, model.classes)
-    samples, measured_on = _validation(model, samples, validation, plan, seeds[0])
+    samples, measured_on = _validation(model, samples, validation, loss, seeds[0])
+    plan = plan_for(len(samples))
     keeper = HistoryKeeper(measured_on, norms, on_epoch, early_stopping)
     with showing_progress(verbose, keeper.history, plan.epochs) as shown:
         Trainer(model, samples, plan, seeds, [keeper, *shown, *callbacks]).run()
     return keeper.history
-
-
-def _check_kinds(model: object, recipe: object) -> None:
-    if not isinstance(model, PolynomialNetwork):
-        raise PolyboundError(f"fit trains polynomial networks, not a {type(model).__name__}")
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise PolyboundError(f"a recipe is a polybound.Recipe, got {recipe!r}; its options can be given by name")
 
 
 def _checked_seeds(seed: Any, runs: int) -> list[int]:
@@ -120,18 +121,18 @@ def _checked_seeds(seed: Any, runs: int) -> list[int]:
 
 
 def _validation(
-    model: PolynomialNetwork, samples: TrainingSet, given: Any, plan: Recipe, seed: int
+    model: PolynomialNetwork, samples: TrainingSet, given: Any, loss: Loss, seed: int
 ) -> tuple[TrainingSet, TrainingSet | None]:
     """What to train on, and what to measure on."""
     like = next(model.parameters())
     if given is None:
         return samples, None
     if isinstance(given, Dataset):
-        return samples, training_set(model, given, loss=plan.loss).to(like)
+        return samples, training_set(model, given, loss=loss).to(like)
     if isinstance(given, tuple | list):
         if len(given) != 2:
             raise PolyboundError(f"validation takes (X, y), a Dataset or a share, got {len(given)} things")
-        return samples, training_set(model, *given, loss=plan.loss).to(like)
+        return samples, training_set(model, *given, loss=loss).to(like)
     left, carved = samples.split(given, seed)
     return left, carved.to(like)
 

@@ -50,7 +50,7 @@ class Optimiser(Part):
         """Make a step, in place; gradients may be overwritten.
 
         Args:
-            weights: all parameters.
+            weights: all parameters; of a stack, those of each run.
             gradients: of the same shapes.
             memory: for each name of `remembers`, tensors of the same shapes, to be changed in place.
             rate: the present learning rate.
@@ -157,7 +157,7 @@ class AdamW(Optimiser):
         rate: float,
         step: int,
     ) -> None:
-        done = [torch.tensor(step - 1.0, device=weight.device) for weight in weights]
+        done = list(torch.full((len(weights),), step - 1.0, device=weights[0].device).unbind())
         adamw(
             list(weights),
             list(gradients),

@@ -1,15 +1,16 @@
-"""How to train: a method, an adversary, an optimiser, a schedule and a loss, with the paper's defaults."""
+"""How to train: a method, an adversary, an optimiser, a schedule and a loss; the default recipe, and the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
 
 from polybound.errors import PolyboundError
-from polybound.registry import Part, Registry, start_epoch
+from polybound.registry import Part, Registry, check_whole, start_epoch
 from polybound.training.adversary import Adversary
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
@@ -18,10 +19,20 @@ from polybound.training.schedules import SCHEDULES, Schedule, Steps
 
 __all__ = ["Recipe"]
 
+_BATCH = 64
+_RATES = {"adamw": 3e-3, "momentum": 5e-3, "sgd": 0.05}
+"""Learning rates of the default recipe, for inputs of up to 64 features."""
+_SMOOTHING = 0.1
+_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 3000, 20, 200
+"""The default recipe makes about 3,000 steps, within these numbers of epochs."""
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train. `Recipe(Projected(bound=1.0))` is the paper's Algorithm 1, with its schedule.
+    """One way to train, with every option decided. `Recipe(Projected(bound=1.0))` is the paper's Algorithm 1.
+
+    `Recipe.for_data` is the default of `fit`, `polybound train` and the estimators. `Recipe.of` is the paper's, and so
+    are the parts that a call of `Recipe` leaves out.
 
     Attributes:
         method: what is done to the loss and after a step.
@@ -72,27 +83,73 @@ class Recipe:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
-        """A recipe from flat options: the parts by name, and any of their options.
+        """The paper's recipe with some options: its parts by name, and any of their options.
 
         `start` is that of the method and, unless there is an `adversary_start`, of the adversary; `protocol` is the
-        adversary's.
+        adversary's. Milestones are at 25 % and 75 % of the epochs unless they are given.
         """
-        return cls().changed({**(options or {}), **more})
+        return cls().changed({"schedule": "steps", **(options or {}), **more})
+
+    @classmethod
+    def for_data(cls, samples: int, features: int, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
+        """The default recipe for so many samples and features, with some options as in `of`.
+
+        AdamW along a cosine, in batches of 64, with a label smoothing of 0.1 unless the method has a loss of its own:
+
+            learning rate   0.003 min(1, sqrt(64 / features)): a step moves the sum over all features
+            weight decay    25 features / samples, from 0.1 to 1: few samples leave much open
+            epochs          about 3,000 steps, from 20 to 200 epochs
+
+        An optimiser or a schedule that is named instead has its own rate, and the same epochs. An option that only one
+        optimiser or schedule has names it: `milestones` the schedule "steps". `docs/training.md` has the measurements.
+
+        >>> recipe = Recipe.for_data(1437, 64, bound=1.0, method="projection")
+        >>> recipe.epochs, recipe.method.begins, recipe.optimiser.learning_rate
+        (131, 65, 0.003)
+        """
+        given = _numbers({**(options or {}), **more})
+        plan: dict[str, Any] = {
+            "optimiser": _implied(OPTIMISERS, "adamw", given),
+            "schedule": _implied(SCHEDULES, "cosine", given),
+        } | given
+        if isinstance(optimiser := plan["optimiser"], str):
+            if optimiser in _RATES:
+                plan.setdefault("learning_rate", _RATES[optimiser] * min(1.0, sqrt(64 / features)))
+            if optimiser == "adamw":
+                plan.setdefault("weight_decay", min(1.0, max(0.1, 25 * features / samples)))
+        if isinstance(plan["schedule"], str):
+            batch = plan.setdefault("batch_size", _BATCH)
+            check_whole("batch_size", batch)
+            epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, ceil(_STEPS / ceil(samples / batch))))
+            plan.setdefault("epochs", epochs)
+        method = plan.get("method", "none")
+        method = method if isinstance(method, Method) else METHODS.build(method)
+        if "loss" not in plan and not method.own_loss:
+            plan.setdefault("label_smoothing", _SMOOTHING)
+        return cls().changed(plan)
+
+    @classmethod
+    def named(cls, name: object, samples: int, features: int, options: Mapping[str, Any]) -> Recipe:
+        """The recipe of a name, "default" or "paper", with some options."""
+        if name not in ("default", "paper"):
+            raise PolyboundError(f"recipe must be 'default', 'paper' or a polybound.Recipe, got {name!r}")
+        return cls.of(options) if name == "paper" else cls.for_data(samples, features, options)
 
     def changed(self, options: Mapping[str, Any]) -> Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
-        # Numbers out of an array, as a grid search hands them over, are numbers.
-        left = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        left = _numbers(options)
         parts: dict[str, Any] = {"adversary": self._adversary(left)}
         taken: set[str] = {"start"} if parts["adversary"] is not None else set()
         for kind, registry in _REGISTRIES.items():
             given: Any = left.pop(kind, getattr(self, kind))
             part = given if isinstance(given, Part) else registry.build(given)
             mine = {name: left[name] for name in part.options() if name in left}
+            taken |= set(mine)
             if kind == "schedule" and isinstance(given, str):  # another way through the same epochs
                 mine = {"epochs": self.epochs, "batch_size": self.schedule.batch_size} | mine
-            taken |= set(mine)
-            parts[kind] = replace(part, **mine)
+                parts[kind] = registry.build({"name": given, **mine})  # at once: milestones depend on the epochs
+            else:
+                parts[kind] = replace(part, **mine)
         if unknown := [name for name in left if name not in taken]:
             raise PolyboundError(
                 f"{parts['method'].name} training has no option {unknown[0]!r}; {_known(parts)}{_owners(unknown[0])}"
@@ -169,6 +226,19 @@ _REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 _OF_THE_ADVERSARY = {"adversary_start": "start", "adversary_protocol": "protocol", "protocol": "protocol"}
+
+
+def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in which numbers out of an array, as a grid search hands them over, are Python's."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+
+
+def _implied(registry: Registry[Any], usual: str, options: Mapping[str, Any]) -> str:
+    """The part of a kind that the names of some options ask for; the usual one if they do not say."""
+    asked = set(options) - set(registry.find(usual).options())
+    asked -= {name for method in METHODS.names() for name in METHODS.find(method).options()}
+    owners = {name: [part for part in registry.names() if name in registry.find(part).options()] for name in asked}
+    return next((parts[0] for parts in owners.values() if len(parts) == 1), usual)
 
 
 def _known(parts: Mapping[str, Any]) -> str:

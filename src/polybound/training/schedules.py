@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import cos, pi
+from math import ceil, cos, pi
 from typing import ClassVar, Self
 
 from polybound.errors import PolyboundError
-from polybound.registry import Part, Registry, check_epoch, check_number, check_whole
+from polybound.registry import Part, Registry, check_number, check_start, check_whole
 
 __all__ = ["SCHEDULES", "Constant", "Cosine", "Schedule", "Steps", "register_schedule"]
 
@@ -57,28 +57,35 @@ register_schedule = SCHEDULES.register
 @register_schedule
 @dataclass(frozen=True)
 class Steps(Schedule):
-    """The learning rate is multiplied by `factor` at each milestone, an epoch counted from 0; the paper's schedule."""
+    """The learning rate is multiplied by `factor` at each milestone; the paper's schedule.
+
+    A milestone is an epoch counted from 0, or a share of all epochs, which becomes the first epoch after it.
+
+    >>> Steps().milestones, Steps(epochs=10).milestones, Steps(epochs=10, milestones=(4,)).milestones
+    ((25, 75), (3, 8), (4,))
+    """
 
     name: ClassVar[str] = "steps"
 
-    milestones: tuple[int, ...] = (25, 75)
+    milestones: tuple[int | float, ...] = (0.25, 0.75)
     factor: float = 0.2
 
     def __post_init__(self) -> None:
         check_number("factor", self.factor)
         if not isinstance(self.milestones, tuple | list):
             raise PolyboundError(f"milestones must be a list of epochs, got {self.milestones!r}")
-        object.__setattr__(self, "milestones", tuple(self.milestones))
         for milestone in self.milestones:
-            check_epoch("a milestone", milestone)
+            check_start("a milestone", milestone)
         super().__post_init__()
+        epochs = (ceil(one * self.epochs - 1e-9) if isinstance(one, float) else one for one in self.milestones)
+        object.__setattr__(self, "milestones", tuple(epochs))
 
     def factor_at(self, epoch: int) -> float:
         return float(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
 
     def scaled(self, share: float) -> Self:
         shorter = super().scaled(share)
-        return replace(shorter, milestones=tuple(self.place(milestone, shorter) for milestone in self.milestones))
+        return replace(shorter, milestones=tuple(self.place(int(milestone), shorter) for milestone in self.milestones))
 
 
 @register_schedule
