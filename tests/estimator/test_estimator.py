@@ -6,6 +6,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -209,7 +210,6 @@ def test_verdicts_agree_with_each_other(fitted):
     assert np.isnan(found.counterexample[~wrong]).all()
     assert fitted.certified_score(X, y, 0.3, budget=60.0) == found.verified.mean() <= fitted.score(X, y)
     assert fitted.certified_score(X, y, 0.3, sample_weight=y == 0) == found.verified[y == 0].mean()
-    assert (fitted.certify(X[:3], [9, 9, 9], 0.1).status == "falsified").all()
     assert "verified" in repr(found)
 
 
@@ -306,7 +306,13 @@ def test_pickling_for_joblib(tmp_path, fitted):
         ({"optimiser": "lbfgs"}, "optimiser"),
         ({"learning_rate": "fast"}, "learning_rate"),
         ({"device": "toaster"}, "device 'toaster' cannot be used"),
-        ({"early_stopping": True, "validation_fraction": 2.0}, "validation share"),
+        ({"validation_fraction": 2.0}, "validation_fraction must lie between 0 and 1"),
+        ({"early_stopping": -1}, "early_stopping must be"),
+        ({"norm": "bogus"}, "norm must be 'inf' or '2'"),
+        ({"optimiser": "x"}, "optimiser must be one of"),
+        ({"learning_rate": True}, "learning_rate must be a number"),
+        ({"class_weight": "fair"}, "class_weight must be 'balanced'"),
+        ({"adversary": "prayer-1"}, "unknown attack"),
         ({"label_smoothing": 2.0}, "label_smoothing"),
     ],
 )
@@ -318,21 +324,155 @@ def test_bad_parameters_are_one_line(options, message):
 
 def test_bad_radii_are_one_line(fitted):
     X, y = IRIS
-    for eps, message in ((-1.0, "negative"), (np.nan, "NaN"), ([1.0, 2.0], "4 numbers"), ("wide", "must be a number")):
+    for eps, message in (
+        (-1.0, "negative"),
+        (np.nan, "NaN"),
+        (np.inf, "must be finite"),
+        (True, "must be a number"),
+        ([True] * 4, "must be a number"),
+        ([1.0, 2.0], "4 numbers"),
+        ("wide", "must be a number"),
+        (None, "must be a number"),
+    ):
         with pytest.raises(pb.PolyboundError, match=message):
             fitted.certify(X[:3], y[:3], eps)
+        if not isinstance(eps, list | str) and eps is not None:
+            with pytest.raises(pb.PolyboundError, match="eps"):
+                pb.certify(fitted.model_, torch.from_numpy(X[:3]), torch.from_numpy(y[:3]), eps)
     with pytest.raises(pb.PolyboundError, match="one label"):
         fitted.certify(X[:3], y[:2], 0.1)
     with pytest.raises(pb.PolyboundError, match="tolerance"):
         fitted.certified_radius(X[:1], tolerance=0.0)
 
 
-def test_a_training_that_failed_leaves_nothing_to_predict_by():
-    model = quick().fit(*IRIS)
+def test_labels_that_are_none_of_the_classes_are_refused(fitted):
+    X, _ = IRIS
+    for y in ([9] * 5, [None] * 5, ["0"] * 5, [0, 1, 2, 0, np.nan]):
+        for ask in (
+            lambda y=y: fitted.certify(X[:5], y, 0.1),
+            lambda y=y: fitted.certified_score(X[:5], y, 0.1),
+            lambda y=y: fitted.certified_radius(X[:5], y),
+        ):
+            with pytest.raises(pb.PolyboundError, match=r"is none of the classes \[0, 1, 2\]"):
+                ask()
+
+
+def test_a_refit_that_fails_changes_nothing(fitted_regressor):
+    X, y = IRIS
+    model = quick().fit(X, y)
+    before, outputs = dict(vars(model)), model.decision_function(X)
+    for refit in (
+        lambda: model.set_params(learning_rate=1e9).fit(X[:, :3], 2 - y),
+        lambda: model.set_params(learning_rate=1e9).partial_fit(X, y),
+        lambda: model.set_params(learning_rate=0.03).fit(X[y == 0], y[y == 0]),
+        lambda: model.set_params(class_weight={1: -1.0, 2: 1.0}).fit(X[y > 0], y[y > 0]),
+    ):
+        with pytest.raises(pb.PolyboundError):
+            refit()
+        fitted = {name: value for name, value in vars(model).items() if name not in model.get_params()}
+        assert fitted == {name: before[name] for name in fitted} and len(fitted) == len(before) - 19
+        assert np.array_equal(model.decision_function(X), outputs)
+    fresh = quick(learning_rate=1e9)
     with pytest.raises(pb.NonFiniteError):
-        model.set_params(learning_rate=1e9).fit(*IRIS)
+        fresh.fit(X, y)
     with pytest.raises(NotFittedError):
-        model.predict(IRIS[0])
+        fresh.predict(X)
+    shape = fitted_regressor._shape
+    with pytest.raises(pb.PolyboundError):
+        clone(fitted_regressor).set_params(learning_rate=1e9).fit(X, np.stack([y, y], 1))
+    assert fitted_regressor._shape == shape
+
+
+def test_radii_with_names_are_aligned_by_name(fitted):
+    X, y = IRIS
+    names = ["a", "b", "c", "d"]
+    frame = pd.DataFrame(X, columns=names).iloc[40:60]
+    labels, eps = y[40:60], np.array([0.5, 0.01, 0.02, 0.03])
+    model = quick().fit(pd.DataFrame(X, columns=names), y)
+    series = pd.Series(eps, index=names)
+    wanted = model.certify(frame, labels, eps)
+    shuffled = series[["d", "b", "a", "c"]]
+    table = pd.DataFrame([eps] * 20, columns=names, index=frame.index)
+    for given in (series, shuffled, table, table[["c", "a", "d", "b"]]):
+        assert np.array_equal(model.certify(frame, labels, given).margin, wanted.margin)
+    assert model.certified_score(frame, labels, shuffled) == wanted.verified.mean()
+    radii = model.certified_radius(frame[:2], scale=eps)
+    assert np.array_equal(model.certified_radius(frame[:2], scale=shuffled), radii)
+    for wrong in (series.rename({"a": "z"}), series[:3], pd.Series(eps), table.set_index(np.arange(20))):
+        with pytest.raises(pb.PolyboundError, match="eps"):
+            model.certify(frame, labels, wrong)
+    with pytest.raises(pb.PolyboundError, match="scale is for"):
+        model.certified_radius(frame[:2], scale=series.rename({"a": "z"}))
+    # Without names, names cannot be aligned; positions can.
+    with pytest.raises(pb.PolyboundError, match="to_numpy"):
+        fitted.certify(X[:3], y[:3], series)
+    assert fitted.certify(X[:3], y[:3], pd.Series(eps)).margin == pytest.approx(
+        fitted.certify(X[:3], y[:3], eps).margin
+    )
+    regressor = quick_regressor().fit(pd.DataFrame(X, columns=names), y)
+    inside = [regressor.predict_interval(frame[:3], given).lower for given in (eps, shuffled)]
+    assert np.array_equal(*inside)
+
+
+def test_a_radius_of_a_feature_that_never_varied_may_be_infinite():
+    X, y = IRIS
+    model = quick().fit(np.hstack([X, np.ones((150, 1))]), y)
+    inputs = np.hstack([X[:3], np.ones((3, 1))])
+    radii = model.certified_radius(inputs, y[:3])
+    assert np.isinf(radii[:, 4]).all() and model.certify(inputs, y[:3], radii).verified.all()
+
+
+def test_a_tolerance_below_the_spacing_of_numbers_comes_to_an_end(fitted):
+    X, y = IRIS
+    radii = fitted.certified_radius(X[:2], y[:2], tolerance=1e-300, method="first")
+    rough = fitted.certified_radius(X[:2], y[:2], tolerance=1e-3, method="first")
+    assert (radii >= rough).all() and (radii <= rough + 2e-3 * fitted.scaling_.width).all()
+
+
+def test_weights_that_would_fill_the_memory_are_refused():
+    X, y = IRIS
+    weights = np.ones(150)
+    weights[0] = 3e9
+    for huge in (weights, np.where(weights > 1, 1e300, 1)):
+        with pytest.raises(pb.PolyboundError, match="divide the weights"):
+            quick(method="jacobian").fit(X, y, sample_weight=huge)
+    quick(epochs=1).fit(X, y, sample_weight=weights)  # weights of a plain loss repeat nothing
+
+
+def test_masked_arrays_are_refused(fitted):
+    X, y = IRIS
+    hidden = np.ma.masked_array(X, mask=X > 7)
+    labels = np.ma.masked_array(y, mask=y == 1)
+    for attempt in (
+        lambda: quick().fit(hidden, y),
+        lambda: quick().fit(X, labels),
+        lambda: quick().partial_fit(hidden, y, classes=[0, 1, 2]),
+        lambda: quick().fit(X, y, sample_weight=np.ma.masked_array(np.ones(150), mask=y == 1)),
+        lambda: quick_regressor().fit(hidden, y),
+        lambda: fitted.predict(hidden),
+        lambda: fitted.certify(X, labels, 0.1),
+        lambda: fitted.certify(X, y, np.ma.masked_array([0.1] * 4, mask=[0, 1, 0, 0])),
+    ):
+        with pytest.raises(pb.PolyboundError, match="masked"):
+            attempt()
+    assert np.array_equal(fitted.predict(np.ma.masked_array(X)), fitted.predict(X))
+
+
+def test_denormal_data_are_saved(tmp_path):
+    X, y = IRIS
+    model = quick().fit(X * 1e-310, y)
+    assert not np.isfinite(float(model.bounds_["lipschitz"]))
+    model.save(tmp_path / "tiny.safetensors")
+    again = pb.PolynomialClassifier.load(tmp_path / "tiny.safetensors")
+    assert again.bounds_ == model.bounds_
+    assert np.array_equal(again.decision_function(X * 1e-310), model.decision_function(X * 1e-310))
+
+
+def test_the_default_is_accurate_and_that_of_fit():
+    train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
+    model = pb.PolynomialClassifier(random_state=0).fit(train.x.flatten(1).numpy(), train.y.numpy())
+    assert model.score(test.x.flatten(1).numpy(), test.y.numpy()) > 0.95
+    assert model.n_iter_ == pb.Recipe.for_data(1437, 64).epochs
 
 
 def test_one_class_and_no_weight_are_refused():

@@ -200,7 +200,9 @@ def checked_forms(
 
 
 def as_float64(values: Any, name: str) -> Tensor:
-    """Numbers as a float64 tensor on the CPU."""
+    """Numbers as a float64 tensor on the CPU; True and False are none."""
+    if isinstance(values, bool) or getattr(values, "dtype", None) in (torch.bool, bool):
+        raise PolyboundError(f"{name} must be numbers, not True or False")
     try:
         # With the type named: otherwise floats would pass through float32.
         return torch.as_tensor(values, dtype=torch.float64).detach().cpu()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from os import PathLike
 from typing import Any, Self
 
@@ -12,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from polybound.certificates import Network
+from polybound.errors import PolyboundError
 from polybound.estimator import files
 from polybound.estimator.network import evaluate, make_network, train
 from polybound.estimator.samples import Samples, merged
@@ -20,7 +24,7 @@ from polybound.models import PolynomialNetwork
 from polybound.theory import Bound
 from polybound.training import History
 
-__all__ = ["PolynomialEstimator"]
+__all__ = ["PolynomialEstimator", "check_masked"]
 
 
 class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -43,15 +47,34 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
 
+    @property
+    def _names(self) -> Sequence[str] | None:
+        """The names of the features, if there are any."""
+        names: Sequence[str] | None = getattr(self, "feature_names_in_", None)
+        return names
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Change the estimator as a whole: if anything fails inside, it is what it was before."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
     def _inputs(self, X: Any) -> Array:
         """Inputs as float64, (samples, features), of a fitted estimator."""
         check_is_fitted(self)
+        check_masked("X", X)
         return _dense(validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64))
 
     def _training_data(
         self, X: Any, y: Any, sample_weight: Any, reset: bool, **options: Any
     ) -> tuple[Array, Any, Array]:
         """Inputs, targets and weights, checked as scikit-learn does."""
+        for name, values in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+            check_masked(name, values)
         X, y = validate_data(self, X, y, reset=reset, accept_sparse="csr", dtype=np.float64, **options)
         X = _dense(X)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -70,6 +93,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         samples = merged(X, targets, weight)
         scaling = InputScaling.of(samples.X, samples.weight)
         if hasattr(self, "model_"):
+            self.model_, self.history_ = deepcopy(self.model_), deepcopy(self.history_)  # what is there stays whole
             self.scaling_ = self.scaling_.joined(scaling)
         else:
             self._begin(samples, outputs)
@@ -87,11 +111,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
     def _train(self, samples: Samples, **more: Any) -> History:
         ready = samples._replace(X=self.scaling_(samples.X), y=self._scaled_targets(samples.y))
-        try:
-            return train(self, self.model_, ready, self._batch_seed + self.n_iter_, **more)
-        except BaseException:
-            del self.model_  # half trained, or overflowed: nobody should predict by it
-            raise
+        return train(self, self.model_, ready, self._batch_seed + self.n_iter_, **more)
 
     def _scaled_targets(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What the network learns from targets."""
@@ -126,6 +146,12 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             FileFormatError: the file is damaged, or holds something else.
         """
         return files.load(cls, path)
+
+
+def check_masked(name: str, values: Any) -> None:
+    """Refuse an array whose mask hides entries: nothing here would honour it."""
+    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        raise PolyboundError(f"{name} is a masked array with masked entries: fill them, or leave the samples out")
 
 
 def _dense(X: Any) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from polybound.errors import PolyboundError
 from polybound.estimator.network import evaluate, rounding
 from polybound.estimator.scaling import Array, InputScaling
 
-__all__ = ["Verdicts", "checked_eps", "decide", "largest_radii", "unit_radii"]
+__all__ = ["Verdicts", "aligned", "checked_eps", "decide", "largest_radii", "unit_radii"]
 
 Labels = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -50,18 +50,57 @@ class Verdicts:
         return f"Verdicts({', '.join(f'{count} {word}' for word, count in counts.items())})"
 
 
-def checked_eps(eps: Any, samples: int, features: int) -> Array:
-    """Radii (samples, features): from a number, one for each feature, or one for each sample and feature."""
+def checked_eps(eps: Any, X: Any, names: Sequence[str] | None, width: Array) -> Array:
+    """Radii (samples, features): from a number, one for each feature, or one for each sample and feature.
+
+    Args:
+        eps: finite and not negative; a feature that never varied in training may also have an infinite radius. A pandas
+            Series or frame is aligned by the names of the features.
+        X: the samples, as the user gave them.
+        names: of the features; None if the estimator was fitted without names.
+        width: what one unit of each scaled feature is; infinite for a feature that never varied.
+    """
+    samples, features = len(X) if hasattr(X, "__len__") else X.shape[0], len(width)
+    wanted = f"eps must be a number, {features} numbers, one for each feature, or ({samples}, {features}) numbers"
+    radii = np.asarray(aligned("eps", eps, names, features, getattr(X, "index", None)))
+    if radii.dtype == bool or radii.dtype.kind not in "iuf":
+        raise PolyboundError(f"{wanted}; got {eps!r}" if radii.ndim == 0 else wanted)
     try:
-        radii = np.asarray(eps, dtype=np.float64)
-        radii = np.broadcast_to(radii, (samples, features))
-    except (TypeError, ValueError) as error:
-        raise PolyboundError(
-            f"eps must be a number, {features} numbers, one for each feature, or ({samples}, {features}) numbers"
-        ) from error
+        radii = np.broadcast_to(radii.astype(np.float64), (samples, features))
+    except ValueError as error:
+        raise PolyboundError(wanted) from error
     if not (radii >= 0).all():
         raise PolyboundError("eps must not be negative or NaN")
+    if not np.isfinite(radii[:, np.isfinite(width)]).all():
+        raise PolyboundError("eps must be finite, but for features that never varied in training")
     return radii
+
+
+def aligned(what: str, values: Any, names: Sequence[str] | None, features: int, rows: Any = None) -> Any:
+    """Values by feature in the order of the features: those with names are aligned by name, or refused.
+
+    Args:
+        what: what messages call the values.
+        values: a number or an array, which is taken as it is, or a pandas Series or frame.
+        names: of the features; None if nobody gave them names, then they count as 0, 1, 2 ...
+        features: how many there are.
+        rows: the names of the samples, which a frame must have too.
+    """
+    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        raise PolyboundError(f"{what} is a masked array with masked entries: fill them first")
+    axis = getattr(values, "columns", getattr(values, "index", None))
+    if axis is None or callable(axis):
+        return values
+    found, known = list(axis), list(range(features)) if names is None else list(names)
+    if len(found) != len(set(found)) or set(found) != set(known):
+        shown = known if names is not None else f"without names, so {what} must be an array: use {what}.to_numpy()"
+        raise PolyboundError(f"{what} is for {found}, but the features are {shown}")
+    if hasattr(values, "columns"):
+        own = getattr(values, "index", None)
+        if rows is not None and not callable(rows) and own is not None and list(own) != list(rows):
+            raise PolyboundError(f"the rows of {what} are not those of X: their indices differ")
+        return values[known].to_numpy()
+    return values.loc[known].to_numpy()
 
 
 def decide(net: Network, scaling: InputScaling, X: Array, labels: Labels, eps: Array, **options: Any) -> Verdicts:
@@ -76,18 +115,16 @@ def decide(net: Network, scaling: InputScaling, X: Array, labels: Labels, eps: A
         net: the network.
         scaling: of the inputs.
         X: (samples, features).
-        labels: which output should be the largest; -1 for a label that the estimator does not know.
+        labels: which output should be the largest.
         eps: (samples, features).
         **options: of `certify`.
     """
     lower, upper = scaling.box(X, eps)
     box = (torch.from_numpy(lower), torch.from_numpy(upper))
-    asked = torch.from_numpy(np.maximum(labels, 0))
-    found = certify(net, torch.from_numpy(scaling(X)), asked, box=box, **options)
+    found = certify(net, torch.from_numpy(scaling(X)), torch.from_numpy(labels), box=box, **options)
     wrong = evaluate(net, scaling(X)).argmax(1) != labels
     # Taken off: the slack of the label and of any rival, and the rounding of these sums.
     margin = found.margin.numpy() - 2 * rounding(net, lower, upper).max(1) * (1 + 2.0**-40)
-    margin[labels < 0] = -np.inf
     status = np.where(wrong, "falsified", np.where(margin > 0, "verified", "undecided"))
     counterexample = np.where(wrong[:, None], X, np.nan)
     for row, point in enumerate(found.counterexample):
@@ -106,15 +143,20 @@ def _inside(scaling: InputScaling, u: Array, x: Array, eps: Array) -> Array:
     return np.where(low <= high, np.clip(near, low, high), x)
 
 
-def unit_radii(scaling: InputScaling, proportions: Any) -> Array:
+def unit_radii(scaling: InputScaling, proportions: Any, names: Sequence[str] | None) -> Array:
     """Radii (features,) in the given proportions whose fastest feature moves by one unit of its scaled value."""
     width = scaling.width
     if proportions is None:
         return width
-    shares = checked_eps(proportions, 1, len(width))[0]
+    shares = np.asarray(aligned("scale", proportions, names, len(width)))
+    if shares.dtype.kind not in "iuf" or shares.shape not in ((), (len(width),)):
+        raise PolyboundError(f"scale must be a number or {len(width)} numbers, one for each feature")
+    shares = np.broadcast_to(shares.astype(np.float64), width.shape)
     moves = (shares > 0) & np.isfinite(width)
-    if not np.isfinite(shares).all() or not moves.any():
-        raise PolyboundError("scale must be finite, and positive for a feature that varied in training")
+    if not (np.isfinite(shares) & (shares >= 0)).all() or not moves.any():
+        raise PolyboundError(
+            "scale must be finite and not negative, and positive for a feature that varied in training"
+        )
     unit: Array = shares * (width[moves] / shares[moves]).min()
     return unit
 
@@ -125,9 +167,10 @@ def largest_radii(verified: Callable[[npt.NDArray[np.intp], Array], Flags], samp
     Args:
         verified: tells of some rows, each with a multiple, which are verified.
         samples: how many rows there are.
-        tolerance: how close to the least multiple that was not verified; multiples above 2 are not tried.
+        tolerance: how close to the least multiple that was not verified; multiples above 2 are not tried. The search
+            also ends where no float64 number lies between the two.
     """
-    if not 0 < tolerance <= 1:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number) or not 0 < tolerance <= 1:
         raise PolyboundError(f"tolerance must be above 0 and at most 1, got {tolerance!r}")
     proven, failed = np.zeros(samples), np.full(samples, np.inf)
     tried = np.full(samples, min(2.0, 8 * tolerance))
@@ -136,7 +179,7 @@ def largest_radii(verified: Callable[[npt.NDArray[np.intp], Array], Flags], samp
         held = verified(open_rows, tried[open_rows])
         proven[open_rows[held]] = tried[open_rows[held]]
         failed[open_rows[~held]] = tried[open_rows[~held]]
-        going = (proven < 2.0) & (failed - proven > tolerance)
+        going = (proven < 2.0) & (failed - proven > tolerance) & (np.nextafter(proven, np.inf) < failed)
         open_rows = np.flatnonzero(going)
         tried = np.where(np.isinf(failed), np.minimum(2 * tried, 2.0), (proven + np.where(going, failed, 0.0)) / 2)
     return proven

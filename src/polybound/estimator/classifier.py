@@ -13,9 +13,10 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from polybound.certificates import Network
 from polybound.errors import PolyboundError
-from polybound.estimator.base import PolynomialEstimator
+from polybound.estimator.base import PolynomialEstimator, check_masked
 from polybound.estimator.claims import Labels, Verdicts, checked_eps, decide, largest_radii, unit_radii
 from polybound.estimator.files import read_labels, write_labels
+from polybound.estimator.network import check_settings
 from polybound.estimator.proven_bounds import proven_bounds
 from polybound.estimator.scaling import Array
 
@@ -38,7 +39,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         method: another method of training, by its name, as a mapping with its options, or as an object; see
             `polybound.training.METHODS`.
         adversary: an attack to train on, such as "pgd-0.1-7"; its radius is in units of u, three standard deviations.
-        optimiser: "adamw", "momentum" or "sgd".
+        optimiser: "adamw", "momentum", "sgd", or a registered one.
         learning_rate: of the first epoch; it falls to zero as a cosine. "auto" shrinks with the number of features.
         weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
         label_smoothing: the share of each label that is spread over all classes; none by methods whose loss is their
@@ -127,14 +128,18 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             y: labels of any kind.
             sample_weight: a weight of two is a sample given twice, to the bit.
         """
-        X, y, weight = self._training_data(X, y, sample_weight, reset=True)
-        check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise PolyboundError(f"a classifier needs at least two classes, got 1 class, {self.classes_.tolist()[0]!r}")
-        weight = weight * self._class_weights(labels, weight)
-        self._fit(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
-        self._prove(X, labels, weight)
+        self._check_settings()
+        with self._all_or_nothing():
+            X, y, weight = self._training_data(X, y, sample_weight, reset=True)
+            check_classification_targets(y)
+            self.classes_, labels = np.unique(y, return_inverse=True)
+            if len(self.classes_) < 2:
+                raise PolyboundError(
+                    f"a classifier needs at least two classes, got 1 class, {self.classes_.tolist()[0]!r}"
+                )
+            weight = weight * self._class_weights(labels, weight)
+            self._fit(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
+            self._prove(X, labels, weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -146,24 +151,29 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             classes: all labels there will be; needed in the first call.
             sample_weight: of each sample.
         """
+        self._check_settings()
         first = not hasattr(self, "model_")
-        X, y, weight = self._training_data(X, y, sample_weight, reset=first)
-        check_classification_targets(y)
-        if first:
-            if classes is None or len(np.unique(classes)) < 2:
-                raise PolyboundError(
-                    "the first call of partial_fit needs classes, all labels there will be, two or more"
-                )
-            self.classes_ = np.unique(classes)
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise PolyboundError(f"classes are {self.classes_.tolist()} since the first call of partial_fit or fit")
-        labels = self._numbers(y)
-        if (labels < 0).any():
-            raise PolyboundError(f"label {y[labels < 0][0]!r} is none of the classes {self.classes_.tolist()}")
-        weight = weight * self._class_weights(labels, weight)
-        self._go_on(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
-        self._prove(X, labels, weight)
+        with self._all_or_nothing():
+            X, y, weight = self._training_data(X, y, sample_weight, reset=first)
+            check_classification_targets(y)
+            if first:
+                if classes is None or len(np.unique(classes)) < 2:
+                    raise PolyboundError(
+                        "the first call of partial_fit needs classes, all labels there will be, two or more"
+                    )
+                self.classes_ = np.unique(classes)
+            elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+                raise PolyboundError(f"classes are {self.classes_.tolist()} since the first call of partial_fit or fit")
+            labels = self._numbers(y)
+            weight = weight * self._class_weights(labels, weight)
+            self._go_on(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
+            self._prove(X, labels, weight)
         return self
+
+    def _check_settings(self) -> None:
+        check_settings(self, label_smoothing=self.label_smoothing)
+        if not isinstance(self.class_weight, Mapping | None) and self.class_weight != "balanced":
+            raise PolyboundError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}")
 
     def _prove(self, X: Array, labels: Labels, weight: Array) -> None:
         there = weight > 0
@@ -175,8 +185,6 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             return np.ones(len(labels))
         if isinstance(self.class_weight, Mapping):
             return self._weights_by_label(self.class_weight)[labels]
-        if self.class_weight != "balanced":
-            raise PolyboundError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}")
         totals = np.bincount(labels, weight, len(self.classes_))
         share: Array = totals.sum() / (len(totals) * np.where(totals > 0, totals, 1.0))
         return share[labels]
@@ -193,10 +201,16 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         return weights
 
     def _numbers(self, y: Any) -> Labels:
-        """The class numbers of labels; -1 of a label that is none."""
-        y = np.asarray(y)
+        """The class numbers of labels.
+
+        Raises:
+            PolyboundError: a label is none of the classes.
+        """
         number = {label: i for i, label in enumerate(self.classes_.tolist())}
-        return np.array([number.get(label, -1) for label in y.tolist()], dtype=np.int64)
+        labels = np.asarray(y).tolist()
+        if unknown := [label for label in labels if label not in number]:
+            raise PolyboundError(f"label {unknown[0]!r} is none of the classes {self.classes_.tolist()}")
+        return np.array([number[label] for label in labels], dtype=np.int64)
 
     def decision_function(self, X: Any) -> Array:
         """The network's outputs, (samples, classes); of two classes their difference, (samples,)."""
@@ -223,13 +237,15 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
 
         Args:
             X: (samples, features).
-            y: labels.
-            eps: radii in the units of X: a number, one for each feature, or (samples, features).
+            y: labels, each one of `classes_`.
+            eps: radii in the units of X, finite and not negative: a number, one for each feature, or (samples,
+                features); a pandas Series or frame is aligned by the names of the features.
             method: as in `polybound.certify`; "first" and "second" are quick, "auto" decides most.
             budget: seconds of branch and bound for each sample.
         """
+        given = X
         X, y = self._labelled(X, y)
-        radii = checked_eps(eps, *X.shape)
+        radii = checked_eps(eps, given, self._names, self.scaling_.width)
         options = {"method": method, "budget": budget}
         return decide(Network(self.model_), self.scaling_, X, self._numbers(y), radii, **options)
 
@@ -268,13 +284,13 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             X: (samples, features).
             y: labels; misclassified samples have radius zero. By default what `predict` gives.
             scale: how far the features move in proportion to each other, in their units; by default as their standard
-                deviations.
+                deviations. A pandas Series is aligned by the names of the features.
             tolerance: of the search, in units of the scaled input (three standard deviations).
             method: as in `certify`.
             budget: seconds of branch and bound for each sample and each step of the search.
         """
         X, y = self._labelled(X, self.predict(X) if y is None else y)
-        net, labels, unit = Network(self.model_), self._numbers(y), unit_radii(self.scaling_, scale)
+        net, labels, unit = Network(self.model_), self._numbers(y), unit_radii(self.scaling_, scale, self._names)
 
         def radii(multiple: Array) -> Array:
             with np.errstate(invalid="ignore"):
@@ -287,6 +303,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         return radii(largest_radii(verified, len(X), tolerance))
 
     def _labelled(self, X: Any, y: Any) -> tuple[Array, npt.NDArray[Any]]:
+        check_masked("y", y)
         X, y = self._inputs(X), np.asarray(y)
         if y.shape != (len(X),):
             raise PolyboundError(f"one label for each of {len(X)} samples, got shape {y.shape}")

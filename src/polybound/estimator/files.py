@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -138,11 +139,16 @@ def _scaling(content: dict[str, Any], features: int) -> InputScaling:
 
 
 def _bound(bound: Bound) -> dict[str, Any]:
-    """A bound with all its fields; those of `as_dict`, and the parts of a generalisation statement."""
-    parts = {name: getattr(bound, name) for name in _PARTS if hasattr(bound, name)}
-    return bound.as_dict() | parts
+    """A bound with all its fields; those of `as_dict`, and the parts of a generalisation statement.
+
+    JSON has no infinity, which a bound of denormal data can be: it is written as a text.
+    """
+    content = bound.as_dict() | {name: getattr(bound, name) for name in _PARTS if hasattr(bound, name)}
+    endless = {name: str(value) for name, value in content.items() if isinstance(value, float) and not isfinite(value)}
+    return content | endless
 
 
 def _read_bound(content: dict[str, Any]) -> Bound:
     kind = Generalisation if set(_PARTS) <= set(content) else Bound
-    return kind(**content | {"value": float(content["value"]), "assumptions": tuple(content["assumptions"])})
+    numbers = {name: float(content[name]) for name in ("value", *_PARTS) if name in content}
+    return kind(**content | numbers | {"assumptions": tuple(content["assumptions"])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil, sqrt
 from operator import index
 from typing import Any, Protocol
 
@@ -14,16 +13,14 @@ from polybound.errors import PolyboundError
 from polybound.estimator.samples import Samples, repeated, scaled_weights
 from polybound.estimator.scaling import Array
 from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.registry import check_choice
-from polybound.training import METHODS, History, Method, fit
+from polybound.registry import check_choice, norm_name
+from polybound.training import METHODS, History, Method, Recipe, fit
 
-__all__ = ["Settings", "evaluate", "make_network", "rounding", "train"]
+__all__ = ["Settings", "check_settings", "evaluate", "make_network", "rounding", "train"]
 
 FORMS = ("residual", "product", "nested")
-_RATES = {"adamw": 3e-3, "momentum": 0.02, "sgd": 0.2}
 _PATIENCE = 10
 """Epochs without a better validation after which early stopping stops."""
-_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 3000, 20, 200
 
 
 class Settings(Protocol):
@@ -47,16 +44,37 @@ class Settings(Protocol):
     device: Any
 
 
+def check_settings(settings: Settings, **more: Any) -> None:
+    """Refuse a parameter that cannot be, whether this training uses it or not.
+
+    Args:
+        settings: the estimator.
+        **more: further options of the recipe: the loss, the label smoothing.
+    """
+    check_choice("form", settings.form, FORMS)
+    _whole("rank", settings.rank)
+    _whole("degree", settings.degree)
+    norm_name(settings.norm)
+    if not 0 < _number("validation_fraction", settings.validation_fraction) < 1:
+        raise PolyboundError(
+            f"validation_fraction must lie between 0 and 1, without them, got {settings.validation_fraction!r}"
+        )
+    _patience(settings.early_stopping)
+    _device(settings.device)
+    Recipe.for_data(1, 1, recipe_options(settings, **more))
+
+
 def make_network(settings: Settings, features: int, outputs: int, seed: int) -> PolynomialNetwork:
     """The network with its initial weights, in float32."""
-    check_choice("form", settings.form, FORMS)
     sizes = (features, _whole("rank", settings.rank), outputs, _whole("degree", settings.degree))
     if settings.form == "nested":
         return NCP(*sizes, seed=seed)
     return CCP(*sizes, settings.form, seed=seed)
 
 
-def train(settings: Settings, model: PolynomialNetwork, samples: Samples, seed: int, **more: Any) -> History:
+def train(
+    settings: Settings, model: PolynomialNetwork, samples: Samples, seed: int, once: bool = False, **more: Any
+) -> History:
     """Train the network in place, on the device asked for; afterwards it is on the CPU.
 
     Args:
@@ -64,11 +82,17 @@ def train(settings: Settings, model: PolynomialNetwork, samples: Samples, seed: 
         model: the network.
         samples: scaled ones.
         seed: of the batches and the validation share.
-        **more: further options of `fit`; `once` for one pass at a constant rate.
+        once: make one pass at a constant rate.
+        **more: further options of the recipe.
     """
     if _has_own_loss(settings.method):
         samples = repeated(samples)
-    options = recipe_options(settings, samples, **more)
+    options = recipe_options(settings, **more)
+    if once:
+        options |= {"schedule": "constant", "epochs": 1}
+    elif settings.early_stopping:
+        options["early_stopping"] = _patience(settings.early_stopping)
+        options["validation"] = _number("validation_fraction", settings.validation_fraction)
     model.to(_device(settings.device))
     try:
         return fit(
@@ -85,31 +109,19 @@ def train(settings: Settings, model: PolynomialNetwork, samples: Samples, seed: 
         model.to("cpu").eval()
 
 
-def recipe_options(settings: Settings, samples: Samples, once: bool = False, **more: Any) -> dict[str, Any]:
-    """The recipe, as flat options of `fit`."""
-    count, features = samples.X.shape
-    batch = min(_whole("batch_size", settings.batch_size), count)
-    options: dict[str, Any] = {
-        "optimiser": settings.optimiser,
-        "schedule": "constant" if once else "cosine",
-        "epochs": 1 if once else _epochs(settings.epochs, count, batch),
-        "batch_size": batch,
-        "learning_rate": _rate(settings, features),
-    }
-    if settings.optimiser == "adamw" or settings.weight_decay != "auto":
-        options["weight_decay"] = _decay(settings.weight_decay, count, features)
+def recipe_options(settings: Settings, **more: Any) -> dict[str, Any]:
+    """What the parameters change in the default recipe, as options of `fit`; "auto" changes nothing."""
+    options = {"optimiser": settings.optimiser, "batch_size": _whole("batch_size", settings.batch_size), **more}
+    if settings.epochs != "auto":
+        options["epochs"] = _whole("epochs", settings.epochs)
+    for name in ("learning_rate", "weight_decay"):
+        if (value := getattr(settings, name)) != "auto":
+            options[name] = _number(name, value)
     if settings.adversary is not None:
         options["adversary"] = settings.adversary
-    if settings.early_stopping and not once:
-        patience = _PATIENCE if settings.early_stopping is True else _whole("early_stopping", settings.early_stopping)
-        options |= {
-            "validation": _number("validation_fraction", settings.validation_fraction),
-            "early_stopping": patience,
-        }
-    options |= _method(settings) | more
     if _has_own_loss(settings.method):
         options.pop("label_smoothing", None)
-    return options
+    return options | _method(settings)
 
 
 def _method(settings: Settings) -> dict[str, Any]:
@@ -127,25 +139,11 @@ def _has_own_loss(method: Any) -> bool:
     return part.own_loss
 
 
-def _rate(settings: Settings, features: int) -> float:
-    """`rate sqrt(64 / features)`, at most the rate: a step moves the sum over all features."""
-    if settings.learning_rate != "auto":
-        return _number("learning_rate", settings.learning_rate)
-    if settings.optimiser not in _RATES:
-        raise PolyboundError(f"optimiser {settings.optimiser!r} needs a learning_rate")
-    return _RATES[settings.optimiser] * min(1.0, sqrt(64 / features))
-
-
-def _epochs(epochs: object, samples: int, batch: int) -> int:
-    """As asked for, or as many as make some 3,000 steps, from 20 to 200."""
-    if epochs != "auto":
-        return _whole("epochs", epochs)
-    return min(_MOST_EPOCHS, max(_LEAST_EPOCHS, ceil(_STEPS / ceil(samples / batch))))
-
-
-def _decay(decay: Any, samples: int, features: int) -> float:
-    """As asked for, or `25 features / samples`, from 0.1 to 1: what few samples leave open is kept small."""
-    return min(1.0, max(0.1, 25 * features / samples)) if decay == "auto" else _number("weight_decay", decay)
+def _patience(early_stopping: Any) -> int:
+    """Epochs without a better validation after which to stop; 0 for no early stopping."""
+    if isinstance(early_stopping, bool | np.bool_):
+        return _PATIENCE if early_stopping else 0
+    return _whole("early_stopping", early_stopping)
 
 
 def _whole(name: str, value: Any) -> int:
@@ -161,10 +159,9 @@ def _whole(name: str, value: Any) -> int:
 
 def _number(name: str, value: Any) -> float:
     """A number, numpy's among them."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise PolyboundError(f"{name} must be a number, got {value!r}") from None
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+        raise PolyboundError(f"{name} must be a number, got {value!r}")
+    return float(value)
 
 
 def _device(name: Any) -> torch.device:

@@ -14,7 +14,7 @@ from polybound.errors import PolyboundError
 from polybound.estimator.base import PolynomialEstimator
 from polybound.estimator.claims import checked_eps
 from polybound.estimator.files import read_target_scaling
-from polybound.estimator.network import rounding
+from polybound.estimator.network import check_settings, rounding
 from polybound.estimator.proven_bounds import proven_bounds
 from polybound.estimator.samples import Samples
 from polybound.estimator.scaling import Array, TargetScaling
@@ -51,7 +51,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         bound: for every norm of the weights, held by projection; None for no bound.
         norm: of that bound: "inf" or "2".
         method: another method of training; see `PolynomialClassifier`.
-        optimiser: "adamw", "momentum" or "sgd".
+        optimiser: "adamw", "momentum", "sgd", or a registered one.
         learning_rate: of the first epoch; it falls to zero as a cosine. "auto" shrinks with the number of features.
         weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
         epochs: passes over the data; "auto" makes some 3,000 steps of them.
@@ -137,8 +137,10 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             y: targets, (samples,) or (samples, outputs).
             sample_weight: a weight of two is a sample given twice, to the bit.
         """
-        X, y, weight = self._training_data(X, y, sample_weight, reset=True, multi_output=True, y_numeric=True)
-        self._learn(X, y, weight, self._fit)
+        check_settings(self, loss="squared")
+        with self._all_or_nothing():
+            X, y, weight = self._training_data(X, y, sample_weight, reset=True, multi_output=True, y_numeric=True)
+            self._learn(X, y, weight, self._fit)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -151,11 +153,13 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             y: targets.
             sample_weight: of each sample.
         """
+        check_settings(self, loss="squared")
         first = not hasattr(self, "model_")
-        X, y, weight = self._training_data(X, y, sample_weight, reset=first, multi_output=True, y_numeric=True)
-        if not first and self._shape != y.shape[1:]:
-            raise PolyboundError(f"targets had shape (samples,) + {self._shape} before, got {y.shape}")
-        self._learn(X, y, weight, self._go_on)
+        with self._all_or_nothing():
+            X, y, weight = self._training_data(X, y, sample_weight, reset=first, multi_output=True, y_numeric=True)
+            if not first and self._shape != y.shape[1:]:
+                raise PolyboundError(f"targets had shape (samples,) + {self._shape} before, got {y.shape}")
+            self._learn(X, y, weight, self._go_on)
         return self
 
     def _learn(self, X: Array, y: Array, weight: Array, learn: Callable[..., None]) -> None:
@@ -185,12 +189,12 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
 
         Args:
             X: (samples, features).
-            eps: radii in the units of X: a number, one for each feature, or (samples, features).
+            eps: radii in the units of X, as in `PolynomialClassifier.certify`.
             method: as in `polybound.output_bounds`.
             budget: seconds of branch and bound for each sample.
         """
-        X = self._inputs(X)
-        lower, upper = self.scaling_.box(X, checked_eps(eps, *X.shape))
+        given, X = X, self._inputs(X)
+        lower, upper = self.scaling_.box(X, checked_eps(eps, given, self._names, self.scaling_.width))
         box = (torch.from_numpy(lower), torch.from_numpy(upper))
         net, inputs = Network(self.model_), torch.from_numpy(self.scaling_(X))
         found = output_bounds(net, inputs, box=box, method=method, budget=budget)

@@ -11,7 +11,10 @@ import numpy.typing as npt
 from polybound.errors import PolyboundError
 from polybound.estimator.scaling import Array
 
-__all__ = ["Samples", "merged", "repeated", "scaled_weights"]
+__all__ = ["MOST", "Samples", "merged", "repeated", "scaled_weights"]
+
+MOST = 2**27
+"""The most numbers that repeated rows may have: 1 GiB of float64."""
 
 
 class Samples(NamedTuple):
@@ -44,10 +47,20 @@ def merged(X: Array, y: npt.NDArray[Any], weight: Array) -> Samples:
 
 
 def repeated(samples: Samples) -> Samples:
-    """The same samples without weights, each as often as its weight says, if all weights are whole numbers."""
-    counts = samples.weight.astype(np.int64)
-    if (counts != samples.weight).any():
+    """The same samples without weights, each as often as its weight says, if all weights are whole numbers.
+
+    Raises:
+        PolyboundError: these would be more numbers than `MOST`.
+    """
+    if (np.floor(samples.weight) != samples.weight).any():
         return samples
+    total, features = float(samples.weight.sum()), samples.X.shape[1]
+    if total > len(samples.X) and total * features > MOST:
+        raise PolyboundError(
+            f"this method repeats a sample as often as its weight says: {total:.3g} rows of {features} features, and "
+            f"at most {MOST // features:,} are repeated; divide the weights by a common factor"
+        )
+    counts = samples.weight.astype(np.int64)
     rows = np.repeat(np.arange(len(counts)), counts)
     return Samples(samples.X[rows], samples.y[rows], np.ones(len(rows)))
 
