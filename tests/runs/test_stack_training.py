@@ -154,6 +154,21 @@ def test_a_held_out_share_is_what_is_validated_on(tmp_path):
     assert_near(model.state_dict(), run.model().state_dict())
 
 
+def test_a_history_measures_the_networks_that_are_kept(tmp_path):
+    """Inside of their bounds, though no projection came just before; and as `fit` measures them."""
+    recipe = RECIPE.changed({"epochs": 3, "start": 1, "every": 1000})
+    data = DataSpec.of("digits", samples=200, held_out=0.25)
+    specs = [Spec(data, ModelSpec("pn-4", rank=2), recipe.changed({"bound": bound})) for bound in (0.2, 0.4)]
+    runs = train_together(specs, tmp_path, epochs=(1, 2))
+    train, validation = data.load("train"), data.load("validation")
+    for spec, run in zip(specs, runs, strict=True):
+        model = pb.paper_model("pn-4", shape=train.shape, rank=2, seed=0)
+        history = pb.fit(model, train, spec.recipe, validation=validation)
+        for line, kept in zip(run.history(), (1, 2, None), strict=False):
+            assert line["validation accuracy"] == pb.accuracy(run.model(kept), validation).item()
+            assert line["validation accuracy"] == history["validation accuracy"][line["epoch"] - 1]
+
+
 def test_options_that_do_not_matter_are_no_options():
     """What a method does not have cannot be asked of it, so nothing that is irrelevant can make another run."""
     for options in ({"bound": 3.0}, {"eps": 0.2}, {"weight": 1.0}, {"every": 3}, {"start": 3}):

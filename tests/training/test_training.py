@@ -171,6 +171,23 @@ def test_callbacks_see_every_step_and_can_end_it():
     assert len(history) == 2 and all(isinstance(loss, float) for loss in history["loss"])
 
 
+@pytest.mark.parametrize(("epoch", "step"), [(0, 2), (1, 0), (2, 0), (2, 3), (3, 0)])
+def test_every_end_of_a_training_is_inside_of_its_bounds(epoch, step):
+    class Stop(Callback):
+        def after_step(self, trainer):
+            if (trainer.epoch, trainer.step) == (epoch, step):
+                trainer.stop()
+
+        def after_epoch(self, trainer, losses):
+            if (trainer.epoch, step) == (epoch, 0):
+                trainer.stop()
+
+    model = pb.CCP(64, 2, 10, 2, shape=(1, 8, 8), seed=0, dtype=torch.float64, runs=2)
+    options = {"method": "projection", "bound": [0.1, 0.3], "start": 2, "every": 1000, "learning_rate": 0.1}
+    history = pb.fit(model, small(), epochs=4, batch_size=64, callbacks=[Stop()], **options)
+    assert len(history) == epoch and pb.Projection(model, [0.1, 0.3]).contains()
+
+
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
     train = load_digits("train")
     model = pb.paper_model("pn-10", shape=train.shape, seed=0)

@@ -101,7 +101,7 @@ def run_training(
 
 def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, events: bool) -> list[Run]:
     """Train one stack, with a progress bar."""
-    logs = [EventLog(Run.make(spec, root).path) for spec in specs] if events else []
+    logs = {spec.address: EventLog(Run.of(spec, root).path) for spec in specs} if events else {}
     with progress_bar(TextColumn("{task.fields[state]}")) as bar:
         many = f"{len(specs)} runs" if len(specs) > 1 else "1 run"
         task = bar.add_task(many, total=None, state="")
@@ -109,19 +109,19 @@ def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, ev
         try:
             return train_together(specs, root, data_dir=data_dir, on_progress=show, device=device)
         finally:
-            for log in logs:
+            for log in logs.values():
                 log.close()
 
 
-def _progress(update: Callable[..., None], logs: list[EventLog]) -> Callable[[TrainingProgress], None]:
+def _progress(update: Callable[..., None], logs: Mapping[str, EventLog]) -> Callable[[TrainingProgress], None]:
     """What keeps a bar and TensorBoard up to date."""
 
     def show(progress: TrainingProgress) -> None:
-        for log, line in zip(logs, progress.lines, strict=False):
-            log.add(line)
+        for address, line in progress.lines.items() if logs else ():
+            logs[address].add(line)
         done = progress.epoch + progress.step / progress.steps
         text = f"epoch {progress.epoch}/{progress.epochs} loss {progress.losses.mean():.3f}"
-        hits = [line["validation accuracy"] for line in progress.lines if "validation accuracy" in line]
+        hits = [line["validation accuracy"] for line in progress.lines.values() if "validation accuracy" in line]
         if hits:
             text += f" valid {100 * sum(hits) / len(hits):.1f} %"
         update(total=progress.epochs, completed=done, state=text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,17 @@ class EventLog:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise PolyboundError("events need tensorboardX: pip install 'polybound[tensorboard]'") from None
-        self._writer = SummaryWriter(str(folder), flush_secs=10)
+        self._open: Callable[[], Any] = lambda: SummaryWriter(str(folder), flush_secs=10)
+        self._writer: Any = None  # opened by the first line: a training that is refused leaves no folder
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a line of metrics."""
+        self._writer = self._writer or self._open()
         for name, value in line.items():
             if name != "epoch" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, line["epoch"])
 
     def close(self) -> None:
         """Write what is still in memory."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -25,8 +25,10 @@ from polybound.training import (
     Projected,
     Recipe,
     Trainer,
-    accuracy,
+    TrainingSet,
+    epoch_facts,
     join_methods,
+    training_set,
 )
 
 __all__ = ["Session", "TrainingProgress", "common_recipe"]
@@ -49,7 +51,7 @@ class TrainingProgress:
         steps: of an epoch.
         runs: how many there are.
         losses: means so far in this epoch, one for each network that is trained.
-        lines: after an epoch, what each run's history says of it.
+        lines: after an epoch, what each run's history says of it, by the run's address.
     """
 
     epoch: int
@@ -58,7 +60,7 @@ class TrainingProgress:
     steps: int
     runs: int
     losses: Tensor
-    lines: Sequence[Mapping[str, Any]] = ()
+    lines: Mapping[str, Mapping[str, Any]]
 
 
 def common_recipe(specs: Sequence[Spec]) -> Recipe:
@@ -175,7 +177,10 @@ class Session:
         stopping: Callable[[], bool],
     ) -> None:
         """Train what the runs of a seed have in common, once; then each run on its own."""
-        keeper = _Keeper(self, validation, on_progress, save_every, stopping)
+        measured_on = None
+        if validation is not None:
+            measured_on = training_set(self.model, validation, loss=self.recipe.loss).to(next(self.model.parameters()))
+        keeper = _Keeper(self, measured_on, on_progress, save_every, stopping)
         while self.epoch < self.epochs:
             trainer = self._trainer([keeper])
             trainer.run(self.epochs if self.parted else min(self.trunk_epochs, self.epochs))
@@ -185,29 +190,25 @@ class Session:
                 self._branch(self.runs_with_inactive_bounds())
         self.file.unlink(missing_ok=True)
 
-    def record(self, trainer: Trainer, losses: Tensor, validation: Dataset | None) -> None:
+    def record(self, trainer: Trainer, losses: Tensor, validation: TrainingSet | None) -> None:
         """Add a line to every run's history: of the epoch, or of what went wrong in it."""
-        measured = accuracy(self.model, validation) if validation is not None else None
+        failures = {
+            place: trainer.diagnosis(place, losses) for place in (~torch.isfinite(losses)).nonzero().flatten().tolist()
+        }
+        facts = epoch_facts(trainer, losses, validation)
+        failures = {
+            place: f"its weights are no longer finite: {why}" for place, why in trainer.failures.items()
+        } | failures
+        rate, seconds = trainer.recipe.rate(trainer.epoch - 1), round(trainer.seconds / len(self.members), 4)
         for i, lines in enumerate(self.histories):
             place = self.place(i)
             if lines and "failure" in lines[-1]:
                 continue
-            line = {
-                "epoch": trainer.epoch,
-                "loss": losses[place].item(),
-                "rate": trainer.recipe.rate(trainer.epoch - 1),
-            }
-            if measured is not None:
-                line["validation accuracy"] = measured[place].item()
-            line["seconds"] = round(trainer.seconds / len(self.members), 4)
-            lines.append(line)
-        for place in (~torch.isfinite(losses)).nonzero().flatten().tolist():
-            self._record_failure(place, trainer.diagnosis(place, losses))
-
-    def _record_failure(self, place: int, reason: str) -> None:
-        for i, lines in enumerate(self.histories):
-            if self.place(i) == place and "failure" not in lines[-1]:
-                lines[-1] = {"epoch": lines[-1]["epoch"], "failure": reason}
+            if place in failures:
+                lines.append({"epoch": trainer.epoch, "failure": failures[place]})
+            else:
+                found = {name: values[place].item() for name, values in facts.items()}
+                lines.append({"epoch": trainer.epoch, **found, "rate": rate, "seconds": seconds})
 
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint."""
@@ -271,7 +272,7 @@ class _Keeper(Callback):
     def __init__(
         self,
         session: Session,
-        validation: Dataset | None,
+        validation: TrainingSet | None,
         on_progress: Callable[[TrainingProgress], None] | None,
         save_every: float,
         stopping: Callable[[], bool],
@@ -287,7 +288,7 @@ class _Keeper(Callback):
         now = time.monotonic()
         if self.on_progress is not None and now - self.shown > 1.0:
             self.shown = now
-            self._show(trainer, trainer.sums.cpu() / trainer.step)
+            self._show(trainer, trainer.sums.cpu() / trainer.step, {})
         if trainer.step < trainer.steps and (asked or now - self.saved > self.save_every):
             self.saved = now
             self.session.save(trainer)
@@ -300,11 +301,12 @@ class _Keeper(Callback):
         session.write_finished(trainer.epoch)  # before the checkpoint: if killed in between, this epoch is done again
         session.save(trainer)
         self.saved = time.monotonic()
-        self._show(trainer, losses.cpu(), [lines[-1] for lines in session.histories])
+        last = {spec.address: lines[-1] for spec, lines in zip(session.specs, session.histories, strict=True)}
+        self._show(trainer, losses.cpu(), last)
         if self.stopping():
             trainer.stop()
 
-    def _show(self, trainer: Trainer, losses: Tensor, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+    def _show(self, trainer: Trainer, losses: Tensor, lines: Mapping[str, Mapping[str, Any]]) -> None:
         if self.on_progress is not None:
             state = (trainer.epoch, self.session.epochs, trainer.step, trainer.steps, len(self.session.specs))
             self.on_progress(TrainingProgress(*state, losses, lines))

@@ -3,6 +3,7 @@
 from polybound.training.adversary import Adversary
 from polybound.training.fit import accuracy, fit
 from polybound.training.history import History
+from polybound.training.keeper import epoch_facts
 from polybound.training.loop import Callback, Trainer
 from polybound.training.losses import LOSSES, CrossEntropy, Loss, Squared, register_loss
 from polybound.training.methods import (
@@ -61,6 +62,7 @@ __all__ = [
     "WeightDecay",
     "accuracy",
     "cross_entropies",
+    "epoch_facts",
     "fit",
     "join_methods",
     "projection_kind",

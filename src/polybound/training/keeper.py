@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
 
 import torch
@@ -17,7 +16,7 @@ from polybound.training.loop import Callback, Trainer
 from polybound.training.losses import Loss
 from polybound.training.training_set import TrainingSet
 
-__all__ = ["EarlyStopping", "HistoryKeeper", "measure"]
+__all__ = ["EarlyStopping", "HistoryKeeper", "epoch_facts", "measure"]
 
 _BATCH = 4096
 
@@ -47,16 +46,7 @@ class HistoryKeeper(Callback):
         if not torch.isfinite(losses).all():
             bad = int((~torch.isfinite(losses)).nonzero()[0])
             raise NonFiniteError(trainer.diagnosis(bad, losses))
-        found = {"loss": losses}
-        with settled(trainer):
-            if self.validation is not None:
-                measured = measure(trainer.model, self.validation, trainer.recipe.loss)
-                found |= {f"validation {name}": values for name, values in measured.items()}
-                if self.early is not None:
-                    self.early.look(trainer, measured)
-            if self.norms:
-                norms = Projection(trainer.model, inf).norms()
-                found |= {f"norm {name}": norm.reshape(-1) for name, norm in norms.items()}
+        found = epoch_facts(trainer, losses, self.validation, norms=self.norms, early=self.early)
         alone = trainer.model.runs is None
         shown = {name: (values[0] if alone else values).tolist() for name, values in found.items()}
         rate = trainer.recipe.rate(trainer.epoch - 1)
@@ -65,26 +55,33 @@ class HistoryKeeper(Callback):
             self.on_epoch(trainer.epoch - 1, losses[0] if alone else losses)
 
     def after_training(self, trainer: Trainer) -> None:
+        for run, reason in trainer.failures.items():
+            raise NonFiniteError(f"the weights of run {run} are no longer finite: {reason}")
         if self.early is not None and self.early.restore(trainer.model):
             best = self.early.epochs.tolist()
             self.history.best = best[0] if trainer.model.runs is None else best
 
 
-@contextmanager
-def settled(trainer: Trainer) -> Iterator[None]:
-    """The weights as they would be if the training ended here: inside their bounds, if there are some by now."""
-    method, model = trainer.recipe.method, trainer.model
-    if trainer.after_method is None or trainer.epoch <= method.begins:
-        yield
-        return
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    method.settle(model)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in zip(model.parameters(), before, strict=True):
-                parameter.copy_(value)
+def epoch_facts(
+    trainer: Trainer,
+    losses: Tensor,
+    validation: TrainingSet | None,
+    *,
+    norms: bool = False,
+    early: EarlyStopping | None = None,
+) -> dict[str, Tensor]:
+    """What every history says of the epoch that is over, one value for each run; of the weights that would be kept."""
+    found = {"loss": losses}
+    with trainer.settled():
+        if validation is not None:
+            measured = measure(trainer.model, validation, trainer.recipe.loss)
+            found |= {f"validation {name}": values for name, values in measured.items()}
+            if early is not None:
+                early.look(trainer, measured)
+        if norms:
+            bounded = Projection(trainer.model, inf).norms()
+            found |= {f"norm {name}": norm.reshape(-1) for name, norm in bounded.items()}
+    return found
 
 
 @torch.no_grad()

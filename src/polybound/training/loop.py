@@ -6,7 +6,8 @@ There is one loop. What else happens while training (checkpoints, progress, vali
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -100,7 +101,11 @@ class Trainer:
         self.stopping = True
 
     def run(self, until: int | None = None) -> None:
-        """Train until so many epochs are done, all by default, or until a callback asks to stop."""
+        """Train until so many epochs are done, all by default, or until a callback asks to stop.
+
+        Every end leaves the weights inside of the method's bounds, also if a callback asks to stop before they begin.
+        Where only `until` is reached, the training goes on later, and the weights stay as they are.
+        """
         self.model.train()
         last = self.recipe.epochs if until is None else until
         while self.epoch < last and not self.stopping:
@@ -114,6 +119,9 @@ class Trainer:
             for callback in self.callbacks:
                 callback.after_epoch(self, losses)
         if self.stopping or self.epoch == self.recipe.epochs:
+            if self.epoch < self.recipe.epochs and self.after_method is not None:  # else the last step has done so
+                self._stop_nonfinite()
+                self.recipe.method.settle(self.model)
             for callback in self.callbacks:
                 callback.after_training(self)
 
@@ -171,13 +179,33 @@ class Trainer:
         try:
             self.after_method(t, last)
         except NonFiniteError:
-            # A run that has overflowed cannot be projected, and must not keep the others from it.
-            for e in range(self.runs):
-                parts = [p if self.model.runs is None else p[e] for p in self.model.parameters()]
-                if not all(torch.isfinite(part).all() for part in parts):
-                    self.sums[e] = torch.nan
-                    self.stop_run(e)
+            self._stop_nonfinite()
             self.after_method(t, last)
+
+    def _stop_nonfinite(self) -> None:
+        """Stop runs that have overflowed: they cannot be projected, and must not keep the others from it."""
+        for e in range(self.runs):
+            parts = [p if self.model.runs is None else p[e] for p in self.model.parameters()]
+            if not all(torch.isfinite(part).all() for part in parts):
+                self.sums[e] = torch.nan
+                self.stop_run(e)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """The weights as they are kept after the present epoch: inside of their bounds, once these have begun."""
+        method = self.recipe.method
+        if self.after_method is None or not method.begins < self.epoch < self.recipe.epochs:
+            yield  # after the last epoch they are settled
+            return
+        self._stop_nonfinite()
+        before = [parameter.detach().clone() for parameter in self.model.parameters()]
+        method.settle(self.model)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self.model.parameters(), before, strict=True):
+                    parameter.copy_(value)
 
     @torch.no_grad()
     def stop_run(self, run: int) -> str:
