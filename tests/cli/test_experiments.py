@@ -91,10 +91,11 @@ def check_figures_of_runs(made, folder):
     assert names == ["none", "projection, bound 0.5", "projection, bound 1"]
     assert "3 runs of 3 configurations" in made["found"]["verdict"]
     (scores,) = [table for table in section["tables"] if table["title"] == "Accuracy in %"]
-    assert {one["question"] for one in made["found"]["findings"]} >= {"Which is the most accurate?"}
-    best = max(scores["rows"], key=lambda row: float(row[3].split()[0]))
-    (answer,) = [one["answer"] for one in made["found"]["findings"] if one["question"] == "Which is the most accurate?"]
-    assert answer.startswith(f"{best[0]}: {best[3].split()[0]} %")
+    ranked = sorted(zip(scores["values"], scores["rows"], strict=True), key=lambda pair: -pair[0][3]["mean"])
+    (first, words), (second, others) = ranked[:2]
+    (row,) = [row for row in made["found"]["compared"]["rows"] if row[0] == "Which is the most accurate?"]
+    assert row[1].startswith(f"{words[0]} with {others[0]}, the next of 3")
+    assert row[2].startswith(f"{first[3]['mean'] - second[3]['mean']:+.1f} points (")
     data = [file for file in folder.glob("runs-*.csv") if file.with_suffix(".svg").is_file()]
     assert len(data) == 3 and (folder / "found.md").is_file()
 

@@ -38,7 +38,6 @@ from polybound.experiments import (
     read_scores,
     row_kind,
     search_job,
-    significance,
     sweep,
 )
 from polybound.experiments.results import digests
@@ -370,22 +369,6 @@ def test_each_table_has_its_own_rank():
     assert table.ranks == (16,) and found.ours.mean == pytest.approx(61.0)
 
 
-def test_significance_is_paired_by_seed():
-    rows = Table(rows_like_the_paper())
-    ours = rows.where({"method.bound": 1.0, "protocol": "published"})
-    theirs = rows.where(method="none", attack="fgsm-0.1")
-    assert significance(ours, theirs).difference == pytest.approx(33.51)
-    spread = Table({**row, "correct": row["correct"] + 10 * row["seed"]} for row in theirs)
-    result = significance(ours, spread)
-    assert result.seeds == 3 and result.p < 1e-4
-    from scipy.stats import ttest_rel
-
-    counts = [[row["correct"] / 100 for row in table] for table in (ours, spread)]
-    assert result.p == pytest.approx(ttest_rel(*counts).pvalue)
-    with pytest.raises(MixedError, match="method"):
-        significance(rows.where(attack="fgsm-0.1", protocol="published"), theirs)
-
-
 def test_bad_experiments_are_refused(tmp_path):
     with pytest.raises(PolyboundError, match="no experiment is called 'table-12'"):
         find_experiment("table-12")
@@ -525,7 +508,7 @@ def test_scores_stand_in_for_run_folders_that_are_not_there(small, tmp_path):
         assert [part for part in folders if part in scores] == scores and made.notes == other.notes
         (against,) = [part for part in scores if part.title == "Projection against none, sound protocol"]
         assert [row[2] for row in against.rows] == [attack.upper() for attack in experiment.attacks]
-        assert all(row[5] == "2" and 0.0 <= float(row[6]) <= 1.0 for row in against.rows)
+        assert all(row[5] == 2 and 0.0 <= float(row[6]) <= 1.0 for row in against.rows)
     wrong = Table({**row, "correct": 0} for row in kept)
     rows = experiment_scores(small, tmp_path / "runs").rows
     assert any(row["correct"] for row in rows)

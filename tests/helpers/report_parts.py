@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from polybound.experiments import Published
 from polybound.report.elements import Figure, Images, Line, Panel, Table
 
 TABLE = Table(
     "A table",
     ["attack", "value", "none & more", "projection", "Jacobian", "L2"],
     [
-        ["clean", "paper", *["87.28 ± 0.18"] * 4],
+        ["clean", "paper", *[Published("t", "", "", "", "clean", 87.28, 0.18)] * 4],
         ["clean", "here", *["87.16 ± 0.11"] * 3, ""],
         ["<b>", "here", "1", "2", "3", "4"],
     ],
@@ -16,6 +17,7 @@ TABLE = Table(
     frozenset({(1, 2)}),
     ["A note with </script> in it.", "Bold: the highest."],
     verdicts={(1, 2): "met", (1, 3): "missed", (1, 4): "not published", (1, 5): "not run"},
+    lead=2,
 )
 
 

@@ -43,6 +43,16 @@ def test_the_quick_part_of_the_others(name):
     assert not here or section(written, "Accuracy").startswith(section(text, "Accuracy").rstrip("\n"))
 
 
+def test_attacks_and_certificates_are_of_the_same_radius():
+    """A radius of more than six digits: the accuracy under attack is of the ball that the certificates are of."""
+    radius = 8 / 255
+    card = made("digits", pb.data.load_digits("test").subset(2), eps=(radius,), images=2)
+    (certified,) = card.certificates
+    attack = pb.attacks.parse_attack(card.accuracy[1]["attack"])
+    assert attack.eps == certified["eps"] == radius and attack.step_size == radius / 8
+    assert card.markdown().count(repr(radius)) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pn-4", "pn-4-bound-1"])
 def test_all_of_the_others(name):

@@ -11,11 +11,11 @@ from polybound.experiments import find_experiment
 from polybound.report import build_report
 from polybound.report.elements import Figure, Images, Line, Panel, Section, Table
 from polybound.report.figure_data import read_figure
-from polybound.report.findings import Finding
 from polybound.report.page import page
 from polybound.report.summary import Summary
 
-SUMMARY = Summary(7, 1, 0, 378, [Finding("Does it work?", "Yes: in 7 of 8.")], HEADLINE, replace(TABLE, title="Missed"))
+ANSWERS = Table("Compared", ["question", "compared", "by how much"], [["Does it work?", "a with b", "+1.0 points"]])
+SUMMARY = Summary(7, 1, 0, 378, ANSWERS, HEADLINE, replace(TABLE, title="Missed"))
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +160,7 @@ def test_an_address_of_a_table_unfolds_it(browser, report):
 
 
 def hostile_sections():
-    table = Table(
-        HOSTILE, [HOSTILE, "value", HOSTILE], [[HOSTILE] * 3], [(0, HOSTILE)], frozenset({(0, 2)}), [HOSTILE], True
-    )
+    table = Table(HOSTILE, [HOSTILE] * 3, [[HOSTILE] * 3], [(0, HOSTILE)], frozenset({(0, 2)}), [HOSTILE], True, lead=2)
     lines = [
         Line(HOSTILE, [0, 1], [1, 2], texts=[HOSTILE, "b"]),
         Line(HOSTILE + "2", [0, 1], [1, 3], hints=[HOSTILE] * 2),
@@ -199,7 +197,7 @@ def innocent(browser, file):
 
 def test_hostile_words_do_not_run(browser, tmp_path):
     file = tmp_path / "report.html"
-    summary = Summary(1, 1, 1, 3, [Finding(HOSTILE, HOSTILE)], hostile_sections()[1].parts[0], TABLE, TABLE)
+    summary = Summary(1, 1, 1, 3, hostile_sections()[0].parts[1], hostile_sections()[1].parts[0], TABLE, TABLE)
     file.write_text(page(HOSTILE, hostile_sections(), {HOSTILE: HOSTILE}, [{HOSTILE: HOSTILE}], summary))
     visit(browser, file)
     assert browser.run("document.querySelector('h1').textContent") == HOSTILE

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.paper_rows import row_like, rows_like_the_paper, spec_like
+from helpers.paper_rows import row_like, rows_like_the_paper
 from helpers.report_parts import CURVE, FIGURE, HOSTILE, PICTURES, TABLE
 from polybound.evaluation import Subject, Table
 from polybound.experiments import compare, experiment_names, find_experiment, published
 from polybound.report import build_report
 from polybound.report.axes import axes_of, columns_of
-from polybound.report.elements import Figure, Images, Line, Panel
+from polybound.report.elements import Figure, Images, Line, Panel, Part
 from polybound.report.elements import Table as Shown
 from polybound.report.figure_data import figure_to_csv, read_figure
-from polybound.report.findings import Part, findings
 from polybound.report.labels import network_names
 from polybound.report.layout import section
 from polybound.report.missing import missing_values
@@ -201,7 +200,7 @@ def test_every_cell_of_a_table_has_a_verdict(parts):
         places = {(r, c) for r, row in enumerate(table.rows) if row[1] != "paper" for c in range(2, len(row))}
         assert set(table.verdicts) == places
         for (r, c), word in table.verdicts.items():
-            assert (word == "not run") == (not table.rows[r][c])
+            assert (word == "not run") == (table.rows[r][c] is None)
             assert table.rows[r][1] != "sound protocol" or word in ("not published", "not run")
         assert all(
             any(word.capitalize() in note or word in note for note in table.notes) for word in table.verdicts.values()
@@ -214,26 +213,6 @@ def test_all_published_values_are_missing_where_nothing_was_run(tmp_path):
     reasons = {row[0]: row[2] for row in table.rows}
     assert "was not on the machine" in reasons["E-MNIST-BY: PN-4, PN-10, PN-Conv"]
     assert missing_values({value.key for value in published()}, [find_experiment("table-1")], tmp_path) is None
-
-
-def test_answers_are_made_of_the_scores(tmp_path):
-    plain, tight, wide = {"method": "none"}, *({"method": "projection", "bound": bound} for bound in (1.0, 2.0))
-    values = [(plain, (10.0, 20.0)), (tight, (50.0, 60.0)), (wide, (30.0, 70.0)), ({"method": "l2"}, (56.0, 57.0))]
-    rows = [
-        row_like(spec_like(seed, **method), "fgsm-0.1", "sound", value)
-        for method, shares in values
-        for seed, value in enumerate(shares)
-    ]
-    table = Table(rows)
-    experiment = find_experiment("table-1")
-    found = {
-        one.question: one.answer for one in findings([Part(experiment, table, section(experiment, table, tmp_path))])
-    }
-    robust = found["Does a bound on the norms make networks robust?"]
-    assert "Yes: in 1 of 1 comparisons under the sound protocol, by 40.0 points in the median" in robust
-    assert "PN-4 on Fashion-MNIST under FGSM-0.1: 55.0 instead of 15.0 %" in robust
-    assert "L2 in 1" in found["Is projection the best of the methods?"]
-    assert set(found) == {"Does a bound on the norms make networks robust?", "Is projection the best of the methods?"}
 
 
 def test_what_was_asked_for_and_not_run_is_named(tmp_path):

@@ -56,7 +56,10 @@ def serve(
 )
 def classify(
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGES...", help="npy, npz or picture files; DATASET:5 or DATASET:0-9.")
+        list[str],
+        typer.Argument(
+            metavar="IMAGES...", help="npy, npz or picture files; test images: DATASET:5, DATASET:0-9, folder:PATH:0-9."
+        ),
     ],
     server: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8731",
     data_dir: DataDir = None,
@@ -70,12 +73,16 @@ def classify(
         print(json.dumps(answers, indent=2))
 
 
-@command(encrypt_app, "polybound encrypt demo", "polybound encrypt demo --index 7")
+@command(encrypt_app, "polybound encrypt demo", "polybound encrypt demo runs/NAME --index 7")
 def demo(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder, or an example: digits, pn-4.")] = None,
     index: Annotated[int, typer.Option(min=0, help="Which test image.")] = 0,
     data_dir: DataDir = None,
 ) -> None:
-    """Start a server, and classify one image with it: Fashion-MNIST if it is there, else the built-in digits."""
+    """Start a server, and classify one test image with it, of the run's data.
+
+    Without a run: Fashion-MNIST by the example pn-4 if the data are there, else the built-in digits.
+    """
     from polybound.cli.encrypted import run_encrypted_demo
 
-    run_encrypted_demo(index, data_dir)
+    run_encrypted_demo(run, index, data_dir)

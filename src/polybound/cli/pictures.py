@@ -15,7 +15,7 @@ __all__ = ["draw", "read_images"]
 
 Images = list[tuple[str, npt.NDArray[np.float64]]]
 
-_INDICES = re.compile(r"(?P<name>[\w.-]+):(?P<first>\d+)(-(?P<last>\d+))?")
+_INDICES = re.compile(r"(?P<name>.+):(?P<first>\d+)(-(?P<last>\d+))?")
 
 
 def read_images(given: list[str], shape: tuple[int, ...], domain: tuple[float, float], data_dir: Path | None) -> Images:
@@ -32,7 +32,7 @@ def read_images(given: list[str], shape: tuple[int, ...], domain: tuple[float, f
             first, last = int(match["first"]), int(match["last"] or match["first"])
             found += _of_dataset(match["name"], first, last, shape, data_dir)
         elif not path.is_file():
-            raise PolyboundError(f"{word}: no such file, and not of the form DATASET:5 or DATASET:0-9")
+            raise PolyboundError(f"{word}: no such file, and not of the form DATASET:5, DATASET:0-9 or folder:PATH:0-9")
         elif path.suffix in (".npy", ".npz"):
             found += _of_arrays(path, shape, domain)
         else:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from polybound.evaluation import Table
     from polybound.experiments import Comparison, Experiment
     from polybound.report import Report
+    from polybound.report.elements import Table as Shown
 
 __all__ = ["compare", "make_report", "report"]
 
@@ -147,26 +148,36 @@ def _show(made: Report, as_json: bool) -> None:
 
 def _show_sections(made: Report) -> None:
     """What was found and the tables, as wide as the terminal; figures are in the files."""
-    from polybound.cli.tables import print_wrapped, show_table
+    from polybound.cli.tables import print_wrapped
+    from polybound.report.elements import Table
 
     if made.summary is not None:
         print_wrapped(made.summary.verdict)
-        for one in made.summary.findings:
-            print_wrapped(f"{one.question} {one.answer}")
+        if made.summary.compared is not None:
+            _show_part(made.summary.compared)
         print()
-    for section in made.as_dict()["sections"]:
-        print_wrapped(section["title"])
-        for line in [*section["notes"], *(f"Not run: {one['what']} ({one['why']})." for one in section["missing"])]:
+    for section in made.sections:
+        print_wrapped(section.title)
+        for line in [*section.notes, *(f"Not run: {what} ({why})." for what, why in section.missing)]:
             print_wrapped(line)
-        for table in section["tables"]:
-            ends = [*(first for first, _ in table["groups"][1:]), len(table["rows"])]
-            print()
-            print_wrapped(table["title"])
-            for (first, heading), end in zip(table["groups"] or [(0, "")], ends, strict=True):
-                lead = 2 if table["header"][1:2] == ["value"] else 1
-                show_table(table["header"], table["rows"][first:end], lead=lead, title=heading)
-            for line in table["notes"]:
-                print_wrapped(line)
+        for part in section.parts:
+            if isinstance(part, Table):
+                _show_part(part)
+
+
+def _show_part(table: Shown) -> None:
+    """Print a table of a report, with the marks that its notes explain."""
+    from polybound.cli.tables import print_wrapped, show_table
+    from polybound.report.text import marked
+
+    rows = [[marked(table, row, n, text) for n, text in enumerate(line)] for row, line in enumerate(table.texts)]
+    ends = [*(first for first, _ in table.groups[1:]), len(rows)]
+    print()
+    print_wrapped(table.title)
+    for (first, heading), end in zip(table.groups or [(0, "")], ends, strict=True):
+        show_table(table.header, rows[first:end], lead=table.lead, title=heading)
+    for line in table.notes:
+        print_wrapped(line)
 
 
 def compare(

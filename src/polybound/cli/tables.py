@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polybound.evaluation import Evaluation, Row, network_labels, row_facts
+from polybound.evaluation import Evaluation, Row, network_labels, row_facts, value_label
 from polybound.evaluation import Table as Scores
 from polybound.theory import BoundTable
 
@@ -41,7 +41,7 @@ def note(text: str) -> None:
 def show_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, lead: int = 1, title: str = "", notes: Sequence[str] = ()
 ) -> None:
-    """Print a table if it fits; otherwise a paragraph for each row, headed by its first `lead` cells."""
+    """Print a table if it fits; otherwise a list for each row, headed by its first `lead` cells."""
     if title:
         print_wrapped(title)
     widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
@@ -53,19 +53,21 @@ def show_table(
             view.add_row(*(Text(str(cell)) for cell in row))
         Console(width=min(width(), sum(widths) + 3 * len(widths) + 1)).print(view)
     else:
+        names = max(map(len, header[lead:]), default=0)
         for row in rows:
             print_wrapped(", ".join(str(cell) for cell in row[:lead] if cell))
-            facts = [f"{name} {cell}" for name, cell in zip(header[lead:], row[lead:], strict=True) if str(cell)]
-            print_wrapped("; ".join(facts), indent="    ")
+            for name, cell in zip(header[lead:], row[lead:], strict=True):
+                if str(cell):
+                    print_wrapped(f"{name.ljust(names)}  {cell}", indent="    ", hang=names + 2)
     for line in notes:
         print_wrapped(f"note: {line}")
 
 
-def print_wrapped(text: str, indent: str = "") -> None:
-    """Print a text in lines that fit."""
-    for line in textwrap.wrap(
-        text, width(), initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-    ):
+def print_wrapped(text: str, indent: str = "", hang: int = 2) -> None:
+    """Print a text in lines that fit; all but the first are indented by `hang` more. Words, as of paths, stay whole."""
+    after = indent + " " * min(hang, width() // 2)
+    wrapper = textwrap.TextWrapper(width(), indent, after, break_long_words=False, break_on_hyphens=False)
+    for line in wrapper.wrap(text):
         print(line)
 
 
@@ -172,14 +174,11 @@ def show_bounds(table: BoundTable) -> None:
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
-    """Print a dictionary of facts, nested ones indented."""
-    view = Table(show_header=False, box=None)
-    view.add_column(style="bold")
-    view.add_column(overflow="fold")
+    """Print a dictionary of facts, nested ones with the name of their group; a path stays in one piece."""
+    flat: dict[str, Any] = {}
     for key, value in facts.items():
-        if isinstance(value, dict):
-            for inner, entry in value.items():
-                view.add_row(f"{key}.{inner}", str(entry))
-        else:
-            view.add_row(key, f"{value:,}" if isinstance(value, int) else str(value))
-    Console(width=min(width(), 200)).print(view)
+        flat |= {f"{key}.{inner}": entry for inner, entry in value.items()} if isinstance(value, dict) else {key: value}
+    names = max(map(len, flat))
+    for name, value in flat.items():
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value_label(value)
+        print_wrapped(f"{name.ljust(names)}  {text}", hang=names + 2)

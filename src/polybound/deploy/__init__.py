@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
-    from polybound.deploy.encrypted.batch import BatchClient, BatchServer
-    from polybound.deploy.encrypted.batch_plan import BatchPlan, plan_batches
+    from polybound.deploy.encrypted.batch import BatchClient, BatchPlan, BatchServer, plan_batches
     from polybound.deploy.encrypted.client import Client
     from polybound.deploy.encrypted.http import serve
     from polybound.deploy.encrypted.plan import Plan, plan_encryption
@@ -53,7 +52,7 @@ __all__ = [
 _HOME = {
     "Answer": "encrypted.remote",
     "BatchClient": "encrypted.batch",
-    "BatchPlan": "encrypted.batch_plan",
+    "BatchPlan": "encrypted.batch",
     "BatchServer": "encrypted.batch",
     "Client": "encrypted.client",
     "OnnxMetadata": "onnx_files",
@@ -67,7 +66,7 @@ _HOME = {
     "Verdict": "verification",
     "export_benchmark": "vnnlib_write",
     "from_onnx": "onnx_read",
-    "plan_batches": "encrypted.batch_plan",
+    "plan_batches": "encrypted.batch",
     "plan_encryption": "encrypted.plan",
     "read_onnx": "onnx_read",
     "read_vnnlib": "vnnlib",
@@ -82,7 +81,7 @@ _EXTRAS = {
     "onnxruntime": ("onnx", "running ONNX files needs"),
     "tenseal": ("encrypted", "encrypted inference needs"),
     "tornado": ("encrypted", "serving encrypted inference needs"),
-    "zstandard": ("encrypted", "encrypted inference in batches needs"),
+    "zstandard": ("encrypted", "encrypted inference needs"),
 }
 """The packages of the extras: the extra's name, and what needs the package."""
 

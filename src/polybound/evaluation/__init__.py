@@ -1,5 +1,6 @@
 """Evaluation: accuracy with its interval, clean and under attack, each number with everything that it is about."""
 
+from polybound.evaluation.difference import Difference, difference
 from polybound.evaluation.evaluate import (
     Evaluation,
     Examples,
@@ -27,12 +28,13 @@ from polybound.evaluation.score import (
     short_digest,
     wilson,
 )
-from polybound.evaluation.table import Cell, MixedError, Row, Table, differing, read_table
+from polybound.evaluation.table import Cell, MixedError, Row, Table, best_place, differing, read_table
 
 __all__ = [
     "CLEAN",
     "NODES",
     "Cell",
+    "Difference",
     "Evaluation",
     "Examples",
     "MixedError",
@@ -43,10 +45,12 @@ __all__ = [
     "Score",
     "Subject",
     "Table",
+    "best_place",
     "certified_name",
     "certified_radius_of",
     "column_label",
     "count_images",
+    "difference",
     "differing",
     "evaluate",
     "evaluate_subjects",

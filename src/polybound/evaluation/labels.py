@@ -51,10 +51,11 @@ def value_label(value: Any) -> str:
     return str(value)
 
 
-def labels(rows: Sequence[Row], free: Sequence[str] | None = None) -> list[str]:
+def labels(rows: Sequence[Row], free: Sequence[str] | None = None, *, method: bool = True) -> list[str]:
     """A label for each row: its method, and everything else in which some of the rows differ.
 
     Two rows have the same label only if they differ in nothing but the columns `free`, by default those of the seed.
+    Without `method`, the method is left out, for rows that have it in common.
 
     >>> labels([{"method": "l2", "method.weight": w, "seed": 0} for w in (0.1, 1.0)])
     ['l2, weight 0.1', 'l2, weight 1']
@@ -63,7 +64,7 @@ def labels(rows: Sequence[Row], free: Sequence[str] | None = None) -> list[str]:
     shown = [_told_apart_by(row, rows, free) for row in rows]
     found = []
     for row, names in zip(rows, shown, strict=True):
-        parts = [str(row["method"])] if row.get("method") else []
+        parts = [str(row["method"])] if method and row.get("method") else []
         parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in names]
         found.append(", ".join(parts))
     return found

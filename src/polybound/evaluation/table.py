@@ -25,7 +25,7 @@ from typing import Any
 from polybound.errors import PolyboundError
 from polybound.evaluation.score import Score, dated_name
 
-__all__ = ["Cell", "MixedError", "Row", "Table", "differing", "read_table"]
+__all__ = ["Cell", "MixedError", "Row", "Table", "best_place", "differing", "read_table"]
 
 Row = Mapping[str, Any]
 
@@ -37,6 +37,10 @@ CHECK = "check"
 
 _SCORE = {field.name: str(field.type) for field in fields(Score)}
 _LEADING = ("data", "model", "method", "adversary", "seed", "epoch")
+
+
+_ASKED = ("run", "epoch", *(name for name in _SCORE if name not in ("total", "correct", "per_class")))
+"""What two measurements of a network have in common that differ in the number of images alone."""
 
 
 class MixedError(PolyboundError):
@@ -185,15 +189,22 @@ class Table:
     def best(self, column: str) -> Cell | None:
         """The cell with the highest mean among the values of a column, as the paper takes the best bound.
 
-        A value that fewer seeds have than others, and that may be ahead by luck, does not compete.
+        A value that fewer seeds have than others does not compete, see `best_place`.
         """
         found = self.cells_by(column)
-        most = max((len(cell.seeds) for _, cell in found), default=0)
-        competing = [(value, cell) for value, cell in found if len(cell.seeds) == most]
-        if not competing:
+        best = best_place([[cell] for _, cell in found])
+        if best is None:
             return None
-        value, top = max(competing, key=lambda pair: pair[1].mean)
-        return top if len(found) == 1 else replace(top, chosen=(column, value, len(competing)))
+        value, top = found[best[0]]
+        return top if len(found) == 1 else replace(top, chosen=(column, value, best[1]))
+
+    def fullest(self) -> Table:
+        """Of measurements of a network that differ in the number of images alone, those with the most images."""
+        most: dict[str, int] = {}
+        keys = [_key([row.get(name) for name in _ASKED]) for row in self.rows]
+        for key, row in zip(keys, self.rows, strict=True):
+            most[key] = max(row["total"], most.get(key, 0))
+        return Table(row for key, row in zip(keys, self.rows, strict=True) if row["total"] == most[key])
 
     def cells_by(self, column: str) -> list[tuple[Any, Cell]]:
         """A cell for each value of a column, in numerical order where they are numbers."""
@@ -229,6 +240,29 @@ class Table:
         except ImportError:
             raise PolyboundError("a data frame needs pandas: pip install 'polybound[experiments]'") from None
         return pd.DataFrame(self.rows, columns=self.columns())
+
+
+def best_place(candidates: Sequence[Sequence[Cell | None]]) -> tuple[int, int] | None:
+    """The place of the candidate with the highest mean over its cells, and how many candidates compete.
+
+    One that lacks a cell that another has, or that has fewer seeds, may be ahead by luck, and does not compete. None
+    if nobody competes.
+
+    Args:
+        candidates: the cells of each, in the same order.
+    """
+    known = [place for place, cells in enumerate(zip(*candidates, strict=True)) if any(cells)]
+    whole = {
+        number: [cells[place] for place in known]
+        for number, cells in enumerate(candidates)
+        if known and all(cells[place] is not None for place in known)
+    }
+    found = {number: [cell for cell in cells if cell is not None] for number, cells in whole.items()}
+    seeds = {number: min(len(cell.seeds) for cell in cells) for number, cells in found.items()}
+    competing = [number for number in found if seeds[number] == max(seeds.values())]
+    if not competing:
+        return None
+    return max(competing, key=lambda number: fmean(cell.mean for cell in found[number])), len(competing)
 
 
 def read_table(text: str) -> Table:

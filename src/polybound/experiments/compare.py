@@ -1,4 +1,4 @@
-"""What was measured against what was published, and methods against each other."""
+"""What was measured against what was published."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import hypot, nan
-from statistics import fmean, stdev
+from math import hypot
 
 from polybound.evaluation import Cell, Row, Table, column_label, labels, paper_counts, value_label
 from polybound.experiments.experiment import experiment_names, find_experiment
@@ -24,14 +23,12 @@ __all__ = [
     "MODELS",
     "Comparison",
     "Published",
-    "Significance",
     "compare",
     "judge",
     "paper_method",
     "published",
     "published_value",
     "row_kind",
-    "significance",
 ]
 
 DATASETS = {
@@ -187,14 +184,13 @@ def compare(table: Table, protocol: str = "published", only: str | None = None) 
 def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
     """A published value against each variant of ours."""
     variants = table.configurations(BOUND, "epoch")
-    names = labels(
-        [part.rows[0] for part in variants], (BOUND, "epoch", "seed", "run", "weights", "correct", "per_class")
-    )
+    free = (BOUND, "epoch", "seed", "run", "weights", "correct", "per_class")
+    names = labels([part.rows[0] for part in variants], free, method=False)
     found = []
     for name, part in zip(names, variants, strict=True):
         ours = part.best_epoch().best(BOUND)
         if ours is not None:
-            found.append(judge(value, ours, part, protocol, name.partition(", ")[2]))
+            found.append(judge(value, ours, part, protocol, name))
     return found
 
 
@@ -287,36 +283,3 @@ def _of_one_kind(rows: Sequence[Row], rank: int) -> list[Row]:
 def _ranks() -> dict[str, int]:
     """The hidden rank of the published tables whose named experiment has another than its models' own."""
     return {e.published: e.ranks[0] for e in map(find_experiment, experiment_names()) if e.published and e.ranks}
-
-
-@dataclass(frozen=True)
-class Significance:
-    """A paired comparison of two methods over their common seeds."""
-
-    difference: float
-    seeds: int
-    p: float
-
-
-def significance(first: Table, second: Table) -> Significance:
-    """The mean difference of two methods' accuracies, paired by seed, with the p-value of a two-sided paired t-test.
-
-    With fewer than two common seeds, or differences without any spread, there is no p-value: it is NaN.
-
-    Raises:
-        MixedError: the rows of one of them differ in more than the seed.
-    """
-    shares = []
-    for table in (first, second):
-        table.cell()  # which raises if it is not one number
-        shares.append({row["seed"]: 100.0 * row["correct"] / row["total"] for row in table})
-    ours, theirs = shares
-    seeds = sorted(set(ours) & set(theirs))
-    differences = [ours[seed] - theirs[seed] for seed in seeds]
-    if not differences:
-        return Significance(nan, 0, nan)
-    if len(differences) < 2 or stdev(differences) == 0.0:
-        return Significance(fmean(differences), len(differences), nan)
-    from scipy.stats import ttest_1samp
-
-    return Significance(fmean(differences), len(differences), float(ttest_1samp(differences, 0.0).pvalue))

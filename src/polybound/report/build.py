@@ -15,10 +15,9 @@ from polybound.atomic import write_atomically
 from polybound.errors import PolyboundError
 from polybound.evaluation import Table as Scores
 from polybound.experiments import Experiment, experiment_scores, skipped_runs
-from polybound.report.elements import Figure, Section, Table
+from polybound.report.elements import Figure, Part, Section, Table
 from polybound.report.export import section_to_dict, section_to_markdown, summary_to_dict, summary_to_markdown
 from polybound.report.figure_data import figure_to_csv
-from polybound.report.findings import Part
 from polybound.report.layout import section
 from polybound.report.page import page
 from polybound.report.run_report import runs_section
@@ -88,7 +87,7 @@ def build_report(
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
     The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown, LaTeX and CSV, what was found as
-    Markdown, `found.md`, with `misses` and `missing` as tables, and all scores, `NAME-scores.csv`.
+    Markdown, `found.md`, with `misses`, `missing` and `differences` as tables, and all scores, `NAME-scores.csv`.
 
     Args:
         experiments: what to show.
@@ -167,7 +166,7 @@ def _write_parts(sections: Sequence[Section], folder: Path, summary: Summary) ->
     folder.mkdir(parents=True, exist_ok=True)
     found = summary_to_markdown(summary, tables=False)
     write_atomically(folder / "found.md", f"{found}\n".encode(errors="replace"))
-    for table in filter(None, (summary.misses, summary.missing)):
+    for table in filter(None, (summary.misses, summary.missing, summary.differences)):
         _write_table(table, folder, table.name)
     if summary.headline is not None and not any(summary.headline is part for made in sections for part in made.parts):
         _write_figure(summary.headline, folder, "headline")

@@ -9,11 +9,11 @@ from math import inf
 from pprint import pformat
 from typing import Any
 
-from polybound.attacks import parse_attack
+from polybound.attacks import PGD
 from polybound.certificates import Network, certify
 from polybound.data import Dataset, find_source
 from polybound.errors import PolyboundError
-from polybound.evaluation import evaluate
+from polybound.evaluation import evaluate, value_label
 from polybound.models import PolynomialNetwork, weights_digest
 from polybound.runs import Spec
 from polybound.theory import bounds
@@ -87,7 +87,7 @@ class Card:
             for row in self.accuracy
         ]
         proven = [
-            [f"{row['eps']:g}", f"{row['verified']:,}", f"{row['falsified']:,}", f"{row['undecided']:,}"]
+            [value_label(row["eps"]), f"{row['verified']:,}", f"{row['falsified']:,}", f"{row['undecided']:,}"]
             for row in self.certificates
         ]
         parts = [
@@ -145,8 +145,8 @@ def model_card(
     net, certificates = Network(model), []
     some = data.subset(min(images, len(data)))
     for radius in eps:
-        look(f"attacks and certificates, eps {radius:g}")
-        attack = parse_attack(f"pgd-{radius:g}-{STEPS}-{radius / 8:g}")
+        look(f"attacks and certificates, eps {value_label(radius)}")
+        attack = PGD(radius, STEPS, radius / 8)
         found += [row for row in evaluate(model, some, [attack]).scores if row["counted"] == "robust"]
         counts = certify(net, some.x, some.y, radius, domain=data.domain, budget=0.0).summary()
         shown = {key: counts[key] for key in ("images", "verified", "falsified", "undecided")}

@@ -6,14 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from polybound.experiments import Comparison
+from polybound.evaluation import Cell, Difference
+from polybound.evaluation import Table as Scores
+from polybound.experiments import Comparison, Experiment, Published
+from polybound.report.labels import cell_text
 
-__all__ = ["Figure", "Images", "Line", "Panel", "Section", "Table"]
+__all__ = ["Figure", "Images", "Line", "Panel", "Part", "Section", "Table", "Value"]
+
+Value = str | int | float | Cell | Published | Difference | None
+"""What a cell of a table holds."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text.
+    """Cells with their values, which become text when the table is shown.
 
     Attributes:
         title: its heading.
@@ -26,11 +32,12 @@ class Table:
         verdicts: by (row, column): "met", "missed", "not published", "not judged" or "not run".
         comparisons: what the verdicts "met" and "missed" follow from.
         name: what its files are called, after the name of the section; "" for the section's first.
+        lead: how many columns say what a row is.
     """
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Value]]
     groups: Sequence[tuple[int, str]] = ()
     bold: frozenset[tuple[int, int]] = frozenset()
     notes: Sequence[str] = ()
@@ -38,6 +45,24 @@ class Table:
     verdicts: Mapping[tuple[int, int], str] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
     name: str = ""
+    lead: int = 1
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The cells as text, without the signs of their verdicts."""
+        return [list(map(_text, row)) for row in self.rows]
+
+    def quotes(self, row: int) -> bool:
+        """Whether a row has the paper's values."""
+        return any(isinstance(value, Published) for value in self.rows[row])
+
+
+def _text(value: Value) -> str:
+    if value is None or isinstance(value, Cell):
+        return cell_text(value)
+    if isinstance(value, Published):
+        return f"{value.mean:.2f} ± {value.std:.2f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -122,10 +147,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """All of one experiment; `missing` has what was not run, each with the reason."""
+    """All of one experiment; `missing` has what was not run, each with the reason, `protocols` what attacks clip to."""
 
     name: str
     title: str
     parts: Sequence[Table | Figure] = field(default_factory=list)
     notes: Sequence[str] = ()
     missing: Sequence[tuple[str, str]] = ()
+    protocols: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """An experiment, its scores, and what is shown of them."""
+
+    experiment: Experiment
+    scores: Scores
+    section: Section

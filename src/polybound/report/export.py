@@ -7,6 +7,8 @@ from math import isfinite
 from textwrap import fill
 from typing import Any
 
+from polybound.evaluation import Cell, Difference
+from polybound.experiments import Published
 from polybound.report.elements import Figure, Section, Table
 from polybound.report.summary import Summary
 from polybound.report.text import to_markdown
@@ -37,28 +39,28 @@ def _finite(value: Any) -> Any:
 
 
 def _table(part: Table) -> dict[str, Any]:
-    names = ("title", "header", "rows", "groups", "notes", "aside", "name")
+    names = ("title", "header", "groups", "notes", "aside", "name")
     verdicts = [{"row": row, "column": column, "verdict": word} for (row, column), word in part.verdicts.items()]
-    return {name: getattr(part, name) for name in names} | {"bold": sorted(part.bold), "verdicts": verdicts}
+    values = [[asdict(cell) if isinstance(cell, _VALUES) else cell for cell in row] for row in part.rows]
+    found = {name: getattr(part, name) for name in names} | {"rows": part.texts, "values": _finite(values)}
+    return found | {"bold": sorted(part.bold), "verdicts": verdicts}
+
+
+_VALUES = (Cell, Difference, Published)
 
 
 def summary_to_dict(summary: Summary) -> dict[str, Any]:
-    """The counts, the sentences and the values that are missed."""
+    """The counts, and the tables of what was compared, missed and not run."""
     counts = {name: getattr(summary, name) for name in ("met", "missed", "not_judged", "published")}
-    return {
-        "verdict": summary.verdict,
-        **counts,
-        "findings": [asdict(one) for one in summary.findings],
-        "misses": None if summary.misses is None else _table(summary.misses),
-        "missing": None if summary.missing is None else _table(summary.missing),
-    }
+    parts = {name: getattr(summary, name) for name in ("compared", "differences", "misses", "missing")}
+    tables = {name: None if part is None else _table(part) for name, part in parts.items()}
+    return {"verdict": summary.verdict, **counts, **tables}
 
 
 def summary_to_markdown(summary: Summary, *, tables: bool = True) -> str:
     """What was found: the verdict, a line for each question, and, as `tables`, what is missed and missing."""
-    lines = [f"- {one.question} {one.answer}".replace("<", "&lt;") for one in summary.findings]
-    found = "\n".join(fill(line, 118, subsequent_indent="  ") for line in lines)
-    blocks = [fill(f"**{summary.verdict}**", 118), *([found] if found else [])]
+    blocks = [fill(f"**{summary.verdict}**", 118)]
+    blocks += [] if summary.compared is None else [to_markdown(summary.compared)]
     for table in (summary.misses, summary.missing) if tables else ():
         blocks += [] if table is None else [f"{table.title}:", to_markdown(table)]
     return "\n\n".join(blocks)

@@ -9,7 +9,7 @@ from typing import Any
 
 from polybound.attacks import parse_attack
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, NODES, Cell, Row, certified_radius_of, network_labels, value_label
+from polybound.evaluation import CLEAN, NODES, Cell, Difference, Row, certified_radius_of, network_labels, value_label
 from polybound.experiments import DATASETS, MODELS
 from polybound.runs import Loaded
 
@@ -87,13 +87,13 @@ def cell_text(cell: Cell | None) -> str:
     return f"{cell}{chosen}{'*' if isinstance(cell.epoch, str) else ''}"
 
 
-def images_text(row: Row | Cell) -> str:
+def images_text(row: Row | Difference) -> str:
     """On how many images something was measured.
 
     >>> images_text({"total": 200, "available": 10000}), images_text({"total": 360, "available": 360})
     ('200 of 10,000', '360')
     """
-    total, available = (row.total, row.available) if isinstance(row, Cell) else (row["total"], row["available"])
+    total, available = (row.total, row.available) if isinstance(row, Difference) else (row["total"], row["available"])
     return f"{total:,}" if total == available else f"{total:,} of {available:,}"
 
 

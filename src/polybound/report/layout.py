@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from polybound.evaluation import Cell, Table, value_label
+from polybound.evaluation import Cell, Table, difference
 from polybound.experiments import (
     EPOCHS,
     Experiment,
@@ -16,15 +16,15 @@ from polybound.experiments import (
     row_kind,
     runs_of,
     search_job,
-    significance,
 )
-from polybound.report.elements import Figure, Section
+from polybound.report.differences import best_bound, chosen_on_validation
+from polybound.report.elements import Figure, Section, Value
 from polybound.report.elements import Table as Shown
 from polybound.report.figure_data import read_figure
 from polybound.report.figures import curves, growth, initial, samples, tradeoff
-from polybound.report.labels import METHODS, attack_label, cell_text, dataset_label, model_label
+from polybound.report.labels import METHODS, PROTOCOLS, attack_label, dataset_label, model_label
 from polybound.report.missing import missing_parts
-from polybound.report.paper_table import BOUND, paper_table, seeds_text
+from polybound.report.paper_table import paper_table, seeds_text
 from polybound.report.run_report import bounds_table
 from polybound.runs import subjects_of
 
@@ -56,7 +56,8 @@ def section(
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
     lacking = missing_parts(experiment, table, data_dir)
     notes = _warnings(table) + ([] if experiment.kind == "growth" else _averaging(table))
-    return Section(experiment.name, title, parts, notes, lacking)
+    protocols = [name for name in PROTOCOLS if name in table.values("protocol")]
+    return Section(experiment.name, title, parts, notes, lacking, protocols)
 
 
 def _bounds(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown]:
@@ -95,26 +96,21 @@ def _epochs(table: Table) -> str:
 
 def _significances(experiment: Experiment, table: Table) -> list[Shown]:
     """Projection against none, paired by seed."""
-    cells = []
+    cells: list[list[Value]] = []
     for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
         part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="", split="test")
-        single = part.only(lambda row: row_kind(row) == "single")
-        top = single.best(BOUND)
-        if top is None or len(top.seeds) < 2:
-            continue
-        bound = top.chosen[1] if top.chosen is not None else single.rows[0][BOUND]
-        result = significance(single.where({BOUND: bound}), part.where(method="none"))
-        if result.p == result.p:
+        top = best_bound(part.only(lambda row: row_kind(row) == "single"))
+        found = None if top is None else difference(top[0], part.where(method="none"))
+        if top is not None and found is not None and found.p == found.p:
             names = (dataset_label(dataset), model_label(model), attack_label(attack))
-            numbers = (value_label(bound), f"{result.difference:+.1f}", str(result.seeds), f"{result.p:.2g}")
-            cells.append([*names, *numbers])
+            cells.append([*names, top[1], found, len(found.seeds), f"{found.p:.2g}"])
     if not cells:
         return []
     header = ["data set", "model", "attack", "bound", "difference", "seeds", "p"]
     note = (
         "Points by which the projection, at the bound that is the best of its line, is ahead of no projection: mean "
-        "over the seeds that both have, and p-value of a paired t-test. As the bound was chosen on the same images, "
-        "p is smaller than for one chosen beforehand."
+        "over the seeds that both have, its 95 % interval, and the p-value of a paired t-test. As the bound was chosen "
+        "on the same images, p is smaller than for one chosen beforehand."
     )
     return [
         Shown("Projection against none, sound protocol", header, cells, notes=[note], aside=True, name="significance")
@@ -125,7 +121,7 @@ def _chosen(experiment: Experiment, table: Table) -> Shown:
     """One model a line, whose bound or weight has the best mean validation accuracy over clean and all attacks."""
     header = ["method", "bound or weight", "clean", *map(attack_label, experiment.attacks)]
     columns = [("clean", "-"), *((attack, "sound") for attack in experiment.attacks)]
-    cells: list[list[str]] = []
+    cells: list[list[Value]] = []
     groups = []
     for dataset, model in product(experiment.datasets, experiment.models):
         part = table.where(data=dataset, model=model)
@@ -133,34 +129,22 @@ def _chosen(experiment: Experiment, table: Table) -> Shown:
             continue
         groups.append((len(cells), f"{dataset_label(dataset)}, {model_label(model)}{seeds_text(part)}"))
         for method in experiment.methods:
-            if found := _choice(part.only(lambda row, name=method: paper_method(row) == name), columns):  # type: ignore[misc]
-                level, values = found
-                cells.append([METHODS.get(method, method), level, *map(cell_text, values)])
+            mine = part.only(lambda row, name=method: paper_method(row) == name)  # type: ignore[misc]
+            if found := chosen_on_validation(mine, columns):
+                values = [found[0].where(attack=attack, protocol=protocol).cell() for attack, protocol in columns]
+                cells.append([METHODS.get(method, method), found[1], *values])
     note = (
         f"One bound or weight a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the "
         "best mean accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
     )
-    places = {(row, column) for row, line in enumerate(cells) for column in range(2, len(line)) if line[column]}
-    verdicts = dict.fromkeys(places, "not published")
+    verdicts = {
+        (row, column): "not published"
+        for row, line in enumerate(cells)
+        for column, value in enumerate(line)
+        if isinstance(value, Cell)
+    }
     meaning = "○ not published: the paper chooses the best bound for each attack on its own, on the test split."
     return Shown(experiment.title, header, cells, groups, notes=[note, meaning], verdicts=verdicts)
-
-
-def _choice(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[str, list[Cell | None]] | None:
-    """The alternative of a method that is best on validation: its bound or weight, and its values on test."""
-    score_columns = ("split", "attack", "protocol", "counted", "total", "available", "held_out", "attack_seed")
-    best: tuple[float, Table] | None = None
-    for part in table.configurations(*score_columns):
-        found = [part.where(split="validation", attack=a, protocol=p).cell() for a, p in columns]
-        total = sum(cell.mean for cell in found if cell is not None)
-        if any(found) and (best is None or total > best[0]):
-            best = total, part
-    if best is None:
-        return None
-    first = best[1].rows[0]
-    level = first.get(BOUND, first.get("method.weight"))
-    values = [best[1].where(split="test", attack=a, protocol=p).cell() for a, p in columns]
-    return "" if level is None else value_label(level), values
 
 
 def _search(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown | Figure]:

@@ -18,6 +18,7 @@ from polybound.experiments import (
     published,
 )
 from polybound.report.elements import Table as Shown
+from polybound.report.elements import Value
 from polybound.report.labels import METHODS, dataset_label, model_label
 
 __all__ = ["missing_parts", "missing_values"]
@@ -75,12 +76,9 @@ def missing_values(
         why = NO_DATA if names[value.dataset] in absent else NOT_RUN
         why = why if inside or why == NO_DATA else f"{_paper_tables()[value.table]} is not part of this report"
         found.setdefault((value.dataset, why), []).append(value)
-    rows = [[f"{data}: {_models(values)}", str(len(values)), why] for (data, why), values in found.items()]
-    return (
-        Shown("What is missing, and why", ["not run", "published values", "why"], rows, name="missing")
-        if rows
-        else None
-    )
+    rows: list[list[Value]] = [[f"{d}: {_models(values)}", len(values), why] for (d, why), values in found.items()]
+    header = ["not run", "published values", "why"]
+    return Shown("What is missing, and why", header, rows, name="missing") if rows else None
 
 
 def _models(values: Sequence[Published]) -> str:

@@ -69,7 +69,7 @@ def page(
         figures=figures,
         tables=tables,
         unfolded=not figures or len(tables) == 1,
-        protocols=any("protocol" in str(section.parts) for section in sections),
+        protocols=any(section.protocols for section in sections),
         facts=facts,
         configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
         drawings=made.drawings,
@@ -122,7 +122,8 @@ def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any
     return {
         "verdict": summary.verdict,
         "shares": shares if judged and not summary.lead else [],
-        "findings": summary.findings,
+        "compared": summary.compared,
+        "differences": summary.differences,
         "headline": headline,
         "misses": summary.misses,
         "missing": summary.missing,

@@ -7,12 +7,12 @@ from itertools import product
 
 from polybound.evaluation import Cell, Row, Table, labels
 from polybound.experiments import Comparison, Experiment, Published, judge, paper_method, published, published_value
+from polybound.report.differences import BOUND
 from polybound.report.elements import Table as Shown
-from polybound.report.labels import METHODS, PROTOCOLS, attack_label, cell_text, dataset_label, model_label
+from polybound.report.elements import Value
+from polybound.report.labels import METHODS, PROTOCOLS, attack_label, dataset_label, model_label
 
-__all__ = ["BOUND", "highest", "paper_table", "seeds_text"]
-
-BOUND = "method.bound"
+__all__ = ["highest", "paper_table", "seeds_text"]
 
 _VERDICTS = {"within": "met", "off": "missed"}
 
@@ -52,9 +52,10 @@ def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table
         for row in mine:
             fixed = {key: row[key] for key in row if key.startswith(("method.", "adversary")) and key != BOUND}
             variants.setdefault(str(sorted(fixed.items())), []).append(row)
-        shown = labels([rows[0] for rows in variants.values()], _unlike_methods(mine)) if len(variants) > 1 else [""]
+        firsts = [rows[0] for rows in variants.values()]
+        shown = labels(firsts, _unlike_methods(mine), method=False) if len(variants) > 1 else [""]
         for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
-            heading = ", ".join(filter(None, (METHODS.get(name, name), label.partition(", ")[2])))
+            heading = ", ".join(filter(None, (METHODS.get(name, name), label)))
             found.append((name, heading, Table(rows)))
     return found
 
@@ -78,6 +79,7 @@ def paper_table(experiment: Experiment, table: Table) -> Shown:
         made.notes(),
         verdicts=made.verdicts,
         comparisons=made.comparisons,
+        lead=2,
     )
 
 
@@ -88,7 +90,7 @@ class _Rows:
         self.experiment, self.table = experiment, table
         self.columns = _columns(experiment, table)
         self.attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
-        self.cells: list[list[str]] = []
+        self.cells: list[list[Value]] = []
         self.groups: list[tuple[int, str]] = []
         self.bold: set[tuple[int, int]] = set()
         self.verdicts: dict[tuple[int, int], str] = {}
@@ -103,8 +105,7 @@ class _Rows:
                 published_value(dataset_label(dataset), model_label(model), name, attack) for name, _, _ in self.columns
             ]
             if any(values):
-                line = ["" if value is None else f"{value.mean:.2f} ± {value.std:.2f}" for value in values]
-                self.cells.append([attack_label(attack), "paper", *line])
+                self.cells.append([attack_label(attack), "paper", *values])
             for protocol in ("-",) if attack == "clean" else ("published", "sound"):
                 wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
                 self._add_row(wanted, values if protocol != "sound" else [None] * len(values))
@@ -117,7 +118,7 @@ class _Rows:
         for place, (value, cell, part) in enumerate(zip(values, found, parts, strict=True)):
             self.verdicts[number, place + 2] = self._verdict(value, cell, part, protocol)
         label = "here" if protocol == "-" else PROTOCOLS[protocol]
-        self.cells.append([attack_label(wanted["attack"]), label, *map(cell_text, found)])
+        self.cells.append([attack_label(wanted["attack"]), label, *found])
 
     def _verdict(self, value: Published | None, cell: Cell | None, rows: Table, protocol: str) -> str:
         if cell is None:
@@ -130,18 +131,18 @@ class _Rows:
 
     def notes(self) -> list[str]:
         """What bold, brackets, stars and verdicts mean, as far as they occur."""
-        texts = [cell for row in self.cells if row[1] != "paper" for cell in row[2:]]
+        cells = [cell for row in self.cells for cell in row if isinstance(cell, Cell)]
         notes = []
         if self.bold:
             notes.append("Bold: the highest mean of its line, among the methods that were run.")
         if met := [name for name in _MEANINGS if name in self.verdicts.values()]:
             notes.append(" ".join(_MEANINGS[name] for name in met))
-        if any("(" in cell for cell in texts):
+        if any(cell.chosen is not None for cell in cells):
             notes.append(
                 "In brackets the bound, which is the best of all for each line on its own, as in the paper; "
                 "honest-table has one bound for all lines."
             )
-        if any(cell.endswith("*") for cell in texts):
+        if any(isinstance(cell.epoch, str) for cell in cells):
             notes.append("* The best of the epochs measured, for each seed on its own, as in the paper.")
         return notes
 

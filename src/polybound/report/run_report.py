@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Cell, Row, Table, labels, paper_counts
+from polybound.evaluation import CLEAN, Row, Score, Table, best_place, labels, paper_counts
 from polybound.models import ConvCCP
-from polybound.report.elements import Figure, Section
+from polybound.report.differences import Pair, pairs_table, questions_table
+from polybound.report.elements import Figure, Section, Value
 from polybound.report.elements import Table as Shown
-from polybound.report.findings import Finding
 from polybound.report.labels import (
     PROTOCOLS,
-    cell_text,
     column_name,
     dataset_label,
     images_text,
@@ -25,7 +24,7 @@ from polybound.report.summary import Summary
 from polybound.runs import Loaded
 from polybound.theory import gamma, lipschitz, theta
 
-__all__ = ["bounds_table", "runs_section", "scores_table"]
+__all__ = ["bounds_table", "by_heading", "highest_pairs", "runs_section", "scores_table"]
 
 _COLUMN = ("attack", "protocol", "counted", "attack_seed")
 _OF_THE_RUN = ("seed", "run", "weights", "correct", "per_class")
@@ -46,38 +45,45 @@ def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> tuple[
         why = "; ".join(f"{path}: {reason}" for path, reason in skipped.items())
         raise PolyboundError(why or "no scores in these runs: `polybound evaluate` makes them")
     bounds, scores = bounds_table(loaded), scores_table(table)
-    figures = run_figures(table, _headings(table), loaded)
+    full = table.fullest()
+    headings = by_heading(full)
+    figures = run_figures(full, headings, loaded)
     parts: list[Shown | Figure] = [scores, *([bounds] if bounds.rows else []), *figures]
     notes = [f"{path} was skipped: {why}" for path, why in skipped.items()]
     title = f"{len(loaded)} run{'s' if len(loaded) > 1 else ''}"
-    return Section("runs", title, parts, notes), _summary(scores, title, next(iter(figures), None))
+    protocols = [name for name in PROTOCOLS if name in table.values("protocol")]
+    count = len(table.configurations("epoch", *Score.names()))
+    lead = f"{title} of {count} configuration{'s' if count > 1 else ''}, averaged over seeds and nothing else."
+    pairs = highest_pairs(headings)
+    tables = {"compared": questions_table(pairs), "differences": pairs_table(pairs)}
+    summary = Summary(0, 0, 0, 0, headline=next(iter(figures), None), lead=lead, **tables)
+    return Section("runs", title, parts, notes, protocols=protocols), summary
 
 
-def _summary(scores: Shown, title: str, headline: Figure | None) -> Summary:
-    """How many runs there are, and which has the highest accuracy under each attack.
+def highest_pairs(headings: Sequence[tuple[str, Table]]) -> list[Pair]:
+    """The configuration with the highest accuracy of a column against the next, for each heading and column.
 
-    They are not judged by the paper's values: those are of the best of all bounds, which `compare` looks for.
+    Only what was measured on the same images is compared, by the rule of `best_place`. Runs are not judged by the
+    paper's values: those are of the best of all bounds, which `compare` looks for.
     """
-    rows = f"{len(scores.rows)} configuration{'s' if len(scores.rows) > 1 else ''}"
-    lead = f"{title} of {rows}, averaged over seeds and nothing else."
-    found = [_highest(scores, column) for column in range(3, len(scores.header))] if len(scores.rows) > 1 else []
-    return Summary(0, 0, 0, 0, [one for one in found if one is not None], headline, lead=lead)
+    found = []
+    for heading, table in headings:
+        for column, rows in table.groups(*_COLUMN).items():
+            rivals = rows.where(total=max(rows.values("total"))).configurations()
+            left = list(zip(labels([one.rows[0] for one in rivals], _OF_THE_RUN), rivals, strict=True))
+            ranked: list[tuple[str, Table]] = []
+            while left and (best := best_place([[one.cell()] for _, one in left])) is not None:
+                ranked.append(left.pop(best[0]))
+            if len(ranked) > 1:
+                (name, first), (other, second) = ranked[:2]
+                under = column_name(*column)
+                asked = "Which is the most accurate?" if under == CLEAN else f"Which keeps most under {under}?"
+                sides = f"{name} with {other}, the next of {len(rivals)}"
+                found.append(Pair.of(asked, sides, heading, first, second))
+    return [pair for pair in found if pair is not None]
 
 
-def _highest(scores: Shown, column: int) -> Finding | None:
-    """The configuration with the highest accuracy of a column."""
-    cells = [(float(row[column].split()[0]), number) for number, row in enumerate(scores.rows) if row[column]]
-    if len(cells) < 2:
-        return None
-    value, number = max(cells)
-    heading = next(text for first, text in reversed(scores.groups) if first <= number)
-    where = f" ({heading})" if len(scores.groups) > 1 else ""
-    name = scores.header[column]
-    question = "Which is the most accurate?" if name == CLEAN else f"Which keeps most under {name}?"
-    return Finding(question, f"{scores.rows[number][0]}{where}: {value:.2f} %, the highest of {len(cells)}.")
-
-
-def _headings(table: Table) -> list[tuple[str, Table]]:
+def by_heading(table: Table) -> list[tuple[str, Table]]:
     """The rows by what they have in common: data set, model, rank, epochs, split and defence."""
     found = []
     for part in table.groups(*_HEADING).values():
@@ -91,25 +97,19 @@ def scores_table(table: Table) -> Shown:
     columns = list(table.groups(*_COLUMN))
     columns.sort(key=lambda column: column[0] != CLEAN)
     header = ["method", "seeds", "images", *(column_name(*column) for column in columns)]
-    cells: list[list[str]] = []
+    cells: list[list[Value]] = []
     groups: list[tuple[int, str]] = []
-    for heading, part in _headings(table):
+    for heading, part in by_heading(table):
         groups.append((len(cells), heading))
         configurations = sorted(part.configurations(*_COLUMN), key=_order)
         names = labels([one.rows[0] for one in configurations], (*_OF_THE_RUN, *_COLUMN, "total", "available"))
         for name, one in zip(names, configurations, strict=True):
             found = [one.where(dict(zip(_COLUMN, column, strict=True))).cell() for column in columns]
-            count = max(len(cell.seeds) for cell in found if cell is not None)
-            cells.append([name, str(count), images_text(one.rows[0]), *(_with_seeds(cell, count) for cell in found)])
+            for seeds in dict.fromkeys(cell.seeds for cell in found if cell is not None):
+                values = [cell if cell is not None and cell.seeds == seeds else None for cell in found]
+                cells.append([name, len(seeds), images_text(one.rows[0]), *values])
     notes = [_counting(name) for name in PROTOCOLS if name in table.values("protocol")]
     return Shown("Accuracy in %", header, cells, groups, notes=notes)
-
-
-def _with_seeds(cell: Cell | None, seeds: int) -> str:
-    """A cell, with its number of seeds if that is not the row's."""
-    if cell is None or len(cell.seeds) == seeds:
-        return cell_text(cell)
-    return f"{cell_text(cell)} ({len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''})"
 
 
 def _heading(row: Row, *, several: bool) -> str:
@@ -122,10 +122,10 @@ def _heading(row: Row, *, several: bool) -> str:
     return f"{names}, rank {row['model.rank']}, {row['schedule.epochs']} epochs{samples}{measured}"
 
 
-def _order(table: Table) -> tuple[str, float, str]:
-    """Methods together, their bounds and weights in numerical order."""
+def _order(table: Table) -> tuple[str, float, int, str]:
+    """Methods together, their bounds and weights in numerical order, and full measurements before limited ones."""
     row = table.rows[0]
-    return str(row["method"]), level_of(row)[0], str(row)
+    return str(row["method"]), level_of(row)[0], -row["total"], str(row)
 
 
 def _counting(protocol: str) -> str:
@@ -145,7 +145,7 @@ def bounds_table(loaded: Sequence[Loaded]) -> Shown:
     header = ["run", "theta", "gamma", "Lipschitz, paper", "Lipschitz, row-wise"]
     dense = [one for one in loaded if not isinstance(one.model, ConvCCP)]
     named = sorted(zip(network_names(dense), dense, strict=True), key=_bounds_order)
-    cells = []
+    cells: list[list[Value]] = []
     for name, one in named:
         values = (
             theta(one.model),
@@ -153,7 +153,7 @@ def bounds_table(loaded: Sequence[Loaded]) -> Shown:
             lipschitz(one.model, method="paper").value,
             lipschitz(one.model, method="rowwise").value,
         )
-        cells.append([name, *(f"{float(value):.4g}" for value in values)])
+        cells.append([name, *map(float, values)])
     note = "In the l_inf norm, for inputs in [-1, 1]. theta: norm of the product of all factors; gamma: its relaxation."
     return Shown("Bounds", header, cells, notes=[note], name="bounds")
 

@@ -1,4 +1,4 @@
-"""What a report opens with: how many published values are met, an answer to each question, one headline figure."""
+"""What a report opens with: how many published values are met, what was compared, one headline figure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from polybound.evaluation import CLEAN
 from polybound.experiments import Comparison, published
-from polybound.report.elements import Figure, Line, Panel, Section, Table
-from polybound.report.findings import Finding, Part, findings
+from polybound.report.differences import pairs_of, pairs_table, questions_table
+from polybound.report.elements import Figure, Line, Panel, Part, Section, Table, Value
 from polybound.report.labels import METHODS
 from polybound.report.missing import missing_values
 
@@ -27,10 +27,11 @@ class Summary:
         missed: those that ours are not.
         not_judged: those that were run with a shorter schedule, fewer or other data or another recipe only.
         published: how many different values there are: the paper's, or of these those that some runs are of.
-        findings: a sentence for each question.
+        compared: for each question what was compared, by how much, on which images and seeds; None without any.
         headline: the figure to look at first.
         misses: the values that are missed, one a row; None if there is none.
         missing: what was not run, with the reasons; None if nothing is missing.
+        differences: every pair that was compared, with its interval; None without any.
         lead: what to say first.
     """
 
@@ -38,10 +39,11 @@ class Summary:
     missed: int
     not_judged: int
     published: int
-    findings: Sequence[Finding] = ()
+    compared: Table | None = None
     headline: Figure | None = None
     misses: Table | None = None
     missing: Table | None = None
+    differences: Table | None = None
     lead: str = ""
 
     @property
@@ -73,14 +75,15 @@ def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
     headline = _headline(list(judged.values())) if judged else next(iter(figures), None)
     paper = compared or any(part.experiment.published for part in parts)
     lead = "" if paper else "None of this is in the paper's tables, so that nothing is met or missed."
-    return Summary(*counts, findings(parts), headline, _misses(off), missing, lead)
+    pairs = pairs_of(parts)
+    return Summary(*counts, questions_table(pairs), headline, _misses(off), missing, pairs_table(pairs), lead)
 
 
 def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_dir: Path | None) -> Table | None:
     """The published values that were not run, then all else that is not there, with the reasons."""
     paper = any(part.experiment.published for part in parts)
     values = missing_values(run, [part.experiment for part in parts], data_dir) if paper else None
-    rows = [] if values is None else [list(row) for row in values.rows]
+    rows: list[list[Value]] = [] if values is None else [list(row) for row in values.rows]
     for part in parts:
         shown = part.scores.rows or any(isinstance(one, Figure) and not one.empty for one in part.section.parts)
         if paper and (part.experiment.published or shown):

@@ -8,7 +8,7 @@ from textwrap import fill
 
 from polybound.report.elements import Table
 
-__all__ = ["SYMBOLS", "to_csv", "to_latex", "to_markdown"]
+__all__ = ["SYMBOLS", "marked", "to_csv", "to_latex", "to_markdown"]
 
 SYMBOLS = {"met": "✓", "missed": "✗", "not published": "○", "not judged": "?", "not run": ""}
 """The sign of each verdict; the notes of a table say what they mean."""
@@ -27,17 +27,17 @@ def to_markdown(table: Table) -> str:
     header = [_markdown(name) for name in table.header]
     lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |"]
     headings = dict(table.groups)
-    for number, row in enumerate(table.rows):
+    for number, row in enumerate(table.texts):
         if number in headings:
             lines.append(f"| **{_markdown(headings[number])}** |{' |' * (len(header) - 1)}")
-        cells = [_cell(table, number, place, _markdown(cell), "**", "**") for place, cell in enumerate(row)]
+        cells = [marked(table, number, place, _markdown(cell)) for place, cell in enumerate(row)]
         lines.append(f"| {' | '.join(cells)} |")
     notes = (fill(_markdown(note), 118, break_long_words=False, break_on_hyphens=False) for note in table.notes)
     return "\n".join([*lines, *(f"\n{note}" for note in notes)])
 
 
-def _cell(table: Table, row: int, column: int, text: str, before: str, after: str) -> str:
-    """A cell, in bold if it is, with the sign of its verdict."""
+def marked(table: Table, row: int, column: int, text: str, before: str = "**", after: str = "**") -> str:
+    """The text of a cell, in bold if it is, with the sign of its verdict."""
     verdict = table.verdicts.get((row, column), "")
     shown = f"{before}{text}{after}" if (row, column) in table.bold else text
     return verdict if verdict == "not run" else f"{shown} {SYMBOLS.get(verdict, '')}".rstrip()
@@ -58,11 +58,11 @@ def to_latex(table: Table) -> str:
     headings = dict(table.groups)
     lines = [r"\begin{table}", rf"\begin{{tabular}}{{{'l' * 2 + 'r' * (len(table.header) - 2)}}}", r"\toprule"]
     lines += [" & ".join(map(_escape, table.header)) + r" \\", r"\midrule"]
-    for number, row in enumerate(table.rows):
+    for number, row in enumerate(table.texts):
         if number in headings:
             lines += [r"\midrule"] if number else []
             lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{_escape(headings[number])}}}}} \\")
-        cells = [_cell(table, number, place, _escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
+        cells = [marked(table, number, place, _escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
         lines.append(" & ".join(map(_signs, cells)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escape(table.title)}}}", r"\end{table}"]
     return "\n".join(map(_signs, lines))
@@ -95,7 +95,7 @@ def to_csv(table: Table) -> str:
     judged = sorted({column for _, column in table.verdicts})
     writer.writerow(["group", *table.header, *(f"{table.header[column]}: verdict" for column in judged)])
     headings, group = dict(table.groups), ""
-    for number, row in enumerate(table.rows):
+    for number, row in enumerate(table.texts):
         group = headings.get(number, group)
         writer.writerow([group, *row, *(table.verdicts.get((number, column), "") for column in judged)])
     return out.getvalue()

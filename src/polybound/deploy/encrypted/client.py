@@ -6,14 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from polybound.deploy.encrypted.messages import join, split
+from polybound.deploy.encrypted.messages import Format
 from polybound.deploy.encrypted.packing import pack
 from polybound.deploy.encrypted.polynomial import Array
 from polybound.deploy.encrypted.public import PublicPlan
 from polybound.deploy.encrypted.seal import CONJUGATION, Exchange, galois_elements, make_context, sealapi
 from polybound.errors import PolyboundError
 
-__all__ = ["Client"]
+__all__ = ["Client", "within"]
+
+
+def within(pixels: Array, domain: tuple[float, float]) -> Array:
+    """The pixels, cut to the domain where they are outside by rounding only.
+
+    Raises:
+        PolyboundError: they are further outside, or no numbers.
+    """
+    low, high = domain
+    # Not below: NaN is outside as well.
+    if not ((pixels >= low - 1e-6) & (pixels <= high + 1e-6)).all():
+        raise PolyboundError(f"pixels must lie between {low:g} and {high:g}")
+    return np.clip(pixels, low, high)
 
 
 class Client:
@@ -35,6 +48,13 @@ class Client:
         self._decryptor = sealapi.Decryptor(self._context, self._generator.secret_key())
         self._encoder = sealapi.CKKSEncoder(self._context)
         self._exchange = Exchange()
+        # The server drops all primes but one.
+        self._reply = Format(self._context, self._exchange).ciphertext(1, None, seeded=False)
+
+    @property
+    def reply_limit(self) -> int:
+        """The largest size of a reply, in bytes."""
+        return self._reply.limit
 
     def keys(self) -> bytes:
         """The public keys that a server needs: for products, for rotations, and to encrypt zeros. Sent once."""
@@ -42,7 +62,7 @@ class Client:
         public = sealapi.PublicKey()
         self._generator.create_public_key(public)
         found = [self._generator.create_relin_keys(), self._generator.create_galois_keys(elements), public]
-        return join([self._exchange.to_bytes(key) for key in found])
+        return b"".join([self._exchange.to_bytes(key) for key in found])
 
     def encrypt(self, image: Any) -> bytes:
         """A request for one image of the plan's shape, its entries within the plan's domain.
@@ -51,18 +71,14 @@ class Client:
             PolyboundError: it is something else.
         """
         pixels = self.pixels(image)
-        return join([self._exchange.to_bytes(self._encrypt(slots)) for slots in pack(self.plan.layout, pixels)])
+        return b"".join([self._exchange.to_bytes(self._encrypt(slots)) for slots in pack(self.plan.layout, pixels)])
 
     def pixels(self, image: Any) -> Array:
         """The pixels of an image as a flat array, checked."""
         values = np.asarray(image, dtype=np.float64)
         if values.size != self.plan.layout.features:
             raise PolyboundError(f"an image of shape {self.plan.shape} is wanted, got {values.shape}")
-        low, high = self.plan.domain
-        # Not below: NaN is outside as well.
-        if not ((values >= low - 1e-6) & (values <= high + 1e-6)).all():
-            raise PolyboundError(f"pixels must lie between {low:g} and {high:g}")
-        return np.clip(values.ravel(), low, high)
+        return within(values.ravel(), self.plan.domain)
 
     def decrypt(self, reply: bytes) -> Array:
         """The logits (classes,) of a reply.
@@ -70,10 +86,8 @@ class Client:
         Raises:
             PolyboundError: the reply is damaged, or of other parameters.
         """
-        (content,) = split(reply, [len(reply)], "the reply")
-        result = self._exchange.load_into(sealapi.Ciphertext(), self._context, content, "the reply")
-        if result.size() != 2:
-            raise PolyboundError("the reply is no ciphertext of the plan")
+        what = "the reply"
+        result = self._exchange.load_into(sealapi.Ciphertext(), self._context, self._reply.read(reply, what), what)
         plain = sealapi.Plaintext()
         self._decryptor.decrypt(result, plain)
         first, classes = self.plan.layout.first, self.plan.layout.classes

@@ -5,21 +5,30 @@
     POST /classify/DIGEST      an encrypted image; answers with the encrypted logits
 
 The header `Polybound-Plan` of a POST names the digest of the plan that it is for. Errors are JSON, `{"error": "..."}`:
-400 for what cannot be read, 404 for keys that are not known (any more), 409 for another plan, 411 and 413 for sizes.
+400 for what cannot be read, 403 for a foreign `Host`, 404 for keys that are not known (any more), 409 for another plan,
+411 and 413 for sizes, 503 while there is no room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import json
+import re
 import signal
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, cast
+from urllib.parse import urlsplit
 
+from tornado.http1connection import HTTP1Connection
 from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
@@ -28,45 +37,188 @@ from polybound.deploy.encrypted.public import PLAN_HEADER
 from polybound.deploy.encrypted.server import Keys, Server
 from polybound.errors import PolyboundError
 
-__all__ = ["Service", "serve"]
+__all__ = ["Limits", "Service", "serve"]
+
+_PIECE = 2**16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server grants to clients that it does not know.
+
+    Attributes:
+        connections: how many are open at once. A further one takes the place of the one that is idle the longest.
+        in_flight: bytes of all unfinished uploads together; one whole message always fits.
+        seconds: to send the headers of a request, again to send its body, and again to take the reply.
+        keep: for this number of seconds after their last use, keys do not give way to new ones.
+        keep_unused: the same for keys that were never used.
+    """
+
+    connections: int = 64
+    in_flight: int = 2**26
+    seconds: float = 60.0
+    keep: float = 600.0
+    keep_unused: float = 60.0
+
+
+class NoRoomError(PolyboundError):
+    """There is no room now; later there may be."""
+
+
+@dataclass
+class _Kept:
+    """Keys that are kept, and until when they are safe."""
+
+    keys: Keys
+    safe: float
 
 
 class Service:
-    """A server and the keys of its clients, of which it keeps the last so many.
+    """A server, the keys of its clients, and the bytes that are on their way to it.
 
     Args:
         plan: the plan of the network.
-        clients: how many clients' keys are kept; the one that was used least recently goes first.
+        clients: how many clients' keys are kept.
+        limits: what else is granted to clients.
+        clock: seconds, from any start.
     """
 
-    def __init__(self, plan: Plan, clients: int = 16) -> None:
+    def __init__(
+        self, plan: Plan, clients: int = 16, limits: Limits | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self.server = Server(plan)
         self.public = plan.public
-        self.clients = clients
-        self._keys: OrderedDict[str, Keys] = OrderedDict()
+        self.clients, self.limits = clients, limits or Limits()
+        self._clock = clock
+        self._kept: dict[str, _Kept] = {}
+        self._in_flight = 0
+
+    def next_to_go(self) -> str | None:
+        """The digest of the keys that give way to new ones; None if there is room as it is.
+
+        Raises:
+            NoRoomError: all were used recently.
+        """
+        if len(self._kept) < self.clients:
+            return None
+        oldest = min(self._kept, key=lambda digest: self._kept[digest].safe)
+        left = self._kept[oldest].safe - self._clock()
+        if left > 0:
+            raise NoRoomError(f"the keys of {len(self._kept)} clients are in use: there may be room in {left:.0f} s")
+        return oldest
 
     def add_keys(self, content: bytes) -> str:
-        """Keep a client's keys; their digest, by which requests name them."""
+        """Keep a client's keys; their digest, by which requests name them.
+
+        Raises:
+            PolyboundError: they cannot be read, or there is no room.
+        """
         digest = hashlib.sha256(content).hexdigest()
-        if digest not in self._keys:
-            self._keys[digest] = self.server.load_keys(content)
-        self._keys.move_to_end(digest)
-        while len(self._keys) > self.clients:
-            self._keys.popitem(last=False)
+        if digest not in self._kept:
+            keys = self.server.load_keys(content)
+            oldest = self.next_to_go()
+            if oldest is not None:
+                del self._kept[oldest]
+            self._kept[digest] = _Kept(keys, self._clock() + self.limits.keep_unused)
         return digest
 
-    def keys(self, digest: str) -> Keys | None:
-        """The keys of that digest, if they are known."""
-        if digest in self._keys:
-            self._keys.move_to_end(digest)
-        return self._keys.get(digest)
+    def knows(self, digest: str) -> bool:
+        """Whether the keys of that digest are kept."""
+        return digest in self._kept
+
+    def classify(self, content: bytes, digest: str) -> bytes:
+        """The reply to a request under the keys of that digest, which are safe for a while after it.
+
+        Raises:
+            PolyboundError: the request cannot be read.
+        """
+        kept = self._kept[digest]
+        reply = self.server.classify(content, kept.keys)
+        kept.safe = self._clock() + self.limits.keep
+        return reply
+
+    def reserve(self, size: int) -> None:
+        """Count the bytes of an upload that begins.
+
+        Raises:
+            NoRoomError: there are too many on their way.
+        """
+        if self._in_flight and self._in_flight + size > self.limits.in_flight:
+            raise NoRoomError(f"uploads of {self._in_flight} bytes are on their way: send it later")
+        self._in_flight += size
+
+    def release(self, size: int) -> None:
+        """Count them no longer."""
+        self._in_flight -= size
+
+
+class _Doorkeeper(HTTPServer):
+    """Tornado's server with a limited number of connections, each with a limited time for a request."""
+
+    def open(self, limits: Limits, most: int) -> None:
+        self._seconds, self._most = limits.seconds, most
+        # The connections that wait for a request, longest first, and those that have one, with the end of its time.
+        self._idle: OrderedDict[IOStream, None] = OrderedDict()
+        self._busy: dict[IOStream, asyncio.TimerHandle] = {}
+
+    async def accept(self, listener: Any) -> None:
+        """Take connections, until cancelled."""
+        while True:
+            try:
+                connection, address = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # Out of descriptors, or the other side is gone: without a pause this would be a loop.
+                self._dismiss()
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._idle) + len(self._busy) >= self._most and not self._dismiss():
+                connection.close()
+                continue
+            stream = IOStream(connection, max_buffer_size=16 * _PIECE)
+            self._idle[stream] = None
+            self.handle_stream(stream, address)
+
+    def _dismiss(self) -> bool:
+        """Close the connection that is idle the longest; whether there was one."""
+        if not self._idle:
+            return False
+        stream, _ = self._idle.popitem(last=False)
+        stream.close()
+        return True
+
+    def start_request(self, server_conn: Any, request_conn: Any) -> Any:
+        """The connection waits for its next request."""
+        stream = server_conn.stream
+        if stream in self._busy:
+            self._busy.pop(stream).cancel()
+            self._idle[stream] = None
+        return super().start_request(server_conn, request_conn)
+
+    def begin(self, stream: IOStream) -> None:
+        """A request has begun: its headers are there. Tornado itself limits the time of headers and body only."""
+        if stream in self._idle:
+            del self._idle[stream]
+            self._busy[stream] = asyncio.get_running_loop().call_later(2 * self._seconds, stream.close)
+
+    def on_close(self, server_conn: Any) -> None:
+        stream = server_conn.stream
+        self._idle.pop(stream, None)
+        if stream in self._busy:
+            self._busy.pop(stream).cancel()
+        super().on_close(server_conn)
 
 
 class _Handler(RequestHandler):
-    """Errors as JSON."""
+    """Errors as JSON; no answer to a foreign name."""
 
-    def initialize(self, service: Service) -> None:
-        self.service = service
+    def initialize(self, service: Service, hosts: _Hosts, begin: Callable[[IOStream], None]) -> None:
+        self.service, self.hosts, self.begin = service, hosts, begin
+
+    def prepare(self) -> None:
+        self.connection = cast(HTTP1Connection, self.request.connection)
+        self.begin(self.connection.stream)
+        # A page of another site may reach a local server under that site's name (DNS rebinding), not under an address.
+        if not self.hosts.includes(self.request.headers.get("Host", "")):
+            raise HTTPError(403, "this server has another name than the request's Host")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:  # noqa: ARG002
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -91,82 +243,152 @@ class _Plan(_Handler):
 
 @stream_request_body
 class _Upload(_Handler):
-    """A body of limited size, for the plan of this server."""
+    """A body of limited size, for the plan of this server.
 
-    def initialize(self, service: Service) -> None:
-        super().initialize(service)
-        self.body = bytearray()
+    The headers alone decide whether a body is kept. A client that does not wait for the decision (`Expect:
+    100-continue`) sees it after its body, which is read and thrown away: it would not see the answer before.
+    """
+
+    def initialize(self, service: Service, hosts: _Hosts, begin: Callable[[IOStream], None]) -> None:
+        super().initialize(service, hosts, begin)
+        self._body = bytearray()
+        self._reserved = 0
+        self._refusal: HTTPError | None = None
 
     def prepare(self) -> None:
-        length = self.request.headers.get("Content-Length", "")
-        if not length.isdigit():
+        super().prepare()
+        if self.request.method != "POST":
+            raise HTTPError(405)
+        length = self.request.headers.get("Content-Length")
+        if length is None:
             raise HTTPError(411, "a Content-Length is needed")
-        if int(length) > self.size_limit():
-            raise HTTPError(413, f"{length} bytes are more than the {self.size_limit()} of this plan")
+        if not re.fullmatch("[0-9]{1,18}", length):
+            raise HTTPError(400, "the Content-Length is not a number")
+        size = int(length)
+        if size > self.size_limit():
+            raise HTTPError(413, f"{size} bytes are more than the {self.size_limit()} of this plan")
+        try:
+            if self.request.headers.get(PLAN_HEADER) != self.service.public.digest:
+                raise HTTPError(
+                    409, f"the request is for another plan than this server's, or names none in {PLAN_HEADER}"
+                )
+            self.judge()
+            self._asked(lambda: self.service.reserve(size))
+            self._reserved = size
+        except HTTPError as error:
+            if self.request.headers.get("Expect", "").lower() == "100-continue":
+                raise
+            self._refusal = error
+        self.connection.set_max_body_size(size)
 
     def size_limit(self) -> int:
         """The largest body, in bytes."""
         raise NotImplementedError
 
+    def judge(self) -> None:
+        """Refuse what needs no body to be refused."""
+
     def data_received(self, chunk: bytes) -> None:
-        self.body += chunk
-        if len(self.body) > self.size_limit():
-            raise HTTPError(413, "the body is too large")
+        if self._refusal is None:
+            self._body += chunk
 
-    def checked(self, work: Callable[[bytes], Any]) -> Any:
-        """What `work` makes of the body, if it is for this plan.
+    def answered(self, work: Callable[[bytes], Any]) -> Any:
+        """What `work` makes of the body."""
+        if self._refusal is not None:
+            raise self._refusal
+        content = bytes(self._body)
+        self._body.clear()
+        return self._asked(lambda: work(content))
 
-        That is looked at after the body has been read: a client that is still sending would not see the answer.
-        """
-        content = bytes(self.body)
-        self.body.clear()
-        if self.request.headers.get(PLAN_HEADER) != self.service.public.digest:
-            raise HTTPError(409, f"the request is for another plan than this server's, or names none in {PLAN_HEADER}")
+    def _asked(self, work: Callable[[], Any]) -> Any:
         try:
-            return work(content)
+            return work()
+        except NoRoomError as error:
+            raise HTTPError(503, str(error)) from None
         except PolyboundError as error:
             raise HTTPError(400, str(error)) from None
+        except OSError as error:
+            raise HTTPError(503, f"the server has no room ({error.strerror})") from None
+
+    def on_finish(self) -> None:
+        self.service.release(self._reserved)
+        self._reserved = 0
+        self._body = bytearray()
+
+    def on_connection_close(self) -> None:
+        self.on_finish()
 
 
 class _Keys(_Upload):
     def size_limit(self) -> int:
-        return sum(self.service.server.key_limits)
+        return self.service.server.key_limit
+
+    def judge(self) -> None:
+        self._asked(self.service.next_to_go)
 
     def post(self) -> None:
-        digest = self.checked(self.service.add_keys)
+        digest = self.answered(self.service.add_keys)
         self.set_status(201)
         self.finish(json.dumps({"keys": digest}))
 
 
 class _Classify(_Upload):
     def size_limit(self) -> int:
-        return sum(self.service.server.request_limits)
+        return self.service.server.request_limit
+
+    def judge(self) -> None:
+        if not self.service.knows(self.path_args[0]):
+            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
 
     def post(self, digest: str) -> None:
-        reply = self.checked(lambda content: self._classify(content, digest))
+        def work(content: bytes) -> bytes:
+            self.judge()  # again: other clients' keys may have come while this body was on its way
+            return self.service.classify(content, digest)
+
+        reply = self.answered(work)
         self.set_header("Content-Type", "application/octet-stream")
         self.finish(reply)
-
-    def _classify(self, content: bytes, digest: str) -> bytes:
-        keys = self.service.keys(digest)
-        if keys is None:
-            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
-        return self.service.server.classify(content, keys)
 
 
 class _Nothing(_Handler):
     def prepare(self) -> None:
+        super().prepare()
         raise HTTPError(404, "there is /plan, /keys and /classify/DIGEST")
 
 
-def _application(service: Service) -> Application:
-    given = {"service": service}
-    routes: list[Any] = [
-        (r"/plan", _Plan, given),
-        (r"/keys", _Keys, given),
-        (r"/classify/([0-9a-f]{64})", _Classify, given),
-    ]
-    return Application(routes, default_handler_class=_Nothing, default_handler_args=given, log_function=lambda _: None)
+class _Hosts:
+    """The names under which a server answers: the loopback's, its own, and if it listens everywhere, any address."""
+
+    def __init__(self, bound: str) -> None:
+        self._names = {"127.0.0.1", "localhost", "::1", bound.lower()}
+        self._anywhere = bound in ("", "0.0.0.0", "::")  # noqa: S104
+
+    def includes(self, header: str) -> bool:
+        """Whether the header `Host` has one of them."""
+        try:
+            parts = urlsplit(f"//{header}")
+            name = (parts.hostname or "").rstrip(".")
+            _ = parts.port  # a ValueError if it is none
+            if parts.netloc != header or "@" in header:
+                return False
+            return name in self._names or (self._anywhere and bool(ipaddress.ip_address(name)))
+        except ValueError:
+            return False
+
+
+def _descriptors() -> int:
+    """How many more files and sockets this process may open, some of them left for files."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except ImportError:
+        return 256
+    try:
+        used = len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:
+        used = 32
+    return max(1, limit - used - 12) if limit != resource.RLIM_INFINITY else 2**20
 
 
 def serve(
@@ -175,23 +397,43 @@ def serve(
     host: str = "127.0.0.1",
     clients: int = 16,
     ready: Callable[[int], None] = lambda _: None,
+    limits: Limits | None = None,
 ) -> None:
     """Answer requests until the process is interrupted or told to end.
 
     Args:
         plan: the plan of the network.
         port: 0 takes a free one.
-        host: the address to listen on.
+        host: the address to listen on; requests must name it, or the loopback, as their `Host`.
         clients: how many clients' keys are kept.
         ready: is called with the port once the server listens.
+        limits: what else is granted to clients.
     """
-    service = Service(plan, clients)
+    limits = limits or Limits()
+    service = Service(plan, clients, limits)
 
     async def run() -> None:
-        # Bodies are read piece by piece, and limited by what they are for.
-        server = HTTPServer(_application(service), max_body_size=2**40, idle_connection_timeout=300, body_timeout=300)
+        server: _Doorkeeper
         sockets = bind_sockets(port, host)
-        server.add_sockets(sockets)
+        given = {"service": service, "hosts": _Hosts(host), "begin": lambda stream: server.begin(stream)}
+        routes: list[Any] = [
+            (r"/plan", _Plan, given),
+            (r"/keys", _Keys, given),
+            (r"/classify/([0-9a-f]{64})", _Classify, given),
+        ]
+        application = Application(
+            routes, default_handler_class=_Nothing, default_handler_args=given, log_function=lambda _: None
+        )
+        # Uploads are read piece by piece, and have limits of their own.
+        server = _Doorkeeper(
+            application,
+            chunk_size=_PIECE,
+            max_body_size=_PIECE,
+            idle_connection_timeout=limits.seconds,
+            body_timeout=limits.seconds,
+        )
+        server.open(limits, min(limits.connections, _descriptors()))
+        accepting = [asyncio.create_task(server.accept(socket)) for socket in sockets]
         stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             # Not everywhere, and in the main thread only.
@@ -199,7 +441,10 @@ def serve(
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         ready(sockets[0].getsockname()[1])
         await stopped.wait()
-        server.stop()
+        for task in accepting:
+            task.cancel()
+        for socket in sockets:
+            socket.close()
         await server.close_all_connections()
 
     try:

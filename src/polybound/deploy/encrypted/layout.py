@@ -45,7 +45,9 @@ def _calmest(slots: int, period: int, window: int) -> tuple[int, float]:
     """The first slot of the calmest window, a multiple of the period, and its highest peak."""
     height = peaks(slots)
     starts = np.arange(0, slots, period)
-    worst = np.max([height[(starts + n) % slots] for n in range(window)], axis=0)
+    worst = np.zeros(len(starts))
+    for n in range(window):
+        np.maximum(worst, height[(starts + n) % slots], out=worst)
     best = int(np.argmin(worst))
     return int(starts[best]), float(worst[best])
 

@@ -1,45 +1,299 @@
-"""Several objects in SEAL's format, one after the other: every one begins with a header that knows its size."""
+"""Messages in SEAL's format, read strictly: SEAL itself is only ever given bytes that were checked here.
+
+SEAL's loader trusts what it reads: a changed number of key parts ends the process later, a damaged inner header at
+once, and small messages may unpack to gigabytes. An object is a header and its members, in bytes:
+
+    header       magic number 2 | own size 1 | version 2 | compression 1 | nothing 2 | size with the header 8
+    ciphertext   parms_id 32 | NTT form 1 | polynomials 8 | ring 8 | primes 8 | scale 8 | correction factor 8
+                 | header 16 | number of words 8 | words
+                 | header 16 | generator 1 | seed 64              instead of the words of the second polynomial
+    keys         parms_id 32 | places 8 | at each place: number of parts 8 | as many ciphertexts, with headers
+
+All after the first header may be compressed by zstd. The plan determines every byte of this but the residues, the
+seeds and the scale of a reply. A `Form` holds those bytes, compares them, and checks the rest for its range. What it
+accepts is handed on uncompressed, and has the form's size.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, NewType
 
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from polybound.deploy.encrypted.seal import Exchange, sealapi
 from polybound.errors import PolyboundError
 
-__all__ = ["HEADER", "join", "split"]
+__all__ = ["HEADER", "Checked", "Form", "Format", "split"]
+
+Checked = NewType("Checked", bytes)
+"""An object in SEAL's format whose bytes a `Form` has checked."""
 
 HEADER = struct.Struct("<HBBBBHQ")
 """SEAL's header: magic number, its own size, major and minor version, compression, nothing, size with the header."""
 
-_MAGIC = 0xA15E
+_MAGIC, _PLAIN, _ZSTD = 0xA15E, 0, 2
+_FIELDS = struct.Struct("<4QBQQQ")
+_COUNT, _SCALE = struct.Struct("<Q"), struct.Struct("<d")
+_GENERATOR = b"\x01"  # BLAKE2xb, SEAL's default
 
 
-def join(parts: Iterable[bytes]) -> bytes:
-    """The parts, one after the other."""
-    return b"".join(parts)
-
-
-def split(content: bytes, limits: Sequence[int], what: str) -> list[memoryview]:
-    """The parts of a message: as many as there are limits, each of at most so many bytes.
+def split(content: bytes, forms: Sequence[Form], what: str) -> list[memoryview]:
+    """The parts of a message, one for each form; only their headers and sizes are checked.
 
     Raises:
         PolyboundError: there are more or fewer, one is too large, or it is none of SEAL's; the message names `what`.
     """
     rest = memoryview(content)
     parts = []
-    for number, limit in enumerate(limits, 1):
+    for number, form in enumerate(forms, 1):
         if len(rest) < HEADER.size:
-            raise PolyboundError(f"{what} ends before its part {number} of {len(limits)}")
+            raise PolyboundError(f"{what} ends before its part {number} of {len(forms)}")
         magic, own, *_, size = HEADER.unpack(rest[: HEADER.size])
         if magic != _MAGIC or own != HEADER.size:
             raise PolyboundError(f"{what}: part {number} is not in SEAL's format")
         if not HEADER.size < size <= len(rest):
             raise PolyboundError(f"{what} is truncated: part {number} claims {size} bytes, {len(rest)} are there")
-        if size > limit:
-            raise PolyboundError(f"{what}: part {number} has {size} bytes, more than {limit}")
+        if size > form.limit:
+            raise PolyboundError(f"{what}: part {number} has {size} bytes, more than {form.limit}")
         parts.append(rest[:size])
         rest = rest[size:]
     if len(rest):
         raise PolyboundError(f"{what} goes on for {len(rest)} bytes after its last part")
     return parts
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Polynomials by their residues: (polynomials, primes, ring)."""
+
+    polynomials: int
+    moduli: tuple[int, ...]
+    ring: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.polynomials, len(self.moduli), self.ring
+
+    def __len__(self) -> int:
+        return 8 * prod(self.shape)
+
+    def check(self, content: memoryview) -> str:
+        residues = np.frombuffer(content, "<u8").reshape(self.shape)
+        if (residues.max((0, 2)) >= np.array(self.moduli, dtype=np.uint64)).any():
+            return "its residues are not below their primes"
+        if self.polynomials == 2 and not residues[1].any():
+            return "its second polynomial is zero, so nothing is encrypted"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Seed:
+    """The seed of a polynomial that the receiver draws."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def check(self, _: memoryview) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A scale that the receiver does not know; it lies below the modulus."""
+
+    modulus: int
+
+    def __len__(self) -> int:
+        return _SCALE.size
+
+    def check(self, content: memoryview) -> str:
+        (scale,) = _SCALE.unpack(content)
+        return "" if 1 <= scale < self.modulus else "its scale is out of range"
+
+
+_Piece = bytes | _Words | _Seed | _Scale
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an object must be, byte by byte.
+
+    Attributes:
+        version: SEAL's major and minor version.
+        pieces: the object's members in their order: bytes that are given, and what a sender is free to choose.
+    """
+
+    version: tuple[int, int]
+    pieces: tuple[_Piece, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """The size of the members, uncompressed."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def limit(self) -> int:
+        """The largest size of an object: compressed, random words grow a little."""
+        return HEADER.size + self.size + self.size // 128 + 512
+
+    def check(self, content: bytes | memoryview, what: str, scratch: bytearray | None = None) -> memoryview:
+        """The members of an object, uncompressed; `scratch` is memory of `size + 1` bytes for them.
+
+        Raises:
+            PolyboundError: the object is damaged, or of other parameters than the form's; the message names `what`.
+        """
+        body = self._unpacked(content, what, scratch)
+        at = 0
+        for piece in self.pieces:
+            part = body[at : at + len(piece)]
+            at += len(piece)
+            if isinstance(piece, bytes):
+                if part != piece:
+                    raise PolyboundError(f"{what}: an object of other parameters than the plan's, or damaged")
+            elif complaint := piece.check(part):
+                raise PolyboundError(f"{what}: an object is damaged, {complaint}")
+        return body
+
+    def read(self, content: bytes | memoryview, what: str) -> Checked:
+        """The object, checked and uncompressed.
+
+        Raises:
+            PolyboundError: as `check`.
+        """
+        body = self.check(content, what)
+        return Checked(b"".join([_header(self.version, len(body)), body]))
+
+    def residues(self, content: bytes | memoryview, what: str, scratch: bytearray) -> npt.NDArray[np.uint64]:
+        """The residues (polynomials, primes, ring) of a ciphertext without a seed, valid until `scratch` changes."""
+        body = self.check(content, what, scratch)
+        words = self._words
+        return np.frombuffer(body, "<u8", offset=self.size - len(words)).reshape(words.shape)
+
+    def filled(self, residues: npt.NDArray[np.uint64]) -> Checked:
+        """A ciphertext of this form, without a seed and of a known scale, with these residues."""
+        given = b"".join(piece for piece in self.pieces if isinstance(piece, bytes))
+        words = np.ascontiguousarray(residues, dtype="<u8")
+        return Checked(b"".join([_header(self.version, len(given) + words.nbytes), given, words.data.cast("B")]))
+
+    @property
+    def _words(self) -> _Words:
+        """The words at the end of a ciphertext without a seed."""
+        last = self.pieces[-1]
+        assert isinstance(last, _Words)  # noqa: S101
+        return last
+
+    def _unpacked(self, content: bytes | memoryview, what: str, scratch: bytearray | None) -> memoryview:
+        """What follows the header. No more than one byte beyond the form's size is ever decompressed."""
+        view = memoryview(content)
+        if len(view) < HEADER.size:
+            raise PolyboundError(f"{what}: an object is truncated")
+        magic, own, major, minor, compression, _, size = HEADER.unpack(view[: HEADER.size])
+        if magic != _MAGIC or own != HEADER.size or size != len(view):
+            raise PolyboundError(f"{what}: an object is not in SEAL's format, or truncated")
+        if (major, minor) != self.version or compression not in (_PLAIN, _ZSTD):
+            raise PolyboundError(f"{what}: an object of another version of SEAL, or not compressed by zstd")
+        body = view[HEADER.size :]
+        if compression == _ZSTD:
+            unpacked = memoryview(bytearray(self.size + 1) if scratch is None else scratch)
+            try:
+                # The window is memory as well: that of an honest sender is at most the content's size.
+                reader = zstandard.ZstdDecompressor(max_window_size=max(self.size, 2**21)).stream_reader(body)
+                length = reader.readinto(unpacked)
+            except zstandard.ZstdError as error:
+                raise PolyboundError(f"{what}: an object cannot be decompressed ({error})") from None
+            body = unpacked[:length]
+        if len(body) != self.size:
+            found = "more" if len(body) > self.size else str(len(body))
+            raise PolyboundError(f"{what}: an object of {found} bytes, where {self.size} are wanted")
+        return body
+
+
+class Format:
+    """The forms of all objects of one context.
+
+    Args:
+        context: SEAL's context.
+        exchange: to save an object by, which shows SEAL's version.
+    """
+
+    def __init__(self, context: Any, exchange: Exchange) -> None:
+        _, _, major, minor, *_ = HEADER.unpack(exchange.to_bytes(sealapi.Plaintext("0"))[: HEADER.size])
+        self._version = major, minor
+        self._levels: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        level = context.key_context_data()
+        self.ring: int = level.parms().poly_modulus_degree()
+        while level is not None:
+            moduli = tuple(modulus.value() for modulus in level.parms().coeff_modulus())
+            self._levels[len(moduli)] = tuple(level.parms_id()), moduli
+            level = level.next_context_data()
+
+    @property
+    def primes(self) -> int:
+        """The number of data primes."""
+        return max(self._levels) - 1
+
+    def moduli(self, primes: int) -> tuple[int, ...]:
+        """The primes of the level that has this number of them."""
+        return self._levels[primes][1]
+
+    def ciphertext(self, primes: int, scale: float | None, seeded: bool) -> Form:
+        """Two polynomials in NTT form.
+
+        Args:
+            primes: at the level that has this number of primes.
+            scale: None leaves it to the sender.
+            seeded: whether the second polynomial is a seed.
+        """
+        return Form(self._version, tuple(self._ciphertext(primes, scale, seeded)))
+
+    def public_key(self) -> Form:
+        """A public key: a ciphertext with the special prime."""
+        return self.ciphertext(self.primes + 1, 1.0, seeded=False)
+
+    def relinearisation_keys(self) -> Form:
+        """The key for products of two ciphertexts, seeded."""
+        return self._keys([True])
+
+    def rotation_keys(self, elements: Iterable[int]) -> Form:
+        """The keys of these Galois elements, seeded. Element e is at the place (e - 1) / 2 of as many as the ring."""
+        chosen = {(element - 1) // 2 for element in elements}
+        return self._keys([place in chosen for place in range(self.ring)])
+
+    def _keys(self, places: Sequence[bool]) -> Form:
+        part = self._ciphertext(self.primes + 1, 1.0, seeded=True)
+        part = [_header(self._version, sum(map(len, part))), *part]
+        pieces: list[_Piece] = [struct.pack("<4QQ", *self._levels[self.primes + 1][0], len(places))]
+        for present in places:
+            # A key has a part for each data prime.
+            pieces += [_COUNT.pack(self.primes), *part * self.primes] if present else [_COUNT.pack(0)]
+        joined: list[_Piece] = []
+        for piece in pieces:
+            if isinstance(piece, bytes) and joined and isinstance(joined[-1], bytes):
+                joined[-1] += piece
+            else:
+                joined.append(piece)
+        return Form(self._version, tuple(joined))
+
+    def _ciphertext(self, primes: int, scale: float | None, seeded: bool) -> list[_Piece]:
+        parms_id, moduli = self._levels[primes]
+        words = _Words(1 if seeded else 2, moduli, self.ring)
+        factor = _COUNT.pack(1) + _header(self._version, _COUNT.size + len(words)) + _COUNT.pack(len(words) // 8)
+        fields = _FIELDS.pack(*parms_id, 1, 2, self.ring, primes)
+        seed = _Seed()
+        info = _header(self._version, len(_GENERATOR) + len(seed)) + _GENERATOR
+        known: list[_Piece] = [fields + _SCALE.pack(scale or 1.0) + factor]
+        if scale is None:
+            known = [fields, _Scale(prod(moduli)), factor]
+        return [*known, words, info, seed] if seeded else [*known, words]
+
+
+def _header(version: tuple[int, int], size: int) -> bytes:
+    """The header of an uncompressed object whose members have this size."""
+    return HEADER.pack(_MAGIC, HEADER.size, *version, _PLAIN, 0, HEADER.size + size)

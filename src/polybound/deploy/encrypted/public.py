@@ -76,7 +76,7 @@ class PublicPlan:
                 tuple(str(name) for name in content["class_names"]),
                 float(content["error"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             if isinstance(error, PolyboundError):
                 raise
             raise PolyboundError(f"the server's plan cannot be read ({error!r})") from None

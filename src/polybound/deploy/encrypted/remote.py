@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class RemoteClassifier:
         request = self.client.encrypt(image)
         if not self._keys:
             self._send_keys()
-        limit = 2 * len(self.plan.bits) * self.plan.ring * 8 + 4096
+        limit = self.client.reply_limit
         status, reply = self._ask("POST", f"/classify/{self._keys}", request, limit, may_forget=True)
         if status == 404:
             self._send_keys()
@@ -102,24 +103,30 @@ class RemoteClassifier:
 
     def _send_keys(self) -> None:
         keys = self.client.keys()
-        _, answer = self._ask("POST", "/keys", keys, _PLAN_LIMIT)
-        self.key_bytes = len(keys)
-        try:
-            self._keys = str(json.loads(answer)["keys"])
-        except (ValueError, KeyError, TypeError):
-            raise PolyboundError(f"{self._url}: the server's answer to the keys cannot be read") from None
+        self._ask("POST", "/keys", keys, _PLAN_LIMIT)
+        self.key_bytes, self._keys = len(keys), hashlib.sha256(keys).hexdigest()
 
     def _ask(self, method: str, path: str, body: bytes, limit: int, may_forget: bool = False) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/octet-stream"}
         if method == "POST":
             headers[PLAN_HEADER] = self.plan.digest
-        try:
-            self._connection.request(method, self._base + path, body or None, headers)
-            response = self._connection.getresponse()
-            content = response.read(limit + 1)
-        except (OSError, HTTPException) as error:
-            self._connection.close()
-            raise PolyboundError(f"{self._url}: no answer ({error or type(error).__name__})") from None
+        while True:
+            open_before = self._connection.sock is not None
+            try:
+                try:
+                    self._connection.request(method, self._base + path, body or None, headers)
+                except (BrokenPipeError, ConnectionResetError):
+                    if self._connection.sock is None:
+                        raise
+                    # A server that refuses the headers may answer before it has read the body.
+                response = self._connection.getresponse()
+                content = response.read(limit + 1)
+                break
+            except (OSError, HTTPException) as error:
+                self._connection.close()
+                # Servers close connections that are idle; a new one is tried, once.
+                if not (open_before and isinstance(error, ConnectionError)):
+                    raise PolyboundError(f"{self._url}: no answer ({error or type(error).__name__})") from None
         if len(content) > limit:
             self._connection.close()
             raise PolyboundError(f"{self._url}: the answer is larger than {limit} bytes")
@@ -132,5 +139,5 @@ def _reason(content: bytes) -> str:
     """The server's own words, shortened, and without what a terminal would take for commands."""
     try:
         return "".join(c for c in str(json.loads(content)["error"])[:300] if c.isprintable())
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "no reason given"

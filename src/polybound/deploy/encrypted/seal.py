@@ -11,11 +11,14 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenseal import sealapi
 
 from polybound.errors import PolyboundError
+
+if TYPE_CHECKING:
+    from polybound.deploy.encrypted.messages import Checked
 
 __all__ = ["CONJUGATION", "Exchange", "galois_elements", "make_context", "sealapi"]
 
@@ -73,11 +76,11 @@ class Exchange:
         finally:
             path.unlink(missing_ok=True)
 
-    def load_into(self, value: Any, context: Any, content: bytes | memoryview, what: str) -> Any:
-        """The object, filled from bytes that SEAL has checked against the context.
+    def load_into(self, value: Any, context: Any, content: Checked, what: str) -> Any:
+        """The object, filled from bytes that were checked: SEAL's loader ends the process on some that are damaged.
 
         Raises:
-            PolyboundError: they are damaged, or of other parameters; the message names `what`.
+            PolyboundError: SEAL refuses them all the same; the message names `what`.
         """
         path = self._path()
         try:

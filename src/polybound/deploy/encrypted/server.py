@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polybound.deploy.encrypted import packing
-from polybound.deploy.encrypted.messages import split
+from polybound.deploy.encrypted.messages import Format, split
 from polybound.deploy.encrypted.plan import Plan
 from polybound.deploy.encrypted.polynomial import Array
 from polybound.deploy.encrypted.seal import CONJUGATION, Exchange, galois_elements, make_context, sealapi
@@ -39,6 +39,10 @@ class Server:
 
     Args:
         plan: the plan.
+
+    Attributes:
+        key_forms: what a client's keys must be: for products, for rotations, and its public key.
+        request_forms: what the ciphertexts of an image must be.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -48,6 +52,11 @@ class Server:
         self._evaluator = sealapi.Evaluator(self._context)
         self._encoder = sealapi.CKKSEncoder(self._context)
         self.exchange = Exchange()
+        form = Format(self._context, self.exchange)
+        elements = galois_elements(public.ring, [*plan.layout.steps, CONJUGATION])
+        self.key_forms = [form.relinearisation_keys(), form.rotation_keys(elements), form.public_key()]
+        one = form.ciphertext(form.primes, 2.0**public.pixels, seeded=True)
+        self.request_forms = [one] * plan.layout.uploads
         layout, polynomial, scales = plan.layout, plan.polynomial, plan.parameters
         first = self._context.first_parms_id()
         self._weights = [
@@ -66,18 +75,14 @@ class Server:
             raise PolyboundError("the network's weights are zero, or too small to count: it is constant")
 
     @property
-    def key_limits(self) -> list[int]:
-        """How large the parts of a client's keys may be, in bytes: their sizes uncompressed and not seeded."""
-        ring, primes = self.plan.public.ring, len(self.plan.public.bits)
-        one = 2 * primes * ring * 8
-        switch = one * (primes - 1) + 4096
-        return [switch, switch * (len(self.plan.layout.steps) + 1) + 16 * ring, one + 4096]
+    def key_limit(self) -> int:
+        """The largest size of a client's keys, in bytes."""
+        return sum(form.limit for form in self.key_forms)
 
     @property
-    def request_limits(self) -> list[int]:
-        """How large the ciphertexts of an image may be, in bytes."""
-        one = 2 * (len(self.plan.public.bits) - 1) * self.plan.public.ring * 8 + 4096
-        return [one] * self.plan.layout.uploads
+    def request_limit(self) -> int:
+        """The largest size of a request, in bytes."""
+        return sum(form.limit for form in self.request_forms)
 
     def load_keys(self, content: bytes) -> Keys:
         """A client's public keys.
@@ -85,18 +90,11 @@ class Server:
         Raises:
             PolyboundError: they are damaged, incomplete or of other parameters.
         """
-        what = "the keys"
-        parts = split(content, self.key_limits, what)
-        kinds = (sealapi.RelinKeys(), sealapi.GaloisKeys(), sealapi.PublicKey())
-        loaded = [
-            self.exchange.load_into(kind, self._context, part, what) for kind, part in zip(kinds, parts, strict=True)
-        ]
-        relinearisation, rotations, public = loaded
-        elements = galois_elements(self.plan.public.ring, [*self.plan.layout.steps, CONJUGATION])
-        if relinearisation.size() != 1 or rotations.size() != len(elements):
-            raise PolyboundError(f"{what}: one for products and {len(elements)} for rotations are wanted")
-        if not all(rotations.has_key(element) for element in elements):
-            raise PolyboundError(f"{what} are for other rotations than the plan's")
+        what, kinds = "the keys", (sealapi.RelinKeys(), sealapi.GaloisKeys(), sealapi.PublicKey())
+        relinearisation, rotations, public = (
+            self.exchange.load_into(kind, self._context, form.read(part, what), what)
+            for kind, form, part in zip(kinds, self.key_forms, split(content, self.key_forms, what), strict=True)
+        )
         return Keys(relinearisation, rotations, sealapi.Encryptor(self._context, public))
 
     def load_request(self, content: bytes) -> list[Any]:
@@ -105,14 +103,11 @@ class Server:
         Raises:
             PolyboundError: they are damaged, or of other parameters than the plan's.
         """
-        found = []
-        for part in split(content, self.request_limits, "the request"):
-            one = self.exchange.load_into(sealapi.Ciphertext(), self._context, part, "the request")
-            fresh = one.size() == 2 and one.parms_id() == self._context.first_parms_id()
-            if not fresh or not one.is_ntt_form() or one.scale != 2.0**self.plan.public.pixels:
-                raise PolyboundError("the request holds a ciphertext of other parameters than the plan's")
-            found.append(one)
-        return found
+        what, forms = "the request", self.request_forms
+        return [
+            self.exchange.load_into(sealapi.Ciphertext(), self._context, form.read(part, what), what)
+            for form, part in zip(forms, split(content, forms, what), strict=True)
+        ]
 
     def classify(self, request: bytes, keys: Keys) -> bytes:
         """The reply to a request: the encrypted logits.
@@ -120,7 +115,13 @@ class Server:
         Raises:
             PolyboundError: the request is not one of the plan's.
         """
-        return self.exchange.to_bytes(self.evaluate(self.load_request(request), keys))
+        pixels = self.load_request(request)
+        try:
+            logits = self.evaluate(pixels, keys)
+        except (RuntimeError, ValueError) as error:
+            # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
+            raise PolyboundError(f"the request cannot be evaluated: {error}") from None
+        return self.exchange.to_bytes(logits)
 
     def evaluate(self, pixels: list[Any], keys: Keys) -> Any:
         """The encrypted logits of an image, masked."""

@@ -1,0 +1,83 @@
+"""How much more accurate one network is than another, with an interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot, nan
+from statistics import fmean, stdev
+
+from polybound.evaluation.score import wilson
+from polybound.evaluation.table import Table
+
+__all__ = ["Difference", "difference"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two accuracies on the same images, in points.
+
+    Attributes:
+        points: the mean over the seeds that both have, the first accuracy less the second.
+        low: lower end of the 95 % interval.
+        high: upper end.
+        p: the p-value of a two-sided paired t-test; NaN where the seeds allow none.
+        seeds: those that both have.
+        total: images that each accuracy was measured on.
+        available: images of the split.
+    """
+
+    points: float
+    low: float
+    high: float
+    p: float
+    seeds: tuple[int, ...]
+    total: int
+    available: int
+
+    def __str__(self) -> str:
+        return f"{self.points:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+
+
+def difference(first: Table, second: Table) -> Difference | None:
+    """The difference of two accuracies; None if they have no seed in common, or are of different images.
+
+    With several seeds, the interval is Student's for differences that are paired by seed. One seed, or differences
+    without any spread, tell nothing of training again: then it is Newcombe's, made of the Wilson intervals of both
+    accuracies as if their images were independent, which is wide.
+
+    Args:
+        first: scores that differ in the seed alone.
+        second: the same of the other.
+
+    Raises:
+        MixedError: the rows of one of them differ in more than the seed.
+    """
+    cells = first.cell(), second.cell()
+    images = [{tuple(row[name] for name in _IMAGES) for row in table} for table in (first, second)]
+    ours, theirs = ({row["seed"]: row["correct"] for row in table} for table in (first, second))
+    seeds = tuple(sorted(set(ours) & set(theirs)))
+    if cells[0] is None or cells[1] is None or not seeds or images[0] != images[1]:
+        return None
+    total = cells[0].total
+    points = [100.0 * (ours[seed] - theirs[seed]) / total for seed in seeds]
+    mean, p = fmean(points), nan
+    if len(points) > 1 and stdev(points) > 0.0:
+        from scipy.stats import ttest_1samp
+
+        test = ttest_1samp(points, 0.0)
+        (low, high), p = test.confidence_interval(0.95), float(test.pvalue)
+    else:
+        low, high = _newcombe(fmean(ours[seed] for seed in seeds), fmean(theirs[seed] for seed in seeds), total)
+    return Difference(mean, float(low), float(high), p, seeds, total, cells[0].available)
+
+
+_IMAGES = ("digest", "split", "held_out", "total")
+"""The columns that say which images a score is of."""
+
+
+def _newcombe(ours: float, theirs: float, total: int) -> tuple[float, float]:
+    """The ends of Newcombe's interval (1998, method 10) for the difference of two shares, in points."""
+    (l1, u1), (l2, u2) = (wilson(round(correct), total) for correct in (ours, theirs))
+    p1, p2 = ours / total, theirs / total
+    low, high = p1 - p2 - hypot(p1 - l1, u2 - p2), p1 - p2 + hypot(u1 - p1, p2 - l2)
+    return 100.0 * low, 100.0 * high
