@@ -58,7 +58,7 @@ def assert_inside(found, x, eps, norm, domain):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     networks(runs=(None, 2)),
     st.sampled_from(["inf", "2"]),

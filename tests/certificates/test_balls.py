@@ -66,7 +66,7 @@ def drawn(model, seed, images=2):
     return x, radii, model(x).argmax(1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(networks(), seeds, st.sampled_from([*SIZES, None]), st.booleans(), st.sampled_from(["auto", "second", "first"]))
 def test_never_contradicted(model, seed, eps, bounded, method):
     assume(model.classes > 1)
@@ -130,7 +130,7 @@ def test_a_quadratic_has_no_gap(features, seed):
     assert truth - 3e-3 * size < float(lower) <= truth + 1e-9 * size
 
 
-@settings(max_examples=100)
+@settings(max_examples=35)
 @given(seeds, st.integers(1, 6), st.sampled_from([1e-200, 1.0, 1e100]))
 def test_linear_forms_over_a_ball_within_limits(seed, n, scale):
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +146,7 @@ def test_linear_forms_over_a_ball_within_limits(seed, n, scale):
     assert bool((-(z @ p) <= value + 1e-12 * scale).all())
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(networks(5), seeds, st.sampled_from([1e-3, 0.1, 1.0]))
 def test_expansions_hold_over_the_ball(model, seed, eps):
     net = Network(model)
@@ -222,7 +222,7 @@ def balls_of(x, r):
     return boxes, Balls.within(boxes, (-side, side))
 
 
-@settings(max_examples=100)
+@settings(max_examples=35)
 @given(seeds, st.integers(1, 5))
 def test_points_are_brought_into_the_true_ball(seed, n):
     generator = torch.Generator().manual_seed(seed)
@@ -240,7 +240,7 @@ def test_points_are_brought_into_the_true_ball(seed, n):
                 assert float((moved - point).abs().max()) <= 2e-3 or bool((r == 1e-12).any())
 
 
-@settings(max_examples=100)
+@settings(max_examples=35)
 @given(seeds, st.integers(1, 5))
 def test_no_cell_that_meets_the_ball_is_dropped(seed, n):
     generator = torch.Generator().manual_seed(seed)
@@ -297,7 +297,7 @@ def test_accuracy_over_balls():
     assert large <= small
 
 
-@settings(max_examples=100)
+@settings(max_examples=35)
 @given(seeds, st.integers(1, 5))
 def test_a_cap_lies_in_the_ball_that_holds_it(seed, n):
     generator = torch.Generator().manual_seed(seed)

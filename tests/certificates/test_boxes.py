@@ -56,7 +56,7 @@ def judged(model, x, label, status, counterexample, rival, sides, seed):
         assert exact_values(model, point, weights, torch.zeros(1))[0] <= 0
 
 
-@settings(max_examples=35)
+@settings(max_examples=15)
 @given(networks(), seeds, st.booleans())
 def test_a_radius_for_each_feature(model, seed, one_for_all):
     assume(model.classes > 1)
@@ -100,7 +100,7 @@ def test_a_constant_radius_is_the_scalar_one(model, seed, eps):
 
 
 @given(seeds)
-@settings(max_examples=50)
+@settings(max_examples=15)
 def test_sides_are_rounded_outwards_feature_by_feature(seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, 12, generator=generator, dtype=F64) - 0.5

@@ -73,7 +73,7 @@ def slack_of_margins(net, y, lower, upper):
     return slack + slack.gather(1, y.unsqueeze(1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.5]))
 def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
     assume(model.classes > 1)
@@ -115,7 +115,7 @@ def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
             assert (away <= second.rest[0] * more + k * 11 * part).all()
 
 
-@settings(max_examples=80)
+@settings(max_examples=25)
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.4]))
 def test_every_bound_lies_below_every_value(model, seed, eps):
     assume(model.classes > 1)
@@ -131,7 +131,7 @@ def test_every_bound_lies_below_every_value(model, seed, eps):
         assert (bound(net, c, r, w, constant, slack) <= least + slack / 8).all(), bound.__name__
 
 
-@settings(max_examples=80)
+@settings(max_examples=25)
 @given(small_networks(), seeds, st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from(METHODS))
 def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, eps, method):
     assume(model.classes > 1)
@@ -153,7 +153,7 @@ def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, e
             assert logits[int(y[i])] <= logits[int(result.rival[i])]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 5), seeds, st.sampled_from(["ccp", "ncp"]))
 def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(features, rank, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP
@@ -176,7 +176,7 @@ def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(featur
 
 
 @given(small_networks(), seeds)
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_slack_covers_the_rounding_of_the_logits(model, seed):
     net = Network(model)
     x = torch.rand(1, net.features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 2 - 1

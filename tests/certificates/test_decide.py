@@ -33,7 +33,7 @@ def holds(model, polytope, x):
     return all(value <= 0 for value in exact_values(model, x, polytope.weights, polytope.constant))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(questions(), seeds)
 def test_answers_are_never_contradicted(question, seed):
     model, lower, upper, unsafe = question

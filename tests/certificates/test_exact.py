@@ -24,7 +24,7 @@ def applied(step, x):
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(model=st.one_of(ccps(), ncps(), convs()), seed=st.integers(0, 1000), size=st.sampled_from([1e-300, 1.0, 1e150]))
 def test_exact_outputs_are_those_of_the_definition(model, seed, size):
     factors = model.factors().double()

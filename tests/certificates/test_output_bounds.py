@@ -41,7 +41,7 @@ def forms(classes, seed):
     )
 
 
-@settings(max_examples=35)
+@settings(max_examples=15)
 @given(networks(), seeds, st.sampled_from(METHODS))
 def test_no_value_lies_outside_of_its_bounds(model, seed, method):
     x, lower, upper = random_box(model.features, seed)
@@ -74,7 +74,7 @@ def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
     assert (found.gap <= 0.02 * width + 2 * size).all()
 
 
-@settings(max_examples=35)
+@settings(max_examples=15)
 @given(networks(), seeds)
 def test_slopes_over_a_box_enclose_the_gradient_at_every_point(model, seed):
     net = Network(model)

@@ -17,7 +17,7 @@ from polybound.errors import NonFiniteError, PolyboundError
 FLOAT, DOUBLE = torch.float32, torch.float64
 ACCURACY = {FLOAT: 1e-6, DOUBLE: 1e-13}  # of the l1 distance to the exact projection, relative to the radius
 
-laws = settings(max_examples=250, deadline=None)
+laws = settings(max_examples=85, deadline=None)
 
 
 def oracle(x: Tensor, radius: float | Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from helpers.onnx_graphs import BY_HAND, export, external, node, off, run, save_
 from polybound.deploy import from_onnx, read_onnx, to_onnx
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(model=st.one_of(ccps(), ncps(), convs()))
 def test_round_trips_are_the_same_polynomial(model, tmp_path_factory):
     [file] = to_onnx(model, tmp_path_factory.mktemp("onnx") / "net.onnx", bounds=False)

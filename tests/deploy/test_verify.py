@@ -63,7 +63,7 @@ def test_verify_agrees_with_certify_on_200_images(tmp_path):
     assert counts["unsat"] > 100 and counts["sat"] > 30
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(model=st.one_of(ccps(max_features=2), ncps(max_features=2)), seed=st.integers(0, 1000))
 def test_any_linear_conditions_against_brute_force(model, seed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")

@@ -48,7 +48,7 @@ def judged(file, inputs, outputs):
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_robustness_files_are_read_as_the_fields_reader_does(data, tmp_path_factory):
     inputs, outputs = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 4))

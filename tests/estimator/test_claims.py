@@ -135,7 +135,7 @@ def check_regressor(table):
     assert (found.lower <= found.lowest).all() and (found.highest <= found.upper).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(tables(), tables(regression=True))
 def test_claims_hold_at_points_of_their_boxes(table, regression):
     check_classifier(table)
@@ -143,7 +143,7 @@ def test_claims_hold_at_points_of_their_boxes(table, regression):
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@settings(max_examples=165)
 @given(tables(), tables(regression=True))
 def test_claims_hold_on_500_data_sets(table, regression):
     check_classifier(table)

@@ -9,7 +9,7 @@ from helpers.networks import F64, ccps, jacobian, networks, seeds
 from polybound.theory import sensitivity
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(networks(), seeds)
 def test_no_derivative_is_larger(model, seed):
     bound = sensitivity(model)
