@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from math import inf
 from typing import Any, ClassVar, Generic, TypeVar
 
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 
 __all__ = [
     "Part",
@@ -103,7 +103,7 @@ class Registry(Generic[P]):
     def find(self, name: object) -> type[P]:
         """The part of a name."""
         if not isinstance(name, str) or name not in self._parts:
-            raise PolyboundError(f"{self.what} must be one of {', '.join(self._parts)}, got {name!r}")
+            raise ArgumentError(self.what, f"must be one of {', '.join(self._parts)}, got {name!r}")
         return self._parts[name]
 
     def build(self, given: str | Mapping[str, Any]) -> P:
@@ -141,20 +141,20 @@ def shown(value: Any) -> str:
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse anything but a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise PolyboundError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise ArgumentError(name, f"must be a whole number of at least {least}, got {value!r}")
 
 
 def check_epoch(name: str, value: object) -> None:
     """Refuse anything but an epoch, counted from 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PolyboundError(f"{name} is an epoch, counted from 0, got {value!r}")
+        raise ArgumentError(name, f"is an epoch, counted from 0, got {value!r}")
 
 
 def check_start(name: str, value: object) -> None:
     """Refuse anything but an epoch, counted from 0, or a share of all epochs, from 0.0 on and below 1.0."""
     if isinstance(value, float):
         if not 0 <= value < 1:
-            raise PolyboundError(f"{name} is a share of the epochs below 1, or an epoch, a whole number; got {value!r}")
+            raise ArgumentError(name, f"is a share of the epochs below 1, or an epoch, a whole number; got {value!r}")
     else:
         check_epoch(name, value)
 
@@ -171,13 +171,13 @@ def start_epoch(start: float, epochs: int) -> int:
 def check_number(name: str, value: object) -> None:
     """Refuse anything but a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
-        raise PolyboundError(f"{name} must be a finite number of at least 0, got {value!r}")
+        raise ArgumentError(name, f"must be a finite number of at least 0, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuse anything but one of a few words."""
     if value not in choices:
-        raise PolyboundError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise ArgumentError(name, f"must be one of {', '.join(choices)}, got {value!r}")
 
 
 def norm_name(norm: object) -> str:
@@ -188,17 +188,17 @@ def norm_name(norm: object) -> str:
     """
     name = str(norm).removesuffix(".0")
     if name not in ("inf", "2"):
-        raise PolyboundError(f"norm must be 'inf' or '2', got {norm!r}")
+        raise ArgumentError("norm", f"must be 'inf' or '2', got {norm!r}")
     return name
 
 
 def check_text(name: str, value: object) -> None:
     """Refuse anything but a text."""
     if not isinstance(value, str):
-        raise PolyboundError(f"{name} is called by a text, got {value!r}")
+        raise ArgumentError(name, f"must be a string, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
     """Refuse anything but True and False."""
     if not isinstance(value, bool):
-        raise PolyboundError(f"{name} must be True or False, got {value!r}")
+        raise ArgumentError(name, f"must be True or False, got {value!r}")

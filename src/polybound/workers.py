@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError
 from polybound.interrupts import own_interrupts, spared_from_interrupts
 
 __all__ = ["checked_workers", "in_workers"]
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 def checked_workers(workers: int) -> int:
     """A number of processes, if it is one."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise PolyboundError(f"workers must be a whole number of at least 1, got {workers!r}")
+        raise ArgumentError("workers", f"must be a whole number of at least 1, got {workers!r}")
     return workers
 
 

@@ -119,5 +119,5 @@ def test_intervals_over_certified_balls(cli, refused, folder):
     )
     shown = cli(*words, "--intervals", 1)
     assert shown.code == 0 and "provably stay in" in shown.out and "proven from" in shown.out
-    assert "eps to certify" in refused(*words, "--certify", "0.1:norm=1")
+    assert "certify takes a radius" in refused(*words, "--certify", "0.1:norm=1")
     assert "certify" in refused(*words[:6], "--intervals", 1)

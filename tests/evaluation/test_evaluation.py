@@ -400,7 +400,7 @@ def test_close_radii_are_different_questions():
     assert certified_name("0.1:nodes=1000") == "certified-0.1:nodes=1000"
     assert certified_name("0.10:seconds=1.0") == "certified-0.1:seconds=1"
     for wrong in ("x", "0.1:nodes=x", "0.1:nodes=-1", "0.1:seconds=nan", "0.1:cells=3", "0.1:nodes=3:nodes=4", "-1"):
-        with pytest.raises(PolyboundError, match="eps to certify"):
+        with pytest.raises(PolyboundError, match="certify takes a radius"):
             certified_name(wrong)
 
 
@@ -434,8 +434,8 @@ def test_intervals_and_certificates_of_l2_balls():
     for options, message in (
         ({"intervals": 1}, "certify="),
         ({"certify": ["0.2:norm=1"]}, "0.5:norm=2"),
-        ({"certify": ["near"]}, "eps to certify"),
-        ({"certify": [-0.1]}, "eps to certify"),
+        ({"certify": ["near"]}, "certify takes a radius"),
+        ({"certify": [-0.1]}, "certify takes a radius"),
         ({"certify": [0.1], "intervals": 1, "defence": "gaussian"}, "denoiser"),
     ):
         with pytest.raises(pb.PolyboundError, match=message):

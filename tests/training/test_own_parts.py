@@ -207,7 +207,7 @@ def test_what_is_not_known_names_what_is():
     with pytest.raises(PolyboundError, match="method large-logits has no option 'bound'; it has weight, start"):
         METHODS.build({"name": "large-logits", "bound": 1.0})
     with pytest.raises(
-        PolyboundError, match="large-logits training has no option 'bound'; it has weight, start, learning_rate"
+        PolyboundError, match="bound is no option of large-logits training; it belongs to method projection"
     ):
         pb.fit(small_model(), DIGITS, method="large-logits", bound=1.0)
     with pytest.raises(PolyboundError, match="method none has no option 'weight'; it has none"):

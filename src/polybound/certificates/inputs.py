@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polybound.certificates.boxes import Domain, Sides, box_around
 from polybound.certificates.network import Network
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.registry import norm_name
 
 __all__ = [
@@ -81,7 +81,7 @@ def checked_radii(net: Network, eps: float | Tensor, images: int) -> Tensor:
     """Radii as float64: (images,), or (images, features) where each feature has one of its own."""
     radii = as_float64(eps, "eps")
     if not (torch.isfinite(radii) & (radii >= 0)).all():
-        raise PolyboundError("eps must be finite and not negative")
+        raise ArgumentError("eps", "must be finite and not negative")
     if radii.shape in ((), (images,)):
         return radii.expand(images).clone()
     if radii.ndim > 1 and radii.shape[0] in (1, images) and radii[0:1].numel() == net.features:
@@ -125,7 +125,7 @@ def checked_boxes(
     if box is not None:
         return _given(net, x, box, limits)
     if x is None:
-        raise PolyboundError("eps needs the inputs that it is measured from")
+        raise ArgumentError("eps", "needs the inputs that it is measured from")
     points = checked_points(net, x)
     radii = checked_radii(net, eps, len(points))  # type: ignore[arg-type]  # one of the two is there
     outer, inner = box_around(points, radii.unsqueeze(1) if radii.ndim == 1 else radii, limits)
@@ -169,9 +169,9 @@ def _side(net: Network, side: Tensor, images: int | None) -> Tensor:
 def checked_method(method: str, allowed: Sequence[str], budget: float) -> None:
     """Refuse a method that there is not, and a budget that is no time."""
     if method not in allowed:
-        raise PolyboundError(f"method must be one of {', '.join(allowed)}, got {method!r}")
+        raise ArgumentError("method", f"must be one of {', '.join(allowed)}, got {method!r}")
     if not budget >= 0:
-        raise PolyboundError(f"budget must be a number of seconds, got {budget!r}")
+        raise ArgumentError("budget", f"must be a number of seconds, got {budget!r}")
 
 
 def checked_norm(norm: str | float, box: object, method: str) -> str:
@@ -180,7 +180,7 @@ def checked_norm(norm: str | float, box: object, method: str) -> str:
     if name == "2" and box is not None:
         raise PolyboundError("the sides of a box say nothing about an l_2 ball; pass eps")
     if name == "2" and method in ("crown", "zonotope", "interval"):
-        raise PolyboundError(f"method {method!r} is about boxes; l_2 balls have auto, second, first, lipschitz")
+        raise ArgumentError("method", f"{method!r} is about boxes; l_2 balls have auto, second, first, lipschitz")
     return name
 
 

@@ -69,7 +69,7 @@ def common(
 def demo(
     bound: Annotated[float, typer.Option(help="Bound of the projected model's row-l1 norms.")] = 1.0,
     epochs: Annotated[int, typer.Option(min=2, help="Epochs; projections begin halfway.")] = 60,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and of the batches.")] = 0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the plot goes.")] = Path("polybound-demo.png"),
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no plot, which needs matplotlib.")] = False,
     save: Annotated[Path | None, typer.Option(help="Folder to save both models in.")] = None,
@@ -212,7 +212,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Images, from the first on; all by default.")] = None,
     split: Annotated[str, typer.Option(help="test, train or validation.")] = "test",
     dataset: Annotated[str | None, typer.Option(help="The data set, for models that are no runs.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks.")] = 0,
     per_class: Annotated[bool, typer.Option("--per-class", help="Also each class for itself.")] = False,
     means: Annotated[bool, typer.Option("--means", help="Mean and standard deviation over seeds.")] = False,
     count: Annotated[

@@ -130,6 +130,8 @@ def _data(loaded: Loaded, dataset: str | None, data_dir: Path | None) -> Dataset
 def _fitting(data: Dataset, model: PolynomialNetwork) -> Dataset:
     if data.x[0].numel() != model.features:
         raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
+    if data.classes > model.classes:
+        raise PolyboundError(f"{data.name} has {data.classes} classes, the model {model.classes}: another data set")
     return data
 
 

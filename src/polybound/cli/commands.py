@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from polybound.cli.progress import be_quiet
+from polybound.errors import ArgumentError, PolyboundError
 
 __all__ = ["INTERRUPTED", "ORDER", "CommandGroup", "command", "make_app", "say_stopped", "typed_options"]
 
@@ -46,10 +50,46 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and 
 
 
 class _Command(TyperCommand):
-    """A command whose flags are shown without a type."""
+    """A command whose flags are shown without a type, and whose errors name its options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _plain_flags(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        _check_paths(ctx.params)
+        try:
+            return super().invoke(ctx)
+        except ArgumentError as error:
+            raise PolyboundError(_of_the_option(error, ctx)) from error
+
+
+_OTHER_NAMES = {"held_out": "validation", "datasets": "dataset", "models": "model", "methods": "method"}
+"""Options that the library calls by another name than the command line."""
+
+
+def _of_the_option(error: ArgumentError, ctx: Any) -> str:
+    """An error in the words of the command line: the option, if it was typed, and what else to type."""
+    options: dict[str, str] = {}
+    typed: set[str] = set()
+    for param in ctx.command.params:
+        option = max(param.opts, key=len)
+        if option.startswith("-"):
+            names = {str(param.name), option.lstrip("-").replace("-", "_")}
+            options |= dict.fromkeys(names, option)
+            typed |= names if ctx.get_parameter_source(param.name).name == "COMMANDLINE" else set()
+    name = _OTHER_NAMES.get(error.name, error.name)
+    problem = re.sub(
+        r"\b(\w+)=(?=\S)", lambda found: f"{options[found[1]]} " if found[1] in options else found[0], error.problem
+    )
+    return f"{options[name] if name in typed else error.name} {problem}"
+
+
+def _check_paths(options: Mapping[str, Any]) -> None:
+    """Refuse texts and names of files that would break a line of a table or of a message."""
+    for value in options.values():
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, str | Path) and any(unicodedata.category(letter) == "Cc" for letter in str(path)):
+                raise PolyboundError(f"{str(path)!r} has a line break or another control character")
 
 
 class CommandGroup(TyperGroup):

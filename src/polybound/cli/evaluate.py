@@ -44,6 +44,7 @@ def run_evaluation(
     `shown` is "table", "json" or "csv".
     """
     check_choice("count", count, ("robust", "attacked"))
+    check_choice("split", options["split"], ("test", "train", "validation"))
     for file in (examples, picture):
         if file is not None and not file.parent.is_dir():
             raise PolyboundError(f"{file.parent}: no such folder")

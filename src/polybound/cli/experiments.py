@@ -34,7 +34,7 @@ from polybound.cli.experiment_options import (
 )
 from polybound.cli.progress import hint, progress_bar
 from polybound.cli.reports import compare, make_report, report
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 
 if TYPE_CHECKING:
     from polybound.experiments import Experiment  # brings in torch, and is not for --help
@@ -123,7 +123,7 @@ def _dry_run(chosen: list[Experiment], runs: Path, data_dir: Path | None, engine
     from polybound.experiments import ENGINES, estimate
 
     if engine not in ENGINES:
-        raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        raise ArgumentError("engine", f"must be one of {', '.join(ENGINES)}, got {engine!r}")
     found = estimate(chosen, runs, data_dir)
     if as_json:
         print(json.dumps(asdict(found)))

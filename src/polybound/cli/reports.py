@@ -32,7 +32,7 @@ from polybound.cli.experiment_options import (
     choose,
 )
 from polybound.cli.progress import progress_bar
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 
 if TYPE_CHECKING:
     # These bring in torch, and are not for --help.
@@ -197,7 +197,7 @@ def compare(
     from polybound.experiments import read_runs, read_scores
 
     if protocol not in ("published", "sound"):
-        raise PolyboundError(f"protocol must be published or sound, got {protocol!r}")
+        raise ArgumentError("protocol", f"must be published or sound, got {protocol!r}")
     if not where.exists():
         raise PolyboundError(f"{where}: no such file or folder")
     scores, skipped = read_runs(where) if where.is_dir() else (read_scores(where), {})

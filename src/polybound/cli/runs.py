@@ -40,8 +40,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show everything that determines a run, how it ended, and what was measured on it."""
-    from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
+    from polybound.cli.tables import images_text, labelled, print_wrapped, show_facts, show_table
     from polybound.errors import PolyboundError
+    from polybound.evaluation import column_label, differing, value_label
     from polybound.runs import Run, is_run
 
     if not is_run(run):
@@ -57,19 +58,18 @@ def show(
         print(json.dumps(content, indent=2))
         return
     show_facts(facts | {"finished": one.finished()})
-    rows = [
-        [
-            row["attack"],
-            row["protocol"],
-            row["counted"],
-            row["split"],
-            f"{100 * row['accuracy']:.2f} %",
-            str(row["total"]),
+    if scores:
+        # What follows from the counts, or is in the column "images".
+        told = ("correct", "per_class", "accuracy", "low", "high", "label", "total", "available")
+        different = differing(scores, told)
+        names = ["attack", *(name for name in ("protocol", "counted", "split") if name in different)]
+        names += [name for name in different if name not in names]
+        rows = [
+            [*(value_label(row.get(name)) for name in names), f"{100 * row['accuracy']:.2f} %", images_text(row)]
+            for row in scores
         ]
-        for row in scores
-    ]
-    if rows:
-        show_table(["attack", "protocol", "counted", "split", "accuracy", "images"], rows, title="stored scores")
+        title = "stored scores" if "split" in names else f"stored scores, {scores[0]['split']} split"
+        show_table([*map(column_label, names), "accuracy", "images"], rows, title=title)
     if doubtful:
         print_wrapped(f"{doubtful} of them are unverified: their lines in scores.csv have no check")
 

@@ -98,7 +98,7 @@ def show_scores(result: Evaluation, scores: Scores) -> None:
             for row in rows
         ]
         header = ["attack", "accuracy", "95 % interval", "images right"]
-        show_table(header, cells, title=f"{_network(rows[0])}, {_images(rows[0])}")
+        show_table(header, cells, title=f"{_network(rows[0])}, {images_text(rows[0])} images")
     else:
         _show_networks(rows, lambda row: f"{100 * row['accuracy']:.2f}{_mark(result, row)}")
     _show_notes(result, scores)
@@ -123,9 +123,9 @@ def _network(row: Mapping[str, Any]) -> str:
     return f"{row['dataset']} {row['split']}{defended}{samples}: {row['label']}"
 
 
-def _images(row: Mapping[str, Any]) -> str:
-    few = f" of {row['available']:,}" if row["total"] < row["available"] else ""
-    return f"{row['total']:,}{few} images"
+def images_text(row: Mapping[str, Any]) -> str:
+    """On how many images something was measured, and of how many if these are not all."""
+    return f"{row['total']:,}" + (f" of {row['available']:,}" if row["total"] < row["available"] else "")
 
 
 def _show_networks(
@@ -135,7 +135,7 @@ def _show_networks(
     attacks = list(dict.fromkeys(map(_score_label, rows)))
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        images = _images(row).removesuffix(" images")
+        images = images_text(row)
         cells = lines.setdefault((_network(row), images), {"images": images})
         cells |= {"seeds": str(row["seeds"])} if seeds else {}
         cells[_score_label(row)] = show(row)

@@ -16,6 +16,7 @@ from polybound.cli.progress import progress_bar
 from polybound.cli.tables import note, show_table
 from polybound.errors import PolyboundError
 from polybound.evaluation import labels
+from polybound.registry import check_whole
 from polybound.report import EventLog
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_together
 from polybound.training import Recipe
@@ -67,6 +68,8 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     for name, value in (("seeds", seeds), ("bounds", [None] if bounds is None else bounds)):
         if not isinstance(value, list) or not value:
             raise PolyboundError(f"{name} must be a list of numbers, got {value!r}")
+    for seed in seeds:
+        check_whole("seed", seed, 0)
     plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES}
     name, samples, features = options.get("recipe", "default"), 1, 1
 

@@ -9,7 +9,7 @@ from polybound.data.catalogue import find_source
 from polybound.data.dataset import Dataset, Identity, carve
 from polybound.data.directories import Directories, MissingDataError
 from polybound.data.source import SPLITS
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError
 
 __all__ = ["digest_of", "load", "load_digits", "missing"]
 
@@ -53,7 +53,7 @@ def load(
     if split not in SPLITS:
         raise source.no_such_split(split)
     if not 0 <= validation < 1:
-        raise PolyboundError(f"validation must be a share from 0 on and below 1, got {validation:g}")
+        raise ArgumentError("validation", f"must be a share from 0 on and below 1, got {validation:g}")
     if split == "test" or validation == 0:
         samples, carving = source.read(split, directories), (0.0, 0)
     else:
@@ -68,7 +68,7 @@ def load_digits(split: Literal["train", "test"] = "train") -> Dataset:
     They come without an official split; this one is stratified and always the same.
     """
     if split not in ("train", "test"):
-        raise PolyboundError(f"split must be 'train' or 'test', got {split!r}")
+        raise ArgumentError("split", f"must be 'train' or 'test', got {split!r}")
     return load("digits", split)
 
 

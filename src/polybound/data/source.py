@@ -11,7 +11,7 @@ from pathlib import Path
 from polybound.data.dataset import Dataset, Samples, content_digest
 from polybound.data.directories import Directories, MissingDataError
 from polybound.data.files import DataFile, checksum, combined, read_content, read_tar, read_zip
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import ArgumentError, FileFormatError, PolyboundError
 
 __all__ = ["SPLITS", "FileSource", "FunctionSource", "Source"]
 
@@ -110,7 +110,7 @@ class Source(ABC):
                 f"{self.name} has no official validation split: carve one from train by validation=0.1,"
                 " and load train with the same share and seed"
             )
-        return PolyboundError(f"split must be 'train', 'validation' or 'test', got {split!r}")
+        return ArgumentError("split", f"must be 'train', 'validation' or 'test', got {split!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from polybound._version import __version__
 from polybound.atomic import write_atomically
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, PolyboundError, reason
 
 __all__ = ["LARGEST_FILE", "OnnxMetadata", "read_proto", "type_name", "write_proto"]
 
@@ -82,7 +82,7 @@ class OnnxMetadata:
                 config=dict(content["polybound"]["config"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise FileFormatError(f"its metadata are damaged ({error})") from None
+            raise FileFormatError(f"its metadata are damaged ({reason(error)})") from None
 
 
 _KEYS = ("polybound", "class_names", "domain", "scaling", "bounds")

@@ -15,7 +15,7 @@ from polybound.certificates import Polytope, decide
 from polybound.deploy.onnx_read import OnnxNetwork, read_onnx
 from polybound.deploy.onnx_run import run_onnx
 from polybound.deploy.vnnlib import Property, Region, read_vnnlib
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 
 __all__ = ["Verdict", "verify"]
 
@@ -75,7 +75,7 @@ def verify(
         sizes = f"{asked.inputs} inputs and {asked.outputs} outputs"
         raise PolyboundError(f"the property has {sizes}, the network {factors.features} and {factors.classes}")
     if not timeout >= 0:
-        raise PolyboundError(f"timeout must be a number of seconds, got {timeout!r}")
+        raise ArgumentError("timeout", f"must be a number of seconds, got {timeout!r}")
     if not net.polynomial.roundings <= _MOST_ROUNDINGS:
         raise PolyboundError(
             f"{net.path}: its constants are computed from others that cancel, so that float64 does not hold them;"

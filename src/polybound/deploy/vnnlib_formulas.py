@@ -71,7 +71,9 @@ def read_question(text: str) -> Question:
         except PolyboundError as error:
             raise PolyboundError(f"line {line}: {error}") from None
     for name, places in declared.items():
-        if places != set(range(len(places))) or not places:
+        if not places:
+            raise PolyboundError(f"it declares no {name}_0: (declare-const {name}_0 Real)")
+        if places != set(range(len(places))):
             raise PolyboundError(f"the {name}_i that are declared are not {name}_0, {name}_1 and so on")
     question.inputs, question.outputs = len(declared["X"]), len(declared["Y"])
     return question

@@ -16,7 +16,7 @@ from torch import Tensor
 from polybound.atomic import write_atomically
 from polybound.deploy.onnx_export import to_onnx
 from polybound.deploy.vnnlib import rounded
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import PolynomialNetwork
 
 __all__ = ["export_benchmark", "robustness_vnnlib"]
@@ -58,7 +58,7 @@ def robustness_vnnlib(
     <BLANKLINE>
     """
     if not (isfinite(eps) and eps >= 0):
-        raise PolyboundError(f"eps must be finite and not negative, got {eps!r}")
+        raise ArgumentError("eps", f"must be finite and not negative, got {eps!r}")
     [label] = _labels([label])
     if not 0 <= label < classes:
         raise PolyboundError(f"the label must be from 0 to {classes - 1}, got {label}")

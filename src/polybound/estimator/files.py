@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from polybound._version import __version__
 from polybound.attacks import Attack
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.estimator.scaling import InputScaling, TargetScaling
 from polybound.models import load as load_network
 from polybound.models import read_metadata
@@ -70,7 +70,7 @@ def load(kind: type[E], path: str | PathLike[str]) -> E:
     except FileFormatError:
         raise
     except (PolyboundError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise FileFormatError(f"{path}: its metadata are not those of a {kind.__name__} ({error})") from error
+        raise FileFormatError(f"{path}: its metadata are not those of a {kind.__name__} ({reason(error)})") from error
     return estimator
 
 

@@ -14,7 +14,7 @@ from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attac
 from polybound.certificates import ENDS
 from polybound.data import Dataset
 from polybound.defences import Defence, find_defence
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation.intervals import output_intervals
 from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import (
@@ -115,7 +115,7 @@ class Evaluation:
     def counted(self, way: str) -> Table:
         """The scores that are counted one way, "robust" or "attacked"; what is clean or proven comes with both."""
         if way not in ("robust", "attacked"):
-            raise PolyboundError(f"count must be robust or attacked, got {way!r}")
+            raise ArgumentError("count", f"must be robust or attacked, got {way!r}")
         return self.scores.only(lambda row: row["counted"] in (way, "-", "verified"))
 
     def to_json(self) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 
 from polybound.certificates import Network, output_bounds
 from polybound.data import Dataset
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation.score import read_radius
 from polybound.models import PolynomialNetwork
 
@@ -35,7 +35,7 @@ def output_intervals(
         PolyboundError: there is no radius, or the model is no polynomial network.
     """
     if not radii:
-        raise PolyboundError("intervals of outputs are about certified balls: name their radii, certify=[0.02]")
+        raise ArgumentError("intervals", "needs the radius of the balls that it is about: certify=0.02")
     if not isinstance(model, PolynomialNetwork):
         raise PolyboundError(f"{type(model).__name__} is no polynomial network: only those have certificates")
     net, x, labels = Network(model), data.x[:images], data.y[:images].tolist()

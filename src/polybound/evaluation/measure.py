@@ -17,7 +17,7 @@ from polybound.attacks import GROUP, Attack, Classifier, right
 from polybound.certificates import certify
 from polybound.data import Dataset, Identity
 from polybound.defences import Defence, Defended
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text, read_radius
 from polybound.models import PolynomialNetwork, stack, weights_digest
 from polybound.seeds import check_seed
@@ -350,7 +350,7 @@ def digest_of_module(model: nn.Module) -> str:
 def count_images(data: Dataset, limit: int | None) -> int:
     """How many images a limit leaves, after a look at the labels."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise PolyboundError(f"limit must be a whole number of at least 1, got {limit!r}")
+        raise ArgumentError("limit", f"must be a whole number of at least 1, got {limit!r}")
     if len(data) == 0:
         raise PolyboundError(f"the {data.split} split of {data.name} is empty")
     if int(data.y.min()) < 0 or int(data.y.max()) >= data.classes:
@@ -363,6 +363,6 @@ def count_images(data: Dataset, limit: int | None) -> int:
 def _images_at_a_time(classifier: Classifier, data: Dataset, batch_size: int | None) -> int:
     """A multiple of the group that shares its random numbers."""
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise PolyboundError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        raise ArgumentError("batch_size", f"must be a whole number of at least 1, got {batch_size!r}")
     wanted = batch_size or _MEMORY // (classifier.runs * prod(data.shape) * data.x.element_size())
     return max(1, wanted // GROUP) * GROUP

@@ -10,7 +10,7 @@ from hashlib import sha256
 from math import inf
 from typing import Any, NamedTuple
 
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 
 __all__ = [
     "CLEAN",
@@ -152,8 +152,8 @@ def read_radius(radius: float | str) -> Radius:
     except ValueError:
         fits = False
     if not fits or given or several:
-        raise PolyboundError(
-            f"eps to certify is a number, or a text like 0.5:norm=2, 0.1:nodes=1000 or 0.1:seconds=5; got {radius!r}"
+        raise ArgumentError(
+            "certify", f"takes a radius, 0.1, 0.5:norm=2, 0.1:nodes=1000 or 0.1:seconds=5, got {radius!r}"
         )
     return Radius(eps, norm, nodes, seconds)
 

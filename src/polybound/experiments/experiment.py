@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from polybound.attacks import parse_attack, parse_attacks
 from polybound.defences import canonical_defence
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import paper_rank
-from polybound.registry import check_choice, check_number
+from polybound.registry import check_choice, check_number, check_whole
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import METHODS, Method, Plain, Projected, Recipe
 
@@ -113,11 +113,11 @@ class Experiment:
             if not _fits(value, hints[entry.name]):
                 raise PolyboundError(f"{entry.name} of an experiment cannot be {value!r}")
         if not 0.0 < self.budget <= 1.0:
-            raise PolyboundError(f"budget must be a share of the epochs, above 0 and at most 1, got {self.budget:g}")
+            raise ArgumentError("budget", f"must be a share of the epochs, above 0 and at most 1, got {self.budget:g}")
         if unknown := set(self.projections) - set(PROJECTIONS):
             raise PolyboundError(f"there is no projection called {min(unknown)!r}")
-        if self.seeds < 1 or min(self.samples, self.limit, self.measure_every) < 0:
-            raise PolyboundError("seeds must be at least 1, samples, limit and measure_every at least 0")
+        for name, least in {"seeds": 1, "samples": 0, "limit": 0, "measure_every": 0}.items():
+            check_whole(name, getattr(self, name), least)
         for method in (*self.methods, *self.options, *self.recipes):
             METHODS.find(method)
         # One name for one thing: scores are kept and looked for under canonical names alone.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from polybound.data import Dataset, missing
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
@@ -86,7 +86,7 @@ def sweep(
         on_progress: called now and then with the jobs done, all jobs and what is being done.
     """
     if engine not in ENGINES:
-        raise PolyboundError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        raise ArgumentError("engine", f"must be one of {', '.join(ENGINES)}, got {engine!r}")
     root.mkdir(parents=True, exist_ok=True)
     losses, before = 0, None
     digest = digests(data_dir, fetch=True)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from polybound.atomic import write_atomically
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.models.base import Config, PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
@@ -63,7 +63,7 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
     except FileFormatError:
         raise
     except (PolyboundError, TypeError, KeyError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path}: its config is not that of a polybound model ({error})") from error
+        raise FileFormatError(f"{path}: its config is not that of a polybound model ({reason(error)})") from error
     if len({tensor.dtype for tensor in state.values()}) != 1 or not all(t.is_floating_point() for t in state.values()):
         raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
     model.load_state_dict(state, assign=True)

@@ -12,7 +12,7 @@ from typing import Any
 from polybound.attacks import PGD
 from polybound.certificates import Network, certify
 from polybound.data import Dataset, find_source
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation import evaluate, value_label
 from polybound.models import PolynomialNetwork, weights_digest
 from polybound.runs import Spec
@@ -138,7 +138,7 @@ def model_card(
     _check(model, data, name)
     for radius in eps:
         if not 0 < radius < inf:
-            raise PolyboundError(f"eps must be a number above 0, got {radius:g}")
+            raise ArgumentError("eps", f"must be a number above 0, got {radius:g}")
     look = on_progress or (lambda _: None)
     look("clean accuracy")
     found = evaluate(model, data, []).scores.rows[:1]

@@ -18,7 +18,7 @@ import torch
 from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.data import Dataset
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.report.explorer_data import Feature, describe_data, describe_network
 
@@ -70,7 +70,7 @@ def build_explorer(
     if not 1 <= len(networks) <= 2:
         raise PolyboundError(f"a page shows one network or two, not {len(networks)}")
     if not 1 <= images <= IMAGES:
-        raise PolyboundError(f"images must be between 1 and {IMAGES}, got {images!r}")
+        raise ArgumentError("images", f"must be between 1 and {IMAGES}, got {images!r}")
     if not target.absolute().parent.is_dir():
         raise PolyboundError(f"{target.parent}: no such folder")
     if target.is_dir():

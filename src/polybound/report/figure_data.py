@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, reason
 from polybound.report.elements import Figure, Line, Panel
 
 __all__ = ["figure_to_csv", "read_figure"]
@@ -50,7 +50,7 @@ def read_figure(file: Path, title: str) -> Figure:
         panels = dict.fromkeys(row["panel"] for row in rows)
         return Figure(title, [_read_panel([row for row in rows if row["panel"] == name]) for name in panels])
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise PolyboundError(f"{file}: not the data of a figure ({error})") from None
+        raise PolyboundError(f"{file}: not the data of a figure ({reason(error)})") from None
 
 
 def _read_panel(rows: list[dict[str, str]]) -> Panel:

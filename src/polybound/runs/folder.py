@@ -26,7 +26,7 @@ from typing import Any
 from filelock import FileLock
 
 from polybound.atomic import write_atomically
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.evaluation import Score, Table, read_table, score_of, short_digest
 from polybound.models import PolynomialNetwork, weights_digest
 from polybound.models import load as load_model
@@ -95,7 +95,7 @@ class Run:
             address, stored = content["address"], content["spec"]
             intact = address == address_of(stored)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FileFormatError(f"{file}: not a run's spec ({error})") from error
+            raise FileFormatError(f"{file}: not a run's spec ({reason(error)})") from error
         try:
             spec = Spec.from_dict(stored)
         except PolyboundError as error:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import Any
 
-from polybound.data import Dataset, Identity, digest_of, load
-from polybound.errors import PolyboundError
+from polybound.data import Dataset, Identity, digest_of, find_source, load
+from polybound.errors import ArgumentError, PolyboundError, reason
 from polybound.models import PolynomialNetwork, paper_model, paper_rank
 from polybound.registry import check_text, check_whole
 from polybound.seeds import check_seed
@@ -39,7 +39,9 @@ class DataSpec:
         check_text("a data set", self.name)
         check_whole("samples", self.samples, 0)
         if isinstance(self.held_out, bool) or not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
-            raise PolyboundError(f"the share held out must be from 0 on and below 1, got {self.held_out!r}")
+            raise ArgumentError(
+                "held_out", f"must be a share of the images from 0 on and below 1, got {self.held_out!r}"
+            )
         object.__setattr__(self, "held_out", float(self.held_out) + 0.0)  # one form: 0 and -0 are 0.0
 
     @classmethod
@@ -56,6 +58,11 @@ class DataSpec:
         Raises:
             PolyboundError: what lies on this machine under that name is not this data set.
         """
+        if split == "validation" and not self.held_out and split not in dict(find_source(self.name).counts):
+            raise PolyboundError(
+                f"{self.name} has no official validation split, and this run held none of its training images out; "
+                "one that is trained with --validation 0.1 does"
+            )
         return self.checked(load(self.name, split, data_dir=data_dir, validation=self.held_out), split)
 
     def checked(self, data: Dataset, split: str) -> Dataset:
@@ -132,7 +139,7 @@ class Spec:
             )
             return cls(DataSpec(**content["data"]), ModelSpec(**content["model"]), recipe, content["seed"])
         except (KeyError, TypeError) as error:
-            raise PolyboundError(f"not a run's spec ({error})") from error
+            raise PolyboundError(f"not a run's spec ({reason(error)})") from error
 
     @property
     def address(self) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork
 from polybound.theory.interval import Interval
 from polybound.theory.norms import (
@@ -65,7 +65,7 @@ def lipschitz(
     """
     p = exponent(p)
     if radius is not None and not 0 <= radius < inf:
-        raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
+        raise ArgumentError("radius", f"must be a finite number of at least 0, or None, got {radius!r}")
     factors = finite_factors(model)
     if method == "local":
         return _local(factors, p, 1.0 if radius is None else radius, box)

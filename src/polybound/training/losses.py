@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError
 from polybound.registry import Part, Registry, check_number
 
 __all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
@@ -58,7 +58,7 @@ class CrossEntropy(Loss):
     def __post_init__(self) -> None:
         check_number("label_smoothing", self.label_smoothing)
         if self.label_smoothing >= 1:
-            raise PolyboundError(f"label_smoothing must be below 1, got {self.label_smoothing!r}")
+            raise ArgumentError("label_smoothing", f"must be below 1, got {self.label_smoothing!r}")
         super().__post_init__()
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

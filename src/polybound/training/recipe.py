@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.registry import Part, Registry, check_whole, start_epoch
 from polybound.training.adversary import Adversary
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
@@ -151,8 +151,8 @@ class Recipe:
             else:
                 parts[kind] = replace(part, **mine)
         if unknown := [name for name in left if name not in taken]:
-            raise PolyboundError(
-                f"{parts['method'].name} training has no option {unknown[0]!r}; {_known(parts)}{_owners(unknown[0])}"
+            raise ArgumentError(
+                unknown[0], f"is no option of {parts['method'].name} training; {_owners(unknown[0], parts)}"
             )
         recipe = Recipe(**parts)
         recipe.check()
@@ -164,7 +164,7 @@ class Recipe:
         mine = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
         if given is None or given == "none":
             if mine:
-                raise PolyboundError(f"{next(iter(mine))} is an adversary's, and there is none")
+                raise ArgumentError(next(iter(mine)), "requires an adversary: adversary=fgsm-0.1")
             return None
         if "start" in left and not (isinstance(given, Mapping) and "start" in given):
             mine.setdefault("start", left["start"])
@@ -241,17 +241,13 @@ def _implied(registry: Registry[Any], usual: str, options: Mapping[str, Any]) ->
     return next((parts[0] for parts in owners.values() if len(parts) == 1), usual)
 
 
-def _known(parts: Mapping[str, Any]) -> str:
-    names = [name for kind in _REGISTRIES for name in parts[kind].options()]
-    return f"it has {', '.join(dict.fromkeys(names))}"
-
-
-def _owners(option: str) -> str:
-    """Which parts have an option, if there are some."""
+def _owners(option: str, parts: Mapping[str, Any]) -> str:
+    """Which parts have an option; if none has, which options there are."""
     found = [
         f"{kind} {name}"
         for kind, registry in _REGISTRIES.items()
         for name in registry.names()
         if option in registry.find(name).options()
     ]
-    return f"; {option} is of {', '.join(found)}" if found else ""
+    known = dict.fromkeys(name for kind in _REGISTRIES for name in parts[kind].options())
+    return f"it belongs to {', '.join(found)}" if found else f"it has {', '.join(known)}"
