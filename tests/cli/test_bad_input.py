@@ -174,6 +174,43 @@ def test_refused_in_one_line(cli, place, words, said):
     assert set(place.rglob("*")) == before
 
 
+def test_a_line_break_in_a_path_is_refused(refused, tmp_path):
+    error = refused("train", "--dataset", "digits", "--runs", tmp_path / "a\nb")
+    assert error.count("\n") == 1 and r"a\nb' has a line break" in error and not list(tmp_path.iterdir())
+
+
+def test_images_of_another_data_set_are_refused_before_their_labels(refused, tmp_path):
+    """Digits have ten classes, the network four."""
+    pb.CCP(64, 4, 4, 2, seed=0).save(tmp_path / "four.safetensors")
+    error = refused("certify", tmp_path / "four.safetensors", "--dataset", "digits", "--eps", "0.1")
+    assert "digits has 10 classes, the model 4" in error
+
+
+def test_a_split_that_the_run_does_not_have(refused, place, scores):
+    (run,) = (place / "scored").glob("digits*")
+    error = refused("evaluate", run, "--attacks", "fgsm-0.1", "--split", "validation")
+    assert "this run held none of its training images out" in error and "--validation 0.1" in error
+
+
+def test_an_empty_property_says_what_it_lacks(refused, tmp_path):
+    pb.deploy.to_onnx(pb.CCP(4, 2, 2, 2, seed=0), tmp_path / "m.onnx")
+    (tmp_path / "empty.vnnlib").touch()
+    error = refused("verify", tmp_path / "m.onnx", tmp_path / "empty.vnnlib")
+    assert "empty.vnnlib: it declares no X_0" in error
+
+
+def test_what_a_file_lacks_is_named(refused, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.json").write_text('{"spec": {}}')
+    assert "spec.json: not a run's spec ('address' is missing)" in refused("runs", "show", tmp_path / "run")
+
+
+def test_an_option_of_a_file_keeps_its_name(refused, tmp_path):
+    """What was not typed is not answered by an option."""
+    (tmp_path / "recipe.toml").write_text("dataset = 'digits'\nbatch_size = 0\n")
+    assert "error: batch_size must be" in refused("train", "--recipe", tmp_path / "recipe.toml", "--runs", tmp_path)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_cuda(refused, tmp_path):
     error = refused("train", "--dataset", "digits", "--epochs", 1, "--device", "cuda", "--runs", tmp_path)

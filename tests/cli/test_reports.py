@@ -8,7 +8,10 @@ import pytest
 
 from polybound.evaluation import MixedError, Table
 from polybound.experiments import experiment_scores, find_experiment, read_scores
+from polybound.report.text import SYMBOLS
 from polybound.runs import DataSpec, Run, Spec, find_runs, is_run
+
+SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,27 @@ def test_networks_that_are_no_runs_are_called_by_their_files(cli, root, tmp_path
     for more in ((), ("--means",)):
         out = cli(*words, *more).out
         assert all(f"{value:.2f}" in out and name in out for name, value in clean.items())
+
+
+def test_on_a_narrow_terminal_numbers_stand_below_each_other(cli, root):
+    """At 60 columns a line holds one number, named, and the numbers begin in the same column."""
+    words = ("evaluate", *trained(root, "none-s"), "--attacks", "fgsm-0.1,pgd-0.1-20-0.01")
+    lines = [line.rstrip() for line in cli(*words, columns=60).out.splitlines()]
+    assert not any(";" in line for line in lines)
+    numbers = [line for line in lines if line.startswith("    ")]
+    names = ["images", "clean", "fgsm-0.1 sound", "pgd-0.1-20-0.01 sound"]
+    assert [line[4:25].strip() for line in numbers] == names * 2
+    assert {len(line) - len(line.split()[-1]) for line in numbers} == {27}
+
+
+def test_a_legend_is_of_marks_that_are_there(cli, tmp_path):
+    """On a terminal, too: what the notes explain stands in the cells above them."""
+    words = ("report", "table-1", "--dataset", "fashion-mnist", "--model", "pn-4", "--scores", SCORES)
+    shown = cli(*words, "-o", tmp_path / "r.html", columns=80, env={"NO_COLOR": "1"}).out
+    table, _, notes = shown.partition("Bold: the highest")
+    marks = {mark: f"{mark} {word}" for word, mark in SYMBOLS.items() if mark not in ("", "?")}
+    assert {mark for mark in marks if mark in table} == {mark for mark in marks if marks[mark] in notes} >= {"✓", "○"}
+    assert "**" in table
 
 
 def test_a_report_says_what_is_unusual_of_all_numbers(cli, root, tmp_path):

@@ -72,6 +72,34 @@ def test_list(cli, root):
     assert cli("runs", "list", cwd=root.parent).out == shown.out  # "runs" is where they are by default
 
 
+def columns_of(line):
+    return [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
+
+
+def test_show_has_the_columns_in_which_scores_differ(cli, root):
+    """A denoiser, a limit, a seed of the attack: no two lines of different scores look alike."""
+    run = Path(by_state(cli, root)["finished"]["path"])
+    evaluate_run(run, "fgsm-0.1", limit=50, defence="median")
+    evaluate_run(run, "fgsm-0.1", limit=50, seed=3)
+    lines = [line for line in cli("runs", "show", run).out.splitlines() if line[:1] in ("┃", "│")]
+    header, rows = columns_of(lines[0]), [columns_of(line) for line in lines[1:]]
+    assert header == ["attack", "protocol", "counted", "attack seed", "defence", "accuracy", "images"]
+    assert sorted(row[4] for row in rows if row[0] == "clean") == ["median", "none"] and len(rows) == 8
+    assert {row[6] for row in rows} == {"50 of 360"}
+    told = [tuple(row[:5]) for row in rows]
+    assert len(set(told)) == len(told)
+
+
+def test_show_keeps_a_path_in_one_piece(cli, root):
+    """On a terminal of 80 columns, a path that ends at the edge, and one that is longer."""
+    run = Path(by_state(cli, root)["finished"]["path"])
+    for length in (70, 80, 120):
+        folder = root / ("x" * max(1, length - len(str(root)) - 1))
+        if not folder.exists():
+            shutil.copytree(run, folder)
+        assert str(folder) in cli("runs", "show", folder, columns=80).out
+
+
 def test_list_of_nothing(cli, refused, tmp_path):
     assert cli("runs", "list", tmp_path).out.splitlines()[-1] == "no runs"
     assert cli("runs", "list", tmp_path, "--json").json == []
