@@ -8,7 +8,7 @@ import pytest
 
 from polybound.evaluation import MixedError, Table
 from polybound.experiments import experiment_scores, find_experiment, read_scores
-from polybound.report.text import SYMBOLS
+from polybound.report import SYMBOLS
 from polybound.runs import DataSpec, Run, Spec, find_runs, is_run
 
 SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"

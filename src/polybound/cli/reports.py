@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from polybound.evaluation import Table
     from polybound.experiments import Comparison, Experiment
     from polybound.report import Report
-    from polybound.report.elements import Table as Shown
+    from polybound.report import Table as Shown
 
 __all__ = ["compare", "make_report", "report"]
 
@@ -149,7 +149,7 @@ def _show(made: Report, as_json: bool) -> None:
 def _show_sections(made: Report) -> None:
     """What was found and the tables, as wide as the terminal; figures are in the files."""
     from polybound.cli.tables import print_wrapped
-    from polybound.report.elements import Table
+    from polybound.report import Table
 
     if made.summary is not None:
         print_wrapped(made.summary.verdict)
@@ -168,9 +168,8 @@ def _show_sections(made: Report) -> None:
 def _show_part(table: Shown) -> None:
     """Print a table of a report, with the marks that its notes explain."""
     from polybound.cli.tables import print_wrapped, show_table
-    from polybound.report.text import marked
 
-    rows = [[marked(table, row, n, text) for n, text in enumerate(line)] for row, line in enumerate(table.texts)]
+    rows = [[table.marked(row, n, text) for n, text in enumerate(line)] for row, line in enumerate(table.texts)]
     ends = [*(first for first, _ in table.groups[1:]), len(rows)]
     print()
     print_wrapped(table.title)

@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from polybound.report.build import Report, build_report, report_runs
     from polybound.report.card import Card, model_card
     from polybound.report.demo import draw_demo
+    from polybound.report.elements import SYMBOLS, Table
     from polybound.report.explorer import Feature, build_explorer
     from polybound.report.figure_files import check_figure_file
     from polybound.report.network_drawing import draw_figure_1, draw_network, network_svg
     from polybound.report.tensorboard import EventLog
 
 __all__ = [
+    "SYMBOLS",
     "Card",
     "EventLog",
     "Feature",
     "Report",
+    "Table",
     "build_explorer",
     "build_report",
     "check_figure_file",
@@ -39,6 +42,8 @@ _HOME = {
     "EventLog": "tensorboard",
     "Feature": "explorer",
     "Report": "build",
+    "SYMBOLS": "elements",
+    "Table": "elements",
     "build_explorer": "explorer",
     "build_report": "build",
     "check_figure_file": "figure_files",

@@ -11,10 +11,13 @@ from polybound.evaluation import Table as Scores
 from polybound.experiments import Comparison, Experiment, Published
 from polybound.report.labels import cell_text
 
-__all__ = ["Figure", "Images", "Line", "Panel", "Part", "Section", "Table", "Value"]
+__all__ = ["SYMBOLS", "Figure", "Images", "Line", "Panel", "Part", "Section", "Table", "Value"]
 
 Value = str | int | float | Cell | Published | Difference | None
 """What a cell of a table holds."""
+
+SYMBOLS = {"met": "✓", "missed": "✗", "not published": "○", "not judged": "?", "not run": ""}
+"""The sign of each verdict; the notes of a table say what they mean."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Table:
     def texts(self) -> list[list[str]]:
         """The cells as text, without the signs of their verdicts."""
         return [list(map(_text, row)) for row in self.rows]
+
+    def marked(self, row: int, column: int, text: str, before: str = "**", after: str = "**") -> str:
+        """The text of a cell, in bold if it is, with the sign of its verdict."""
+        verdict = self.verdicts.get((row, column), "")
+        shown = f"{before}{text}{after}" if (row, column) in self.bold else text
+        return verdict if verdict == "not run" else f"{shown} {SYMBOLS.get(verdict, '')}".rstrip()
 
     def quotes(self, row: int) -> bool:
         """Whether a row has the paper's values."""

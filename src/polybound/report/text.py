@@ -8,10 +8,7 @@ from textwrap import fill
 
 from polybound.report.elements import Table
 
-__all__ = ["SYMBOLS", "marked", "to_csv", "to_latex", "to_markdown"]
-
-SYMBOLS = {"met": "✓", "missed": "✗", "not published": "○", "not judged": "?", "not run": ""}
-"""The sign of each verdict; the notes of a table say what they mean."""
+__all__ = ["to_csv", "to_latex", "to_markdown"]
 
 _LATEX = {"✓": r"$\checkmark$", "✗": r"$\times$", "○": r"$\circ$", "±": r"$\pm$"}
 
@@ -30,17 +27,10 @@ def to_markdown(table: Table) -> str:
     for number, row in enumerate(table.texts):
         if number in headings:
             lines.append(f"| **{_markdown(headings[number])}** |{' |' * (len(header) - 1)}")
-        cells = [marked(table, number, place, _markdown(cell)) for place, cell in enumerate(row)]
+        cells = [table.marked(number, place, _markdown(cell)) for place, cell in enumerate(row)]
         lines.append(f"| {' | '.join(cells)} |")
     notes = (fill(_markdown(note), 118, break_long_words=False, break_on_hyphens=False) for note in table.notes)
     return "\n".join([*lines, *(f"\n{note}" for note in notes)])
-
-
-def marked(table: Table, row: int, column: int, text: str, before: str = "**", after: str = "**") -> str:
-    """The text of a cell, in bold if it is, with the sign of its verdict."""
-    verdict = table.verdicts.get((row, column), "")
-    shown = f"{before}{text}{after}" if (row, column) in table.bold else text
-    return verdict if verdict == "not run" else f"{shown} {SYMBOLS.get(verdict, '')}".rstrip()
 
 
 def _markdown(text: str) -> str:
@@ -62,7 +52,7 @@ def to_latex(table: Table) -> str:
         if number in headings:
             lines += [r"\midrule"] if number else []
             lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{_escape(headings[number])}}}}} \\")
-        cells = [marked(table, number, place, _escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
+        cells = [table.marked(number, place, _escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
         lines.append(" & ".join(map(_signs, cells)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escape(table.title)}}}", r"\end{table}"]
     return "\n".join(map(_signs, lines))
