@@ -32,7 +32,17 @@ def spectral_network(path: Path | None) -> pb.PolynomialNetwork:
         return pb.load(path)
     train = pb.data.load("fashion-mnist", "train")
     model = pb.paper_model("pn-4", shape=train.shape, seed=0)
-    pb.fit(model, train, method="projection", norm="2", bound=1.0, epochs=40, learning_rate=0.0025)
+    pb.fit(
+        model,
+        train,
+        "paper",
+        method="projection",
+        norm="2",
+        bound=1.0,
+        epochs=40,
+        learning_rate=0.0025,
+        milestones=(25,),
+    )
     if path is not None:
         model.save(path)
     return model

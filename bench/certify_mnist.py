@@ -63,7 +63,7 @@ def trained(name: str, folder: Path, data_dir: Path | None) -> pb.PolynomialNetw
     if not file.exists():
         make, recipe = MODELS[name]
         model = make()
-        pb.fit(model, unit(pb.data.load("mnist", "train", data_dir=data_dir)), method="none", **recipe)
+        pb.fit(model, unit(pb.data.load("mnist", "train", data_dir=data_dir)), "paper", **recipe)
         model.save(file)
     return pb.load(file)
 
