@@ -379,6 +379,26 @@ def test_one_model_a_line_chosen_on_validation(case):
                 assert any(cell.mean == pytest.approx(one) for one in wanted), (row, wanted)
 
 
+def test_the_chosen_bound_lacks_neither_an_attack_nor_seeds():
+    """Its mean over what it has would be the highest."""
+
+    def rows(bound, clean, attacked):
+        spec = replace(spec_of("projection"), recipe=Recipe.of(method="projection", bound=bound))
+        return [
+            {**row, "split": split, "correct": clean if row["attack"] == "clean" else attacked}
+            for row in rows_of(spec, {}, [1, 1], [1, 1])
+            for split in ("validation", "test")
+            if attacked or row["attack"] == "clean"
+        ]
+
+    whole, unattacked = rows(1.0, 300, 200), rows(2.0, 900, 0)
+    once = [row for row in rows(2.0, 900, 900) if row["seed"] == 0]
+    experiment = replace(EXPERIMENT, layout="chosen", methods=("projection",))
+    for lacking in (unattacked, once):
+        ((method, bound, *_),) = _LAYOUTS["chosen"](experiment, Table([*lacking, *whole])).rows
+        assert (method, bound) == ("projection", "1")
+
+
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"&'</script>"
 
 

@@ -70,18 +70,15 @@ _OTHER_NAMES = {"held_out": "validation", "datasets": "dataset", "models": "mode
 def _of_the_option(error: ArgumentError, ctx: Any) -> str:
     """An error in the words of the command line: the option, if it was typed, and what else to type."""
     options: dict[str, str] = {}
-    typed: set[str] = set()
     for param in ctx.command.params:
-        option = max(param.opts, key=len)
-        if option.startswith("-"):
-            names = {str(param.name), option.lstrip("-").replace("-", "_")}
-            options |= dict.fromkeys(names, option)
-            typed |= names if ctx.get_parameter_source(param.name).name == "COMMANDLINE" else set()
-    name = _OTHER_NAMES.get(error.name, error.name)
+        if param.param_type_name == "option":
+            option = max(param.opts, key=len)
+            options |= dict.fromkeys((str(param.name), option.lstrip("-").replace("-", "_")), option)
+    typed, name = typed_options(ctx), _OTHER_NAMES.get(error.name, error.name)
     problem = re.sub(
         r"\b(\w+)=(?=\S)", lambda found: f"{options[found[1]]} " if found[1] in options else found[0], error.problem
     )
-    return f"{options[name] if name in typed else error.name} {problem}"
+    return f"{options[name] if options.get(name) in typed else error.name} {problem}"
 
 
 def _check_paths(options: Mapping[str, Any]) -> None:
