@@ -231,7 +231,7 @@ def test_every_method_trains_its_seeds_together(tmp_path, options):
 @pytest.mark.parametrize("bounds", [(1.0, 50.0, 200.0, 1e5), (1.0, 6.0, 6.5, 1e5)])
 def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
     """The norms grow from 5.3 at the branch to 7.2: a bound of 6 seems to leave them alone at first, and does not."""
-    recipe = RECIPE.changed({"learning_rate": 0.08, "start": 1})
+    recipe = RECIPE.changed({"learning_rate": 0.08, "start": 1, "milestones": ()})
     specs = [spec_of(recipe, bound=bound, seed=1) for bound in bounds]
     specs.append(Spec(DIGITS, recipe=replace(recipe, method=Plain()), seed=1))
     sizes = []
