@@ -114,3 +114,46 @@ def test_a_bound_of_zero_projects_products_that_underflow():
     rows = torch.full((2, 1, 2), 1e-200, dtype=torch.float64)
     projected = pb.project_product(rows, 0.0)
     assert bool((projected.abs().sum(-1) == 0).any(0).all())
+
+
+def test_high_degrees_do_not_underflow():
+    f = diagonal_ccp([0.75] * 1200, size=1)
+    truth = Fraction(3, 4) ** 1200
+    assert Fraction(float(pb.gamma(f))) >= truth
+    assert Fraction(float(pb.theta(f))) >= truth
+    for p, method in ((math.inf, "paper"), (math.inf, "rowwise"), (2.0, "paper")):
+        assert Fraction(float(pb.lipschitz(f, p, method))) >= 1200 * truth
+
+
+def test_the_residual_form_of_degree_700_has_bounds_above_its_own_slopes():
+    model = pb.CCP(4, 3, 2, degree=700, seed=0, dtype=torch.float64)
+    x = torch.zeros(1, 4, dtype=torch.float64)
+    slope = float(torch.autograd.functional.jacobian(model, x).squeeze().abs().sum(-1).max())
+    assert 0 < slope <= float(pb.lipschitz(model, method="rowwise")) < math.inf
+
+
+def test_a_unit_that_underflows_may_grow_again():
+    """Factors of 2^-11 in the first half and of row sum 2^10 in the second: only the sums are that large."""
+    wide = torch.full((1, 1024), 1.0, dtype=torch.float64)
+    narrow = torch.zeros(1, 1024, dtype=torch.float64)
+    narrow[0, 0] = 2.0**-11
+    large = torch.cat([narrow, torch.full((1, 1024), 1.0 - 2.0**-30, dtype=torch.float64)])
+    A = [Dense(large)] * 100 + [Dense(torch.cat([wide, narrow]))] * 100
+    one = torch.ones(2, dtype=torch.float64)
+    C = Dense(torch.eye(2, dtype=torch.float64))
+    f = Factors("CCP", tuple(A), tuple(Identity(2, (), one) for _ in A[1:]), one, C, constant=False)
+    truth = Fraction(2) ** (10 * 100 - 11 * 100)
+    for value, exact in ((pb.theta(f), truth), (pb.lipschitz(f), 200 * truth)):
+        assert float(value) == math.inf or Fraction(float(value)) >= exact
+
+
+@pytest.mark.parametrize("radius", [1e-300, 1e160, 1e300])
+def test_bounds_hold_at_any_radius(radius: float):
+    f = diagonal_ccp([1e-5, 1e-5, 1e-5])
+    truth = 3 * Fraction(1e-5) ** 3 * Fraction(radius) ** 2
+    for p in (1.0, 2.0, math.inf):
+        for method in ("paper", "rowwise", "local"):
+            value = float(pb.lipschitz(f, p, method, radius=radius))
+            assert value == math.inf or Fraction(value) >= truth
+    for norm in ("inf", "2"):
+        assert not math.isnan(float(pb.rademacher(f, 10, norm, radius=radius)))

@@ -1,7 +1,7 @@
 """Polynomial networks: affine maps multiplied together, and nothing else."""
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import PolynomialNetwork, stack
+from polybound.models.base import PolynomialNetwork, factors_of, polynomial, stack
 from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
 from polybound.models.closed_forms import ClosedForm, RowsForm, closed_form, has_closed_form
@@ -33,12 +33,14 @@ __all__ = [
     "closed_form",
     "example",
     "example_origin",
+    "factors_of",
     "has_closed_form",
     "lift",
     "load",
     "model_names",
     "paper_model",
     "paper_rank",
+    "polynomial",
     "read_metadata",
     "register_model",
     "save",

@@ -37,6 +37,11 @@ class Affine(ABC):
     lead: tuple[int, ...]
     constant: Tensor
 
+    @property
+    def terms(self) -> int:
+        """How many roundings one product of weights and inputs can meet in `W x + b` or `W^T y`."""
+        return max(self.inputs, self.outputs) + 1
+
     @abstractmethod
     def linear(self, x: Tensor) -> Tensor:
         """`W x` for x of shape (*lead, batch, inputs) or (batch, inputs)."""
@@ -68,8 +73,12 @@ class Affine(ABC):
         return self.linear(eye).transpose(-1, -2).expand(*self.lead, -1, -1)
 
     def dense(self) -> Dense:
-        """The same map as a `Dense` one; the only exact way to the absolute value of a `Chain`."""
-        return Dense(self.matrix(), self.constant)
+        """The same map as a `Dense` one, whose absolute values are those of W itself: no chain of absolute values."""
+        return Dense(self.matrix(), self.constant, self.rounding())
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """How far rounding took each row of `matrix()`, in l1 norm, and each entry of `constant`: (*lead, outputs)."""
+        return torch.zeros_like(self.constant), torch.zeros_like(self.constant)
 
     def double(self) -> Affine:
         """The same map in float64, cut off from autograd."""
@@ -77,10 +86,16 @@ class Affine(ABC):
 
 
 class Dense(Affine):
-    """A matrix: weight (*lead, outputs, inputs), bias (*lead, outputs) or None."""
+    """A matrix: weight (*lead, outputs, inputs), bias (*lead, outputs) or None.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
+    Args:
+        weight: W.
+        bias: b.
+        off: of a map that was written out, its `rounding`; None where the weights are exact.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, off: tuple[Tensor, Tensor] | None = None) -> None:
+        self.weight, self.off = weight, off
         self.lead = tuple(weight.shape[:-2])
         self.outputs, self.inputs = weight.shape[-2:]
         self.constant = weight.new_zeros(weight.shape[:-1]) if bias is None else bias
@@ -92,13 +107,17 @@ class Dense(Affine):
         return y @ self.weight
 
     def transform(self, change: Callable[[Tensor], Tensor]) -> Dense:
-        return Dense(change(self.weight), change(self.constant))
+        off = self.off and (change(self.off[0]), change(self.off[1]))
+        return Dense(change(self.weight), change(self.constant), off)
 
     def matrix(self) -> Tensor:
         return self.weight
 
     def dense(self) -> Dense:
         return self
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        return super().rounding() if self.off is None else self.off
 
 
 class Identity(Affine):
@@ -141,6 +160,10 @@ class Conv(Affine):
         self.constant = self.bias.repeat_interleave(prod(self.shape[1:]), dim=-1)
 
     @property
+    def terms(self) -> int:
+        return max(self.channels, self.shape[0]) * prod(self.weight.shape[-self.dims :]) + 1
+
+    @property
     def out_shape(self) -> tuple[int, ...]:
         """(out_channels, *space)."""
         return (self.channels, *self.shape[1:])
@@ -179,6 +202,10 @@ class Pool(Affine):
         self.lead = lead
         self.constant = like.new_zeros(*lead, self.outputs)
 
+    @property
+    def terms(self) -> int:
+        return int(2**self.dims) + 1
+
     def linear(self, x: Tensor) -> Tensor:
         return POOLINGS[self.dims](x.reshape(-1, *self.shape), 2).reshape(*x.shape[:-1], self.outputs)
 
@@ -207,6 +234,10 @@ class Chain(Affine):
             constant = step(constant.unsqueeze(-2)).squeeze(-2)
         self.constant = constant + shift
 
+    @property
+    def terms(self) -> int:
+        return sum(step.terms + 1 for step in self.maps)
+
     def linear(self, x: Tensor) -> Tensor:
         for step in self.maps:
             x = step.linear(x)
@@ -222,3 +253,22 @@ class Chain(Affine):
 
     def absolute(self) -> Chain:
         return Chain([step.absolute() for step in self.maps], abs(self.shift))
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        r"""At most `gamma_terms` of the chain of absolute values, and what underflows.
+
+        An entry of `W_n ... W_1` is a sum of products of weights, each computed up to `terms` roundings, so it is off
+        by at most `gamma_terms` of the sum of their absolute values, the entry of `|W_n| ... |W_1|`. Each operation may
+        also underflow, by less than the least number, and later maps multiply that by their row-l1 norms at most.
+        After poolings alone, an entry is one weight times a power of two, which is exact but for underflow.
+        """
+        info = torch.finfo(self.constant.dtype)
+        absolute = self.absolute()
+        grown = self.constant.new_ones(self.lead)
+        for step in absolute.maps[1:]:
+            grown = grown * step.row_l1().amax(-1).clamp_min(1.0)
+        least = (self.inputs + 1) * self.terms * len(self.maps) * info.smallest_normal * info.eps
+        share = (self.terms + 8) * info.eps
+        floor = (grown * least).unsqueeze(-1)
+        rounded = 0.0 if all(isinstance(step, Pool) for step in self.maps[:-1]) else share
+        return absolute.row_l1() * rounded + floor, absolute.constant * share + floor

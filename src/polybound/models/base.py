@@ -17,7 +17,17 @@ from polybound.models.blocks import Block
 from polybound.models.factors import Factors
 from polybound.seeds import check_seed
 
-__all__ = ["Config", "PolynomialNetwork", "check_count", "damping", "fill_uniform", "gather", "stack"]
+__all__ = [
+    "Config",
+    "PolynomialNetwork",
+    "check_count",
+    "damping",
+    "factors_of",
+    "fill_uniform",
+    "gather",
+    "polynomial",
+    "stack",
+]
 
 Config = dict[str, Any]
 """A model's constructor arguments, as JSON can hold them."""
@@ -236,6 +246,21 @@ class PolynomialNetwork(nn.Module, ABC):
         return ", ".join(f"{key}={value!r}" for key, value in self.config().items())
 
 
+def polynomial(model: object) -> PolynomialNetwork:
+    """The model, if it is a polynomial network: what bounds, certificates, reports and exports are about."""
+    if isinstance(model, PolynomialNetwork):
+        return model
+    raise PolyboundError(
+        f"needs a polynomial network (pb.CCP, pb.NCP, pb.ConvCCP, a model of pb.load or pb.from_onnx), got "
+        f"{type(model).__name__}"
+    )
+
+
+def factors_of(model: object) -> Factors:
+    """The factors of a polynomial network, or factors themselves."""
+    return model if isinstance(model, Factors) else polynomial(model).factors()
+
+
 def stack(models: Sequence[PolynomialNetwork]) -> PolynomialNetwork:
     """Put models of one architecture together as one stack, bit for bit; stacks among them contribute all their runs.
 
@@ -247,7 +272,7 @@ def stack(models: Sequence[PolynomialNetwork]) -> PolynomialNetwork:
     """
     if not models:
         raise PolyboundError("nothing to stack")
-    first = models[0]
+    first = polynomial(models[0])
     plan = first.config() | {"runs": None}
     for model in models:
         if type(model) is not type(first) or model.config() | {"runs": None} != plan:

@@ -8,6 +8,7 @@ from functools import cached_property, reduce
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.models.affine import Affine, Dense, Identity
@@ -26,6 +27,12 @@ def lift(step: Affine, constant_unit: bool) -> Tensor:
     last = rows.new_zeros(*rows.shape[:-2], 1, rows.shape[-1])
     last[..., -1] = 1.0
     return torch.cat([rows, last], dim=-2)
+
+
+def _lifted_rounding(step: Affine, constant_unit: bool) -> tuple[Tensor, Tensor]:
+    rows, constants = step.rounding()
+    rows = F.pad(rows + constants, (0, int(constant_unit)))
+    return rows, torch.zeros_like(rows)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,7 +116,7 @@ class Factors:
 
     @cached_property
     def dense(self) -> Factors:
-        """The same factors with the maps of the input and of the output written out: absolute values are exact."""
+        """The same factors with the maps of the input and of the output written out, each with its `rounding`."""
         if all(isinstance(step, Dense) for step in (*self.A, self.C)):
             return self
         return replace(self, A=tuple(a.dense() for a in self.A), C=self.C.dense())
@@ -120,7 +127,7 @@ class Factors:
 
     def lifted(self) -> Factors:
         """The same function of a free lifted input z: all maps linear, the constant unit written out."""
-        A = tuple(Dense(lift(a, self.constant)) for a in self.A)
+        A = tuple(Dense(lift(a, self.constant), off=_lifted_rounding(a, self.constant)) for a in self.A)
         if not self.constant:
             return replace(self, A=A)
         S: list[Affine] = []

@@ -30,6 +30,10 @@ class Interval:
         """An upper bound of the absolute value."""
         return (self.mid.abs() + self.rad) * (1 + ULP)
 
+    def wider(self, more: Tensor) -> Interval:
+        """The interval with this much added to its radius; `more` is not negative."""
+        return Interval(self.mid, (self.rad + more) * (1 + ULP))
+
     def __mul__(self, other: Interval) -> Interval:
         mid = self.mid * other.mid
         rad = self.rad * other.mid.abs() + (self.mid.abs() + self.rad) * other.rad
@@ -41,12 +45,12 @@ class Interval:
 
     def through(self, step: Affine, absolute: Affine) -> Interval:
         """The image under an affine map; `absolute` is `step.absolute()`."""
-        return self._image(step(self.mid), absolute.linear(self.rad), absolute(self.mid.abs()), step.inputs + 1)
+        return self._image(step(self.mid), absolute.linear(self.rad), absolute(self.mid.abs()), step.terms)
 
     def back(self, step: Affine, absolute: Affine) -> Interval:
         """The image under the transpose of the map's linear part."""
         mid = step.adjoint(self.mid)
-        return self._image(mid, absolute.adjoint(self.rad), absolute.adjoint(self.mid.abs()), step.outputs)
+        return self._image(mid, absolute.adjoint(self.rad), absolute.adjoint(self.mid.abs()), step.terms)
 
     @staticmethod
     def _image(mid: Tensor, rad: Tensor, size: Tensor, terms: int) -> Interval:

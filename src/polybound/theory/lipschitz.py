@@ -19,12 +19,13 @@ from polybound.theory.norms import (
     finite_factors,
     matrix_norm,
     operator_norm,
+    rounding_norm,
 )
 from polybound.theory.result import Bound, number
-from polybound.theory.rounding import ULP, power_of_two, product, times_power_of_two
-from polybound.theory.scaling import balanced, restored
+from polybound.theory.rounding import ULP, outward, product, times_power_of_two
+from polybound.theory.scaling import UNDERFLOW_UNDER_ROOT, Balanced, balanced, restored
 
-__all__ = ["lipschitz"]
+__all__ = ["lipschitz", "sensitivity"]
 
 Sides = tuple[Tensor | float, Tensor | float]
 
@@ -125,15 +126,6 @@ def _size_note(factors: Factors) -> str:
     return "" if can_write_out(factors) else ", norms of the large maps bounded by those of their kernels"
 
 
-def _row_norms(step: Affine, q: float) -> Tensor:
-    """l_q norms of the rows; l_1 norms, which are never smaller, of what is not written out."""
-    if isinstance(step, Dense):
-        exponent = power_of_two(step.weight, 1)
-        norms: Tensor = torch.linalg.vector_norm(times_power_of_two(step.weight, -exponent), q, dim=-1)
-        return times_power_of_two(norms, exponent)
-    return step.row_l1()
-
-
 def _rowwise(factors: Factors, p: float, radius: float | None) -> Bound:
     value = each_run(factors, lambda f: _unit_by_unit(f, p, radius))
     letter = _letter(p)
@@ -154,32 +146,64 @@ def _rowwise(factors: Factors, p: float, radius: float | None) -> Bound:
 def _unit_by_unit(factors: Factors, p: float, radius: float | None) -> Tensor:
     # Only with p strictly between 1 and inf, or with maps too large to write out, can units lose against norms.
     paper = _theorem(factors, p, _lifted_radius(p, radius))
-    if radius is None:
-        factors = factors.lifted()
-    factors, _, exponent = balanced(factors)
+    scaled = balanced(factors.lifted()) if radius is None else balanced(factors, radius)
     q = 1.0 if isinf(p) else (inf if p == 1.0 else p / (p - 1.0))
-    r = 1.0 if radius is None else radius
-    # Over the ball: a_n bounds |A_n(x)|, w_n bounds |S_n(y_(n-1))| (w_1 = |s_1|), so a_n w_n bounds |y_n|.
-    sizes = [r * _row_norms(a, q) + a.constant.abs() for a in factors.A]
-    weights = [factors.s1.abs()]
-    for n, s in enumerate(factors.S):
-        weights.append(s.absolute()((sizes[n] * weights[n]).unsqueeze(-2)).squeeze(-2))
-    value = _entrywise(factors, p, sizes, weights)
+    dominating, lost = _dominating(scaled, q)
+    value = matrix_norm(dominating, p) + rounding_norm(lost, p)
+    terms = _terms(factors)
+    found = restored(value, scaled.slope, terms)
     if p not in (1.0, inf):
-        value = torch.minimum(value, _termwise(factors, p, sizes, weights))
-    terms = factors.degree * (factors.features + 2 * factors.A[0].outputs + 16)
-    return torch.minimum(restored(value, exponent, terms), paper)
+        by_terms = _termwise(scaled.factors, p, *scaled.sizes(q))
+        found = torch.minimum(found, restored(by_terms, scaled.slope, terms, UNDERFLOW_UNDER_ROOT))
+    return torch.minimum(found, paper)
 
 
-def _entrywise(factors: Factors, p: float, sizes: list[Tensor], weights: list[Tensor]) -> Tensor:
-    """`|| |C| sum_i (prod of the other factors' sizes) |V_i| ||_p`: a matrix that dominates every Jacobian."""
-    G = factors.C.matrix().abs()
-    dominating = G.new_zeros(*factors.lead, G.shape[-2], factors.features)
+def _terms(factors: Factors) -> int:
+    """How many roundings the product of norms and sizes along one path through the network meets, generously."""
+    return sum(2 * step.terms + 16 for step in (*factors.A, *factors.S, factors.C)) + factors.features
+
+
+def _dominating(scaled: Balanced, q: float) -> tuple[Tensor, Tensor]:
+    """`|C| sum_i (prod of the other factors' sizes) |V_i|`, the matrix that dominates every Jacobian.
+
+    And what rounding may have taken from its rows where maps were written out, in l_1 norm: (*lead, classes).
+    """
+    factors = scaled.factors
+    sizes, weights = scaled.sizes(q)
+    G = factors.C.matrix().abs() + factors.C.rounding()[0].unsqueeze(-1)
+    total, lost = G.new_zeros(*factors.lead, G.shape[-2], factors.features), G.new_zeros(G.shape[:-1])
     for n in reversed(range(factors.degree)):
-        dominating = dominating + factors.A[n].absolute().adjoint(G * weights[n].unsqueeze(-2))
+        reached = G * weights[n].unsqueeze(-2)
+        total = total + factors.A[n].absolute().adjoint(reached)
+        lost = lost + (reached * factors.A[n].rounding()[0].unsqueeze(-2)).sum(-1)
         if n > 0:
             G = factors.S[n - 1].absolute().adjoint(G * sizes[n].unsqueeze(-2))
-    return matrix_norm(dominating, p)
+    return total, lost
+
+
+def sensitivity(model: PolynomialNetwork | Factors) -> Tensor:
+    """Upper bounds of `|d f_o / d x_j|` over all x in `[-1, 1]^d`: (classes, features), float64.
+
+    It is the matrix whose norm is the row-wise Lipschitz bound. For any norm's unit in which feature j counts as
+    `s_j`, the constant is the norm of the matrix with column j divided by s_j:
+
+        |f_o(x) - f_o(x')| <= sum_j sensitivity[o, j] |x_j - x'_j|
+
+    Args:
+        model: a single model, or its factors.
+
+    >>> import torch, polybound as pb
+    >>> model = pb.CCP(3, 2, 2, degree=2, seed=0, dtype=torch.float64)
+    >>> rows = pb.theory.sensitivity(model).sum(1)
+    >>> bool(abs(rows.max() / float(pb.lipschitz(model)) - 1) < 1e-9)
+    True
+    """
+    factors = finite_factors(model).dense
+    if factors.lead:
+        raise PolyboundError("sensitivities are about one model; take model.run(e) of a stack")
+    scaled = balanced(factors)
+    total, lost = _dominating(scaled, 1.0)
+    return restored(total + lost.unsqueeze(-1), scaled.slope, _terms(factors))
 
 
 def _termwise(factors: Factors, p: float, sizes: list[Tensor], weights: list[Tensor]) -> Tensor:
@@ -189,7 +213,7 @@ def _termwise(factors: Factors, p: float, sizes: list[Tensor], weights: list[Ten
     `D = E^s T E^(1-s)` with a contraction T.
     """
     outside = factors.s1.new_ones(factors.lead)
-    left: Affine = Dense(factors.C.matrix())
+    left: Affine = factors.C.dense()
     pending = factors.s1.new_ones(*factors.lead, left.inputs)
     total = torch.zeros_like(outside)
     for n in reversed(range(factors.degree)):
@@ -212,7 +236,8 @@ def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left",
     """`||diag W||_p` or `||W diag||_p`."""
     if isinstance(step, Dense):
         scale = diagonal.unsqueeze(-1) if side == "left" else diagonal.unsqueeze(-2)
-        return matrix_norm(step.weight * scale, p)
+        reach = diagonal if side == "left" else diagonal.amax(-1, keepdim=True)
+        return matrix_norm(step.weight * scale, p) + rounding_norm(step.rounding()[0] * reach, p)
     return operator_norm(step, p) * diagonal.amax(-1)
 
 
@@ -226,7 +251,7 @@ def _local(factors: Factors, p: float, radius: float, box: Sides | None) -> Boun
         shape = torch.Size()
     if len(shape) != 2 or shape[1] != factors.features:
         raise PolyboundError(f"box sides must be floats, ({factors.features},) or (boxes, {factors.features})")
-    if not (lower <= upper).all() or not torch.isfinite(upper - lower).all():
+    if not ((lower <= upper) & torch.isfinite(lower) & torch.isfinite(upper)).all():
         raise PolyboundError("a box needs finite sides with lower <= upper")
     value = each_run(factors, lambda f: _over_boxes(f, lower, upper, p))
     letter = _letter(p)
@@ -241,7 +266,10 @@ def _local(factors: Factors, p: float, radius: float, box: Sides | None) -> Boun
 
 
 def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Tensor:
-    factors, _, exponent = balanced(factors)
+    scaled = balanced(factors, float(torch.maximum(lower.abs(), upper.abs()).max()) if len(lower) else 1.0)
+    inside = scaled.slope - scaled.output
+    lower, upper = (times_power_of_two(side, inside.flatten()[:1].squeeze(0)) for side in (lower, upper))
+    factors = scaled.factors
     absolute = [a.absolute() for a in factors.A], [s.absolute() for s in factors.S]
     per_box = factors.C.outputs * max(factors.features, *(a.outputs for a in factors.A)) * prod(factors.lead)
     step = max(1, _CHUNK // per_box)
@@ -249,7 +277,7 @@ def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Ten
         _local_norm(factors, absolute, Interval.of_sides(lower[i : i + step], upper[i : i + step]), p)
         for i in range(0, len(lower), step)
     ]
-    return restored(torch.cat(values, dim=-1), exponent, 0)
+    return restored(torch.cat(values, dim=-1), scaled.slope, 0)
 
 
 def _float64(side: Tensor | float) -> Tensor:
@@ -266,17 +294,21 @@ def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x
     """The norm bound of each box: (*lead, boxes)."""
     maps, between = absolute
     # Forward: intervals of A_n(x) and of S_n(y_(n-1)).
-    values = [x.through(a, b) for a, b in zip(factors.A, maps, strict=True)]
+    off = [a.rounding() for a in factors.A]
+    values = [x.through(a, b).wider((o[0] + o[1]).unsqueeze(-2)) for a, b, o in zip(factors.A, maps, off, strict=True)]
     exact = factors.s1.unsqueeze(-2)
     inner = [Interval(exact, torch.zeros_like(exact))]
     for n, (s, b) in enumerate(zip(factors.S, between, strict=True)):
         inner.append((values[n] * inner[n]).through(s, b))
     # Backward, class by class: J = sum_n (C D_k S_k ... D_(n+1) S_(n+1)) diag(S_n y_(n-1)) A_n.
     C = factors.C.matrix().unsqueeze(-3)
-    G = Interval(C, torch.zeros_like(C))
+    G = Interval(C, torch.zeros_like(C)).wider(factors.C.rounding()[0].unsqueeze(-1).unsqueeze(-3))
     J: Interval | None = None
+    lost = C.new_zeros(())  # what writing the maps out took from the rows of J, in l_1 norm
     for n in reversed(range(factors.degree)):
-        part = _flat_back(G * _over_classes(inner[n]), factors.A[n], maps[n])
+        reached = G * _over_classes(inner[n])
+        lost = lost + (reached.magnitude() * off[n][0].unsqueeze(-2).unsqueeze(-2)).sum(-1)
+        part = _flat_back(reached, factors.A[n], maps[n])
         J = part if J is None else J + part
         if n > 0:
             G = _flat_back(G * _over_classes(values[n]), factors.S[n - 1], between[n - 1])
@@ -284,6 +316,7 @@ def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x
     value = matrix_norm(J.magnitude(), p)
     if p not in (1.0, inf):
         value = torch.minimum(value, matrix_norm(J.mid, p) + matrix_norm(J.rad, p))
+    value = outward(value + rounding_norm(lost, p), G.mid.shape[-1])
     return value.expand(*factors.lead, len(x.mid))  # of degree 1, all boxes share one Jacobian
 
 

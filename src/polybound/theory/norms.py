@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from polybound.errors import NonFiniteError, PolyboundError
-from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, lift
-from polybound.theory.rounding import outward, power, power_of_two, product, times_power_of_two
-from polybound.theory.scaling import balanced, restored, without_scale
+from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, factors_of, lift
+from polybound.theory.rounding import ULP, outward, power, power_of_two, product, times_power_of_two
+from polybound.theory.scaling import UNDERFLOW_UNDER_ROOT, balanced, restored, without_scale
 from polybound.theory.torus import torus_norm
 
 __all__ = [
@@ -66,7 +66,7 @@ def finite_factors(model: PolynomialNetwork | Factors) -> Factors:
     Raises:
         NonFiniteError: a weight is infinite or NaN. No bound holds then, and NaN would pass for one.
     """
-    factors = model if isinstance(model, Factors) else model.factors()
+    factors = factors_of(model)
     return factors if factors.working else factors.double().transform(_refuse_non_finite)
 
 
@@ -120,6 +120,14 @@ def matrix_norm(matrix: Tensor, p: float) -> Tensor:
     return norm_2 if p == 2.0 else _interpolate(p, matrix_norm(matrix, 1.0), norm_2, matrix_norm(matrix, inf))
 
 
+def rounding_norm(rows: Tensor, p: float) -> Tensor:
+    """An upper bound of `||E||_p` of a matrix E whose rows have at most these l_1 norms, (..., m)."""
+    if isinf(p):
+        return rows.amax(-1)
+    total = rows.sum(-1) * (1 + rows.shape[-1] * ULP)
+    return torch.minimum(total, rows.amax(-1) * sqrt(rows.shape[-1]) * (1 + 4 * ULP)) if p == 2.0 else total
+
+
 def operator_norm(step: Affine | Tensor, p: float | str = inf) -> Tensor:
     """`||W||_p` of the linear part of an affine map (or of a matrix), one value for each run.
 
@@ -139,14 +147,14 @@ def operator_norm(step: Affine | Tensor, p: float | str = inf) -> Tensor:
     step = step.double()
     ones = step.constant.new_ones
     if isinstance(step, Dense):
-        return matrix_norm(step.weight, p)
+        return matrix_norm(step.weight, p) + rounding_norm(step.rounding()[0], p)
     if isinstance(step, Identity):
         return ones(step.lead)
     if isinf(p):
-        return outward(step.row_l1().amax(-1), step.inputs)
+        return outward(step.row_l1().amax(-1), step.inputs + step.terms)
     if p == 1.0:
         columns = step.absolute().adjoint(ones(1, step.outputs)).squeeze(-2)
-        return outward(columns.amax(-1), step.outputs).expand(step.lead)
+        return outward(columns.amax(-1), step.outputs + step.terms).expand(step.lead)
     if p == 2.0:
         return _spectral(step)
     return _interpolate(p, operator_norm(step, 1.0), operator_norm(step, 2.0), operator_norm(step, inf))
@@ -161,11 +169,14 @@ def _spectral(step: Affine) -> Tensor:
             return torus_norm(step.weight, step.shape[1:])
         if isinstance(step, Chain):
             return product(torch.stack([operator_norm(part, 2.0) for part in step.maps]))
-    # sqrt(lambda_max(W^T W)), or of W W^T if that is smaller, without writing W out.
+    # sqrt(lambda_max(W^T W)), or of W W^T if that is smaller, without writing W out. Rounding takes no more from it
+    # than gamma_terms of the chain of absolute values B, of which ||B||_2^2 <= ||B||_1 ||B||_inf.
     step, exponent = without_scale(step)
     small = min(step.inputs, step.outputs)
     eye = torch.eye(small, dtype=step.constant.dtype, device=step.constant.device).expand(*step.lead, -1, -1)
     gram = step.adjoint(step.linear(eye)) if small == step.inputs else step.linear(step.adjoint(eye))
+    lost = operator_norm(step, 1.0) * operator_norm(step, inf) * (2 * (step.terms + small + 8) * ULP)
+    gram = gram + lost[..., None, None] * eye
     return times_power_of_two(outward(_root_of_largest(gram), step.inputs * step.outputs), exponent)
 
 
@@ -190,14 +201,14 @@ def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tens
     if isinstance(step, Identity):
         return step.constant.new_ones(step.lead)
     if isinstance(step, Dense):
-        return matrix_norm(lift(step, constant_unit), p)
+        return matrix_norm(lift(step, constant_unit), p) + rounding_norm(torch.stack(step.rounding()).sum(0), p)
     unit = float(constant_unit)
     if isinf(p):
         rows = step.absolute()(step.constant.new_ones(1, step.inputs)).squeeze(-2)
-        return outward(rows.amax(-1).clamp_min(unit), step.inputs + 1)
+        return outward(rows.amax(-1).clamp_min(unit), step.inputs + step.terms)
     constant = step.absolute().constant
     if p == 1.0:
-        return torch.maximum(operator_norm(step, 1.0), outward(constant.sum(-1) + unit, step.outputs + 1))
+        return torch.maximum(operator_norm(step, 1.0), outward(constant.sum(-1) + unit, step.outputs + step.terms))
     if p == 2.0:
         blocks = step.constant.new_zeros(*step.lead, 2, 2)
         blocks[..., 0, 0] = operator_norm(step, 2.0)
@@ -248,15 +259,10 @@ def theta(model: PolynomialNetwork | Factors) -> Tensor:
 
 
 def _theta(factors: Factors) -> Tensor:
-    factors, exponent, _ = balanced(factors)
-    ones = factors.s1.new_ones(1, factors.features)
-    t = factors.s1.abs()
-    for n, a in enumerate(factors.A):
-        if n > 0:
-            t = factors.S[n - 1].absolute()(t.unsqueeze(-2)).squeeze(-2)
-        t = t * a.absolute()(ones).squeeze(-2)
-    value = restored(t.amax(-1), exponent, factors.degree * (factors.features + t.shape[-1]))
-    return value.clamp_min(float(factors.constant))
+    scaled = balanced(factors)
+    sizes, weights = scaled.sizes(1.0)
+    terms = sum(step.terms + 2 for step in (*factors.A, *factors.S))
+    return restored((sizes[-1] * weights[-1]).amax(-1), scaled.product, terms).clamp_min(float(factors.constant))
 
 
 def gamma(model: PolynomialNetwork | Factors, p: float | str = inf) -> Tensor:
@@ -283,14 +289,31 @@ def gram_norm(model: PolynomialNetwork | Factors) -> Tensor | None:
 
 
 def _gram_norm(factors: Factors) -> Tensor:
-    lifted, exponent, _ = balanced(factors.lifted())
+    r"""The root of the largest eigenvalue of the computed G, and of all that rounding may have taken from it.
+
+    With `t_1 = ||A_1||_2 |s_1|` and `t_n = ||A_n||_2 (|S_n| t_(n-1))` row by row, `t_i t_j` is at least the sum of the
+    absolute values of the products that entry (i, j) of G is a sum of. So rounding moves G by at most `gamma_D` of it,
+    in norm by `gamma_D ||t||_2^2`. What writing the A_n out had rounded moves the rows of Phi itself, by the terms of
+    first and higher order in it, e: `e_n = a_n (|S_n| e_(n-1)) + off_n (|S_n| (t_(n-1) + e_(n-1)))`.
+    """
+    scaled = balanced(factors.lifted())
+    lifted = scaled.factors
     G = lifted.s1.unsqueeze(-1) * lifted.s1.unsqueeze(-2)
+    t, e = lifted.s1.abs(), torch.zeros_like(lifted.s1)
     for n, a in enumerate(lifted.A):
         if n > 0 and not isinstance(lifted.S[n - 1], Identity):
-            S = lifted.S[n - 1].matrix()
+            step = lifted.S[n - 1]
+            S = step.matrix()
             G = S @ G @ S.transpose(-1, -2)
-        A = a.matrix()
+            t, e = (step.absolute().linear(v.unsqueeze(-2)).squeeze(-2) for v in (t, e))
+        A, off = a.matrix(), a.rounding()[0]
         G = G * (A @ A.transpose(-1, -2))
-    units = max(a.outputs for a in lifted.A)
-    value = restored(_root_of_largest(G), exponent, factors.degree * units * (units + lifted.features))
+        rows = torch.linalg.vector_norm(A, 2, dim=-1)
+        t, e = rows * t, rows * e + off * (t + e)
+    terms = sum(2 * (step.terms + 4) for step in (*lifted.A, *lifted.S))
+    lost = t.square().sum(-1) * ((terms + 16) * ULP)
+    G = G + lost[..., None, None] * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    units = G.shape[-1]
+    found = _root_of_largest(G) + torch.linalg.vector_norm(e, 2, dim=-1)
+    value = restored(found, scaled.product, units * (units + 16) + terms, UNDERFLOW_UNDER_ROOT)
     return torch.minimum(value, _product_of_norms(factors, 2.0))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf, isinf, log, log2, pi, sqrt
+from math import ceil, hypot, inf, isinf, ldexp, log, log2, pi, sqrt
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models import Factors, PolynomialNetwork
+from polybound.models import Factors, PolynomialNetwork, polynomial
 from polybound.registry import norm_name
 from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.result import Bound, number
@@ -66,9 +66,10 @@ def rademacher(
     factors = finite_factors(model)
     k, d = factors.degree, factors.features + 1
     C = torch.cat([factors.C.matrix(), factors.C.constant.unsqueeze(-1)], dim=-1)
-    mu = torch.stack([matrix_norm(row.unsqueeze(-2), p) for row in C.unbind(-2)]).amax(0)
+    off = torch.stack(factors.C.rounding()).sum(0)
+    mu = (torch.stack([matrix_norm(row.unsqueeze(-2), p) for row in C.unbind(-2)], -1) + off).amax(-1)
     lam, how = _product_norm(factors, p, exact)
-    R = 1.0 if radius is None else (max(radius, 1.0) if isinf(p) else sqrt(radius**2 + 1.0))
+    R = 1.0 if radius is None else (max(radius, 1.0) if isinf(p) else hypot(radius, 1.0))
     if isinf(p):
         rate = 2 * sqrt(2 * k * log(d) / n) if formula == "paper" else sqrt(2 * (log(2) + k * log(d)) / n)
         shown = "2 mu lambda sqrt(2 k log(d) / n)" if formula == "paper" else "mu lambda sqrt(2 log(2 d^k) / n)"
@@ -151,7 +152,7 @@ def generalisation(
         margin: rho > 0, in units of the logits.
         confidence: between 0 and 1.
     """
-    if model.runs is not None:
+    if polynomial(model).runs is not None:
         raise PolyboundError("a generalisation statement is about one model; take run(e) out of the stack")
     if not margin > 0 or not 0 < confidence < 1 or len(x) != len(y) or len(x) == 0:
         raise PolyboundError("needs margin > 0, 0 < confidence < 1 and as many labels as inputs")
@@ -166,8 +167,10 @@ def generalisation(
 
     factors = finite_factors(model)
     size = float(theta(factors)) * float(lifted_norm(factors.C, False, inf)) / margin
-    j = ceil(log2(size)) if size > 0 else 0
-    complexity = 4 * classes * 2.0**j * sqrt(2 * (log(2) + factors.degree * log(factors.features + 1)) / n)
+    # Where 2^j is no float64 number, neither is the bound.
+    j = 0 if size == 0 else (1024 if size > 2.0**1023 else ceil(log2(size)))
+    scale = inf if j > 1000 else ldexp(1.0, j)
+    complexity = 4 * classes * scale * sqrt(2 * (log(2) + factors.degree * log(factors.features + 1)) / n)
     delta = (1 - confidence) / ((pi**2 / 3 - 1) * (1 + abs(j)) ** 2)
     deviation = sqrt(log(1 / delta) / (2 * n))
     return Generalisation(

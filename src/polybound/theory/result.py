@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -71,16 +72,21 @@ class Bound:
         return f"{self.value:.6g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain types, for JSON."""
-        value = self.value.tolist() if isinstance(self.value, Tensor) else self.value
+        """Everything as plain types, for JSON, which has no infinity: such a value, which bounds nothing, is None."""
         return {
             "quantity": self.quantity,
-            "value": value,
+            "value": _finite(self.value.tolist() if isinstance(self.value, Tensor) else self.value),
             "name": self.name,
             "formula": self.formula,
             "assumptions": list(self.assumptions),
             "how": self.how,
         }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return value if isfinite(value) else None
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["ULP", "outward", "power", "power_of_two", "product", "times_power_of_two"]
+__all__ = ["ULP", "mantissa_product", "outward", "power", "power_of_two", "product", "times_power_of_two"]
 
 ULP: float = 2.0**-52
 """Twice the unit roundoff of float64; the factor 2 also covers the rounding of the error terms themselves."""
@@ -42,13 +42,26 @@ def times_power_of_two(tensor: Tensor, exponent: Tensor) -> Tensor:
     return torch.where(lost, result + torch.sign(tensor) * _LEAST, result)
 
 
+def mantissa_product(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The product over the first dimension as a mantissa in [1/2, 1) and an exponent: nothing over- or underflows.
+
+    Factor by factor, so that where the plain product is a float64 number this rounds as it does; finite values only.
+    """
+    mantissas, exponents = torch.frexp(values)
+    mantissa, exponent = mantissas[0], exponents.sum(0)
+    for factor in mantissas[1:]:
+        mantissa, moved = torch.frexp(mantissa * factor)
+        exponent = exponent + moved
+    return mantissa, exponent
+
+
 def product(values: Tensor) -> Tensor:
     """The product over the first dimension of numbers that are not negative, rounded outwards.
 
     A product that is too small for float64 comes out as a small number, not as 0, and one too large as infinity.
     """
-    mantissas, exponents = torch.frexp(values)
-    found = times_power_of_two(outward(mantissas.prod(0), len(values)), exponents.sum(0))
+    mantissa, exponent = mantissa_product(values)
+    found = times_power_of_two(outward(mantissa, len(values)), exponent)
     found = torch.where(torch.isinf(values).any(0), torch.inf, found)
     # A zero is exact, an infinity stands for a number that is too large.
     found = torch.where((values == 0).any(0), 0.0, found)

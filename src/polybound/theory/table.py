@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from polybound.models import PolynomialNetwork
+from polybound.models import PolynomialNetwork, polynomial
 from polybound.theory.lipschitz import lipschitz
 from polybound.theory.norms import factor_norms, finite_factors, gamma, theta
 from polybound.theory.rademacher import rademacher
@@ -35,6 +35,7 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
     >>> [row.quantity for row in table][:3]
     ['norm of U1, l_inf', 'norm of U2, l_inf', 'norm of U3, l_inf']
     """
+    model = polynomial(model)
     if model.runs is not None:
         # Run by run, so that what is written out for one bound serves all the others.
         tables = [bounds(model.run(e), n, radius=radius) for e in range(model.runs)]
