@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+import polybound as pb
 from polybound.constraints.product import project_product
 from polybound.errors import PolyboundError
 
@@ -409,3 +410,31 @@ def test_extreme_numbers_neither_overflow_nor_leave_the_set(seed, k, dtype):
     assert (norms_product(w, beta) <= bound).all()
     assert (w.abs() <= v.abs()).all()
     assert torch.equal(project_product(w, bound, offset=beta), w)
+
+
+def test_projecting_weights_whose_product_is_no_number():
+    """Two factors of 1e200 stay; the third, at zero, costs least: infinity times zero is a product of zero."""
+    for scales in ((1e200, 1e200, 1e-5), (1e-5, 1e200, 1e200), (1e200, 1e150, 1e100)):
+        model = pb.CCP(4, 3, 2, 3, form="product", seed=0, dtype=torch.float64)
+        with torch.no_grad():
+            model.U.mul_(torch.tensor(scales, dtype=torch.float64)[:, None, None])
+        projection = pb.Projection(model, {"product": 1.0}, on="product")
+        projection.apply_()
+        assert model.U.isfinite().all()
+        assert projection.contains()
+        assert not projection.norms()["product"].isnan()
+
+
+def test_products_that_overflow_on_the_way_are_inside():
+    rows = torch.tensor([1e200, 1e200, 1e-250, 1e-250], dtype=torch.float64)[:, None, None]
+    assert torch.equal(project_product(rows, 1.0), rows)
+
+
+def test_a_thousand_factors_are_projected():
+    generator = torch.Generator().manual_seed(0)
+    weights = 1.0 + 0.1 * torch.rand(1000, 2, 3, generator=generator, dtype=torch.float64)
+    result = project_product(weights, 1.0)
+    logs = result.abs().sum(-1).log().sum(0)
+    assert (logs <= 1e-9).all()
+    assert (logs >= -1e-6).all()
+    assert torch.equal(project_product(result, 1.0), result)

@@ -21,6 +21,7 @@ _EPS = torch.finfo(torch.float64).eps
 _INF = math.inf
 _CELLS = 128  # cells of the coarse grid over [0, L]
 _REACH = 8  # the fine grid moves each factor by at most this many of its cells
+_FACTORS = 64  # of more than these, the search over pairs of factors takes too long; what the descent finds is kept
 _KEEP = 3  # how many minima of different cost are followed further
 CHUNK = 1 << 21
 """Numbers in one temporary: 16 MiB."""
@@ -95,6 +96,8 @@ def solve(problem: Units) -> Tensor:
     # While L <= log 2 no R_i can fall below N_i / 2: all g_i are convex and the descent has found the minimum. Else
     # the dual value at its multiplier may prove the same.
     doubtful = (problem.budget > math.log(2)).nonzero()[:, 0]
+    if best.shape[-1] > _FACTORS:
+        return best
     if len(doubtful):
         gap = cost[doubtful, 0] - problem[doubtful].dual(mu[doubtful, 0])
         doubtful = doubtful[~(gap <= 1e-12 * cost[doubtful, 0])]

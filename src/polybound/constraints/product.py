@@ -29,6 +29,7 @@ from torch import Tensor
 
 from polybound.constraints.allocation import CHUNK, Units, solve
 from polybound.errors import NonFiniteError, PolyboundError
+from polybound.theory import mantissa_product
 
 __all__ = ["project_product"]
 
@@ -49,7 +50,8 @@ def project_product(
     The set is not convex and the problem has many local minima. A Newton descent on the log-radii finds one of them;
     it is kept if ``L <= log 2`` (the problem is convex there) or if its Lagrangian dual bound is tight. Otherwise
     min-plus dynamic programming on a grid of log-radii, exact up to the square of its cells, proposes the best
-    allocations and their runners-up; these are refined on finer cells and finished by Newton's method.
+    allocations and their runners-up; these are refined on finer cells and finished by Newton's method. Of more than 64
+    factors, what the descent finds is kept: it is inside of the set, and may be farther off than the nearest point.
 
     Units inside already, counted in float64, come back bit for bit, and only the others cost time. The result is
     inside in float64 whatever its own precision, hence the projection is idempotent bit for bit. In exact arithmetic
@@ -116,25 +118,25 @@ def _checked(weights: Tensor, bound: float | Tensor, offset: float | Tensor) -> 
         raise PolyboundError("project_product: the bound must be zero or more, and not NaN")
     if not bool(((beta >= 0) & beta.isfinite()).all()):
         raise PolyboundError("project_product: the offsets must be finite and zero or more")
-    if bool((_product(beta.transpose(-2, -1)) > limit).any()):
+    if bool(_exceeds(beta.transpose(-2, -1), limit).any()):
         raise PolyboundError(
             "project_product: no weights satisfy the bound, the offsets alone multiply to more; raise the bound"
         )
     return limit, beta
 
 
-def _product(sizes: Tensor) -> Tensor:
+def _product(sizes: Tensor) -> tuple[Tensor, Tensor]:
     """The product over the last dimension, always in the same order so that it rounds the same way for any layout."""
-    result = sizes[..., 0].clone()
-    for i in range(1, sizes.shape[-1]):
-        result *= sizes[..., i]
-    return result
+    return mantissa_product(sizes.movedim(-1, 0))
 
 
 def _exceeds(sizes: Tensor, limit: Tensor) -> Tensor:
-    """Whether the product over the last dimension is above the limit, also where it is too small for float64."""
-    product = _product(sizes)
-    return (product > limit) | ((product == 0) & (limit == 0) & (sizes > 0).all(-1))
+    """Whether the product over the last dimension is above the limit, also where it is no float64 number."""
+    product, power = _product(sizes)
+    mantissa, most = torch.frexp(limit)
+    above = (power > most) | ((power == most) & (product > mantissa))
+    # Zero and infinity have no exponent to compare.
+    return (product > 0) & ~limit.isinf() & (above | (limit == 0))
 
 
 def _margin(rows: Tensor) -> float:
@@ -161,8 +163,13 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     cap = torch.where(b > 0, mass / b, _INF).log1p()
     # L from mantissas and exponents, lest large logarithms cancel; e^-2000 is zero, and will do for a bound of zero.
     mantissa, power = torch.frexp(torch.cat([magnitude.sum(-1) + beta, limit[:, None]], 1))
-    budget = (_product(mantissa[:, :-1]) / mantissa[:, -1]).log().nan_to_num(posinf=2000.0)
-    budget += math.log(2) * (power[:, :-1].sum(-1) - power[:, -1]).double()  # of integers it would be float32
+    share, moved = torch.ones_like(limit), power[:, :-1].sum(-1) - power[:, -1]
+    for factor in mantissa[:, :-1].unbind(1):
+        share = share * factor
+        small = share < 2.0**-500  # of more than 500 factors
+        share, moved = torch.where(small, share * 2.0**500, share), moved - 500 * small
+    budget = (share / mantissa[:, -1]).log().nan_to_num(posinf=2000.0)
+    budget += math.log(2) * moved.double()  # of integers it would be float32
     # Aim below the bound by twice the margin that the result must keep: then it seldom has to be shrunk.
     budget = torch.minimum(budget + 2 * _margin(rows), cap.sum(-1)).clamp(min=0)
     problem = Units(mass + b, budget, cap, knots, tail, squares)
@@ -184,18 +191,22 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
 def _inside(w: Tensor, limit: Tensor, beta: Tensor, dtype: torch.dtype) -> Tensor:
     """Round to ``dtype`` and shrink, by rounding errors only, until the product of float64 norms is inside."""
     k = w.shape[-2]
-    target = torch.maximum(limit * (1 - _margin(w)), _product(beta))
+    # The offsets alone may take up all of the bound.
+    target = torch.maximum(limit * (1 - _margin(w)), torch.ldexp(*_product(beta)))
     result = w.to(dtype)
     over = torch.arange(len(w), device=w.device)
     shrink = torch.zeros_like(target)
     for _ in range(64):
         sizes = result[over].double().abs().sum(-1) + beta[over]
-        product, still = _product(sizes), _exceeds(sizes, target[over])
+        still = _exceeds(sizes, target[over])
         if not bool(still.any()):
             break
-        over, product = over[still], product[still]
+        over = over[still]
+        mantissa, power = _product(sizes[still])
+        of_target, most = torch.frexp(target[over])
+        ratio = torch.exp2(((of_target / mantissa).log2() + (most - power)) / k)
         # Three times what is needed, as rounding anew may cost a part of it.
-        needed = (3 * (1 - (target[over] / product) ** (1 / k))).nan_to_num(nan=1.0)  # 0 / 0: both underflowed
+        needed = 3 * (1 - ratio)
         shrink[over] = torch.maximum(2 * shrink[over], needed).clamp(min=_EPS, max=1)
         result[over] = (w[over] * (1 - shrink[over])[:, None, None]).to(dtype)
     return result

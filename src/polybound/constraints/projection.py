@@ -16,7 +16,7 @@ from polybound.constraints.spectral import project_spectral, project_spectral_co
 from polybound.errors import PolyboundError
 from polybound.models import Block, PolynomialNetwork
 from polybound.registry import norm_name, shown
-from polybound.theory import torus_norm
+from polybound.theory import mantissa_product, torus_norm
 
 __all__ = ["Projection"]
 
@@ -64,6 +64,8 @@ class Projection:
         on: Target = "weights",
     ) -> None:
         name = norm_name(norm)
+        if not isinstance(model, nn.Module):
+            raise PolyboundError(f"needs a torch.nn.Module of Linear and Conv layers, got {type(model).__name__}")
         if on not in ("weights", "operator", "product"):
             raise PolyboundError(f"on must be 'weights', 'operator' or 'product', got {on!r}")
         if on != "weights" and name != "inf":
@@ -269,4 +271,9 @@ class _Product(_Rule):
 
     def norms(self, block: Block) -> Tensor:
         rows = _joined(block).double().abs().sum(-1)
-        return (rows + self.offset.to(rows.device).unsqueeze(-1)).prod(-2).amax(-1, keepdim=True)
+        sizes = rows + self.offset.to(rows.device).unsqueeze(-1)
+        # A plain product could be infinity times zero.
+        mantissa, exponent = mantissa_product(sizes.movedim(-2, 0))
+        half = exponent.clamp(-2200, 2200) // 2
+        product = mantissa * torch.exp2(half.double()) * torch.exp2((exponent.clamp(-2200, 2200) - half).double())
+        return product.amax(-1, keepdim=True)
