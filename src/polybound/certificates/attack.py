@@ -73,7 +73,7 @@ def enclosed(net: Network, a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Ten
     """
     logits, slack = net(x), net.slack(x.abs())
     sizes = logits.abs() @ a.T.abs() + b.abs()
-    off = slack @ a.T.abs() + sizes * ((net.classes + 4) * ULP)
+    off = slack @ a.T.abs() + sizes * ((net.classes + 4) * ULP) + 2.0**-1000
     return logits @ a.T + b, torch.nan_to_num(off, nan=torch.inf, posinf=torch.inf)
 
 

@@ -97,7 +97,8 @@ class Decisions(Ledger):
                 self.falsify(image, x, claim, "attack")
                 return
             lower = float(exact)
-        lower = max(nextafter(lower, -inf), 5e-324)
+        # A positive value below the least number leaves a margin of 0: it decides nothing, and is not above the truth.
+        lower = max(nextafter(lower, -inf), 0.0)
         self.note(cells[index : index + 1], torch.tensor([lower], dtype=torch.float64), lambda _: {"by": "point"})
         self.close(cells, index, lower, "branch")
 

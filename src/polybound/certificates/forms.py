@@ -108,7 +108,8 @@ class Combinations(Forms):
     r"""The same forms of every image, `weights f + constant`.
 
     Rounding. A form's terms are those of the logits times a; its sum has `classes + 1` more summands. So it is off by
-    at most `gamma_(D + classes + 2)` times `sum_c |a_c| P_c + |b|`, where D and P are those of `Network`.
+    at most `gamma_(D + classes + 2)` times `sum_c |a_c| P_c + |b|`, where D and P are those of `Network`. What
+    underflows in `a C`, where a is small, is multiplied by no more than Z, which the logits' slack has 2^-480 of.
 
     Args:
         net: the network.
@@ -132,6 +133,7 @@ class Combinations(Forms):
         D = self.net.roundings
         total = slack @ self.weights.abs().T + self.constant.abs() * (4 * D * ULP)
         total = total * ((1 + (self.net.classes + 2) / D) * (1 + 2.0**-20)) + 2.0**-900
+        total = total + slack.amax(-1, keepdim=True) * 2.0**-500
         # Beyond the size that `Network.slack` allows, what underflowed could have mattered; 0 times infinity is NaN.
         return torch.where(total < 2.0**100 * (4 * D * ULP), total, torch.inf)
 

@@ -50,7 +50,7 @@ class MarginBounds:
 
 
 def box_of(x: Tensor, eps: float, domain: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
-    """The centres and radii of the balls `|x' - x|_inf <= eps`, cut to the domain.
+    """The centres and radii of the balls `|x' - x|_inf <= eps`, moved into the domain: no radius is negative.
 
     >>> import torch
     >>> box_of(torch.tensor([0.0, 0.5]), 0.25, (0.0, 1.0))
@@ -58,7 +58,7 @@ def box_of(x: Tensor, eps: float, domain: tuple[float, float] | None) -> tuple[T
     """
     lower, upper = x - eps, x + eps
     if domain is not None:
-        lower, upper = lower.clamp_min(domain[0]), upper.clamp_max(domain[1])
+        lower, upper = lower.clamp(*domain), upper.clamp(*domain)
     return (lower + upper) / 2, (upper - lower) / 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from polybound.certificates.psd_proofs import dominating_diagonal, dominating_gram
 from polybound.certificates.windows import Windowed, Windows, parts, windowed, windows_of
 from polybound.errors import PolyboundError
-from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Pool
+from polybound.models import Affine, Chain, Dense, Factors, Identity, PolynomialNetwork, Pool, factors_of
 from polybound.theory import DENSE_LIMIT, ULP
 
 __all__ = ["Network"]
@@ -32,10 +32,16 @@ class Network:
     the bounds of a remainder and of the final subtraction. What is left is a polynomial whose coefficients *are*
     float64 numbers.
 
-    Underflow adds less than 2^-1022 for each operation, and `slack` adds 2^-900.
+    Underflow takes less than 2^-1074 from the result of an operation, whatever it is, and what follows multiplies that.
+    What follows is made of maps that are not in the result yet, each at most once. So it is at most the product Z over
+    all maps of `max(1, largest row sum)`: of `|A_n| X + |b_n|` for a map of the input, of `|W| 1 + |b|` for the others,
+    of each part of a chain; times `max(1, sum_d X_d)` for the one input that a gradient is multiplied by last. The
+    number of operations, and of the terms that such an error enters, is below 2^90 altogether. Where numbers are
+    squared and rooted on the way, for norms, underflow takes less than 2^-537 from the root. So `slack` adds
+    `2^-480 Z`, and is infinite from `Z = 2^400` on, or where P is 2^100 or more.
 
     Attributes:
-        factors: the factors in float64.
+        factors: the factors in float64, a copy: what becomes of the model's weights afterwards does not matter.
         features, degree, classes: sizes d, k, o.
         shape: shape of one input, of a model; (features,) of bare factors.
         A: the maps of the input, written out: as matrices, or, of convolutions, window by window where that is smaller;
@@ -53,7 +59,8 @@ class Network:
     """
 
     def __init__(self, model: PolynomialNetwork | Factors, *, by_windows: bool | None = None) -> None:
-        self.factors = factors = (model if isinstance(model, Factors) else model.factors()).double()
+        # Copied, as float64 weights would be those of the model itself.
+        self.factors = factors = factors_of(model).double().transform(torch.clone)
         if factors.lead:
             raise PolyboundError("certificates are about one model; take model.run(e) of a stack")
         if factors.s1.device.type != "cpu":
@@ -132,10 +139,24 @@ class Network:
 
     def slack(self, x: Tensor) -> Tensor:
         """How far float64 can be off where `|x'| <= x`, class by class: (batch, classes). See the class."""
-        size = self.size(x * (1.0 + 2.0**-40) + 2.0**-1000)
-        slack = size * (4 * self.roundings * ULP) + 2.0**-900
-        # Beyond this size, what underflowed could have mattered.
-        return torch.where(size < 2.0**100, slack, torch.inf)
+        x = x * (1.0 + 2.0**-40) + 2.0**-1000
+        grown = x.sum(-1).clamp_min(1.0) * self._growth
+        y = self.s1.abs()
+        for n, step in enumerate(self.absolute.A):
+            values = step(x)
+            grown = grown * values.amax(-1).clamp_min(1.0)
+            y = values * (y if n == 0 else self.absolute.S[n - 1](y))
+        size, grown = self.absolute.C(y), grown.unsqueeze(-1)
+        slack = size * (4 * self.roundings * ULP) + grown * 2.0**-480
+        return torch.where((size < 2.0**100) & (grown < 2.0**400), slack, torch.inf)
+
+    @cached_property
+    def _growth(self) -> float:
+        """The part of Z that no input has a part in."""
+        inner = [part for a in self.factors.A if isinstance(a, Chain) for part in parts(a)]
+        maps = [*inner, *self.factors.S, self.factors.C]
+        rows = [step.absolute()(step.constant.new_ones(1, step.inputs)) for step in maps]
+        return prod(max(1.0, float(row.max())) for row in (*rows, self.s1.abs()))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (batch, classes) of inputs (batch, features), off by less than `slack(|x|)`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polybound.theory import ULP
 
-__all__ = ["defect", "dominating_diagonal", "dominating_gram"]
+__all__ = ["defect", "dominating_diagonal", "dominating_gram", "searchable"]
 
 
 def defect(M: Tensor) -> Tensor:
@@ -26,6 +26,12 @@ def defect(M: Tensor) -> Tensor:
     return torch.where((failed == 0) & torch.isfinite(trace), trace * (2 * (n + 8) * ULP) + 2.0**-900, torch.inf)
 
 
+def searchable(M: Tensor) -> Tensor:
+    """The matrices, with zeros for those so large that a search for eigenvalues overflows; it proves nothing anyway."""
+    fine = M.abs().amax((-2, -1), keepdim=True) < 2.0**250
+    return M if bool(fine.all()) else torch.where(fine, M, 0.0)
+
+
 def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
     """A diagonal that dominates a Gram matrix: mu >= 0 with `diag(mu) - A^T A` positive semidefinite, of small sum.
 
@@ -39,7 +45,7 @@ def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
     """
     absolute = At.abs()
     worst = float(absolute.sum(1).max()) * float(absolute.sum(0).max())
-    return _proven(_scaled(At, steps), At @ At.T, _off(absolute @ absolute.sum(0), At.shape[1]), worst)
+    return _proven(_scaled(searchable(At), steps), At @ At.T, _off(absolute @ absolute.sum(0), At.shape[1]), worst)
 
 
 def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> Tensor:
@@ -51,7 +57,7 @@ def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> 
         units: how many products each entry is a sum of.
         steps: how often the scaling is moved.
     """
-    return _proven(_scaled_gram(gram, steps), gram, _off(rows, units), float(rows.max()))
+    return _proven(_scaled_gram(searchable(gram), steps), gram, _off(rows, units), float(rows.max()))
 
 
 def _off(rows: Tensor, units: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polybound.certificates.psd_proofs import defect
+from polybound.certificates.psd_proofs import defect, searchable
 from polybound.theory import ULP
 
 __all__ = ["Separable", "absolute_rows", "diagonally_dominant", "minorant", "spectral_shift"]
@@ -117,7 +117,7 @@ def spectral_shift(H: Tensor, pattern: Tensor) -> Shift:
     The multiple is a guess; that it suffices is proven.
     """
     scale = pattern.sqrt()
-    scaled = H / scale.unsqueeze(-1) / scale.unsqueeze(-2)
+    scaled = searchable(H / scale.unsqueeze(-1) / scale.unsqueeze(-2))
     values, vectors = torch.linalg.eigh(scaled) if H.shape[-1] <= _SMALL else _lanczos(scaled)
     least, size = -values[:, 0], values.abs().amax(-1)
     few = values[:, :6]

@@ -41,7 +41,8 @@ class _Cube(Region):
         return [A.linear(r) for A in net.absolute_A]
 
     def norms(self, net: Network, r: Tensor) -> list[Tensor]:
-        return [(r.square() @ mu).sqrt() for mu in net.stretch]
+        # What underflows among the squares of r is multiplied by mu.
+        return [(r.square() @ mu + (mu.sum() + 1.0) * 2.0**-1000).sqrt() for mu in net.stretch]
 
     def radius(self, slope: Tensor) -> Tensor:
         return widths(slope)
@@ -99,8 +100,8 @@ def length(vectors: Tensor, dim: int = -1) -> Tensor:
 def _lengths(r: Tensor, At: Tensor) -> Tensor:
     """The l_2 norms of the columns of `r * At`, for radii (boxes, features): (boxes, units)."""
     features = len(At)
-    largest = r.amax(-1, keepdim=True)
-    part = (r / largest.clamp_min(2.0**-900)).square()
+    largest = r.amax(-1, keepdim=True).clamp_min(2.0**-900)
+    part = (r / largest).square()
     top = At.amax(0).clamp_min(2.0**-900)
     norm = (part @ (At / top).square()).sqrt() * (1 + (features + 16) * ULP)
     # What underflowed among the squares, of numbers that are at most 1.

@@ -42,6 +42,8 @@ def save_certificates(
             "there are no proofs to save; they come with method 'auto', 'second' or 'first' and keep=True"
         )
     net = Network(model)
+    if not all(bool(mu.isfinite().all()) for mu in net.stretch):
+        raise PolyboundError("the norms of these weights overflow float64: nothing is proven about them")
     points = _points(found, x)
     content: dict[str, Any] = {"format": FORMAT, "model": weights_digest(model)}
     limits = checked_domain(net, domain)
