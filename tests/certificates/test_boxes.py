@@ -149,7 +149,7 @@ def test_the_scaled_radius_is_proven_and_the_attacked_one_is_reached(model, seed
 
 
 def test_accuracy_takes_them_too():
-    model = randomise(pb.CCP(64, 4, 10, 2, dtype=F64), 0, 0.1)
+    model = randomise(pb.CCP(64, 4, 10, 2, shape=(1, 8, 8), dtype=F64), 0, 0.1)
     data = pb.data.load_digits("test")
     scalar = pb.certified_accuracy(model, data, 0.01, images=4)
     eps = torch.full((1, *data.shape), 0.01, dtype=F64)

@@ -6,7 +6,7 @@ from polybound.certificates.margins import MarginBounds, box_of, margin_bounds
 from polybound.certificates.network import Network
 from polybound.certificates.outputs import ENDS, OutputBounds, output_bounds
 from polybound.certificates.proofs.files import check_claims, check_file, read_claims, save_certificates
-from polybound.certificates.radius import Radius, certified_radius
+from polybound.certificates.radius import Radius, bisected, certified_radius
 from polybound.certificates.result import Certificates
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "OutputBounds",
     "Polytope",
     "Radius",
+    "bisected",
     "box_of",
     "certified_accuracy",
     "certified_radius",

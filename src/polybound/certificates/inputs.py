@@ -55,7 +55,7 @@ class Boxes:
 
 def checked_points(net: Network, x: Tensor) -> Tensor:
     """Inputs as float64, (images, features)."""
-    if not isinstance(x, Tensor) or x.ndim < 2 or x[0:1].numel() != len(x[0:1]) * net.features:
+    if not isinstance(x, Tensor) or not _is_one_input(net, x.shape[1:]):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise PolyboundError(f"inputs must be floats of shape (images,) + {net.shape}, got {got}")
     if not x.is_floating_point():
@@ -64,6 +64,11 @@ def checked_points(net: Network, x: Tensor) -> Tensor:
     if not torch.isfinite(points).all():
         raise PolyboundError("the inputs are not all finite")
     return points
+
+
+def _is_one_input(net: Network, shape: Sequence[int]) -> bool:
+    """Whether this is the shape of one input, as the model takes it: its own, or flat."""
+    return tuple(shape) in (tuple(net.shape), (net.features,))
 
 
 def checked_labels(net: Network, y: Tensor | Sequence[int], images: int) -> Tensor:
@@ -84,7 +89,7 @@ def checked_radii(net: Network, eps: float | Tensor, images: int) -> Tensor:
         raise ArgumentError("eps", "must be finite and not negative")
     if radii.shape in ((), (images,)):
         return radii.expand(images).clone()
-    if radii.ndim > 1 and radii.shape[0] in (1, images) and radii[0:1].numel() == net.features:
+    if radii.ndim > 1 and radii.shape[0] in (1, images) and _is_one_input(net, radii.shape[1:]):
         return radii.reshape(len(radii), net.features).expand(images, -1).clone()
     raise PolyboundError(
         f"eps must be one number, one for each input, shape ({images},), or one for each feature, shape "
@@ -100,7 +105,7 @@ def checked_domain(net: Network, domain: Domain | None) -> Sides | None:
         raise PolyboundError(f"a domain is a smallest and a largest value, got {domain!r}")
     sides = [as_float64(side, "the sides of a domain") for side in domain]
     for side in sides:
-        if side.ndim > 0 and side.numel() != net.features:
+        if side.ndim > 0 and not _is_one_input(net, side.shape):
             raise PolyboundError(f"a side of a domain is a number or of shape {net.shape}, got {tuple(side.shape)}")
     least, most = (side if side.ndim == 0 else side.reshape(-1) for side in sides)
     if not (torch.isfinite(least).all() and torch.isfinite(most).all() and (least <= most).all()):
@@ -157,9 +162,9 @@ def _side(net: Network, side: Tensor, images: int | None) -> Tensor:
     """A side as (1 or images, features)."""
     if side.ndim == 0:
         return side.expand(1, net.features)
-    if side.numel() == net.features:
+    if _is_one_input(net, side.shape):
         return side.reshape(1, net.features)
-    if side[0:1].numel() == net.features and (images is None or len(side) == images):
+    if _is_one_input(net, side.shape[1:]) and (len(side) == 1 or images is None or len(side) == images):
         return side.reshape(len(side), net.features)
     raise PolyboundError(
         f"a side of a box has the shape of the inputs, (images,) + {net.shape}, got {tuple(side.shape)}"

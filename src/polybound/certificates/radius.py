@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from polybound.certificates.regions import length
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
-__all__ = ["Radius", "certified_radius"]
+__all__ = ["Radius", "bisected", "certified_radius"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,7 +65,7 @@ def certified_radius(
         x: inputs.
         y: labels.
         largest: no radius above this is tried.
-        tolerance: how close the bracket gets, where everything is decided.
+        tolerance: how close the bracket gets, where everything is decided, but no closer than float64 numbers are.
         scale: how far each feature moves for a radius of 1, of the shape of one input, not negative; 1 by default,
             which is the norm itself. Features of scale 0 stay as they are.
         domain: as in `certify`.
@@ -88,34 +88,56 @@ def certified_radius(
     norm = checked_norm(norm, None, method)
     units = None if scale is None else _checked_scale(net, scale)
     options: dict[str, Any] = {"domain": domain, "norm": norm, "method": method, "budget": budget}
-    certified = torch.zeros(len(points), dtype=torch.float64)
-    attacked = torch.full_like(certified, torch.inf)
-    failed = torch.full_like(certified, largest)  # the least radius that is not verified
-    tried = torch.full_like(certified, min(largest, 8 * tolerance))
-    searching = torch.ones(len(points), dtype=torch.bool)
-    while searching.any():
-        rows = torch.nonzero(searching).squeeze(1)
-        found = certify(net, points[rows], labels[rows], _scaled(tried[rows], units), **options)
-        for row, status, point in zip(rows.tolist(), found.status, found.counterexample, strict=True):
-            if status == "verified":
-                certified[row] = max(certified[row], tried[row])
-                continue
-            failed[row] = min(failed[row], tried[row])
+    attacked = torch.full((len(points),), torch.inf, dtype=torch.float64)
+
+    def tried(rows: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
+        found = certify(net, points[rows], labels[rows], _scaled(radii, units), **options)
+        held = torch.tensor([status == "verified" for status in found.status])
+        least = radii.clone()
+        for index, (row, point) in enumerate(zip(rows.tolist(), found.counterexample, strict=True)):
             if point is not None:
                 away = _distance(point.reshape(-1) - points[row], units, norm)
                 attacked[row] = min(attacked[row], away * (1 + 2.0**-50))
                 # The sides are rounded outwards: a point may be a rounding farther off than what was tried.
-                failed[row] = min(failed[row], away)
-        searching = (failed - certified > tolerance) & (certified < largest)
+                least[index] = min(least[index], away)
+        return held, least
+
+    return Radius(bisected(tried, len(points), largest, tolerance), attacked)
+
+
+def bisected(
+    tried: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], rows: int, largest: float, tolerance: float
+) -> Tensor:
+    """For each row the largest radius that held, by doubling and bisection; 0 if none did.
+
+    A row is done when the least radius that failed is within `tolerance` of it, or when no number lies between the
+    two: a tolerance below the spacing of numbers ends there.
+
+    Args:
+        tried: given rows and a radius for each, tells which held, and for those that did not a radius that fails, at
+            most the one that was tried.
+        rows: how many there are.
+        largest: no radius above this is tried.
+        tolerance: not negative.
+    """
+    held = torch.zeros(rows, dtype=torch.float64)
+    failed = torch.full_like(held, torch.inf)
+    radius = torch.full_like(held, min(largest, max(8 * tolerance, 2.0**-1022)))
+    going = torch.arange(rows)
+    while len(going):
+        well, least = tried(going, radius[going])
+        held[going] = torch.where(well, torch.maximum(held[going], radius[going]), held[going])
+        failed[going] = torch.where(well, failed[going], torch.minimum(failed[going], least))
         # Doubling until something fails, halving from then on.
-        doubled = (2 * tried).clamp_max(largest)
-        tried = torch.where((failed >= largest) & (tried < largest), doubled, (certified + failed) / 2)
-    return Radius(certified, attacked)
+        radius = torch.where(torch.isinf(failed), (2 * radius).clamp_max(largest), held + (failed - held) / 2)
+        close = (failed - held <= tolerance) | (held >= largest) | (radius <= held) | (radius >= failed)
+        going = torch.nonzero(~close).squeeze(1)
+    return held
 
 
 def _checked_scale(net: Network, scale: Tensor) -> Tensor:
     units = as_float64(scale, "scale")
-    if units.numel() != net.features:
+    if tuple(units.shape) not in (tuple(net.shape), (net.features,)):
         raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
     if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():
         raise PolyboundError("scale must be finite and not negative, and not zero everywhere")

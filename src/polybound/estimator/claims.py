@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from polybound.certificates import Network, certify
+from polybound.certificates import Network, bisected, certify
 from polybound.errors import PolyboundError
 from polybound.estimator.network import evaluate, rounding
 from polybound.estimator.scaling import Array, InputScaling
@@ -172,14 +173,9 @@ def largest_radii(verified: Callable[[npt.NDArray[np.intp], Array], Flags], samp
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number) or not 0 < tolerance <= 1:
         raise PolyboundError(f"tolerance must be above 0 and at most 1, got {tolerance!r}")
-    proven, failed = np.zeros(samples), np.full(samples, np.inf)
-    tried = np.full(samples, min(2.0, 8 * tolerance))
-    open_rows = np.arange(samples)
-    while len(open_rows):
-        held = verified(open_rows, tried[open_rows])
-        proven[open_rows[held]] = tried[open_rows[held]]
-        failed[open_rows[~held]] = tried[open_rows[~held]]
-        going = (proven < 2.0) & (failed - proven > tolerance) & (np.nextafter(proven, np.inf) < failed)
-        open_rows = np.flatnonzero(going)
-        tried = np.where(np.isinf(failed), np.minimum(2 * tried, 2.0), (proven + np.where(going, failed, 0.0)) / 2)
-    return proven
+
+    def tried(rows: Tensor, multiples: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(verified(rows.numpy(), multiples.numpy())), multiples
+
+    found: Array = bisected(tried, samples, 2.0, float(tolerance)).numpy()
+    return found
