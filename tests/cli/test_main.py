@@ -103,6 +103,13 @@ def test_bounds(cli, model_file):
     assert values["Lipschitz constant, l_inf, row-wise"] == float(pb.lipschitz(pb.load(model_file)))
 
 
+@pytest.mark.parametrize("radius", ["1e300", "1e308"])
+def test_bounds_at_a_radius_whose_powers_overflow(cli, model_file, radius):
+    assert "inf" in cli("bounds", model_file, "--radius", radius).out
+    values = [row["value"] for row in cli("bounds", model_file, "--radius", radius, "--json").json["bounds"]]
+    assert None in values
+
+
 def test_info(cli, model_file):
     assert "NCP" in cli("info", model_file).out
     facts = cli("info", model_file, "--json").json

@@ -373,7 +373,7 @@ def test_certified_accuracy_is_next_to_the_attacked_one():
         assert 0 < result.find("certified-0.02", run=run).accuracy <= clean.accuracy
         alone = pb.certified_accuracy(model.run(0 if run == "a" else 1), data, 0.1, images=60)
         assert certified.accuracy == pytest.approx(alone)
-    with pytest.raises(PolyboundError, match="no polynomial network"):
+    with pytest.raises(PolyboundError, match="needs a polynomial network"):
         pb.evaluate(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), data, [], certify=[0.1], limit=5)
 
 

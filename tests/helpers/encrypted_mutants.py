@@ -61,37 +61,23 @@ def fewer_parts_of_the_first_rotation(body):
     )
 
 
-def inner_header(body, at, compression, size):
-    """Another inner header at that place."""
-    header = HEADER.pack(0xA15E, HEADER.size, 4, 3, compression, 0, size % 2**64)
-    return body[:at] + header + body[at + HEADER.size :]
-
-
 def damaged_seed(body):
-    """The header of the seed at the end claims that the seed is compressed, and one byte more than there is."""
-    return inner_header(body, len(body) - 64 - 1 - HEADER.size, ZSTD, HEADER.size + 66)
+    """The header of the seed at the end is no header."""
+    at = len(body) - 64 - 1 - HEADER.size
+    return body[:at] + b"\xff" * 5 + body[at + 5 :]
 
 
-def zeros(body, size):
-    """Members that begin as these and go on with zeros."""
-    return body[:40] + bytes(size)
-
-
-def many_keys(message, places):
-    """The message with keys for products whose residues are all zero, at many places: small, and large unpacked."""
+def huge(message, place, size):
+    """The message with one object that is small and unpacks to `size` zeros after its own first 40 bytes."""
     parts = objects(message)
-    body = unpacked(parts[0])
-    (count,) = struct.unpack_from("<Q", body, 40)
-    size = (len(body) - 48) // count
-    prefix, seed = HEADER.size + 97, 81
-    zero = body[48 : 48 + prefix] + bytes(size - prefix - seed) + body[48 + size - seed : 48 + size]
+    start = unpacked(parts[place])[:40]
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
-    packed_body = compressor.compress(body[:32] + struct.pack("<Q", places))
-    for _ in range(places):
-        packed_body += compressor.compress(body[40:48] + zero * count)
-    packed_body += compressor.flush()
-    header = HEADER.pack(0xA15E, HEADER.size, 4, 3, ZSTD, 0, HEADER.size + len(packed_body))
-    return b"".join([header, packed_body, *parts[1:]])
+    pieces = [compressor.compress(start)]
+    zeros = bytes(2**20)
+    pieces += [compressor.compress(zeros) for _ in range(size >> 20)]
+    body = b"".join([*pieces, compressor.flush()])
+    parts[place] = HEADER.pack(0xA15E, HEADER.size, 4, 3, ZSTD, 0, HEADER.size + len(body)) + body
+    return b"".join(parts)
 
 
 def all_zero(message):
@@ -115,10 +101,7 @@ def _structural(rng, body):
     while len(headers) < 40 and (at := body.find(b"\x5e\xa1\x10", at)) >= 0:
         headers.append(at)
         at += 3
-    choice = rng.integers(7)
-    if choice == 6 and headers:
-        size = int(rng.integers(1000)) if rng.random() < 0.5 else NUMBERS[rng.integers(15)]
-        return inner_header(bytes(body), int(rng.choice(headers)), int(rng.integers(4)), size)
+    choice = rng.integers(6)
     if choice == 0 and headers:
         at = int(rng.choice(headers))
         body[at + int(rng.integers(16))] = int(rng.integers(256))

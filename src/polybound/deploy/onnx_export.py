@@ -12,7 +12,7 @@ from typing import Any
 from polybound.deploy.onnx_files import OnnxMetadata, write_proto
 from polybound.deploy.onnx_graph import plain_graph
 from polybound.errors import PolyboundError
-from polybound.models import PolynomialNetwork
+from polybound.models import PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
 __all__ = ["to_onnx"]
@@ -62,6 +62,7 @@ def to_onnx(
         raise PolyboundError(f"{path}: the name of an ONNX file ends in .onnx")
     if not path.parent.is_dir():
         raise PolyboundError(f"{path.parent}: no such folder")
+    model = polynomial(model)
     if class_names and len(class_names) != model.classes:
         raise PolyboundError(f"{len(class_names)} class names for {model.classes} classes")
     metadata = OnnxMetadata(tuple(class_names), domain, scaling)

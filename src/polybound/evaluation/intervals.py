@@ -9,9 +9,9 @@ from torch import nn
 
 from polybound.certificates import Network, output_bounds
 from polybound.data import Dataset
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError
 from polybound.evaluation.score import read_radius
-from polybound.models import PolynomialNetwork
+from polybound.models import polynomial
 
 __all__ = ["output_intervals"]
 
@@ -36,9 +36,7 @@ def output_intervals(
     """
     if not radii:
         raise ArgumentError("intervals", "needs the radius of the balls that it is about: certify=0.02")
-    if not isinstance(model, PolynomialNetwork):
-        raise PolyboundError(f"{type(model).__name__} is no polynomial network: only those have certificates")
-    net, x, labels = Network(model), data.x[:images], data.y[:images].tolist()
+    net, x, labels = Network(polynomial(model)), data.x[:images], data.y[:images].tolist()
     rows: list[dict[str, Any]] = []
     for radius in radii:
         eps, norm, _, seconds = read_radius(radius)

@@ -19,7 +19,7 @@ from polybound.data import Dataset, Identity
 from polybound.defences import Defence, Defended
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text, read_radius
-from polybound.models import PolynomialNetwork, stack, weights_digest
+from polybound.models import PolynomialNetwork, polynomial, stack, weights_digest
 from polybound.seeds import check_seed
 
 __all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "measure", "stacks", "together"]
@@ -293,16 +293,14 @@ class _Plan:
         return self.score(subject, question, way, int(counts.sum()), classes)
 
     def _verified(self, subject: Subject, question: Question, radius: float | str) -> Score:
-        if not isinstance(subject.model, PolynomialNetwork):
-            kind = type(subject.model).__name__
-            raise PolyboundError(f"{kind} is no polynomial network: only those have certificates")
+        model = polynomial(subject.model)
         if subject.defence is not None:
             raise PolyboundError("a network behind a denoiser has no certificates")
         x, y = self.data.x[: self.total], self.data.y[: self.total]
         eps, norm, nodes, seconds = read_radius(radius)
         # What is undecided when the budget is used up does not count as certified.
         options: dict[str, Any] = {"norm": norm, "domain": self.data.domain, "nodes": nodes, "budget": seconds}
-        found = certify(subject.model, x, y, eps, **options).status
+        found = certify(model, x, y, eps, **options).status
         return self._counted(subject, question, "verified", torch.tensor([word == "verified" for word in found]))
 
 

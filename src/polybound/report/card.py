@@ -14,7 +14,7 @@ from polybound.certificates import Network, certify
 from polybound.data import Dataset, find_source
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation import evaluate, value_label
-from polybound.models import PolynomialNetwork, weights_digest
+from polybound.models import PolynomialNetwork, polynomial, weights_digest
 from polybound.runs import Spec
 from polybound.theory import bounds
 
@@ -165,7 +165,7 @@ def model_card(
 
 
 def _check(model: PolynomialNetwork, data: Dataset, name: str) -> None:
-    if model.runs is not None:
+    if polynomial(model).runs is not None:
         raise PolyboundError(f"{name}: a stack of {model.runs} networks; a card is about model.run(e) of it")
     if data.x[0].numel() != model.features or data.classes != model.classes:
         raise PolyboundError(

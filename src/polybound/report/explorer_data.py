@@ -13,7 +13,7 @@ from torch import Tensor
 from polybound.certificates import Network, certified_radius
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
-from polybound.models import PolynomialNetwork
+from polybound.models import PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
 __all__ = ["Feature", "describe_data", "describe_network"]
@@ -48,7 +48,7 @@ def describe_network(
     The weights are float32 where that is what they are, and float64 otherwise: the page has the very same network.
     `slack` is `Network.slack` at the edge of the domain, which is never smaller than that of a box in it.
     """
-    _check(name, model, data)
+    _check(name, polynomial(model), data)
     net = Network(model)
     edge = max(abs(side) for side in data.domain)
     # Some rounding farther than the domain, as are the page's boxes.

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from polybound.errors import PolyboundError
-from polybound.models import CCP, Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool
+from polybound.models import CCP, Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, polynomial
 
 __all__ = ["Box", "Schematic", "Step", "describe", "describe_factors"]
 
@@ -97,9 +96,7 @@ def describe(model: PolynomialNetwork, title: str) -> Schematic:
 
     The product form of a CCP is drawn as the paper has it, on the lifted input z = [x, 1].
     """
-    if not isinstance(model, PolynomialNetwork):
-        raise PolyboundError(f"only polynomial networks have a schematic, not {type(model).__name__}")
-    factors = model.factors()
+    factors = polynomial(model).factors()
     lifted = factors.kind == "CCP" and not factors.constant
     weights = sum(parameter.numel() for parameter in model.parameters()) // (model.runs or 1)
     form = f", {model.form} form" if isinstance(model, CCP) else ""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
-from polybound.models import PolynomialNetwork
+from polybound.models import PolynomialNetwork, polynomial
 from polybound.registry import check_flag, check_whole
 from polybound.seeds import check_seed
 from polybound.training.history import History
@@ -88,8 +88,7 @@ def fit(
     """
     if isinstance(y, Recipe | str):
         y, recipe = None, y
-    if not isinstance(model, PolynomialNetwork):
-        raise PolyboundError(f"fit trains polynomial networks, not a {type(model).__name__}")
+    polynomial(model)
 
     def plan_for(samples: int) -> Recipe:
         if isinstance(recipe, Recipe):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from polybound.errors import PolyboundError
-from polybound.models import Factors, PolynomialNetwork
+from polybound.models import Factors, PolynomialNetwork, polynomial
 
 __all__ = ["MAX_DEGREE", "Array", "Polynomial", "read_polynomial"]
 
@@ -92,7 +92,7 @@ def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.
     low, high = map(float, domain)
     if not low < high or not np.isfinite([low, high]).all():
         raise PolyboundError(f"the domain must be an interval, got {domain}")
-    if model.runs is not None:
+    if polynomial(model).runs is not None:
         raise PolyboundError(f"one network at a time: this is a stack of {model.runs}; take model.run(0)")
     if model.degree > MAX_DEGREE:
         raise PolyboundError(f"encrypted inference takes degrees up to {MAX_DEGREE}: this model has {model.degree}")
