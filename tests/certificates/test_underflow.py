@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.networks import F64
+from helpers.networks import F64, ccps, convs, ncps
 from polybound.certificates import Network
+from polybound.certificates.proofs.exact import exact_logits
 from polybound.models import Dense, Factors, Identity
 
 METHODS = [(m, "inf") for m in ("auto", "second", "first", "crown", "zonotope", "interval", "lipschitz")]
@@ -73,6 +74,50 @@ def test_no_margin_is_above_the_truth_at_any_scale(
     constant = share * 2.0 ** max(-1000, min(1000, total))
     fast = [(m, n) for m, n in METHODS if m != "auto"]
     judge([2.0**e for e in exponents], sign * 2.0**output, constant, between, fast)
+
+
+@st.composite
+def scaled_networks(draw):
+    """Small networks with every parameter, and every factor of it, at a scale of its own."""
+    model = draw(st.one_of(ccps(max_degree=3), ncps(max_degree=3), convs()))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    reach = draw(st.sampled_from([0, 30, 200, 400]))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            lead = parameter.shape[:1]
+            scales = torch.randint(-reach, reach + 1, lead, generator=generator).double()
+            parameter.mul_(torch.exp2(scales).reshape(*lead, *(1,) * (parameter.ndim - 1)))
+    return model, generator
+
+
+@given(scaled_networks())
+@settings(max_examples=15)
+def test_bounds_and_margins_hold_of_networks_at_any_scale(drawn):
+    model, generator = drawn
+    factors = model.factors().double()
+    x = torch.rand(1, model.features, generator=generator, dtype=F64) * 1.5 - 0.75
+    eps = 0.125
+    points = x + eps * torch.sign(torch.randn(6, model.features, generator=generator, dtype=F64))
+    points = torch.cat([x, (x + points) / 2, points])
+    exact = [exact_logits(factors, point) for point in points]
+    label = max(range(model.classes), key=lambda c: exact[0][c])
+    rivals = [c for c in range(model.classes) if c != label]
+    for p in (float("inf"), 1.0):
+        bounds = [float(pb.lipschitz(model, p, method)) for method in ("paper", "rowwise", "local")]
+        for point, values in zip(points[1:], exact[1:], strict=True):
+            moved = [abs(Fraction(a) - Fraction(b)) for a, b in zip(point.tolist(), x[0].tolist(), strict=True)]
+            away = [abs(a - b) for a, b in zip(values, exact[0], strict=True)]
+            gather = max if p > 1 else sum
+            assert all(b == float("inf") or gather(away) <= Fraction(b) * gather(moved) for b in bounds)
+    if not rivals:
+        return
+    truth = min(values[label] - values[c] for values in exact for c in rivals)
+    for method, norm in METHODS:
+        if method != "auto":
+            ball = eps * (1 + 1e-9) * (model.features**0.5 if norm == "2" else 1.0)
+            found = pb.certify(model, x, [label], ball, norm=norm, method=method, domain=None)
+            margin = float(found.margin[0])
+            assert margin < -1e300 or Fraction(margin) <= truth, (method, norm)
 
 
 def test_the_maps_of_a_chain_have_a_part_in_what_underflow_grows_by():
