@@ -24,6 +24,7 @@ from polybound.errors import FileFormatError, PolyboundError
 from polybound.experiments import read_runs
 from polybound.runs import (
     DataSpec,
+    ModelSpec,
     Run,
     Spec,
     checkpoints,
@@ -298,6 +299,23 @@ def test_what_can_go(runs):
     assert clean_runs(root) == {} and all(run.finished() for run in runs)
     with pytest.raises(PolyboundError, match="only failed, unfinished or damaged runs are removed, not finished"):
         clean_runs(root, ["finished"])
+
+
+def test_what_is_being_trained_stays(tmp_path):
+    spec = Spec(DataSpec.of("digits", samples=64), ModelSpec("pn-4", rank=2), RECIPE)
+    run, state = Run.of(spec, tmp_path), path_for(tmp_path, [spec])
+    half = [run.path / ".model.safetensors.abcd1234", state.with_name(f".{state.name}.abcd1234")]
+    removed = []
+
+    def clean(_):
+        for file in half:
+            file.write_bytes(b"half")
+        with ThreadPoolExecutor(1) as other:  # locks are of a thread, as they are of a process
+            removed.append(other.submit(clean_runs, tmp_path, ["unfinished"]).result())
+
+    train_together([spec], tmp_path, on_progress=clean)
+    assert removed and not any(removed) and run.finished() and all(file.exists() for file in half)
+    assert clean_runs(tmp_path) == dict.fromkeys(half, "half-written") and run.finished()
 
 
 def test_runs_that_can_go(runs):

@@ -85,7 +85,10 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove half-written files, checkpoints of finished runs and, if asked for, runs that are of no use."""
+    """Remove half-written files, checkpoints of finished runs and, if asked for, runs that are of no use.
+
+    What another process is training stays.
+    """
     from polybound.runs import clean_runs
 
     states = [name for name, asked in (("failed", failed), ("unfinished", unfinished), ("damaged", damaged)) if asked]
@@ -95,5 +98,4 @@ def clean(
     if not found:
         print("nothing to remove")
     elif not dry_run and (yes or typer.confirm(f"remove these {len(found)}?")):
-        clean_runs(folder, states)
-        print(f"removed {len(found)}")
+        print(f"removed {len(clean_runs(folder, states))}")

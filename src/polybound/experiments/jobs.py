@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from polybound.atomic import write_atomically
 from polybound.attacks import parse_attacks, protocols
 from polybound.errors import FileFormatError
 from polybound.evaluation import Row, questions_for
 from polybound.experiments.experiment import Experiment
-from polybound.runs import Run, Spec, address_of, evaluate_runs, train_together
-from polybound.training import Plain, Projected
+from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_together
 
 __all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "covers", "measurements"]
 
@@ -85,12 +81,8 @@ class StackJob:
 
     @property
     def locks(self) -> list[str]:
-        """Jobs that train the same runs must not do so at once; those of a seed, with any bounds or none, are one."""
-        found = set()
-        for spec in self.specs:
-            method = "bounds" if isinstance(spec.recipe.method, Plain | Projected) else spec.recipe.method.name
-            found.add(address_of(spec.as_dict() | {"method": method}))
-        return sorted(found)
+        """Those of the training, which are held until all is measured."""
+        return lock_names(self.specs)
 
     @property
     def name(self) -> str:
@@ -188,11 +180,7 @@ def carry_out(job: Job, root: Path, data_dir: Path | None) -> None:
     """Do a job, unless it is done; two workers never do the same at once."""
     if job.done(root):
         return
-    folder = root / ".locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        for name in job.locks:  # in order, so that no two workers wait for each other
-            held.enter_context(FileLock(folder / f"{name}.lock"))
+    with locked(lock_file(root, name) for name in job.locks):
         if not job.done(root):
             job.carry_out(root, data_dir)
 

@@ -1,6 +1,6 @@
 """Runs: what determines one, its folder on disk, training many together, and what was measured on them."""
 
-from polybound.runs.checkpoints import Checkpoint, checkpoints
+from polybound.runs.checkpoints import Checkpoint, checkpoints, lock_file, lock_names, locked
 from polybound.runs.folder import Run, find_runs, is_run
 from polybound.runs.manage import RunSummary, clean_runs, list_runs
 from polybound.runs.scoring import Loaded, evaluate_run, evaluate_runs, load_subject, subjects_of
@@ -28,6 +28,9 @@ __all__ = [
     "is_run",
     "list_runs",
     "load_subject",
+    "lock_file",
+    "lock_names",
+    "locked",
     "subjects_of",
     "train_together",
 ]

@@ -1,13 +1,15 @@
-"""The state of runs that train together, in one safetensors file."""
+"""The state of runs that train together, in one safetensors file, and the locks that are held meanwhile."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -15,8 +17,9 @@ from torch import Tensor
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError
 from polybound.runs.spec import Spec, address_of
+from polybound.training import Plain, Projected
 
-__all__ = ["Checkpoint", "checkpoints", "path_for"]
+__all__ = ["Checkpoint", "checkpoints", "lock_file", "lock_names", "locked", "path_for"]
 
 _REFUSED = (SafetensorError, KeyError, TypeError, ValueError, RecursionError)
 
@@ -31,6 +34,38 @@ def path_for(root: Path, specs: Sequence[Spec]) -> Path:
 def checkpoints(root: Path) -> list[Path]:
     """All checkpoints in a folder of runs."""
     return sorted((root / ".checkpoints").glob("[!.]*.safetensors"))
+
+
+def lock_names(specs: Iterable[Spec]) -> list[str]:
+    """What is locked while runs are trained; the runs of a seed, with any bounds or none, have one lock."""
+    found = set()
+    for spec in specs:
+        method = "bounds" if isinstance(spec.recipe.method, Plain | Projected) else spec.recipe.method.name
+        found.add(address_of(spec.as_dict() | {"method": method}))
+    return sorted(found)
+
+
+def lock_file(root: Path, name: str) -> Path:
+    """The file of a lock: ROOT/.locks/NAME.lock. What writes ROOT/.FOLDER/NAME holds the lock of that name."""
+    return root.resolve() / ".locks" / f"{name}.lock"
+
+
+@contextmanager
+def locked(files: Iterable[Path], *, wait: bool = True) -> Iterator[None]:
+    """Hold locks, which a process that is killed gives back; who holds them already may take them again.
+
+    Args:
+        files: of the locks; in one order everywhere, so that no two processes wait for each other.
+        wait: whether to wait for other processes.
+
+    Raises:
+        filelock.Timeout: another process holds one, and `wait` is false.
+    """
+    with ExitStack() as held:
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(file, is_singleton=True).acquire(timeout=-1 if wait else 0))
+        yield
 
 
 @dataclass(frozen=True)

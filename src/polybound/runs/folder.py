@@ -7,6 +7,7 @@
                       scores.csv              what was measured, in the columns of every table of scores
                       .scores.lock            held by who adds to it
     ROOT/.checkpoints/ADDRESS.safetensors     the state of runs that train together, while they do
+    ROOT/.locks/NAME.lock                     held by who trains, by name of the runs and of their checkpoint
 
 The address is the SHA-256 of the spec: the same question has the same folder, on every machine, and a finished run
 need not be trained again. It is checked against the spec, the weights against the digest that training wrote down, and

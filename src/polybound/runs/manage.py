@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from filelock import Timeout
+
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.runs.checkpoints import Checkpoint, checkpoints
-from polybound.runs.folder import Run, find_runs
+from polybound.runs.checkpoints import Checkpoint, checkpoints, lock_file, lock_names, locked
+from polybound.runs.folder import LOCK, SCORES, Run, find_runs, is_run
 
 __all__ = ["RunSummary", "clean_runs", "list_runs"]
 
-_TEMPORARY = re.compile(r"\..+\.(json|jsonl|csv|safetensors)\.[a-z0-9_]{8}")
+_TEMPORARY = re.compile(r"\.(.+\.(?:json|jsonl|csv|safetensors))\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
     """Remove what nobody needs; returns what, with the reason.
 
     That is half-written files of killed processes, checkpoints whose runs are all finished, and the runs that are in
-    one of the `states`.
+    one of the `states`. It takes the locks that training holds: what a living process is working on stays.
 
     Args:
         root: folder of the runs.
@@ -80,29 +83,54 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
     wanted = set(states)
     if unknown := wanted - {"failed", "unfinished", "damaged"}:
         raise PolyboundError(f"only failed, unfinished or damaged runs are removed, not {min(unknown)}")
+    found: dict[Path, str] = {}
+
+    def remove(path: Path, why: str, locks: Sequence[Path], still: Callable[[], bool] = lambda: True) -> None:
+        """Remove what no other process has a lock of, if it is `still` of no use once the locks are held."""
+        try:
+            with locked([file for file in locks if not dry_run or file.exists()], wait=False):
+                if not path.exists() or not still():
+                    return
+                found[path] = why
+                if not dry_run:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except Timeout:
+            return
+
     summaries = list_runs(root)
-    found = {file: "half-written" for file in sorted(root.glob("**/.*.*")) if file.is_file() and _is_temporary(file)}
-    found |= {one.path: one.state for one in summaries if one.state in wanted}
+    for file in sorted(root.glob("**/.*.*")):
+        # What `write_atomically` began and did not end: ".NAME." and eight random characters.
+        if file.is_file() and (name := _TEMPORARY.fullmatch(file.name)):
+            remove(file, "half-written", _locks_of(root, file.parent, name[1]))
+    for one in summaries:
+        if one.state in wanted:
+            same = partial(_is_in_state, Run(one.path), one.state)
+            remove(one.path, one.state, _locks_of(root, one.path), same)
     finished = {one.path for one in summaries if one.state in ("finished", "failed")}
     for file in checkpoints(root):
         try:
             if all(Run.of(spec, root).path in finished for spec in Checkpoint.specs_in(file)):
-                found[file] = "its runs are finished"
+                remove(file, "its runs are finished", [lock_file(root, file.name)])
         except FileFormatError:
-            found[file] = "damaged"
+            remove(file, "damaged", [lock_file(root, file.name)])
         except PolyboundError:  # of a method or a model that is not registered: its plugin may not be loaded
             continue
-    for path in () if dry_run else found:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
     return found
 
 
-def _is_temporary(file: Path) -> bool:
-    """Whether `write_atomically` began one of our files and did not end it: ".NAME" and eight random characters."""
-    return _TEMPORARY.fullmatch(file.name) is not None
+def _locks_of(root: Path, folder: Path, name: str = "") -> list[Path]:
+    """The locks that are held by who writes a file, or without a name by who trains a run."""
+    if not is_run(folder):
+        return [lock_file(root, name)]
+    try:
+        training = [lock_file(root, one) for one in lock_names([Run(folder).spec()])]
+    except PolyboundError:  # nobody trains a run whose spec cannot be read
+        training = []
+    return [*training, folder / LOCK] if name == SCORES else training
+
+
+def _is_in_state(run: Run, state: str) -> bool:
+    return _summary(run).state == state
 
 
 def _size(files: Iterable[Path]) -> int:

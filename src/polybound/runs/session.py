@@ -109,8 +109,6 @@ class Session:
         self.model = specs[0].model.build(
             data, runs=len(self.members), seed=[self.seeds[i] for i in self.members], device=device
         )
-        for spec in specs:
-            spec.recipe.method.prepare(self.model.run(0))  # which raises if its options do not fit the model
         self._resume(device)
 
     @property

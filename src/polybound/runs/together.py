@@ -8,10 +8,11 @@ from os import PathLike
 from pathlib import Path
 
 import torch
+from filelock import Timeout
 
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
-from polybound.runs.checkpoints import Checkpoint, checkpoints
+from polybound.runs.checkpoints import Checkpoint, checkpoints, lock_file, lock_names, locked, path_for
 from polybound.runs.folder import Run
 from polybound.runs.session import Session, TrainingProgress, common_recipe
 from polybound.runs.signals import deferred_signals
@@ -36,7 +37,8 @@ def train_together(
 
     Runs of one seed are one and the same until the first of them is constrained: they are trained once until then and
     branched. Bounds that the weights are far below stay together even then, for as long as no projection has anything
-    to do. State is saved after every epoch and every `save_every` seconds; a run that was killed goes on from there, to
+    to do. While runs are trained their locks are held: another process that wants them waits, and finds them finished.
+    State is saved after every epoch and every `save_every` seconds; a run that was killed goes on from there, to
     the same bits. A run whose loss is no longer finite ends with a line in its history; the others go on.
 
     Args:
@@ -59,8 +61,11 @@ def train_together(
     common_recipe(specs)
     ends = (*sorted({epoch for epoch in epochs if epoch < specs[0].recipe.epochs}), None)
     runs = [Run.of(spec, root) for spec in specs]
-    while todo := [i for i, run in enumerate(runs) if not all(run.finished(epoch) for epoch in ends)]:
-        todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)  # neighbours share their batches
+
+    def left() -> list[int]:
+        return [i for i, run in enumerate(runs) if not all(run.finished(epoch) for epoch in ends)]
+
+    if left():
         wanted = specs[0].data
         data = wanted.load("train", data_dir) if data is None else wanted.checked(data, "train")
         if validation is not None:
@@ -68,11 +73,19 @@ def train_together(
         elif wanted.held_out:
             validation = wanted.load("validation", data_dir)
         _check_device(device)
-        session = Session([specs[i] for i in todo], [runs[i] for i in todo], ends, data, root, device)
-        for i in todo:  # not before it is known that they can be trained
-            Run.make(specs[i], root)
-        with deferred_signals() as stopping:
-            session.train(validation, on_progress, save_every, stopping)
+        model = specs[0].model.build(data)
+        for spec in specs:
+            spec.recipe.method.prepare(model)  # which raises if its options do not fit the model
+        with locked(lock_file(root, name) for name in lock_names(specs)):
+            while todo := left():
+                # Neighbours share their batches.
+                todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)
+                some = [specs[i] for i in todo]
+                with locked([lock_file(root, path_for(root, some).name)]), deferred_signals() as stopping:
+                    session = Session(some, [runs[i] for i in todo], ends, data, root, device)
+                    for spec in some:  # not before it is known that they can be trained
+                        Run.make(spec, root)
+                    session.train(validation, on_progress, save_every, stopping)
     _remove_checkpoints(root, specs)
     return runs
 
@@ -110,6 +123,7 @@ def _remove_checkpoints(root: Path, finished: Sequence[Spec]) -> None:
     """Remove the state of finished runs, whose process was killed before it could."""
     ours = {spec.address for spec in finished}
     for file in checkpoints(root):
-        with suppress(PolyboundError, FileNotFoundError):  # of no concern here, or gone by now
+        with suppress(PolyboundError, FileNotFoundError, Timeout):  # of no concern here, gone by now, or in use
             if {spec.address for spec in Checkpoint.specs_in(file)} <= ours:
-                file.unlink(missing_ok=True)
+                with locked([lock_file(root, file.name)], wait=False):
+                    file.unlink(missing_ok=True)
