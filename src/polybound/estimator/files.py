@@ -143,7 +143,7 @@ def _bound(bound: Bound) -> dict[str, Any]:
 
     JSON has no infinity, which a bound of denormal data can be: it is written as a text.
     """
-    content = bound.as_dict() | {name: getattr(bound, name) for name in _PARTS if hasattr(bound, name)}
+    content = bound.as_dict() | {name: getattr(bound, name) for name in ("value", *_PARTS) if hasattr(bound, name)}
     endless = {name: str(value) for name, value in content.items() if isinstance(value, float) and not isfinite(value)}
     return content | endless
 
