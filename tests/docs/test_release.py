@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 def test_one_version_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert pb.__version__ == str(cited["version"]) == headings[0]
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert pb.__version__ == str(cited["version"]) == released[0]
     assert re.fullmatch(r"\d+\.\d+\.\d+", pb.__version__)
 
 
