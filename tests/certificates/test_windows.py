@@ -8,7 +8,7 @@ from polybound.certificates import Network
 from polybound.certificates.expansion import first_order
 from polybound.certificates.regions import BALL, CUBE
 from polybound.certificates.second import second_order
-from polybound.certificates.windows import Windowed
+from polybound.models.windows import Windowed
 
 F64 = torch.float64
 

@@ -1,5 +1,7 @@
 """theta, gamma and the Gram closed forms against the explicitly built matrices of size d^k."""
 
+import subprocess
+import sys
 from functools import reduce
 from math import inf
 
@@ -9,6 +11,8 @@ from hypothesis import given
 
 import polybound as pb
 from helpers.networks import F64, ccps, ncps, networks
+from polybound.models import windows
+from polybound.models.windows import Windowed
 from polybound.theory import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-300}
@@ -132,3 +136,51 @@ def test_the_norm_on_the_torus_does_not_depend_on_the_stack():
     together = torus_norm(kernels, (7,))
     for run, alone in zip(together, kernels, strict=True):
         torch.testing.assert_close(run, torus_norm(alone, (7,)), rtol=8 * torch.finfo(F64).eps, atol=0.0)
+
+
+WINDOWED = [
+    {"shape": (1, 12, 12), "channels": 2, "degree": 4, "kernel": 3, "pre": 3, "pool": (2, 3)},
+    {"shape": (2, 30), "channels": 3, "degree": 3, "kernel": 3, "pre": 3, "pool": (1,)},
+]
+
+
+@pytest.mark.parametrize("config", WINDOWED, ids=["2d", "1d"])
+def test_bounds_of_convolutions_window_by_window_are_those_of_matrices(config, monkeypatch):
+    model = pb.ConvCCP(classes=3, **config, seed=0, dtype=F64)
+    with torch.no_grad():
+        model.c.copy_(torch.randn_like(model.c))
+    factors = model.factors().double()
+    assert any(isinstance(a, Windowed) for a in factors.written_out.A)
+    assert all(isinstance(a, pb.models.Dense) for a in factors.dense.A)
+    for whole, by_windows in zip(factors.dense.A, factors.written_out.A, strict=True):
+        for p in (1.0, 1.5, 2.0, 3.0, inf):
+            for unit in (True, False):
+                one, other = (float(lifted_norm(step, unit, p)) for step in (whole, by_windows))
+                assert other == pytest.approx(one, rel=1e-8)
+            one, other = (float(operator_norm(step, p)) for step in (whole, by_windows))
+            assert other == pytest.approx(one, rel=1e-8) and other >= one * (1 - 1e-12)
+    values = [float(row) for row in pb.bounds(model, radius=1.5)] + [float(pb.lipschitz(model, 1.5))]
+    reach = pb.theory.sensitivity(model)
+    monkeypatch.setattr(windows, "SAVING", 10**9)
+    assert values == pytest.approx(
+        [float(row) for row in pb.bounds(model, radius=1.5)] + [float(pb.lipschitz(model, 1.5))], rel=1e-8
+    )
+    torch.testing.assert_close(pb.theory.sensitivity(model), reach, rtol=1e-8, atol=0.0)
+
+
+MEMORY = """
+import resource, torch, polybound as pb
+torch.set_num_threads(1)
+def most_memory(side):
+    model = pb.ConvCCP((3, side, side), channels=4, classes=2, degree=2, kernel=7, pre=3, seed=0)
+    pb.lipschitz(model, method="rowwise"), pb.lipschitz(model, method="local")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(-most_memory(4) + most_memory(20))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the most memory that a process had is in kilobytes on Linux only")
+def test_bounds_of_convolutions_need_little_memory():
+    result = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    # All unit vectors at once make 1,200 images, of 400 windows of 196 numbers each: 753 MB.
+    assert int(result.stdout) < 250_000

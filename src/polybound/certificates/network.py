@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.psd_proofs import dominating_diagonal, dominating_gram
-from polybound.certificates.windows import Windowed, Windows, parts, windowed, windows_of
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Dense, Factors, Identity, PolynomialNetwork, Pool, factors_of
+from polybound.models.windows import SAVING, Windowed, Windows, parts, windowed, windows_of
 from polybound.theory import DENSE_LIMIT, ULP
 
 __all__ = ["Network"]
@@ -207,11 +207,7 @@ def _windows(factors: Factors, smaller: bool) -> list[Windows] | None:
         if after != expected or not isinstance(step, (Pool, Identity)):
             return None
     entries = sum(a.outputs * seen.patch for a, seen in zip(factors.A, windows, strict=True))
-    return windows if not smaller or _SAVING * entries <= factors.entries() else None
-
-
-_SAVING = 4
-"""Windows are used where they are smaller than the matrices by this factor."""
+    return windows if not smaller or SAVING * entries <= factors.entries() else None
 
 
 def _absolute(factors: Factors, windows: list[Windows] | None) -> Factors:

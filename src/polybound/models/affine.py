@@ -22,6 +22,10 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 POOLINGS: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
+_PROBES = 256
+"""Unit vectors that a map is applied to at once: float64 convolutions copy every window of all of them."""
+
+
 class Affine(ABC):
     """The map `x -> W x + b` from `inputs` to `outputs` numbers.
 
@@ -69,8 +73,16 @@ class Affine(ABC):
     def matrix(self) -> Tensor:
         """W written out, (*lead, outputs, inputs)."""
         eye = torch.eye(self.inputs, dtype=self.constant.dtype, device=self.constant.device)
+        first = self.linear(eye[:_PROBES])
+        if self.inputs <= _PROBES or first.requires_grad:
+            first = self.linear(eye)
         # A map without weights of its own (a pooling) is the same for all runs.
-        return self.linear(eye).transpose(-1, -2).expand(*self.lead, -1, -1)
+        matrix = first.transpose(-1, -2)
+        if first.shape[-2] < self.inputs:
+            matrix = first.new_empty(*first.shape[:-2], self.outputs, self.inputs)
+            for start in range(0, self.inputs, _PROBES):
+                matrix[..., start : start + _PROBES] = self.linear(eye[start : start + _PROBES]).transpose(-1, -2)
+        return matrix.expand(*self.lead, -1, -1)
 
     def dense(self) -> Dense:
         """The same map as a `Dense` one, whose absolute values are those of W itself: no chain of absolute values."""

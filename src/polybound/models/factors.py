@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.models.affine import Affine, Dense, Identity
+from polybound.models.windows import Windowed, written_out
 
 __all__ = ["Factors", "lift"]
 
@@ -120,6 +121,13 @@ class Factors:
         if all(isinstance(step, Dense) for step in (*self.A, self.C)):
             return self
         return replace(self, A=tuple(a.dense() for a in self.A), C=self.C.dense())
+
+    @cached_property
+    def written_out(self) -> Factors:
+        """As `dense`, but for convolutions that are smaller window by window; of one run."""
+        if all(isinstance(step, Dense | Windowed) for step in (*self.A, self.C)):
+            return self
+        return replace(self, A=tuple(written_out(a) for a in self.A), C=self.C.dense())
 
     def entries(self) -> int:
         """How many numbers the written-out maps of the input have, for one run."""

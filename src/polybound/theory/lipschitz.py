@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork
+from polybound.models.windows import Windowed
 from polybound.theory.interval import Interval
 from polybound.theory.norms import (
     can_write_out,
@@ -198,9 +199,10 @@ def sensitivity(model: PolynomialNetwork | Factors) -> Tensor:
     >>> bool(abs(rows.max() / float(pb.lipschitz(model)) - 1) < 1e-9)
     True
     """
-    factors = finite_factors(model).dense
+    factors = finite_factors(model)
     if factors.lead:
         raise PolyboundError("sensitivities are about one model; take model.run(e) of a stack")
+    factors = factors.written_out
     scaled = balanced(factors)
     total, lost = _dominating(scaled, 1.0)
     return restored(total + lost.unsqueeze(-1), scaled.slope, _terms(factors))
@@ -238,6 +240,8 @@ def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left",
         scale = diagonal.unsqueeze(-1) if side == "left" else diagonal.unsqueeze(-2)
         reach = diagonal if side == "left" else diagonal.amax(-1, keepdim=True)
         return matrix_norm(step.weight * scale, p) + rounding_norm(step.rounding()[0] * reach, p)
+    if isinstance(step, Windowed) and side == "left":
+        return operator_norm(step.times(diagonal), p)
     return operator_norm(step, p) * diagonal.amax(-1)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, factors_of, lift
+from polybound.models.windows import Windowed
 from polybound.theory.rounding import ULP, outward, power, power_of_two, product, times_power_of_two
 from polybound.theory.scaling import UNDERFLOW_UNDER_ROOT, balanced, restored, without_scale
 from polybound.theory.torus import torus_norm
@@ -79,7 +80,7 @@ def _refuse_non_finite(weights: Tensor) -> Tensor:
 def working_factors(model: PolynomialNetwork | Factors) -> Factors:
     """The factors in float64; written out if that fits into `DENSE_LIMIT`."""
     factors = finite_factors(model)
-    return factors.dense if can_write_out(factors) else factors
+    return factors.written_out if can_write_out(factors) else factors
 
 
 def each_run(model: PolynomialNetwork | Factors, compute: Callable[[Factors], Tensor]) -> Tensor:
@@ -120,6 +121,36 @@ def matrix_norm(matrix: Tensor, p: float) -> Tensor:
     return norm_2 if p == 2.0 else _interpolate(p, matrix_norm(matrix, 1.0), norm_2, matrix_norm(matrix, inf))
 
 
+def windowed_norm(step: Windowed, p: float, *, lifted: bool = False, unit: float = 0.0) -> Tensor:
+    """`||W||_p` as `matrix_norm` has it, of a map that is written out window by window.
+
+    Args:
+        step: the map.
+        p: the exponent.
+        lifted: whether to take `[[W, b], [0, unit]]` in the place of W.
+        unit: 1 or 0.
+    """
+    absolute, terms = step.absolute(), step.inputs + step.outputs + 2
+    constant = absolute.constant if lifted else torch.zeros_like(step.constant)
+    if isinf(p):
+        rows = absolute.linear(step.constant.new_ones(1, step.inputs)).squeeze(0) + constant
+        return outward(rows.amax(-1).clamp_min(unit), terms)
+    if p == 1.0:
+        columns = absolute.adjoint(step.constant.new_ones(1, step.outputs)).squeeze(0)
+        return outward(torch.maximum(columns.amax(-1), constant.sum(-1) + unit), terms)
+    if p != 2.0:
+        return _interpolate(p, *(windowed_norm(step, q, lifted=lifted, unit=unit) for q in (1.0, 2.0, inf)))
+    exponent = power_of_two(torch.cat([step.weight.flatten(), constant, constant.new_tensor([unit])]), 1)
+    scaled = Windowed(times_power_of_two(step.weight, -exponent), step.constant, step.windows)
+    gram = scaled.gram()
+    if lifted:
+        b = times_power_of_two(step.constant, -exponent).unsqueeze(0)
+        last = b @ b.T + float(times_power_of_two(constant.new_tensor(unit), -exponent)) ** 2
+        side = scaled.adjoint(b)
+        gram = torch.cat([torch.cat([gram, side.T], 1), torch.cat([side, last], 1)])
+    return times_power_of_two(outward(_root_of_largest(gram), (step.inputs + 1) * (step.outputs + 1)), exponent)
+
+
 def rounding_norm(rows: Tensor, p: float) -> Tensor:
     """An upper bound of `||E||_p` of a matrix E whose rows have at most these l_1 norms, (..., m)."""
     if isinf(p):
@@ -148,6 +179,8 @@ def operator_norm(step: Affine | Tensor, p: float | str = inf) -> Tensor:
     ones = step.constant.new_ones
     if isinstance(step, Dense):
         return matrix_norm(step.weight, p) + rounding_norm(step.rounding()[0], p)
+    if isinstance(step, Windowed):
+        return windowed_norm(step, p) + rounding_norm(step.rounding()[0], p)
     if isinstance(step, Identity):
         return ones(step.lead)
     if isinf(p):
@@ -203,6 +236,9 @@ def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tens
     if isinstance(step, Dense):
         return matrix_norm(lift(step, constant_unit), p) + rounding_norm(torch.stack(step.rounding()).sum(0), p)
     unit = float(constant_unit)
+    if isinstance(step, Windowed):
+        lost = rounding_norm(torch.stack(step.rounding()).sum(0), p)
+        return windowed_norm(step, p, lifted=True, unit=unit) + lost
     if isinf(p):
         rows = step.absolute()(step.constant.new_ones(1, step.inputs)).squeeze(-2)
         return outward(rows.amax(-1).clamp_min(unit), step.inputs + step.terms)

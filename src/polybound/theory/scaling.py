@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polybound.models import Affine, Chain, Conv, Dense, Factors
+from polybound.models.windows import Windowed
 from polybound.theory.rounding import outward, power_of_two, times_power_of_two
 
 __all__ = ["Balanced", "balanced", "restored", "row_norms", "without_scale"]
@@ -58,6 +59,10 @@ class Balanced:
 
 def row_norms(step: Affine, q: float) -> Tensor:
     """Upper bounds of the l_q norms of the rows; by l_1 norms, which are never smaller, of what is not written out."""
+    if isinstance(step, Windowed):
+        exponent = power_of_two(step.weight, 3)
+        scaled = Windowed(times_power_of_two(step.weight, -exponent), step.constant, step.windows)
+        return times_power_of_two(scaled.row_norms(q), exponent) + step.rounding()[0]
     if not isinstance(step, Dense):
         return step.row_l1()
     exponent = power_of_two(step.weight, 1)
@@ -117,7 +122,7 @@ def _divided(step: Affine, before: Tensor, constants: bool = True) -> tuple[Affi
     """`2^-e step(2^before x)` with row sums of at most 1, and e. Without `constants`, these do not count."""
     if isinstance(step, Chain):
         return _divided_chain(step, before, constants)
-    if not isinstance(step, Dense | Conv):
+    if not isinstance(step, Dense | Conv | Windowed):
         return step, before
     exponent = _exponent(step.weight, step.weight.ndim - len(step.lead))
     rows, shifts = step.rounding()
@@ -153,9 +158,12 @@ def _times(step: Affine, weights: Tensor, constants: Tensor) -> Affine:
     """A matrix or convolution with its weights and its constants multiplied by powers of two."""
     if isinstance(step, Conv):
         return Conv(times_power_of_two(step.weight, weights), times_power_of_two(step.bias, constants), step.shape)
-    weight, bias = times_power_of_two(step.matrix(), weights), times_power_of_two(step.constant, constants)
+    bias = times_power_of_two(step.constant, constants)
     rows, shifts = step.rounding()
-    return Dense(weight, bias, (times_power_of_two(rows, weights), times_power_of_two(shifts, constants)))
+    off = times_power_of_two(rows, weights), times_power_of_two(shifts, constants)
+    if isinstance(step, Windowed):
+        return Windowed(times_power_of_two(step.weight, weights), bias, step.windows, off)
+    return Dense(times_power_of_two(step.matrix(), weights), bias, off)
 
 
 def _exponent(tensor: Tensor, dims: int) -> Tensor:

@@ -17,9 +17,22 @@ from math import prod
 import torch
 from torch import Tensor
 
-from polybound.models import Affine, Chain, Conv, Pool
+from polybound.models.affine import Affine, Chain, Conv, Dense, Pool
 
-__all__ = ["Windowed", "Windows", "gathered", "parts", "scattered", "slots_in_pooled", "windowed", "windows_of"]
+__all__ = [
+    "Windowed",
+    "Windows",
+    "gathered",
+    "parts",
+    "scattered",
+    "slots_in_pooled",
+    "windowed",
+    "windows_of",
+    "written_out",
+]
+
+SAVING = 4
+"""Windows are used where they are smaller than the matrices by this factor."""
 
 _PROBES = 32
 """Images that a chain is applied to at once: float64 convolutions copy every window of all of them."""
@@ -124,10 +137,13 @@ class Windowed(Affine):
         weight: (places, patch, channels).
         constant: (channels * places,).
         windows: where the windows lie.
+        off: the `rounding` of the map that was written out; None where the weights are exact.
     """
 
-    def __init__(self, weight: Tensor, constant: Tensor, windows: Windows) -> None:
-        self.weight, self.constant, self.windows = weight, constant, windows
+    def __init__(
+        self, weight: Tensor, constant: Tensor, windows: Windows, off: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        self.weight, self.constant, self.windows, self.off = weight, constant, windows, off
         self.lead = ()
         self.channels = weight.shape[-1]
         self.inputs, self.outputs = windows.features, self.channels * windows.places
@@ -160,11 +176,33 @@ class Windowed(Affine):
 
     def gram(self) -> Tensor:
         """`W^T W`, (features, features)."""
-        blocks = self.weight @ self.weight.transpose(1, 2)
-        return scattered(blocks.unsqueeze(0), self.windows, torch.arange(self.inputs)).squeeze(0)
+        total = self.weight.new_zeros(self.inputs * self.inputs)
+        # What lies outside of the image has weights of zero: any place will do for it.
+        at = torch.where(self.windows.inside, self.windows.index, 0)
+        step = max(1, _ENTRIES // self.windows.patch**2)
+        for start in range(0, self.windows.places, step):
+            some, weight = at[start : start + step], self.weight[start : start + step]
+            index = (some.unsqueeze(2) * self.inputs + some.unsqueeze(1)).flatten()
+            total.scatter_add_(0, index, (weight @ weight.transpose(1, 2)).flatten())
+        return total.reshape(self.inputs, self.inputs)
+
+    def row_norms(self, q: float) -> Tensor:
+        """The l_q norms of the rows of W, (outputs,)."""
+        norms: Tensor = torch.linalg.vector_norm(self.weight, q, dim=1)
+        return norms.T.reshape(self.outputs)
+
+    def times(self, rows: Tensor) -> Windowed:
+        """`diag(rows) W`, without a constant, for rows (outputs,) that are not negative."""
+        scale = rows.reshape(self.channels, self.windows.places).T.unsqueeze(1)
+        lost, _ = self.rounding()
+        return Windowed(self.weight * scale, torch.zeros_like(self.constant), self.windows, (lost * rows, lost * 0))
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        return super().rounding() if self.off is None else self.off
 
     def transform(self, change: Callable[[Tensor], Tensor]) -> Windowed:
-        return Windowed(change(self.weight), change(self.constant), self.windows)
+        off = self.off and (change(self.off[0]), change(self.off[1]))
+        return Windowed(change(self.weight), change(self.constant), self.windows, off)
 
 
 def parts(step: Affine) -> Iterator[Affine]:
@@ -206,7 +244,17 @@ def windowed(step: Affine, windows: Windows) -> Windowed:
     seen = seen.reshape(windows.patch, -1, windows.places).permute(2, 0, 1)
     slots = windows.residues().unsqueeze(-1).expand(-1, -1, seen.shape[-1])
     weight = seen.gather(1, slots) * windows.inside.unsqueeze(-1)
-    return Windowed(weight.contiguous(), step.constant, windows)
+    return Windowed(weight.contiguous(), step.constant, windows, step.rounding())
+
+
+def written_out(step: Affine) -> Dense | Windowed:
+    """The same map with a matrix whose absolute values are those of W itself: by windows where these are smaller."""
+    if isinstance(step, Windowed):
+        return step
+    windows = windows_of(step)
+    if windows is None or SAVING * windows.patch > step.inputs:
+        return step.dense()
+    return windowed(step, windows)
 
 
 def slots_in_pooled(bits: Sequence[int], windows: Windows) -> tuple[slice, ...]:
