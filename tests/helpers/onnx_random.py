@@ -225,7 +225,7 @@ class Graph:
                 self.add("Squeeze", [name], [wide for wide in shape if wide != 1])
             else:
                 left = [wide for place, wide in enumerate(shape) if place not in axes]
-                self.axes("Squeeze", name, [a - len(shape) if self.chance(0.3) else a for a in axes], left)
+                self.axes("Squeeze", name, [self.maybe_negative(axis, shape) for axis in axes], left)
         elif kind == "unsqueeze":
             axis = int(self.choose([1, 2, len(shape), 0], [4, 2, 2, 1]))
             if axis <= len(shape):
@@ -246,10 +246,14 @@ class Graph:
             allow = {"allowzero": 1} if self.opset >= 14 and self.chance(0.1) else {}
             self.add("Reshape", [name, self.whole(first, *rest)], (1 if first == 1 else shape[0], *new), **allow)
 
+    def maybe_negative(self, axis, shape):
+        """The axis, or the same counted from the end, which opsets from 11 on know."""
+        return axis - len(shape) if self.opset >= 11 and self.chance(0.3) else axis
+
     def axes(self, operator, name, axes, shape):
         """An operator whose axes are an attribute in old opsets and an operand in new ones."""
         if self.opset < 13:
-            self.add(operator, [name], shape, axes=[abs(axis) if axis >= 0 else axis for axis in axes])
+            self.add(operator, [name], shape, axes=axes)
         else:
             self.add(operator, [name, self.whole(*axes)], shape)
 
@@ -263,7 +267,7 @@ class Graph:
         elif kind == "gather":
             index = self.rng.integers(-size, size, size=self.choose([(), (1,), (2,), (2, 1)])).astype(np.int64)
             wide = [*shape[:axis], *index.shape, *shape[axis + 1 :]]
-            self.add("Gather", [name, self.tensor(index)], wide, axis=axis - len(shape) if self.chance(0.3) else axis)
+            self.add("Gather", [name, self.tensor(index)], wide, axis=self.maybe_negative(axis, shape))
         elif size > 1:
             first = size // 2 if size % 2 == 0 and self.chance(0.5) else int(self.rng.integers(1, size))
             inputs, attributes = [name], {"axis": axis}
@@ -295,7 +299,7 @@ class Graph:
             starts, ends, axes = [0] * axis + [start], [*whole, end], ""
             steps = [1] * axis + steps if steps else []
         else:
-            starts, ends, axes = [start], [end], self.whole(axis - len(shape) if self.chance(0.3) else axis)
+            starts, ends, axes = [start], [end], self.whole(self.maybe_negative(axis, shape))
         inputs = [name, self.whole(*starts), self.whole(*ends)]
         if steps:
             inputs += [axes, self.whole(*steps)]
