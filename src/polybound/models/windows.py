@@ -186,10 +186,9 @@ class Windowed(Affine):
             total.scatter_add_(0, index, (weight @ weight.transpose(1, 2)).flatten())
         return total.reshape(self.inputs, self.inputs)
 
-    def row_norms(self, q: float) -> Tensor:
-        """The l_q norms of the rows of W, (outputs,)."""
-        norms: Tensor = torch.linalg.vector_norm(self.weight, q, dim=1)
-        return norms.T.reshape(self.outputs)
+    def rows(self) -> Tensor:
+        """The rows of W, each within its window: (outputs, patch)."""
+        return self.weight.permute(2, 0, 1).reshape(self.outputs, self.windows.patch)
 
     def times(self, rows: Tensor) -> Windowed:
         """`diag(rows) W`, without a constant, for rows (outputs,) that are not negative."""

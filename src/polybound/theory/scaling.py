@@ -59,14 +59,11 @@ class Balanced:
 
 def row_norms(step: Affine, q: float) -> Tensor:
     """Upper bounds of the l_q norms of the rows; by l_1 norms, which are never smaller, of what is not written out."""
-    if isinstance(step, Windowed):
-        exponent = power_of_two(step.weight, 3)
-        scaled = Windowed(times_power_of_two(step.weight, -exponent), step.constant, step.windows)
-        return times_power_of_two(scaled.row_norms(q), exponent) + step.rounding()[0]
-    if not isinstance(step, Dense):
+    if not isinstance(step, Dense | Windowed):
         return step.row_l1()
-    exponent = power_of_two(step.weight, 1)
-    norms: Tensor = torch.linalg.vector_norm(times_power_of_two(step.weight, -exponent), q, dim=-1)
+    rows = step.weight if isinstance(step, Dense) else step.rows()
+    exponent = power_of_two(rows, 1)
+    norms: Tensor = torch.linalg.vector_norm(times_power_of_two(rows, -exponent), q, dim=-1)
     return times_power_of_two(norms, exponent) + step.rounding()[0]
 
 
