@@ -200,14 +200,14 @@ def test_which_have_one():
 
 
 class StopAfter(Callback):
-    """Stops after so many steps."""
+    """Interrupts a training after a number of steps."""
 
     def __init__(self, steps):
         self.steps = steps
 
     def after_step(self, trainer):
         if trainer.step == self.steps:
-            trainer.stop()
+            raise KeyboardInterrupt  # a training that is asked to stop would project once more
 
 
 def test_training_goes_on_to_the_same_bits_in_another_process_and_in_a_stack_to_rounding():
@@ -221,7 +221,8 @@ def test_training_goes_on_to_the_same_bits_in_another_process_and_in_a_stack_to_
     whole, halves = fresh(), fresh()
     Trainer(whole, data, recipe, [7] * 3).run(1)
     first = Trainer(halves, data, recipe, [7] * 3, [StopAfter(5)])
-    first.run(1)
+    with pytest.raises(KeyboardInterrupt):
+        first.run(1)
     resumed = fresh()
     resumed.load_state_dict(halves.state_dict())
     second = Trainer(resumed, data, recipe, [7] * 3)
