@@ -173,7 +173,7 @@ def test_a_history_measures_the_networks_that_are_kept(tmp_path):
 def test_options_that_do_not_matter_are_no_options():
     """What a method does not have cannot be asked of it, so nothing that is irrelevant can make another run."""
     for options in ({"bound": 3.0}, {"eps": 0.2}, {"weight": 1.0}, {"every": 3}, {"start": 3}):
-        with pytest.raises(PolyboundError, match="none training has no option"):
+        with pytest.raises(PolyboundError, match="is no option of none training"):
             pb.Recipe.of(**options)
     plain = Spec(DIGITS)
     assert plain.address == Spec(DIGITS, ModelSpec("pn-4", 16)).address
