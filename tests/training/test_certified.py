@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import polybound as pb
-from polybound.certificates import Network, box_of, margin_bounds
+from helpers.networks import ccps
+from polybound.certificates import Network, box_of, margin_bounds, margins
 from polybound.certificates.expansion import first_order
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
@@ -219,3 +222,30 @@ def test_it_certifies_more_and_projects_if_asked():
 def test_bad_options(options, said):
     with pytest.raises(PolyboundError, match=said):
         pb.Recipe.of(method="certified-projection", **options)
+
+
+@given(ccps(), st.integers(0, 2**32 - 1))
+def test_the_closed_form_has_the_gradient_of_autograd(model, seed):
+    """Where a slope is zero there are several; finite differences across such a kink differ from both."""
+    if model.classes < 2:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(3, model.features, generator=generator, dtype=F64)
+    y = torch.randint(0, model.classes, (3,), generator=generator)
+    weights = list(model.parameters())
+    found = []
+    for maps in (margins._Together, margins._Apart):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(margins, "_Together", maps)
+            lower = margin_bounds(model.factors(), *box_of(x, 0.1, (0.0, 1.0)), y).lower
+        found.append(torch.autograd.grad(lower.sum(), weights, allow_unused=True))
+    for closed, by_autograd in zip(*found, strict=True):
+        assert (closed is None) == (by_autograd is None)
+        if closed is not None:
+            assert torch.allclose(closed, by_autograd, rtol=1e-9, atol=1e-9 * float(by_autograd.abs().max()))
+
+
+def test_boxes_of_inputs_outside_of_the_domain_have_no_negative_radius():
+    c, r = box_of(torch.tensor([1.5, 0.5, -2.0]), 0.25, (0.0, 1.0))
+    assert c.tolist() == [1.0, 0.5, 0.0]
+    assert r.tolist() == [0.0, 0.25, 0.0]
