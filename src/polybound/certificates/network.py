@@ -11,8 +11,22 @@ from torch import Tensor
 
 from polybound.certificates.psd_proofs import dominating_diagonal, dominating_gram
 from polybound.errors import PolyboundError
-from polybound.models import Affine, Chain, Dense, Factors, Identity, PolynomialNetwork, Pool, factors_of
-from polybound.models.windows import SAVING, Windowed, Windows, parts, windowed, windows_of
+from polybound.models import (
+    SAVING,
+    Affine,
+    Chain,
+    Dense,
+    Factors,
+    Identity,
+    PolynomialNetwork,
+    Pool,
+    Windowed,
+    Windows,
+    factors_of,
+    parts,
+    windowed,
+    windows_of,
+)
 from polybound.theory import DENSE_LIMIT, ULP
 
 __all__ = ["Network"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import Network
-from polybound.models.windows import Windowed
+from polybound.models import Windowed
 from polybound.theory import ULP
 
 __all__ = ["BALL", "CUBE", "Region", "length", "widths"]

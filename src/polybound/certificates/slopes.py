@@ -15,8 +15,7 @@ from torch import Tensor
 from polybound.certificates.network import Network
 from polybound.certificates.regions import Region
 from polybound.certificates.single import product_in_single
-from polybound.models import Affine, Pool
-from polybound.models.windows import Windowed, Windows, gathered, scattered, slots_in_pooled
+from polybound.models import Affine, Pool, Windowed, Windows, gathered, scattered, slots_in_pooled
 
 __all__ = ["DenseSlopes", "Slopes", "WindowSlopes", "input_slopes"]
 

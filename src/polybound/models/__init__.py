@@ -11,12 +11,24 @@ from polybound.models.factors import Factors, lift
 from polybound.models.files import load, read_metadata, save, weights_digest
 from polybound.models.ncp import NCP
 from polybound.models.paper import PAPER_MODELS, ModelBuilder, model_names, paper_model, paper_rank, register_model
+from polybound.models.windows import (
+    SAVING,
+    Windowed,
+    Windows,
+    gathered,
+    parts,
+    scattered,
+    slots_in_pooled,
+    windowed,
+    windows_of,
+)
 
 __all__ = [
     "CCP",
     "EXAMPLES",
     "NCP",
     "PAPER_MODELS",
+    "SAVING",
     "Affine",
     "Block",
     "Chain",
@@ -30,20 +42,28 @@ __all__ = [
     "PolynomialNetwork",
     "Pool",
     "RowsForm",
+    "Windowed",
+    "Windows",
     "closed_form",
     "example",
     "example_origin",
     "factors_of",
+    "gathered",
     "has_closed_form",
     "lift",
     "load",
     "model_names",
     "paper_model",
     "paper_rank",
+    "parts",
     "polynomial",
     "read_metadata",
     "register_model",
     "save",
+    "scattered",
+    "slots_in_pooled",
     "stack",
     "weights_digest",
+    "windowed",
+    "windows_of",
 ]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork
-from polybound.models.windows import Windowed
+from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Windowed
 from polybound.theory.interval import Interval
 from polybound.theory.norms import (
     can_write_out,

@@ -13,8 +13,19 @@ import torch
 from torch import Tensor
 
 from polybound.errors import NonFiniteError, PolyboundError
-from polybound.models import Affine, Chain, Conv, Dense, Factors, Identity, PolynomialNetwork, Pool, factors_of, lift
-from polybound.models.windows import Windowed
+from polybound.models import (
+    Affine,
+    Chain,
+    Conv,
+    Dense,
+    Factors,
+    Identity,
+    PolynomialNetwork,
+    Pool,
+    Windowed,
+    factors_of,
+    lift,
+)
 from polybound.theory.rounding import ULP, outward, power, power_of_two, product, times_power_of_two
 from polybound.theory.scaling import UNDERFLOW_UNDER_ROOT, balanced, restored, without_scale
 from polybound.theory.torus import torus_norm

@@ -8,8 +8,7 @@ from math import frexp
 import torch
 from torch import Tensor
 
-from polybound.models import Affine, Chain, Conv, Dense, Factors
-from polybound.models.windows import Windowed
+from polybound.models import Affine, Chain, Conv, Dense, Factors, Windowed
 from polybound.theory.rounding import outward, power_of_two, times_power_of_two
 
 __all__ = ["Balanced", "balanced", "restored", "row_norms", "without_scale"]
