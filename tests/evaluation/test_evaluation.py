@@ -310,7 +310,7 @@ def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
         assert str(caught.value).count("\n") == 0
     (damaged / "scores.csv").unlink()
     (damaged / "spec.json").write_text("{}")
-    with pytest.raises(PolyboundError, match=r"spec\.json: not a run's spec \('address'\)"):
+    with pytest.raises(PolyboundError, match=r"spec\.json: not a run's spec \('address' is missing\)"):
         evaluate_run(damaged, "fgsm-0.1")
     with pytest.raises(FileFormatError, match=r"spec\.json: not a run's spec"):
         Run(damaged).spec()
