@@ -182,7 +182,7 @@ def test_mistakes(refused, words, message):
 def test_only_polynomial_networks_have_a_schematic():
     import torch
 
-    with pytest.raises(pb.PolyboundError, match="not Linear"):
+    with pytest.raises(pb.PolyboundError, match="got Linear"):
         network_svg(torch.nn.Linear(2, 2))
 
 

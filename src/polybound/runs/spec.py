@@ -106,7 +106,7 @@ class Spec:
 
     >>> spec = Spec(DataSpec("digits", "00ff"), seed=1)
     >>> spec.difference(Spec(DataSpec("digits", "00ff"), recipe=Recipe.of(epochs=5), seed=1))
-    {'schedule.epochs': (100, 5)}
+    {'schedule.epochs': (100, 5), 'schedule.milestones': ([25, 75], [2, 4])}
     """
 
     data: DataSpec
