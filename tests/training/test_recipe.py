@@ -38,7 +38,7 @@ def test_options_override_the_default():
     # A method with a loss of its own takes no label smoothing.
     for method in ("jacobian", JacobianPenalty(weight=0.1), {"name": "jacobian"}):
         assert recipe(method=method).loss == CrossEntropy()
-    with pytest.raises(pb.PolyboundError, match="colour"):
+    with pytest.raises(pb.PolyboundError, match="colour is no option of none training"):
         recipe(colour="red")
     with pytest.raises(pb.PolyboundError, match="batch_size"):
         recipe(batch_size=0)
