@@ -113,7 +113,7 @@ class Dataset:
         return replace(self, known={_checksum(self): identity})
 
     def subset(self, samples: int) -> Dataset:
-        """A fixed choice of so many samples, or all of them for 0; the identity says that it is a subset."""
+        """A fixed choice of this number of samples, or all of them for 0; the identity says that it is a subset."""
         if not 0 < samples < len(self):
             return self
         chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:samples]

@@ -1,6 +1,6 @@
 """Proofs of certificates on disk, and the check that believes nothing in them.
 
-`files` writes them; `schema` reads them into typed values; `check` proves those anew, by `enclosures` in ball
+`files` writes them; `schema` reads them into typed values; `check` proves those again, by `enclosures` in ball
 arithmetic (`arb`) and by `exact` in rational arithmetic. The check imports nothing of what makes certificates.
 
 A file is JSON with the boxes, the counterexamples and the proofs, tied to the weights by their SHA-256. An image's box

@@ -1,6 +1,6 @@
 """An independent check of certificates, in ball arithmetic: it shares no code with what made them.
 
-The schema decides what a file may look like; here every claim is proven anew. Each step proves what its class in
+The schema decides what a file may look like; here every claim is proven again. Each step proves what its class in
 `schema` says, from numbers that need not be believed: a bad number only makes the bound worse.
 """
 

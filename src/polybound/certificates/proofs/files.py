@@ -116,7 +116,7 @@ def _box(found: Certificates | OutputBounds, image: int) -> dict[str, Any]:
 def check_file(
     path: str | PathLike[str], model: PolynomialNetwork, *, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, int]:
-    """Prove every certificate of a file anew, in ball arithmetic; returns how many inputs there are of each status.
+    """Prove every certificate of a file again, in ball arithmetic; returns how many inputs there are of each status.
 
     An input that occurs several times counts once for each status; "repeated" is how many entries that leaves out. In
     files of intervals the status is "bounded", or "unbounded" if a proven end is missing.
