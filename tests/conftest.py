@@ -9,16 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import settings
 
+import helpers.profiles  # noqa: F401 - chooses one
 from helpers.browser import Browser
-
-# `make test` asks the same questions on every machine, every time; `make fuzz` asks new ones until its time is up.
-settings.register_profile("test", max_examples=50, deadline=None, derandomize=True, database=None)
-settings.register_profile("quick", settings.get_profile("test"), max_examples=15)
-settings.register_profile("fuzz", max_examples=200, deadline=None, print_blob=True, database=None)
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "test")
-settings.load_profile(PROFILE)
 
 STARTED = pytest.StashKey[float]()
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import polybound as pb
 from helpers.networks import F64, networks
+from helpers.profiles import examples
 from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, RandomSearch, Square, parse_attack
 from polybound.attacks.classifier import Classifier
 from polybound.errors import PolyboundError
@@ -58,7 +59,7 @@ def assert_inside(found, x, eps, norm, domain):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(
     networks(runs=(None, 2)),
     st.sampled_from(["inf", "2"]),
@@ -79,7 +80,7 @@ def test_no_example_leaves_its_ball_or_the_domain(kind, model, norm, dtype, eps,
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(networks(runs=(3,)), st.sampled_from(["inf", "2"]), st.integers(0, 99))
 def test_a_stack_is_its_members(kind, model, norm, seed):
     attack = SMALL[kind](0.2, "inf" if kind == "square" else norm)

@@ -11,6 +11,7 @@ import polybound as pb
 from helpers.ball_search import in_ball, points_in_ball
 from helpers.box_search import exact_values
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from polybound.certificates.ball_ledgers import BallDecisions
 from polybound.certificates.balls import Balls, least_linear
 from polybound.certificates.caps import Parts, best_cap, best_in_both
@@ -66,7 +67,7 @@ def drawn(model, seed, images=2):
     return x, radii, model(x).argmax(1)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 @given(networks(), seeds, st.sampled_from([*SIZES, None]), st.booleans(), st.sampled_from(["auto", "second", "first"]))
 def test_never_contradicted(model, seed, eps, bounded, method):
     assume(model.classes > 1)
@@ -81,7 +82,7 @@ def test_never_contradicted(model, seed, eps, bounded, method):
         judge(model, x[i], r[i], int(y[i]), least, -least, found, i, seed)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(networks(), seeds, st.sampled_from([1e-12, 0.02, 0.5]), st.booleans())
 def test_the_lipschitz_certificate(model, seed, eps, bounded):
     assume(model.classes > 1)
@@ -130,7 +131,7 @@ def test_a_quadratic_has_no_gap(features, seed):
     assert truth - 3e-3 * size < float(lower) <= truth + 1e-9 * size
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(seeds, st.integers(1, 6), st.sampled_from([1e-200, 1.0, 1e100]))
 def test_linear_forms_over_a_ball_within_limits(seed, n, scale):
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +147,7 @@ def test_linear_forms_over_a_ball_within_limits(seed, n, scale):
     assert bool((-(z @ p) <= value + 1e-12 * scale).all())
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(networks(5), seeds, st.sampled_from([1e-3, 0.1, 1.0]))
 def test_expansions_hold_over_the_ball(model, seed, eps):
     net = Network(model)
@@ -170,7 +171,7 @@ def test_expansions_hold_over_the_ball(model, seed, eps):
     assert bool((rest >= ((u @ H[0]) * u).sum(1) / 2 - R - slack).all())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(networks(), seeds, st.booleans())
 def test_the_radius_is_never_above_an_attack(model, seed, scaled):
     assume(model.classes > 1)
@@ -222,7 +223,7 @@ def balls_of(x, r):
     return boxes, Balls.within(boxes, (-side, side))
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(seeds, st.integers(1, 5))
 def test_points_are_brought_into_the_true_ball(seed, n):
     generator = torch.Generator().manual_seed(seed)
@@ -240,7 +241,7 @@ def test_points_are_brought_into_the_true_ball(seed, n):
                 assert float((moved - point).abs().max()) <= 2e-3 or bool((r == 1e-12).any())
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(seeds, st.integers(1, 5))
 def test_no_cell_that_meets_the_ball_is_dropped(seed, n):
     generator = torch.Generator().manual_seed(seed)
@@ -297,7 +298,7 @@ def test_accuracy_over_balls():
     assert large <= small
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(seeds, st.integers(1, 5))
 def test_a_cap_lies_in_the_ball_that_holds_it(seed, n):
     generator = torch.Generator().manual_seed(seed)
@@ -329,7 +330,7 @@ def test_a_cap_lies_in_the_ball_that_holds_it(seed, n):
         parts = smaller
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(24))
 @given(networks(5), seeds, st.sampled_from([0.1, 0.6]))
 def test_the_whole_ball_as_a_second_constraint(model, seed, eps):
     net = Network(model)

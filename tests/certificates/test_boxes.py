@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.box_search import exact_values, inside, points_in
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from polybound.certificates.boxes import box_around
 
 SIZES = torch.tensor([0.0, 1e-12, 1e-4, 0.02, 0.1, 0.5], dtype=F64)
@@ -56,7 +57,7 @@ def judged(model, x, label, status, counterexample, rival, sides, seed):
         assert exact_values(model, point, weights, torch.zeros(1))[0] <= 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(networks(), seeds, st.booleans())
 def test_a_radius_for_each_feature(model, seed, one_for_all):
     assume(model.classes > 1)
@@ -74,7 +75,7 @@ def test_a_radius_for_each_feature(model, seed, one_for_all):
     assert found.eps.shape == x.shape and found.box is None
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(networks(), seeds)
 def test_boxes_that_are_not_symmetric(model, seed):
     assume(model.classes > 1)
@@ -88,7 +89,7 @@ def test_boxes_that_are_not_symmetric(model, seed):
         judged(model, x[i], int(y[i]), status, found.counterexample[i], int(found.rival[i]), sides, seed)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(20))
 @given(networks(), seeds, st.sampled_from([0.0, 0.01, 0.1, 0.3]))
 def test_a_constant_radius_is_the_scalar_one(model, seed, eps):
     x, _, y = drawn(model, seed)
@@ -100,7 +101,7 @@ def test_a_constant_radius_is_the_scalar_one(model, seed, eps):
 
 
 @given(seeds)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 def test_sides_are_rounded_outwards_feature_by_feature(seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, 12, generator=generator, dtype=F64) - 0.5
@@ -131,7 +132,7 @@ def test_features_that_matter_little_may_move_much():
     assert float(still.certified) == 400.0 and float(still.attacked) == torch.inf
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(20))
 @given(st.one_of(ccps(max_features=3), ncps(max_features=3)), seeds)
 def test_the_scaled_radius_is_proven_and_the_attacked_one_is_reached(model, seed):
     assume(model.classes > 1)

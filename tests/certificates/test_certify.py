@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
 from polybound.certificates.boxes import box_around, centre
 from polybound.certificates.expansion import first_order, split_sum
@@ -73,7 +74,7 @@ def slack_of_margins(net, y, lower, upper):
     return slack + slack.gather(1, y.unsqueeze(1))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.5]))
 def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
     assume(model.classes > 1)
@@ -115,7 +116,7 @@ def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
             assert (away <= second.rest[0] * more + k * 11 * part).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.4]))
 def test_every_bound_lies_below_every_value(model, seed, eps):
     assume(model.classes > 1)
@@ -131,7 +132,7 @@ def test_every_bound_lies_below_every_value(model, seed, eps):
         assert (bound(net, c, r, w, constant, slack) <= least + slack / 8).all(), bound.__name__
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(small_networks(), seeds, st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from(METHODS))
 def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, eps, method):
     assume(model.classes > 1)
@@ -153,7 +154,7 @@ def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, e
             assert logits[int(y[i])] <= logits[int(result.rival[i])]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(2, 5), seeds, st.sampled_from(["ccp", "ncp"]))
 def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(features, rank, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP
@@ -176,7 +177,7 @@ def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(featur
 
 
 @given(small_networks(), seeds)
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 def test_slack_covers_the_rounding_of_the_logits(model, seed):
     net = Network(model)
     x = torch.rand(1, net.features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 2 - 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from helpers.tampering import counted, refused
 from polybound.certificates import check_file, save_certificates
 from polybound.models import weights_digest
@@ -23,7 +24,7 @@ def certified(model, eps=0.2, seed=0, images=6, budget=1.0):
     return x, pb.certify(model, x, y, eps, keep=True, budget=budget)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(st.one_of(ccps(), ncps(), convs()), seeds, st.sampled_from([0.02, 0.1, 0.3]))
 def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, eps):
     assume(model.classes > 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from helpers.tampering import counted, refused
 from polybound.certificates import check_file, save_certificates
 
@@ -23,7 +24,7 @@ def certified(model, eps, domain, seed=0, images=6, budget=1.0):
     return x, pb.certify(model, x, y, eps, norm="2", domain=domain, keep=True, budget=budget)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(st.one_of(ccps(), ncps(), convs()), seeds, st.sampled_from([0.0, 0.05, 0.3, 1.0, None]), st.booleans())
 def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, eps, bounded):
     assume(model.classes > 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from helpers.tampering import counted, refused
 from polybound.certificates import check_file, save_certificates
 
@@ -25,7 +26,7 @@ def inputs(model, seed, images=4):
     return x, down, up, model(x).argmax(1)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(st.one_of(ccps(), ncps(), convs()), seeds, st.sampled_from(["eps", "box"]))
 def test_every_certificate_is_confirmed(tmp_path_factory, model, seed, kind):
     assume(model.classes > 1)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.box_search import exact_values, inside, points_in
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from polybound.certificates import Polytope, decide
 
 
@@ -33,7 +34,7 @@ def holds(model, polytope, x):
     return all(value <= 0 for value in exact_values(model, x, polytope.weights, polytope.constant))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(questions(), seeds)
 def test_answers_are_never_contradicted(question, seed):
     model, lower, upper, unsafe = question
@@ -51,7 +52,7 @@ def test_answers_are_never_contradicted(question, seed):
             assert not holds(model, polytope, points[worst.argmin()])
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(24))
 @given(st.integers(1, 3), st.integers(1, 5), seeds, st.sampled_from(["ccp", "ncp"]))
 def test_small_questions_are_decided(features, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP

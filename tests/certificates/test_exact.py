@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.networks import ccps, convs, ncps
+from helpers.profiles import examples
 from polybound.certificates.proofs.exact import exact_logits
 from polybound.models import Chain
 
@@ -24,7 +25,7 @@ def applied(step, x):
     ]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(model=st.one_of(ccps(), ncps(), convs()), seed=st.integers(0, 1000), size=st.sampled_from([1e-300, 1.0, 1e150]))
 def test_exact_outputs_are_those_of_the_definition(model, seed, size):
     factors = model.factors().double()

@@ -11,6 +11,7 @@ import polybound as pb
 from helpers.ball_search import in_ball, points_in_ball
 from helpers.box_search import exact_values
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 
 SIZES = (0.0, 1e-160, 1e-12, 0.02, 0.1, 0.5, 1.5)
 ENOUGH = 600.0
@@ -49,7 +50,7 @@ def judge(model, found, x, r, side, weights, constant, seed):
             assert sign * exact_values(model, point, *form)[0] <= sign * Fraction(float(bound[0, row]))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(networks(), seeds, st.sampled_from([*SIZES, None]), st.booleans(), st.sampled_from(["auto", "second", "first"]))
 def test_no_value_lies_outside_of_its_bounds(model, seed, eps, bounded, method):
     x, r, weights, constant = drawn(model, seed, eps)
@@ -67,7 +68,7 @@ def test_no_value_lies_outside_of_its_bounds(model, seed, eps, bounded, method):
     judge(model, found, x[0], r[0], 1.0 if bounded else 1e9, weights, constant, seed)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(st.one_of(ccps(max_features=3, max_degree=4), ncps(max_features=3, max_degree=4)), seeds)
 def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
     x, _, _, _ = drawn(model, seed, 0.3, images=2)

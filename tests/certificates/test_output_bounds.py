@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.box_search import exact_values, inside, points_in
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from polybound.certificates.boxes import centre
 from polybound.certificates.cells import Cells, chunks
 from polybound.certificates.expansion import slopes_over
@@ -41,7 +42,7 @@ def forms(classes, seed):
     )
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(networks(), seeds, st.sampled_from(METHODS))
 def test_no_value_lies_outside_of_its_bounds(model, seed, method):
     x, lower, upper = random_box(model.features, seed)
@@ -62,7 +63,7 @@ def test_no_value_lies_outside_of_its_bounds(model, seed, method):
             assert sign * exact <= sign * Fraction(float(bound[0, row]))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(24))
 @given(st.one_of(ccps(max_features=3, max_degree=5), ncps(max_features=3, max_degree=5)), seeds)
 def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
     x = torch.rand(2, model.features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 1.6 - 0.8
@@ -74,7 +75,7 @@ def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
     assert (found.gap <= 0.02 * width + 2 * size).all()
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(networks(), seeds)
 def test_slopes_over_a_box_enclose_the_gradient_at_every_point(model, seed):
     net = Network(model)

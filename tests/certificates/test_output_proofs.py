@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
+from helpers.profiles import examples
 from helpers.tampering import refused
 from polybound.certificates import check_file, save_certificates
 
@@ -25,7 +26,7 @@ def bounded(model, eps, norm, seed=0, images=3, domain=(-1.0, 1.0), **options):
     return x, pb.output_bounds(model, x, eps, norm=norm, **options)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(
     st.one_of(ccps(), ncps(), convs()),
     seeds,

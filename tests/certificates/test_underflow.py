@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps
+from helpers.profiles import examples
 from polybound.certificates import Network
 from polybound.certificates.proofs.exact import exact_logits
 from polybound.models import Dense, Factors, Identity
@@ -66,7 +67,7 @@ def test_what_underflows_between_factors_is_in_the_slack(between: bool):
 @example([-538, -538, 510, 510], 0, -1.0, 1.0, False)
 @example([510, -538, -538, 510], 0, -1.0, 1.0, True)
 @example([-700, 600, 100], 0, -1.0, 0.5, False)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 def test_no_margin_is_above_the_truth_at_any_scale(
     exponents: list[int], output: int, sign: float, share: float, between: bool
 ):
@@ -91,7 +92,7 @@ def scaled_networks(draw):
 
 
 @given(scaled_networks())
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 def test_bounds_and_margins_hold_of_networks_at_any_scale(drawn):
     model, generator = drawn
     factors = model.factors().double()

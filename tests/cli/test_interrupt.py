@@ -47,7 +47,9 @@ def test_one_line_says_how_to_go_on(name, tmp_path, monkeypatch):
     words, said = COMMANDS[name]
     command = Command(*words, errors=tmp_path / "errors")
     try:
-        if name.startswith(("train", "sweep")):
+        if name == "certify by workers":
+            wait_for(lambda: command.workers() == 2 and command.worked() > 1.0, command)
+        elif name.startswith(("train", "sweep")):
             wait_for(lambda: any(tmp_path.glob("runs/.checkpoints/*.safetensors")), command)
         else:
             wait_for(lambda: command.worked() > 1.0, command)
@@ -58,21 +60,43 @@ def test_one_line_says_how_to_go_on(name, tmp_path, monkeypatch):
     assert line.startswith("polybound: stopped: ") and said in line and line.count("\n") == 1, line
 
 
-BETWEEN = """
-import joblib, multiprocessing, os, signal
-from polybound.interrupts import own_interrupts, spared_from_interrupts
+CLOSED = """
+import multiprocessing, os, signal, time
+from polybound.parallel import in_workers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
-    with own_interrupts(), spared_from_interrupts():
-        joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(abs)(number) for number in range(2))
+    for _ in in_workers(time.sleep, [0] + [1000] * 5, workers=2):
         print(len(multiprocessing.active_children()))
-        os.kill(os.getpid(), signal.SIGINT)
+        os.killpg(os.getpgid(0), signal.SIGINT)
+        time.sleep(1000)
 except KeyboardInterrupt:
     print(len(multiprocessing.active_children()))
 """
 
 
-def test_ctrl_c_between_two_calls_of_a_pool_ends_its_processes():
-    done = subprocess.run([sys.executable, "-c", BETWEEN], capture_output=True, text=True, check=True)
-    waiting, left = map(int, done.stdout.split())
-    assert waiting and not left
+def test_ctrl_c_in_the_caller_ends_the_workers():
+    done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, start_new_session=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    at_work, left = map(int, done.stdout.split())
+    assert at_work == 2 and not left
+
+
+REPLACED = """
+import os, signal, sys, time
+from joblib.externals.loky import get_reusable_executor
+from polybound.parallel import in_workers
+signal.signal(signal.SIGINT, signal.default_int_handler)
+list(in_workers(abs, [1, 2, 3], workers=2))
+get_reusable_executor(reuse=True).shutdown(wait=True)  # as if the idle workers had reached their time limit
+try:
+    for _ in in_workers(time.sleep, [0] + [1000] * 5, workers=2):
+        os.killpg(os.getpgid(0), signal.SIGINT)
+        time.sleep(1000)
+except KeyboardInterrupt:
+    print("once")
+"""
+
+
+def test_workers_that_replace_others_do_not_see_ctrl_c():
+    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, start_new_session=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")

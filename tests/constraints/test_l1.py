@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.profiles import examples
 from polybound.constraints.l1 import project_l1_rows, project_linf_operator
 from polybound.errors import NonFiniteError, PolyboundError
 
 FLOAT, DOUBLE = torch.float32, torch.float64
 ACCURACY = {FLOAT: 1e-6, DOUBLE: 1e-13}  # of the l1 distance to the exact projection, relative to the radius
 
-laws = settings(max_examples=85, deadline=None)
+laws = settings(max_examples=examples(170), deadline=None)
 
 
 def oracle(x: Tensor, radius: float | Tensor) -> Tensor:

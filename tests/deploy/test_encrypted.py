@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.encrypted_networks import images, network
+from helpers.profiles import examples
 from polybound.deploy import BatchClient, BatchServer, Client, Server, plan_batches, plan_encryption
 from polybound.deploy.encrypted.messages import HEADER, split
 from polybound.deploy.encrypted.polynomial import read_polynomial
@@ -185,7 +186,7 @@ def test_keys_are_public_ones(pair):
         assert words not in zstandard.ZstdDecompressor().decompressobj().decompress(bytes(part[HEADER.size :]))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 399), st.binary(min_size=1, max_size=8), st.booleans())
 def test_damaged_requests_are_refused(place, change, late):
     """Whatever bytes: a refusal, or a ciphertext of the plan's parameters; no other error, no crash."""

@@ -11,10 +11,11 @@ from onnx import TensorProto, helper
 import polybound as pb
 from helpers.networks import ccps, convs, ncps
 from helpers.onnx_graphs import BY_HAND, export, external, node, off, run, save_graph
+from helpers.profiles import examples
 from polybound.deploy import from_onnx, read_onnx, to_onnx
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(model=st.one_of(ccps(), ncps(), convs()))
 def test_round_trips_are_the_same_polynomial(model, tmp_path_factory):
     [file] = to_onnx(model, tmp_path_factory.mktemp("onnx") / "net.onnx", bounds=False)

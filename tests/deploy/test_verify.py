@@ -15,6 +15,7 @@ from onnx import TensorProto
 import polybound as pb
 from helpers.networks import ccps, ncps
 from helpers.onnx_graphs import node, run, save_graph
+from helpers.profiles import examples
 from polybound.deploy import export_benchmark, read_onnx, read_vnnlib, to_onnx, verify
 
 ANSWERS = {"verified": "unsat", "falsified": "sat", "undecided": "timeout"}
@@ -63,7 +64,7 @@ def test_verify_agrees_with_certify_on_200_images(tmp_path):
     assert counts["unsat"] > 100 and counts["sat"] > 30
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(model=st.one_of(ccps(max_features=2), ncps(max_features=2)), seed=st.integers(0, 1000))
 def test_any_linear_conditions_against_brute_force(model, seed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.profiles import examples
 from polybound.deploy import export_benchmark, read_vnnlib, robustness_vnnlib
 
 
@@ -48,7 +49,7 @@ def judged(file, inputs, outputs):
     ]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_robustness_files_are_read_as_the_fields_reader_does(data, tmp_path_factory):
     inputs, outputs = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 4))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.profiles import examples
 from polybound.estimator import InputScaling, TargetScaling
 
 F = Fraction
@@ -135,7 +136,7 @@ def check_regressor(table):
     assert (found.lower <= found.lowest).all() and (found.highest <= found.upper).all()
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(tables(), tables(regression=True))
 def test_claims_hold_at_points_of_their_boxes(table, regression):
     check_classifier(table)
@@ -143,7 +144,7 @@ def test_claims_hold_at_points_of_their_boxes(table, regression):
 
 
 @pytest.mark.slow
-@settings(max_examples=165)
+@settings(max_examples=examples(330))
 @given(tables(), tables(regression=True))
 def test_claims_hold_on_500_data_sets(table, regression):
     check_classifier(table)

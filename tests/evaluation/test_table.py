@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers import specs as drawn
+from helpers.profiles import examples
 from polybound.errors import PolyboundError
 from polybound.evaluation import Cell, MixedError, Score, Table, column_label, labels, read_table, score_of
 
@@ -263,7 +264,7 @@ def differ(one, other):
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=" ".join)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_no_number_and_no_label_stands_for_two(field, data):
     one, other = data.draw(differing_rows(field))

@@ -31,6 +31,10 @@ class Command:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def workers(self):
+        """The number of loky's processes that it has started."""
+        return sum(parent == self.process.pid and b"popen_loky" in command for parent, command in _processes())
+
     def interrupt(self):
         """Ctrl-C; its exit code."""
         os.killpg(self.process.pid, signal.SIGINT)
@@ -46,6 +50,13 @@ class Command:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         return self.process.exitcode == -signal.SIGKILL
+
+
+def _processes():
+    """The parent and the command line of every process."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield int((folder / "stat").read_text().rpartition(")")[2].split()[1]), (folder / "cmdline").read_bytes()
 
 
 def _run(words, errors):

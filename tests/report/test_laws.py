@@ -16,6 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from helpers.profiles import examples
 from polybound.cli.tables import labelled, mean_rows, show_means, show_scores
 from polybound.evaluation import Evaluation, MixedError, Score, Table, paper_counts
 from polybound.experiments import Experiment, compare
@@ -198,7 +199,7 @@ def told(table):
     return seen
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 @given(cases())
 def test_a_report_of_runs_has_a_place_for_each(case):
     table = case.table.only(lambda row: row["counted"] == paper_counts(row["attack"], row["protocol"]))
@@ -229,7 +230,7 @@ def cells_of(text):
     return header, rows
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 @given(cases())
 def test_evaluate_prints_a_line_or_a_column_for_each(case):
     table = Evaluation(case.attacked()).counted(case.first[0]["counted"])
@@ -264,7 +265,7 @@ def allowed(case, attack=True):
     return [*means, best_of_epochs(case, attack)] if case.field == "epoch" else means
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 @given(cases(), st.sampled_from(["published", "sound"]))
 def test_a_comparison_is_of_one_configuration_or_says_what_it_is_the_best_of(case, protocol):
     if protocol == "published" and case.field not in ("protocol", "counted", "published"):
@@ -311,7 +312,7 @@ def shown_by(layout, case):
         return None
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 @given(cases())
 def test_a_cell_of_a_table_is_of_one_configuration_or_there_is_none(case):
     made = shown_by("table", case)
@@ -332,7 +333,7 @@ def test_a_cell_of_a_table_is_of_one_configuration_or_there_is_none(case):
                 assert re.fullmatch(r"[\d.]+ ± [\d.]+", text)
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(cases(bases=("projection",)))
 def test_a_line_of_curves_is_of_one_configuration(case):
     made = shown_by("curves", case)
@@ -346,7 +347,7 @@ def test_a_line_of_curves_is_of_one_configuration(case):
             assert sorted(y for line in panel.lines for y in line.y) == pytest.approx(sorted(allowed(case)))
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(cases(bases=("projection", "certified")))
 def test_a_point_of_a_trade_off_is_of_one_configuration(case):
     experiment = replace(EXPERIMENT, layout="tradeoff", methods=("projection", "certified"))
@@ -365,7 +366,7 @@ def test_a_point_of_a_trade_off_is_of_one_configuration(case):
             assert len(line.x) == 1 or case.field in (("method", "bound"), ("method", "eps")), (line, case)
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(cases())
 def test_one_model_a_line_chosen_on_validation(case):
     chosen = [{**row, "split": "validation", "correct": row["correct"] // 2} for row in case.table]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.paper_rows import row_like, rows_like_the_paper
+from helpers.profiles import examples
 from helpers.report_parts import CURVE, FIGURE, HOSTILE, PICTURES, TABLE
 from polybound.evaluation import Subject, Table
 from polybound.experiments import compare, experiment_names, find_experiment, published
@@ -36,7 +37,7 @@ numbers = st.floats(-1e6, 1e6)
 positive = st.floats(1e-3, 1e6)
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(70))
 @given(st.lists(st.lists(st.tuples(positive, numbers), min_size=1, max_size=20), min_size=1, max_size=4), st.booleans())
 def test_axes_hold_all_points_and_are_the_same_for_all_panels(panels, log):
     lines = [Line("a", [x for x, _ in points], [y for _, y in points]) for points in panels]
@@ -80,7 +81,7 @@ def test_no_panel_stands_alone():
     assert columns_of(replace(FIGURE, columns=4)) == 2
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=25))
 def test_no_text_lies_over_another_or_over_a_point(points):
     line = Line("a", [x for x, _ in points], [y for _, y in points], texts=["1.5"] * len(points), kind="marks")

@@ -5,11 +5,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.profiles import examples
 from polybound.data import Dataset, load
+from polybound.defences import GuidedDenoiser, find_defence
 from polybound.errors import PolyboundError
 from polybound.runs import DataSpec, ModelSpec, Spec, train_together
 
@@ -105,7 +108,7 @@ def alone(tmp_path_factory):
     return lambda spec: train_together([spec], root)[0].digest()
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_an_address_determines_the_weights_whatever_data_are_handed_over(tmp_path_factory, alone, data):
     draw, root = data.draw, tmp_path_factory.mktemp("runs")
@@ -124,3 +127,32 @@ def test_an_address_determines_the_weights_whatever_data_are_handed_over(tmp_pat
         runs = []
     assert [run.digest() for run in runs] == [alone(spec) for spec in specs[: len(runs)]]
     assert runs or not list(root.iterdir())
+
+
+@cache
+def denoiser(kind, seed, images):
+    """A defence, trained on some of the images if it has to be."""
+    data, model = load("digits"), pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    if kind != "guided":
+        return find_defence(kind, data.shape)
+    part = slice(images, images + 32)
+    made = GuidedDenoiser(data.shape, width=2, seed=seed, epochs=1, batch_size=16)
+    return made.fit(model, data.x[part], data.y[part], domain=data.domain)
+
+
+DENOISERS = st.builds(
+    denoiser,
+    st.sampled_from(["guided", "guided", "gaussian", "gaussian:size=5", "gaussian:size=5:sigma=1", "median"]),
+    st.integers(0, 1),
+    st.sampled_from([0, 32]),
+)
+
+
+@given(st.lists(DENOISERS, min_size=2, max_size=5))
+def test_the_name_of_a_defence_in_a_score_determines_what_it_does(defences):
+    test, model = load("digits", "test"), pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    known = {}
+    for defence in defences:
+        (score,) = pb.evaluate(model, test, [], limit=8, defence=defence).counted("robust")
+        seen = defence(test.x[:8]).detach()
+        assert torch.equal(known.setdefault(score["defence"], seen), seen)

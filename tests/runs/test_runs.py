@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.profiles import examples
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.experiments import read_runs
@@ -225,7 +226,7 @@ def test_damaged_scores_are_one_clear_error_that_names_the_file(runs, spoil):
     assert result.scores.values("run") == [SPECS[1].address] and "scores.csv" in result.skipped[str(runs[0].path)]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(min_size=1, max_size=6), st.text(st.characters(), max_size=6))
 def test_scores_of_data_with_any_name_are_found_again(tmp_path, name, defence):
     spec = Spec(DataSpec(f"folder:{name}", "1234567890123456"), recipe=RECIPE)

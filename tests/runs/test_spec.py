@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers import specs as drawn
+from helpers.profiles import examples
 from polybound.errors import PolyboundError
 from polybound.evaluation import Table, labels, read_table
 from polybound.runs import DataSpec, ModelSpec, Spec, address_of
@@ -44,7 +45,7 @@ def test_what_was_written_is_read_back(spec):
 
 
 @pytest.mark.parametrize("field", drawn.FIELDS, ids=" ".join)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_two_specs_that_differ_in_one_field(field, data):
     one, other = data.draw(drawn.pairs_in(field))

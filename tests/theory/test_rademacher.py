@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, ncps, networks, seeds
+from helpers.profiles import examples
 from polybound.theory import gamma, gram_norm, theta
 
 
@@ -40,7 +41,7 @@ def test_exact_is_never_above_relaxed(model, n):
 
 
 @given(ccps(max_features=2, max_rank=2, max_degree=2), seeds)
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 def test_the_bound_is_never_exceeded(model, seed):
     """A lower estimate of the class's complexity on 4 samples: exact over all signs, sup over many of its members."""
     n, generator = 4, torch.Generator().manual_seed(seed)

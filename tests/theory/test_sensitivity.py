@@ -6,10 +6,11 @@ from hypothesis import given, settings
 
 import polybound as pb
 from helpers.networks import F64, ccps, jacobian, networks, seeds
+from helpers.profiles import examples
 from polybound.theory import sensitivity
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 @given(networks(), seeds)
 def test_no_derivative_is_larger(model, seed):
     bound = sensitivity(model)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.profiles import examples
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
 from polybound.training import Callback, History, Trainer, training_set
@@ -159,7 +160,7 @@ def test_arrays_with_a_domain_have_adversaries():
     assert torch.equal(weights_of(models[0]), weights_of(models[1]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6).filter(any), st.sampled_from(["sgd", "adamw"]))
 def test_a_weight_of_n_is_n_samples(counts, optimiser):
     """One step on all samples at once, as the mean over the repeated ones."""

@@ -22,8 +22,8 @@ from polybound.certificates.questions import Question
 from polybound.certificates.result import Certificates
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
+from polybound.parallel import checked_workers
 from polybound.registry import check_whole
-from polybound.workers import checked_workers
 
 __all__ = ["Labelled", "Method", "certified_accuracy", "certify"]
 

@@ -19,7 +19,7 @@ from polybound.certificates.ladder import TOPS
 from polybound.certificates.network import Network
 from polybound.certificates.relax import relax
 from polybound.certificates.result import Certificates, Status
-from polybound.workers import in_workers
+from polybound.parallel import in_workers
 
 __all__ = ["Question"]
 

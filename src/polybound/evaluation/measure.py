@@ -88,6 +88,18 @@ class Subject:
         train = self.train
         return deepcopy(self.defence).fit(self.model, train.x, train.y, domain=train.domain)
 
+    @cached_property
+    def defence_name(self) -> str:
+        """What determines the denoiser, beside this network: its settings, and its weights if it was trained elsewhere.
+
+        "guided:epochs=4" is trained here, from the network, its training images and the settings;
+        "guided:epochs=4@1f0c2a94b7d35e68" is a `GuidedDenoiser` that the caller has trained on images of their own.
+        """
+        if self.defence is None:
+            return ""
+        trained_elsewhere = self.train is None and any(True for _ in self.defence.parameters())
+        return self.defence.name + (f"@{digest_of_module(self.defence)[:16]}" if trained_elsewhere else "")
+
     def find(self, identity: tuple[object, ...]) -> Score | None:
         """The score of this identity, if it is known."""
         return next((score for score in self.scores if score.identity == identity), None)
@@ -240,7 +252,7 @@ class _Plan:
             attack=question.name,
             protocol=question.protocol,
             attack_seed=0 if question.attack is None else self.seed,
-            defence="" if subject.defence is None else subject.defence.name,
+            defence=subject.defence_name,
             counted=counted,
             total=self.total,
             available=len(data),

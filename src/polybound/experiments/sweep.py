@@ -6,18 +6,18 @@ engine will do, a job can be repeated by anyone, and what a dead worker left und
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import joblib
 import torch
 
 from polybound.data import Dataset, missing
@@ -27,7 +27,7 @@ from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
 from polybound.experiments.search import resolve, search_job
 from polybound.experiments.studies import studies
-from polybound.interrupts import own_interrupts, spared_from_interrupts
+from polybound.parallel import in_workers
 from polybound.plugins import load_plugins, plugin_names
 from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
 from polybound.training import Callback, Trainer
@@ -138,25 +138,16 @@ def _carry_out_all(
                 on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
             errors.append(_attempt(job, root, data_dir))
     else:
-        with (
-            _Watch(jobs, root, on_progress),
-            own_interrupts(),
-            _backend(engine, workers, cluster) as parallel,
-            warnings.catch_warnings(),
-        ):
-            # Jobs are of different sizes: a worker that is replaced after a large one is no news.
-            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-            errors = parallel(_delayed(job, root, data_dir) for job in todo)
+        with _Watch(jobs, root, on_progress):
+            do = partial(_in_worker, root=root, data_dir=data_dir, plugins=plugin_names())
+            if engine == "loky":
+                errors = list(in_workers(do, todo, workers or joblib.cpu_count()))
+            else:
+                errors = _on_cluster(do, todo, engine, workers, cluster)
     if failed := [error for error in errors if error is not None]:
         # A data set that is not there must not keep the others from being used.
         rest = f" (and {len(failed) - 1} more of {len(todo)} jobs)" if len(failed) > 1 else ""
         raise PolyboundError(failed[0] + rest)
-
-
-def _delayed(job: Job, root: Path, data_dir: Path | None) -> Any:
-    from joblib import delayed
-
-    return delayed(_in_worker)(job, root, data_dir, plugin_names())
 
 
 def _in_worker(job: Job, root: Path, data_dir: Path | None, plugins: str) -> str | None:
@@ -164,7 +155,7 @@ def _in_worker(job: Job, root: Path, data_dir: Path | None, plugins: str) -> str
 
     A worker may be older than this sweep, or on another machine: its environment variable may say something else.
     """
-    torch.set_num_threads(1)  # jobs are the parallelism
+    torch.set_num_threads(1)  # the jobs already share the cores
     try:
         load_plugins(plugins)
     except PolyboundError as error:
@@ -188,51 +179,31 @@ def _extra(module: str, extra: str) -> Any:
         raise PolyboundError(f"this engine is an extra: pip install 'polybound[{extra}]'") from None
 
 
-def _import_all() -> None:
-    """Nothing; but a process that is asked to has imported torch and this package afterwards.
-
-    loky takes a worker's memory after its first task for its normal size, and ends workers that grow far beyond.
-    """
-
-
-class _backend:  # noqa: N801 - used as a function
-    """joblib's `Parallel` on one of the engines."""
-
-    def __init__(self, engine: str, workers: int | None, cluster: str | None) -> None:
-        self.engine, self.workers, self.cluster = engine, workers, cluster
-        self.close: list[Callable[[], object]] = []
-
-    def __enter__(self) -> Any:
-        import joblib
-
-        if self.engine == "dask":
+def _on_cluster(
+    do: Callable[[Job], str | None], todo: list[Job], engine: str, workers: int | None, cluster: str | None
+) -> list[str | None]:
+    """Do jobs on a cluster of Dask or Ray; one on this machine is started where none is given."""
+    with ExitStack() as stack:
+        if engine == "dask":
             dask = _extra("distributed", "dask")
-            cluster = self.cluster
-            if cluster is None:
-                workers = self.workers or os.cpu_count()
-                cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
-                self.close.append(cluster.close)
-            self.close.insert(0, dask.Client(cluster).close)
-        elif self.engine == "ray":
+            where: Any = cluster
+            if where is None:
+                size = workers or joblib.cpu_count()
+                where = dask.LocalCluster(n_workers=size, threads_per_worker=1, dashboard_address=None)
+                stack.callback(where.close)
+            stack.callback(dask.Client(where).close)
+        else:
             ray = _extra("ray", "ray")
             if not ray.is_initialized():
-                given = {"address": self.cluster} if self.cluster else {"num_cpus": self.workers or os.cpu_count()}
-                ray.init(**given, log_to_driver=False, include_dashboard=None if self.cluster else False)
-                self.close.append(ray.shutdown)
+                given = {"address": cluster} if cluster else {"num_cpus": workers or joblib.cpu_count()}
+                ray.init(**given, log_to_driver=False, include_dashboard=None if cluster else False)
+                stack.callback(ray.shutdown)
             import_module("ray.util.joblib").register_ray()
-        self.config = joblib.parallel_config(backend=self.engine, n_jobs=self.workers or -1)
-        self.config.__enter__()
+        stack.enter_context(joblib.parallel_config(backend=engine, n_jobs=workers or -1))
         # One job at a time to each worker: they are long, and of very different lengths.
         parallel = joblib.Parallel(batch_size=1, pre_dispatch="all")
-        if self.engine == "loky":
-            with spared_from_interrupts():
-                parallel(joblib.delayed(_import_all)() for _ in range(joblib.effective_n_jobs(self.workers or -1)))
-        return parallel
-
-    def __exit__(self, *error: Any) -> None:
-        self.config.__exit__(*error)
-        for close in self.close:
-            close()
+        found: list[str | None] = parallel(joblib.delayed(do)(job) for job in todo)
+        return found
 
 
 class _Watch:
