@@ -41,10 +41,10 @@ demo: $(VENV)/ready-for-demo
 	$(BIN)/polybound demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 quick: $(VENV)/ready
-	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n auto -m 'not slow'
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
 
 # What it finds becomes an @example, or a test, of its own.
 SECONDS ?= 120
@@ -58,7 +58,7 @@ lowest:
 	$(PYTHON) tests/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[encrypted,test]'
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks
-	$(LOWEST)/bin/python -m pytest -n auto
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check

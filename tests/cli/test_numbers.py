@@ -323,8 +323,10 @@ def swap_weights(run, other):
     shutil.copy(other / "model.safetensors", run)
 
 
-@pytest.mark.parametrize("evaluated", [True, False])
-@pytest.mark.parametrize(("tamper", "reason"), [(edit_spec, r"spec|address"), (swap_weights, r"model|weights|digest")])
+@pytest.mark.parametrize(
+    ("tamper", "reason", "evaluated"),
+    [(edit_spec, r"spec|address", True), (swap_weights, r"model|weights|digest", False)],
+)
 def test_what_was_changed_by_hand_is_refused(cli, train, tmp_path, tamper, reason, evaluated):
     (good,), (bad,) = train("--seed", 2), train("--seed", 0)
     (other,) = train("--seed", 3, runs=tmp_path / "elsewhere")
@@ -462,9 +464,8 @@ def assert_fits(text, columns):
     assert not wide, wide[0]
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-@pytest.mark.parametrize("command", ["train", "evaluate", "means", "report", "compare"])
-def test_tables_fit_the_terminal(cli, train, tmp_path, command, columns):
+@pytest.mark.parametrize("command", ["train", "evaluate", "report", "compare"])
+def test_tables_fit_the_terminal(cli, train, tmp_path, command):
     options = ("--method", "projection", "--bound", 1, "--bound", 0.5, "--start-epoch", 2, "--seed", 0, "--seed", 1)
     if command == "compare":
         words = ("compare", TESTS.parent / "docs" / "results" / "scores.csv")
@@ -474,18 +475,20 @@ def test_tables_fit_the_terminal(cli, train, tmp_path, command, columns):
     else:
         runs = [run.relative_to(tmp_path) for run in train(*options)]
         attacks = ("--attacks", "paper", "--protocol", "both", "--limit", 10)
-        words = ("evaluate", *runs, *attacks, *(("--means",) if command == "means" else ()))
+        words = ("evaluate", *runs, *attacks)
         if command == "report":
             assert cli(*words, cwd=tmp_path).code == 0
             words = ("report", *runs, "-o", "page.html")
-    result = cli(*words, cwd=tmp_path, columns=columns)
-    assert result.code == 0 or (command == "compare" and result.code == 1), result.err
-    assert_fits(result.out, columns)
-    assert_fits(result.err, columns)
-    assert len(lines_of(result.out)) > 4
-    if command == "train":
-        assert any("loss" in line for line in lines_of(result.err))
-        assert any("━━━━" in line for line in lines_of(result.err))
+    further = {"train": ("--runs", "others"), "evaluate": ("--means",)}.get(command, ())
+    for columns, more in ((80, ()), (200, further)):
+        result = cli(*words, *more, cwd=tmp_path, columns=columns)
+        assert result.code == 0 or (command == "compare" and result.code == 1), result.err
+        assert_fits(result.out, columns)
+        assert_fits(result.err, columns)
+        assert len(lines_of(result.out)) > 4
+        if command == "train":
+            assert any("loss" in line for line in lines_of(result.err))
+            assert any("━━━━" in line for line in lines_of(result.err))
 
 
 def test_machines_get_json_or_csv(cli, train):

@@ -313,7 +313,7 @@ def test_batches_that_do_not_fit_are_refused(x):
 @pytest.mark.parametrize("name", ["pn-4", "pn-4-bound-1"])
 def test_the_estimate_is_never_exceeded(name):
     pair = Pair(pb.example(name))
-    x = images(784, 100, seed=3)
+    x = images(784, 24, seed=3)
     x[::2] = np.sign(x[::2])
     exact = read_polynomial(pb.example(name))(x)
     errors = [np.abs(pair.logits(image) - logits).max() for image, logits in zip(x, exact, strict=True)]

@@ -264,7 +264,7 @@ def differ(one, other):
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=" ".join)
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_no_number_and_no_label_stands_for_two(field, data):
     one, other = data.draw(differing_rows(field))

@@ -18,10 +18,10 @@ from helpers.processes import Command
 
 
 def work(size=1):
-    """The arguments of a sweep with a few hundred epochs, each of which leaves a checkpoint; `size` times longer."""
+    """The arguments of a sweep with a hundred epochs and more, each of which leaves a checkpoint; `size` times longer."""
     bounds = "--bound 100 --bound 1 --bound 0.5"
     words = f"sweep table-1 --dataset digits --model pn-4 --method none --method projection {bounds} --limit 20"
-    return [*words.split(), "--seeds", 3 * size, "--samples", 300 * size]
+    return [*words.split(), "--seeds", 2 * size, "--samples", 130 * size]
 
 
 def results(root):
@@ -33,7 +33,7 @@ def results(root):
         elif file.name not in ("history.jsonl", "metrics.jsonl"):
             lines = file.read_text(encoding="utf-8").replace(str(root), "").splitlines()
             found[file.relative_to(root)] = sorted(line.rstrip(",") for line in lines)
-    assert sum(path.name == "model.safetensors" for path in found) >= 12
+    assert sum(path.name == "model.safetensors" for path in found) >= 8
     return found
 
 
@@ -73,7 +73,7 @@ def kill_again_and_again(words, root, kills):
     """Start a sweep and kill it after some changes, so many times; whether it was never over before its kill."""
     generator = random.Random(1)
     for kill in range(kills):
-        command = Command(*words, "--workers", 1 if kill % 5 else 2)  # two are slow to start
+        command = Command(*words, "--workers", 2 if kill == 1 else 1)  # two are slow to start
         lasted = wait_for_changes(root, generator.randint(1, 60), lambda command=command: not command.running())
         if not (command.kill() and lasted):
             return False
@@ -81,8 +81,8 @@ def kill_again_and_again(words, root, kills):
 
 
 def test_kill_9_of_a_sweep(cli, expected, tmp_path):
-    """The process and all its workers die ten times; then the same command ends with the same bits."""
-    kills, size = int(os.environ.get("POLYBOUND_KILLS", "10")), 1
+    """The process and all its workers die four times; then the same command ends with the same bits."""
+    kills, size = int(os.environ.get("POLYBOUND_KILLS", "4")), 1
     while not kill_again_and_again([*work(size), "--runs", tmp_path / str(size)], tmp_path, kills):
         size *= 2
         assert size < 100, "no sweep is long enough: it fails, or it does not go on where it was"

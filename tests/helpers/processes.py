@@ -52,6 +52,26 @@ class Command:
         return self.process.exitcode == -signal.SIGKILL
 
 
+def run_code(code, *words):
+    """Run Python code with these arguments in a process of its own, silently; its exit code."""
+    process = _context.Process(target=_execute, args=(code, [str(word) for word in words]))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def _execute(code, words):
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    sys.argv = ["-c", *words]
+    exec(code, {"__name__": "__main__"})
+
+
 def _processes():
     """The parent and the command line of every process."""
     for folder in Path("/proc").glob("[0-9]*"):

@@ -49,8 +49,7 @@ def place(browser, selector):
     )
 
 
-@pytest.mark.parametrize("width", [1300, 400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (400, True)])
 def test_what_was_found_comes_first_then_figures_then_folded_tables(browser, report, width, dark):
     visit(browser, report, width=width, dark=dark)
     assert browser.run("document.documentElement.dataset.drawn") == "4"

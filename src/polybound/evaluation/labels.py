@@ -51,6 +51,10 @@ def value_label(value: Any) -> str:
     return str(value)
 
 
+_FIRST = ("method.bound", "method.weight", "method.eps", "adversary")
+"""Columns that a label names even if no other row has them."""
+
+
 def labels(rows: Sequence[Row], free: Sequence[str] | None = None, *, method: bool = True) -> list[str]:
     """A label for each row: its method, and everything else in which some of the rows differ.
 
@@ -61,11 +65,22 @@ def labels(rows: Sequence[Row], free: Sequence[str] | None = None, *, method: bo
     ['l2, weight 0.1', 'l2, weight 1']
     """
     free = of_the_seed(rows) if free is None else free
-    shown = [_told_apart_by(row, rows, free) for row in rows]
+    common = [name for name in differing(rows, free) if "." not in name and name != "method"]
+    options: dict[str, dict[str, list[str]]] = {}  # by component and its value: the options in which such rows differ
     found = []
-    for row, names in zip(rows, shown, strict=True):
+    for row in rows:
+        names = list(common)
+        # The options of a component, such as "method.bound" of "method", are compared among rows with the same one.
+        for component in dict.fromkeys(name.partition(".")[0] for name in row if "." in name):
+            known, value = options.setdefault(component, {}), str(row.get(component))
+            if value not in known:
+                alike = [other for other in rows if str(other.get(component)) == value]
+                known[value] = [name for name in differing(alike, free) if name.startswith(f"{component}.")]
+            names += known[value]
+        first = [name for name in _FIRST if name in row and name not in names and name not in free]
         parts = [str(row["method"])] if method and row.get("method") else []
-        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in names]
+        named = [*first, *names] if len(rows) > 1 else first
+        parts += [f"{column_label(name)} {value_label(row.get(name))}" for name in named]
         found.append(", ".join(parts))
     return found
 
@@ -79,20 +94,3 @@ def network_labels(rows: Sequence[Row], free: Sequence[str]) -> list[str]:
     runs = [row for row in rows if row.get("seed") is not None]
     found = iter(labels(runs, free))
     return [next(found) if row.get("seed") is not None else str(row["run"]) for row in rows]
-
-
-_FIRST = ("method.bound", "method.weight", "method.eps", "adversary")
-"""What is said of a method even if no other row has it."""
-
-
-def _told_apart_by(row: Row, rows: Sequence[Row], free: Sequence[str]) -> list[str]:
-    """The columns that a row's label names.
-
-    The options of a part, such as "method.bound" of "method", need only be compared among rows with the same part.
-    """
-    names = [name for name in differing(rows, free) if "." not in name and name != "method"]
-    for part in dict.fromkeys(name.partition(".")[0] for name in row if "." in name):
-        alike = [other for other in rows if other.get(part) == row.get(part)]
-        names += [name for name in differing(alike, free) if name.startswith(f"{part}.")]
-    first = [name for name in _FIRST if name in row and name not in names and name not in free]
-    return [*first, *names] if len(rows) > 1 else first

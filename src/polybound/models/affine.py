@@ -22,7 +22,7 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 POOLINGS: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-_PROBES = 256
+_PROBES = 64
 """Unit vectors that a map is applied to at once: float64 convolutions copy every window of all of them."""
 
 

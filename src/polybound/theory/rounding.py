@@ -34,12 +34,16 @@ def power_of_two(tensor: Tensor, dims: int) -> Tensor:
 def times_power_of_two(tensor: Tensor, exponent: Tensor) -> Tensor:
     """`2^exponent` times a tensor whose leading dimensions the exponents have; rounded up where it is too small."""
     exponent = exponent.reshape((*exponent.shape, *(1,) * (tensor.ndim - exponent.ndim))).clamp(-2200, 2200)
-    # In three steps, as 2^1100 is no float64 number.
-    result = tensor
-    for part in (exponent // 3, exponent // 3, exponent - 2 * (exponent // 3)):
-        result = result * torch.exp2(part.to(tensor.dtype))
-    lost = (tensor != 0) & (result.abs() < _SMALL)
-    return torch.where(lost, result + torch.sign(tensor) * _LEAST, result)
+    if exponent.numel() and int(exponent.abs().max()) < 1000:
+        result = tensor * torch.exp2(exponent.to(tensor.dtype))
+    else:  # in three steps, as 2^1100 is no float64 number
+        result = tensor
+        for part in (exponent // 3, exponent // 3, exponent - 2 * (exponent // 3)):
+            result = result * torch.exp2(part.to(tensor.dtype))
+    small = result.abs() < _SMALL
+    if not small.any():  # the usual case, and the matrices are large
+        return result
+    return torch.where(small & (tensor != 0), result + torch.sign(tensor) * _LEAST, result)
 
 
 def mantissa_product(values: Tensor) -> tuple[Tensor, Tensor]:
