@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from typer.main import get_command
 
 from polybound.cli.app import app
 from polybound.cli.commands import INTERRUPTED, say_stopped
@@ -17,7 +22,7 @@ def main() -> None:
     try:
         if _does_something(sys.argv[1:]):
             load_plugins()
-        app()
+        _command()()
     except KeyboardInterrupt:  # before there is a command
         say_stopped("nothing was begun")
         sys.exit(INTERRUPTED)
@@ -25,6 +30,12 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+
+
+@cache
+def _command() -> Callable[[], Any]:
+    """The tree of commands; typer makes it from the signatures of all functions, which takes a while."""
+    return get_command(app)
 
 
 def _does_something(arguments: list[str]) -> bool:

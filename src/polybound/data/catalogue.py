@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, TypeVar
@@ -32,14 +33,19 @@ Registered = TypeVar("Registered", bound=Source | Callable[[str], Dataset])
 
 def _digits(split: str) -> Dataset:
     """scikit-learn's 1,797 digits, pixels scaled from 0..16 to [-1, 1]; a stratified split, always the same."""
+    images, labels = _digits_by_split()[split]
+    x = (images / 8.0 - 1.0).astype(np.float32)[:, None]
+    return Samples(x, labels.copy(), tuple(digits), scaling=(0.125, -1.0)).dataset("digits", split)
+
+
+@cache
+def _digits_by_split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     raw = load_digits()
     parts = train_test_split(raw.images, raw.target, test_size=0.2, random_state=0, stratify=raw.target)
-    images, labels = {"train": parts[::2], "test": parts[1::2]}[split]
-    x = (images / 8.0 - 1.0).astype(np.float32)[:, None]
-    return Samples(x, labels, tuple(digits), scaling=(0.125, -1.0)).dataset("digits", split)
+    return {"train": (parts[0], parts[2]), "test": (parts[1], parts[3])}
 
 
 def _mnist(name: str, bases: tuple[str, ...], checksums: tuple[str, str, str, str], **facts: Any) -> IdxSource:
