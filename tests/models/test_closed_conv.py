@@ -12,7 +12,7 @@ from helpers.networks import F64, randomise, seeds
 from polybound.attacks import Classifier
 from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
-from polybound.models.closed_conv import ClosedConvCCP
+from polybound.models.passes.conv import ClosedConvCCP
 from polybound.training import Callback, JacobianPenalty, Trainer, WeightDecay
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, engine_for
 from polybound.training.random import StepRandom
@@ -136,7 +136,7 @@ def test_what_is_computed_again_is_the_same(monkeypatch, directions):
     v = torch.randn(2, directions, 4, 9, dtype=F64)
     found = []
     for kept in (0, 10**9):
-        monkeypatch.setattr("polybound.models.closed_conv.KEPT", kept)
+        monkeypatch.setattr("polybound.models.passes.conv.KEPT", kept)
         form = ClosedConvCCP(model, 20000)
         form.logits(x)
         by_images = form.input_gradient(d)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, ncps, seeds
-from polybound.models.closed_forms import closed_form
+from polybound.models.passes.dense import closed_form
 
 
 def grouped_inputs(model, groups, seed):

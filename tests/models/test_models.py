@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, networks, randomise, seeds
-from polybound.models import paper
+from polybound.models import zoo
 
 
 def inputs(model, seed, batch=3):
@@ -289,7 +289,7 @@ def test_trained_examples_come_with_the_package():
 @pytest.fixture
 def names(monkeypatch):
     """The models by name, as they were afterwards."""
-    monkeypatch.setattr(paper, "_MODELS", dict(paper._MODELS))
+    monkeypatch.setattr(paper, "_MODELS", dict(zoo._MODELS))
 
 
 @pytest.mark.usefixtures("names")
@@ -316,7 +316,7 @@ def test_a_model_of_ones_own_has_a_name():
 )
 def test_models_that_are_not_registered(name, rank, message):
     with pytest.raises(pb.PolyboundError, match=message):
-        pb.models.register_model(name, "something", paper._ncp, rank)
+        pb.models.register_model(name, "something", zoo._ncp, rank)
     assert list(pb.models.model_names())[:4] == list(pb.models.PAPER_MODELS)
     for unknown in (pb.paper_model, pb.models.paper_rank):
         with pytest.raises(pb.PolyboundError, match="no model called 'own'; there are pn-4, pn-10"):

@@ -2,15 +2,12 @@
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, factors_of, polynomial, stack
-from polybound.models.blocks import Block
 from polybound.models.ccp import CCP
-from polybound.models.closed_forms import ClosedForm, RowsForm, closed_form, has_closed_form
 from polybound.models.conv import ConvCCP
-from polybound.models.examples import EXAMPLES, example, example_origin
-from polybound.models.factors import Factors, lift
+from polybound.models.factors import Block, Factors, lift
 from polybound.models.files import load, read_metadata, save, weights_digest
 from polybound.models.ncp import NCP
-from polybound.models.paper import PAPER_MODELS, ModelBuilder, model_names, paper_model, paper_rank, register_model
+from polybound.models.passes.dense import ClosedForm, RowsForm, closed_form, has_closed_form
 from polybound.models.windows import (
     SAVING,
     Windowed,
@@ -21,6 +18,17 @@ from polybound.models.windows import (
     slots_in_pooled,
     windowed,
     windows_of,
+)
+from polybound.models.zoo import (
+    EXAMPLES,
+    PAPER_MODELS,
+    ModelBuilder,
+    example,
+    example_origin,
+    model_names,
+    paper_model,
+    paper_rank,
+    register_model,
 )
 
 __all__ = [

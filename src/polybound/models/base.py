@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
-from polybound.models.blocks import Block
-from polybound.models.factors import Factors
+from polybound.models.factors import Block, Factors
 from polybound.seeds import check_seed
 
 __all__ = [

@@ -11,8 +11,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.affine import Dense, Identity
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
-from polybound.models.blocks import Block
-from polybound.models.factors import Factors
+from polybound.models.factors import Block, Factors
 
 __all__ = ["CCP"]
 

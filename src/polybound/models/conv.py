@@ -12,9 +12,8 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
-from polybound.models.blocks import Block
 from polybound.models.collapse import can_collapse, collapsed_factors
-from polybound.models.factors import Factors
+from polybound.models.factors import Block, Factors
 
 __all__ = ["ConvCCP"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from polybound.models.affine import Affine, Dense, Identity
 from polybound.models.windows import Windowed, written_out
 
-__all__ = ["Factors", "lift"]
+__all__ = ["Block", "Factors", "lift"]
 
 
 def lift(step: Affine, constant_unit: bool) -> Tensor:
@@ -160,3 +160,29 @@ class Factors:
             elif n > 1 and not isinstance(lifted.S[n - 2], Identity):
                 named[f"S{n}"] = lifted.S[n - 2].matrix()
         return named | {"C": lifted.C.matrix()}
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Matrices, or kernels, of one size; views of parameters, to be changed in place.
+
+    Attributes:
+        names: the paper's name of each matrix: "U1", ..., "C".
+        weight: (*lead, len(names), rows, columns), or kernels (*lead, len(names), rows, channels, *size).
+        bias: (*lead, len(names), rows), bounded together with the rows; None if there is none.
+        constants: for each matrix, the entry of its constant column (the residual form's fixed 1), which no
+            projection can move.
+        dims: spatial dimensions of the kernels, 0 for matrices.
+        space: sizes of the image that a kernel runs over, if known.
+        coupled: whether the matrices are the factors of one product, row by row.
+        floors: for each matrix, the least bound it takes when one bound is given for all.
+    """
+
+    names: tuple[str, ...]
+    weight: Tensor
+    bias: Tensor | None = None
+    constants: tuple[float, ...] = ()
+    dims: int = 0
+    space: tuple[int, ...] = ()
+    coupled: bool = False
+    floors: tuple[float, ...] = ()

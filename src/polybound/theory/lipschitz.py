@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf, isinf, prod
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Windowed
-from polybound.theory.interval import Interval
+from polybound.theory.bound import Bound, number
 from polybound.theory.norms import (
     can_write_out,
     each_run,
@@ -21,11 +22,65 @@ from polybound.theory.norms import (
     operator_norm,
     rounding_norm,
 )
-from polybound.theory.result import Bound, number
-from polybound.theory.rounding import ULP, outward, product, times_power_of_two
-from polybound.theory.scaling import UNDERFLOW_UNDER_ROOT, Balanced, balanced, restored
+from polybound.theory.rounding import (
+    ULP,
+    UNDERFLOW_UNDER_ROOT,
+    Balanced,
+    balanced,
+    outward,
+    product,
+    restored,
+    times_power_of_two,
+)
 
-__all__ = ["lipschitz", "sensitivity"]
+__all__ = ["Interval", "lipschitz", "sensitivity"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All tensors within `rad` of `mid`, entry by entry; both float64, `rad >= 0`."""
+
+    mid: Tensor
+    rad: Tensor
+
+    @staticmethod
+    def of_sides(lower: Tensor, upper: Tensor) -> Interval:
+        """The interval that contains the box [lower, upper]."""
+        mid = (lower + upper) / 2
+        return Interval(mid, torch.maximum(upper - mid, mid - lower) * (1 + ULP) + mid.abs() * ULP)
+
+    def magnitude(self) -> Tensor:
+        """An upper bound of the absolute value."""
+        return (self.mid.abs() + self.rad) * (1 + ULP)
+
+    def wider(self, more: Tensor) -> Interval:
+        """The interval with this much added to its radius; `more` is not negative."""
+        return Interval(self.mid, (self.rad + more) * (1 + ULP))
+
+    def __mul__(self, other: Interval) -> Interval:
+        mid = self.mid * other.mid
+        rad = self.rad * other.mid.abs() + (self.mid.abs() + self.rad) * other.rad
+        return Interval(mid, (rad + mid.abs() * ULP) * (1 + 4 * ULP))
+
+    def __add__(self, other: Interval) -> Interval:
+        mid = self.mid + other.mid
+        return Interval(mid, (self.rad + other.rad + mid.abs() * ULP) * (1 + 4 * ULP))
+
+    def through(self, step: Affine, absolute: Affine) -> Interval:
+        """The image under an affine map; `absolute` is `step.absolute()`."""
+        return self._image(step(self.mid), absolute.linear(self.rad), absolute(self.mid.abs()), step.terms)
+
+    def back(self, step: Affine, absolute: Affine) -> Interval:
+        """The image under the transpose of the map's linear part."""
+        mid = step.adjoint(self.mid)
+        return self._image(mid, absolute.adjoint(self.rad), absolute.adjoint(self.mid.abs()), step.terms)
+
+    @staticmethod
+    def _image(mid: Tensor, rad: Tensor, size: Tensor, terms: int) -> Interval:
+        # A sum of n products is computed to within n units of roundoff of the sum of their absolute values.
+        slack = (terms + 8) * ULP
+        return Interval(mid, (rad + size * slack) * (1 + slack))
+
 
 Sides = tuple[Tensor | float, Tensor | float]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork, polynomial
 from polybound.registry import norm_name
+from polybound.theory.bound import Bound, number
 from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
-from polybound.theory.result import Bound, number
 from polybound.theory.rounding import outward, product
 
 __all__ = ["Generalisation", "generalisation", "rademacher"]

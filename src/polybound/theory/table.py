@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 
 from polybound.models import PolynomialNetwork, polynomial
+from polybound.theory.bound import Bound, BoundTable, number
 from polybound.theory.lipschitz import lipschitz
 from polybound.theory.norms import factor_norms, finite_factors, gamma, theta
 from polybound.theory.rademacher import rademacher
-from polybound.theory.result import Bound, BoundTable, number
 
 __all__ = ["bounds"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from math import prod
 from typing import Any, Protocol
 
@@ -14,9 +16,20 @@ from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork, check_count
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
+from polybound.models.files import load
 from polybound.models.ncp import NCP
 
-__all__ = ["PAPER_MODELS", "ModelBuilder", "model_names", "paper_model", "paper_rank", "register_model"]
+__all__ = [
+    "EXAMPLES",
+    "PAPER_MODELS",
+    "ModelBuilder",
+    "example",
+    "example_origin",
+    "model_names",
+    "paper_model",
+    "paper_rank",
+    "register_model",
+]
 
 
 class ModelBuilder(Protocol):
@@ -146,3 +159,42 @@ def paper_model(
     named = _named(name)
     width = named.rank if rank is None else rank
     return named.build(shape, classes, width, runs=runs, seed=seed, device=device, dtype=dtype)
+
+
+EXAMPLES = ("digits", "digits-bound-1", "pn-4", "pn-4-bound-1")
+"""The paper's PN-4 with seed 0, four times.
+
+"digits" and "digits-bound-1" are the networks of `polybound demo`: trained on the built-in digits, plain (97.5 % of the
+test images) and projected with bound 1 (92.8 %). "pn-4" and "pn-4-bound-1" are trained by the paper's recipe on
+Fashion-MNIST, plain (87.21 %) and projected with bound 1 (78.10 %).
+"""
+
+
+def example(name: str) -> PolynomialNetwork:
+    """A trained network, by its name in `EXAMPLES`.
+
+    >>> example("pn-4-bound-1").degree
+    4
+    """
+    with as_file(_folder(name).joinpath(f"{name}.safetensors")) as path:
+        return load(path)
+
+
+def example_origin(name: str) -> dict[str, Any]:
+    """Where a network of `EXAMPLES` comes from.
+
+    "spec" is everything that determined its training, as `runs.Spec` has it; "command" trains it again, and "file" says
+    what that command leaves behind; "difference" is the largest difference of a weight when this was last done; "note"
+    says what else there is to know.
+
+    >>> example_origin("digits-bound-1")["spec"]["method"]["bound"]
+    1.0
+    """
+    content: dict[str, Any] = json.loads(_folder(name).joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def _folder(name: str) -> Any:
+    if name not in EXAMPLES:
+        raise PolyboundError(f"example must be one of {', '.join(EXAMPLES)}, got {name!r}")
+    return files("polybound.models").joinpath("trained")

@@ -20,12 +20,13 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
-from polybound.models.closed_base import ClosedForm, RowsForm
-from polybound.models.closed_conv import ClosedConvCCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
+from polybound.models.passes.base import ClosedForm, RowsForm
+from polybound.models.passes.conv import ClosedConvCCP
 
 __all__ = ["ClosedForm", "RowsForm", "closed_form", "has_closed_form"]
+
 
 _NOTHING = 1e-20
 """A gradient that cannot move a weight."""

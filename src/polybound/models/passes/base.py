@@ -9,6 +9,7 @@ from torch import Tensor
 
 __all__ = ["ClosedForm", "RowsForm", "Slopes"]
 
+
 Slopes = Callable[[Tensor, slice, slice], Tensor]
 """A loss by its derivative: from logits (runs, classes, samples), and which runs and samples these are."""
 
