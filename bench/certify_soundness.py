@@ -36,8 +36,10 @@ import torch
 from torch import Tensor
 
 import polybound as pb
-from polybound.certificates import Network, ball_ladder, ladder, slopes
+from polybound.certificates import Network
+from polybound.certificates.bounds import slopes
 from polybound.certificates.proofs.exact import exact_logits
+from polybound.certificates.search import balls, boxes
 
 F64 = torch.float64
 METHODS = {
@@ -208,10 +210,10 @@ def keep_better(best: Tensor, where: Tensor, value: Tensor, z: Tensor) -> tuple[
 def without_attacks() -> Iterator[None]:
     """The ladders without their searches for counterexamples."""
 
-    def nothing(_: ladder.Ladder, cells: Sized, *__: object) -> Tensor:
+    def nothing(_: boxes.Ladder, cells: Sized, *__: object) -> Tensor:
         return torch.zeros(len(cells), dtype=F64)
 
-    kinds = (ladder.Ladder, ball_ladder.BallLadder)
+    kinds = (boxes.Ladder, balls.BallLadder)
     searches = [kind._descend for kind in kinds]
     for kind in kinds:
         kind._descend = nothing  # type: ignore[assignment,method-assign]
@@ -352,7 +354,7 @@ def campaign(
 ) -> Counter[str]:
     """Networks from a seed on, until there are so many cases; prints the counts now and then."""
     found = Campaign(norm, images, budget)
-    usual, ladder.IMAGES = (ladder.IMAGES, slopes.LARGE), 8192  # the networks are tiny
+    usual, boxes.IMAGES = (boxes.IMAGES, slopes.LARGE), 8192  # the networks are tiny
     try:
         while found.counts["cases"] < cases:
             with without_attacks() if blind else nullcontext():
@@ -361,7 +363,7 @@ def campaign(
             if seed % 50 == 0:
                 print(json.dumps(dict(found.counts)), flush=True)
     finally:
-        ladder.IMAGES, slopes.LARGE = usual
+        boxes.IMAGES, slopes.LARGE = usual
     return found.counts
 
 

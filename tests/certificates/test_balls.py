@@ -12,16 +12,15 @@ from helpers.ball_search import in_ball, points_in_ball
 from helpers.box_search import exact_values
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from polybound.certificates.ball_ledgers import BallDecisions
-from polybound.certificates.balls import Balls, least_linear
-from polybound.certificates.caps import Parts, best_cap, best_in_both
-from polybound.certificates.expansion import first_order
+from polybound.certificates.bounds.balls import Quadratic, trust_region
+from polybound.certificates.bounds.first_order import first_order
+from polybound.certificates.bounds.second_order import second_order
+from polybound.certificates.bounds.slopes import BALL
 from polybound.certificates.forms import Margins
-from polybound.certificates.inputs import checked_boxes
+from polybound.certificates.input_sets import Balls, checked_boxes, least_linear
 from polybound.certificates.network import Network
-from polybound.certificates.regions import BALL
-from polybound.certificates.second import second_order
-from polybound.certificates.trust import Quadratic, trust_region
+from polybound.certificates.search.balls import Parts, best_cap, best_in_both
+from polybound.certificates.search.proof_state import BallDecisions
 
 SIZES = (0.0, 1e-160, 1e-12, 0.02, 0.1, 0.5, 1.5)
 ENOUGH = 600.0

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from polybound.certificates.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
-from polybound.certificates.boxes import box_around, centre
-from polybound.certificates.expansion import first_order, split_sum
+from polybound.certificates.bounds.baselines import crown_bound, interval_bound, lipschitz_bound, zonotope_bound
+from polybound.certificates.bounds.first_order import first_order, split_sum
+from polybound.certificates.bounds.second_order import second_order
+from polybound.certificates.input_sets import box_around, centre
 from polybound.certificates.network import Network
 from polybound.certificates.proofs.exact import exact_logits
-from polybound.certificates.psd_proofs import defect, dominating_diagonal
-from polybound.certificates.second import second_order
+from polybound.certificates.psd import defect, dominating_diagonal
 
 ULP = 2.0**-52
 ENOUGH = 600.0

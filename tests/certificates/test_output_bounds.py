@@ -11,9 +11,9 @@ import polybound as pb
 from helpers.box_search import exact_values, inside, points_in
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from polybound.certificates.boxes import centre
-from polybound.certificates.cells import Cells, chunks
-from polybound.certificates.expansion import slopes_over
+from polybound.certificates.bounds.first_order import slopes_over
+from polybound.certificates.forms import Cells, chunks
+from polybound.certificates.input_sets import centre
 from polybound.certificates.network import Network
 
 METHODS = ("auto", "auto", "auto", "second", "first", "crown", "zonotope", "interval")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64
-from polybound.certificates.radius import bisected
+from polybound.certificates.certify import bisected
 
 
 @given(st.lists(st.floats(0, 2.0), min_size=1, max_size=4), st.sampled_from([1e-17, 1e-16, 1e-3, 3.0]))

@@ -5,8 +5,8 @@ import torch
 
 import polybound as pb
 from polybound.certificates import Network
-from polybound.certificates.second import second_order
-from polybound.certificates.single import fits_single, product_in_single, single_error
+from polybound.certificates.bounds.second_order import second_order
+from polybound.certificates.bounds.slopes import fits_single, product_in_single, single_error
 
 F64 = torch.float64
 

@@ -12,22 +12,11 @@ import torch
 
 import polybound as pb
 from helpers.networks import F64, randomise
-from polybound.certificates import (
-    Network,
-    attack,
-    balls,
-    baselines,
-    bounds,
-    caps,
-    forms,
-    network,
-    psd_proofs,
-    quadratic,
-    regions,
-    second,
-    single,
-    trust,
-)
+from polybound.certificates import Network, forms, input_sets, network, psd
+from polybound.certificates.bounds import balls as trust
+from polybound.certificates.bounds import baselines, quadratic, second_order, slopes
+from polybound.certificates.search import attack
+from polybound.certificates.search import balls as caps
 from polybound.theory import ULP
 
 U = 2.0**-53
@@ -45,7 +34,7 @@ EYE = torch.eye(D, dtype=F64).unsqueeze(0)
 
 def least_that_is_outside():
     """The distance from the centre, in radii, from which on boxes are dropped."""
-    ball = balls.Balls(0 * ONE, ONE, -ONE, ONE)
+    ball = input_sets.Balls(0 * ONE, ONE, -ONE, ONE)
     steps = torch.arange(-400, 400, dtype=F64)
     lower = torch.zeros(len(steps), D, dtype=F64)
     lower[:, 0] = 1 + steps * ULP
@@ -55,7 +44,7 @@ def least_that_is_outside():
 
 def farthest_that_holds():
     """The distance from the centre, in radii, up to which points are inside."""
-    ball = balls.Balls(torch.zeros(1, 1), torch.ones(1, 1), -torch.ones(1, 1), torch.ones(1, 1))
+    ball = input_sets.Balls(torch.zeros(1, 1), torch.ones(1, 1), -torch.ones(1, 1), torch.ones(1, 1))
     steps = [1 - k * U for k in range(400)]
     return next(step for step in steps if ball.holds(0, torch.tensor([step], dtype=F64)))
 
@@ -63,7 +52,7 @@ def farthest_that_holds():
 def domain_limit():
     boxes = SimpleNamespace(x=0 * ONE, eps=ONE)
     side = torch.tensor(0.75, dtype=F64)
-    return float(balls.Balls.within(boxes, (-side, side)).high[0, 0])
+    return float(input_sets.Balls.within(boxes, (-side, side)).high[0, 0])
 
 
 def combination():
@@ -74,7 +63,7 @@ def combination():
 
 def absorbed():
     """What rounding asks for where a remainder is absorbed."""
-    found = second.second_order(NET, 0.1 * ONE, ONE, NET.C[:1], NET.beta[:1], torch.arange(D))
+    found = second_order.second_order(NET, 0.1 * ONE, ONE, NET.C[:1], NET.beta[:1], torch.arange(D))
     return float(found.absorbed()[1])
 
 
@@ -87,12 +76,12 @@ def column(units):
 
 def reach():
     """How far a unit moves over the ball."""
-    return float(regions.BALL.reach(NET, ONE)[0][0, 0])
+    return float(slopes.BALL.reach(NET, ONE)[0][0, 0])
 
 
 def norm():
     """How far all units of a factor move together."""
-    return float(regions.BALL.norms(NET, ONE)[0])
+    return float(slopes.BALL.norms(NET, ONE)[0])
 
 
 def quadratic_of(H):
@@ -105,8 +94,8 @@ SLACKS = {
     "network": (network, lambda: float(NET.slack(ONE)[0, 0]), 3 * PATH * U * P),
     # The absolute values of a gradient, the remainder's sum, and both once more.
     "rounded_down": (
-        bounds,
-        lambda: float(bounds.rounded_down(ONE[0, :1], ONE[0, :1], 0 * ONE[0, :1], NET)),
+        second_order,
+        lambda: float(second_order.rounded_down(ONE[0, :1], ONE[0, :1], 0 * ONE[0, :1], NET)),
         2 * PATH * U * 2,
     ),
     "combinations": (forms, combination, 3 * PATH * U),
@@ -121,18 +110,18 @@ SLACKS = {
         2 * PATH * U,
     ),
     # Products of 2 RANK forms, and a difference; their size is what is granted for each unit.
-    "absorbed": (second, absorbed, (2 * RANK + 4) * U * absorbed() / ((2 * RANK + D + 16) * ULP)),
+    "absorbed": (second_order, absorbed, (2 * RANK + 4) * U * absorbed() / ((2 * RANK + D + 16) * ULP)),
     # A root halves the relative error of a sum of D squares.
-    "length": (regions, lambda: float(regions.length(ONE[0])), (D / 2 + 4) * U * D**0.5),
-    "reach": (regions, reach, (D / 2 + 4) * U * reach()),
+    "length": (slopes, lambda: float(slopes.length(ONE[0])), (D / 2 + 4) * U * D**0.5),
+    "reach": (slopes, reach, (D / 2 + 4) * U * reach()),
     # Four roundings, twice over.
-    "norms": (regions, norm, 8 * U * norm()),
+    "norms": (slopes, norm, 8 * U * norm()),
     # The trace of D times 20 squares, a Gram matrix and two squares of it, under a root.
-    "stretched": (regions, lambda: float(regions.BALL.stretched(column(20))), (D * 20 + D + 2 * 20) * U / 2),
-    "limits": (balls, domain_limit, 4 * U * 0.75),
-    "outside": (balls, least_that_is_outside, (D + 8) * U / 2),
-    "holds": (balls, farthest_that_holds, 3 * U),
-    "linear": (balls, lambda: float(balls.least_linear(ONE[0], (-ONE[0], ONE[0]))[0]), (D + 4) * U * D),
+    "stretched": (slopes, lambda: float(slopes.BALL.stretched(column(20))), (D * 20 + D + 2 * 20) * U / 2),
+    "limits": (input_sets, domain_limit, 4 * U * 0.75),
+    "outside": (input_sets, least_that_is_outside, (D + 8) * U / 2),
+    "holds": (input_sets, farthest_that_holds, 3 * U),
+    "linear": (input_sets, lambda: float(input_sets.least_linear(ONE[0], (-ONE[0], ONE[0]))[0]), (D + 4) * U * D),
     "minorant": (
         quadratic,
         lambda: float(quadratic.minorant(0 * ONE, EYE, ONE, 0 * ONE[:, 0], ONE).base),
@@ -149,7 +138,7 @@ SLACKS = {
         (D + 2) * U * D,
     ),
     # Rump: a Cholesky decomposition that succeeds leaves at most gamma_(n + 1) / (1 - gamma_(n + 1)) of the trace.
-    "defect": (psd_proofs, lambda: float(psd_proofs.defect(EYE)), (D + 2) * U * D),
+    "defect": (psd, lambda: float(psd.defect(EYE)), (D + 2) * U * D),
     "trust": (
         trust,
         lambda: float(
@@ -185,17 +174,18 @@ SLACKS |= {
     "cap": (caps, lambda: float(part().capped(ONE / D**0.5, ONE[:, 0] / 2).rho), 4 * U * D**0.5 + (D + 4) * U / 4),
     "limits of a part": (caps, lambda: float(part().limits((0.2 * ONE, 0.6 * ONE))[1][0, 0]), 3 * U * 0.2),
     # Entries rounded to single precision, on both sides, and a sum of D products.
-    "single precision": (single, lambda: single.single_error(D), (D + 2) * 2.0**-24),
+    "single precision": (slopes, lambda: slopes.single_error(D), (D + 2) * 2.0**-24),
     "tilted": (trust, lambda: float(tilted().off), 2 * U * 2 * D),
 }
 
 
 def granted(monkeypatch, module, value, unit):
     """What a module with this part of its unit of rounding grants."""
-    name, full = ("_U", 2.0**-24) if module is single else ("ULP", ULP)
-    monkeypatch.setattr(module, name, 0.0)
+    for name in ("ULP", "_U"):  # of double and of single precision
+        monkeypatch.setattr(module, name, 0.0, raising=False)
     without = value()
-    monkeypatch.setattr(module, name, unit * full)
+    for name, full in (("ULP", ULP), ("_U", 2.0**-24)):
+        monkeypatch.setattr(module, name, unit * full, raising=False)
     return abs(value() - without)
 
 

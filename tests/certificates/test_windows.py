@@ -5,9 +5,9 @@ import torch
 
 import polybound as pb
 from polybound.certificates import Network
-from polybound.certificates.expansion import first_order
-from polybound.certificates.regions import BALL, CUBE
-from polybound.certificates.second import second_order
+from polybound.certificates.bounds.first_order import first_order
+from polybound.certificates.bounds.second_order import second_order
+from polybound.certificates.bounds.slopes import BALL, CUBE
 from polybound.models.windows import Windowed
 
 F64 = torch.float64

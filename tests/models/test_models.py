@@ -289,7 +289,7 @@ def test_trained_examples_come_with_the_package():
 @pytest.fixture
 def names(monkeypatch):
     """The models by name, as they were afterwards."""
-    monkeypatch.setattr(paper, "_MODELS", dict(zoo._MODELS))
+    monkeypatch.setattr(zoo, "_MODELS", dict(zoo._MODELS))
 
 
 @pytest.mark.usefixtures("names")

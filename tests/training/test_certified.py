@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import ccps
-from polybound.certificates import Network, box_of, margin_bounds, margins
-from polybound.certificates.expansion import first_order
+from polybound.certificates import Network, box_of, margin_bounds
+from polybound.certificates.bounds import differentiable
+from polybound.certificates.bounds.first_order import first_order
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
 from polybound.training import Certified, Moment, Trainer
@@ -234,9 +235,9 @@ def test_the_closed_form_has_the_gradient_of_autograd(model, seed):
     y = torch.randint(0, model.classes, (3,), generator=generator)
     weights = list(model.parameters())
     found = []
-    for maps in (margins._Together, margins._Apart):
+    for maps in (differentiable._Together, differentiable._Apart):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(margins, "_Together", maps)
+            patch.setattr(differentiable, "_Together", maps)
             lower = margin_bounds(model.factors(), *box_of(x, 0.1, (0.0, 1.0)), y).lower
         found.append(torch.autograd.grad(lower.sum(), weights, allow_unused=True))
     for closed, by_autograd in zip(*found, strict=True):

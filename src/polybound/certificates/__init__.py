@@ -1,13 +1,10 @@
 """Certificates: proofs of what a polynomial network does over all inputs of a box."""
 
-from polybound.certificates.certify import certified_accuracy, certify
-from polybound.certificates.decide import Decision, Polytope, decide
-from polybound.certificates.margins import MarginBounds, box_of, margin_bounds
+from polybound.certificates.bounds.differentiable import MarginBounds, box_of, margin_bounds
+from polybound.certificates.certify import Certificates, Radius, bisected, certified_accuracy, certified_radius, certify
 from polybound.certificates.network import Network
-from polybound.certificates.outputs import ENDS, OutputBounds, output_bounds
+from polybound.certificates.outputs import ENDS, Decision, OutputBounds, Polytope, decide, output_bounds
 from polybound.certificates.proofs.files import check_claims, check_file, read_claims, save_certificates
-from polybound.certificates.radius import Radius, bisected, certified_radius
-from polybound.certificates.result import Certificates
 
 __all__ = [
     "ENDS",

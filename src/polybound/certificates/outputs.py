@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from polybound.certificates.ball_ladder import ladder_over
-from polybound.certificates.ball_ledgers import BallExtremes
-from polybound.certificates.balls import Balls
-from polybound.certificates.boxes import Domain, Sides
-from polybound.certificates.extremes import Extremes
-from polybound.certificates.forms import Combinations
-from polybound.certificates.inputs import (
+from polybound.certificates.bounds.baselines import relax
+from polybound.certificates.bounds.first_order import First, first_order
+from polybound.certificates.forms import Cells, Combinations
+from polybound.certificates.input_sets import (
+    Balls,
     Boxes,
+    Domain,
+    Sides,
     checked_boxes,
     checked_domain,
     checked_forms,
     checked_method,
     checked_norm,
 )
-from polybound.certificates.ladder import TOPS
 from polybound.certificates.network import Network
-from polybound.certificates.relax import relax
+from polybound.certificates.search.balls import ladder_over
+from polybound.certificates.search.boxes import TOPS, Ladder
+from polybound.certificates.search.proof_state import BallExtremes, Decisions, Extremes
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
-__all__ = ["ENDS", "BoundMethod", "OutputBounds", "output_bounds"]
+__all__ = [
+    "ENDS",
+    "Answer",
+    "BoundMethod",
+    "Conjunctions",
+    "Decision",
+    "OutputBounds",
+    "Polytope",
+    "decide",
+    "output_bounds",
+]
+
 
 ENDS = ("lower", "lowest", "highest", "upper")
 """The ends of the proven interval and, within it, of the attained one."""
@@ -202,3 +215,191 @@ def _found(
         box=boxes.sides and (boxes.sides[0].reshape(images, *shape), boxes.sides[1].reshape(images, *shape)),
         proofs=ledger.proven() if ledger.keep else None,
     )
+
+
+_TURNS = 24
+"""Steps towards the best combination of a claim's forms."""
+
+
+class Conjunctions(Combinations):
+    r"""Each claim says of some rows of `weights f + constant` that their maximum is positive all over the box.
+
+    It holds where any combination `sum_i lambda_i g_i` with `lambda >= 0` is positive. The combination is chosen anew
+    for each cell: the one whose bound of first order is largest, nearly.
+
+    Args:
+        net: the network.
+        weights: (rows, classes).
+        constant: (rows,).
+        sizes: how many rows each claim has; the first so many are the first claim's, and so on. None is empty.
+    """
+
+    def __init__(self, net: Network, weights: Tensor, constant: Tensor, sizes: list[int]) -> None:
+        super().__init__(net, weights, constant)
+        self.claims = len(sizes)
+        self.alone = all(size == 1 for size in sizes)
+        starts = [sum(sizes[:claim]) for claim in range(len(sizes))]
+        widest = max(sizes, default=1)
+        # A claim with fewer rows than the widest has its last one several times.
+        places = [[start + min(i, size - 1) for i in range(widest)] for start, size in zip(starts, sizes, strict=True)]
+        self.places = torch.tensor(places, dtype=torch.int64).reshape(len(sizes), widest)
+        self.sizes, self.starts = sizes, starts
+
+    def by_claim(self, values: Tensor) -> Tensor:
+        """The largest form of each claim."""
+        return values[:, self.places].amax(-1)
+
+    def first_rows(self, values: Tensor) -> Tensor:
+        """The row of the largest form of each claim."""
+        best = values[:, self.places].argmax(-1, keepdim=True)
+        return self.places.expand(len(values), -1, -1).gather(-1, best).squeeze(-1)
+
+    def coefficients(self, _image: int, claim: int, /) -> tuple[Tensor, Tensor]:
+        """The rows of a claim."""
+        rows = slice(self.starts[claim], self.starts[claim] + self.sizes[claim])
+        return self.weights[rows], self.constant[rows]
+
+    def members(self, cells: Cells, /) -> tuple[Tensor, Tensor] | None:
+        """The forms of each cell's claim."""
+        if self.alone:
+            return None
+        rows = self.places[cells.claim]
+        return self.w[rows], self.offset[rows]
+
+    def combined(self, cells: Cells) -> Cells:
+        """The cells, each with the combination of its claim's forms whose first order is best over its box."""
+        members = self.members(cells)
+        if members is None or not len(cells):
+            return cells
+        c, r = cells.centre()
+        reach = self.net.slack(torch.maximum(cells.lower.abs(), cells.upper.abs()))
+        slack = self.slack(reach).gather(1, self.places[cells.claim])
+        first = first_order(self.net, c, r, *members)
+        share = _best_share(first)
+        w, constant = ((share.unsqueeze(1) @ members[0]).squeeze(1), (share * members[1]).sum(-1))
+        # The sum over the members adds as many roundings to each term as there are members, and one.
+        more = (1 + (share.shape[1] + 2) / self.net.roundings) * (1 + 2.0**-20)
+        total = (share * slack).sum(-1) * more + 2.0**-900
+        return replace(cells, w=w, constant=constant, slack=total, target=total)
+
+
+def _best_share(first: First) -> Tensor:
+    """Shares of a claim's forms, (N, forms), not negative, with a large bound of first order; they prove nothing.
+
+    `L(lambda) = sum_i lambda_i (g0_i - R_i) - ||sum_i lambda_i G_i||_1` is concave: multiplicative steps along its
+    slope, each form scaled to size 1, from the best single form and from the mean of all.
+    """
+    scale = (first.g0.abs() + first.G.abs().sum(-1) + first.R).clamp_min(2.0**-500)
+    level, G = (first.g0 - first.R) / scale, first.G / scale.unsqueeze(-1)
+    single = level - G.abs().sum(-1)
+    best, which = single.max(-1)
+    chosen = torch.nn.functional.one_hot(which, single.shape[1]).to(single.dtype)
+    share = torch.full_like(single, 1 / single.shape[1])
+    for turn in range(_TURNS):
+        total = (share.unsqueeze(1) @ G).squeeze(1)
+        value = (share * level).sum(-1) - total.abs().sum(-1)
+        better = value > best
+        best, chosen = torch.where(better, value, best), torch.where(better.unsqueeze(-1), share, chosen)
+        slope = level - (G @ total.sign().unsqueeze(-1)).squeeze(-1)
+        share = torch.softmax(share.clamp_min(1e-12).log() + slope * (4 / (1 + turn / 4)), -1)
+    return chosen / scale
+
+
+Answer = Literal["unsat", "sat", "unknown"]
+
+
+@dataclass(frozen=True, eq=False)
+class Polytope:
+    """The outputs f with `weights f + constant <= 0` in every row.
+
+    Attributes:
+        weights: (rows, classes).
+        constant: (rows,).
+    """
+
+    weights: Tensor
+    constant: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What is known of a box and an unsafe set.
+
+    Attributes:
+        answer: "unsat": no point of the box has unsafe outputs, proven. "sat": `point` has. "unknown": neither was
+            shown in time.
+        point: a float64 point of the box in the shape of an input. That its outputs are unsafe is proven: by values
+            farther from zero than float64 can be off, or else in rational arithmetic. None unless "sat".
+        outputs: the outputs there as float64 computes them, (classes,); None unless "sat".
+        polytope: which of the polytopes holds those outputs; None unless "sat".
+        seconds: how long it took.
+    """
+
+    answer: Answer
+    point: Tensor | None
+    outputs: Tensor | None
+    polytope: int | None
+    seconds: float
+
+
+def decide(
+    model: PolynomialNetwork | Factors | Network,
+    box: tuple[Tensor, Tensor],
+    unsafe: Polytope | Sequence[Polytope],
+    *,
+    timeout: float = 60.0,
+) -> Decision:
+    """Decide whether some x of a box has outputs in a union of polytopes, as VNN-LIB asks.
+
+    A polytope is excluded from a cell of the box when one of its rows, or a combination of them with weights that are
+    not negative, is positive all over the cell; other cells are split. The bounds are those of `certify`, for which a
+    rival is a polytope of one row.
+
+    Args:
+        model: a model, or its factors.
+        box: the sides (lower, upper), tensors of the shape of one input.
+        unsafe: the polytopes, or the only one; none at all means "unsat".
+        timeout: seconds, after which the answer is "unknown". It may be overrun by what one batch of cells takes.
+
+    >>> import torch, polybound as pb
+    >>> model = pb.CCP(features=2, rank=3, classes=2, degree=2, seed=0, dtype=torch.float64)
+    >>> box = (torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.5]))
+    >>> least = pb.certificates.Polytope(torch.tensor([[1.0, 0.0]]), torch.tensor([100.0]))
+    >>> pb.certificates.decide(model, box, [least]).answer
+    'unsat'
+    """
+    begun = time.perf_counter()
+    if not timeout >= 0:
+        raise PolyboundError(f"timeout must be a number of seconds, got {timeout!r}")
+    net = model if isinstance(model, Network) else Network(model)
+    boxes = checked_boxes(net, None, None, box, None)
+    if len(boxes.x) != 1:
+        raise PolyboundError(f"one box at a time, got {len(boxes.x)}")
+    polytopes = [unsafe] if isinstance(unsafe, Polytope) else unsafe
+    rows = [checked_forms(net, polytope.weights, polytope.constant) for polytope in polytopes]
+    empty = [index for index, (a, _) in enumerate(rows) if not len(a)]
+    if empty:  # no condition: every point will do
+        found: tuple[Tensor, int] | None = boxes.x[0], empty[0]
+        open_ = False
+    else:
+        found, open_ = _search(net, boxes, rows, begun + timeout)
+    seconds = time.perf_counter() - begun
+    if found is None:
+        return Decision("unknown" if open_ else "unsat", None, None, None, seconds)
+    point, polytope = found
+    return Decision("sat", point.reshape(net.shape), net(point.unsqueeze(0))[0], polytope, seconds)
+
+
+def _search(
+    net: Network, boxes: Boxes, rows: list[tuple[Tensor, Tensor]], deadline: float
+) -> tuple[tuple[Tensor, int] | None, bool]:
+    """A point with the polytope it falls into, or None; and whether anything was left open."""
+    if not rows:
+        return None, False
+    weights, constant = (torch.cat(part) for part in zip(*rows, strict=True))
+    forms = Conjunctions(net, weights, constant, [len(a) for a, _ in rows])
+    ledger = Decisions(forms, 1, boxes.inner, keep=False)
+    with torch.no_grad():
+        _ = net.stretch, net.norms_S
+        Ladder(forms, boxes, ledger, budget=max(0.0, deadline - time.perf_counter()), strict=True).climb()
+    return ledger.counterexample.get(0), not bool((ledger.bound > 0).all())

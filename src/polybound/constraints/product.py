@@ -274,8 +274,6 @@ def _combine(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor
     return cost, torch.cat(shares, -1)
 
 
-
-
 @torch.no_grad()
 def project_product(
     weights: Tensor, bound: float | Tensor, *, offset: float | Tensor = 0.0, inplace: bool = False

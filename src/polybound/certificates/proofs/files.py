@@ -13,13 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from polybound.atomic import write_atomically
-from polybound.certificates.boxes import Domain
-from polybound.certificates.inputs import checked_domain
+from polybound.certificates.certify import Certificates
+from polybound.certificates.input_sets import Domain, checked_domain
 from polybound.certificates.network import Network
 from polybound.certificates.outputs import OutputBounds
 from polybound.certificates.proofs import FORMAT
 from polybound.certificates.proofs.schema import Claims, Sizes, content_digest, parse_claims, read_content
-from polybound.certificates.result import Certificates
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import PolynomialNetwork, weights_digest
 

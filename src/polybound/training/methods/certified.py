@@ -28,7 +28,8 @@ class Certified(Method):
 
         low_j = g_j - ||G_j||_1 - remainder R_j
 
-    is what the first rung of certificates bounds, by entries: `polybound.certificates.margins` has the formula. With
+    is what the first rung of certificates bounds, by entries: see
+    `polybound.certificates.bounds.differentiable`. With
     `remainder=1` it is proven, up to rounding. With less it is between that and the least margin to first order, and
     trains networks that higher rungs prove robust. Of the other rivals `g_j` itself counts. The radius rises from 0
     in proportion to the steps, over a share `ramp` of the method's epochs.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polybound.certificates.cells import Cells
-from polybound.certificates.forms import Forms
+from polybound.certificates.forms import Cells, Forms
 from polybound.certificates.network import Network
 from polybound.certificates.proofs.exact import exact_forms
 from polybound.theory import ULP
 
 __all__ = ["Members", "confirm", "descend", "enclosed", "value_and_gradient"]
+
 
 _STEPS = (2.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03)
 

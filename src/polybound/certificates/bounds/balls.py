@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polybound.certificates.balls import Limits, least_linear, nearest
-from polybound.certificates.bounds import rounded_down
-from polybound.certificates.expansion import First
+from polybound.certificates.bounds.first_order import First
+from polybound.certificates.bounds.quadratic import spectral_shift
+from polybound.certificates.bounds.second_order import Second, rounded_down
+from polybound.certificates.input_sets import Limits, least_linear, nearest
 from polybound.certificates.network import Network
-from polybound.certificates.quadratic import spectral_shift
-from polybound.certificates.second import Second
 from polybound.theory import ULP
 
 __all__ = ["Quadratic", "lower_in_ball", "trust_region"]

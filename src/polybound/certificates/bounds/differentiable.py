@@ -1,4 +1,4 @@
-r"""The first rung as a function of the weights that autograd differentiates: what training for certificates descends.
+"""The first rung as a function of the weights that autograd differentiates: what training for certificates descends.
 
 The identity is that of `expansion`: over a box `x = c + r * u`, u in [-1, 1]^d, a margin is
 

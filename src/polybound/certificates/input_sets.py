@@ -1,4 +1,4 @@
-"""Inputs, labels and boxes in the shapes that certificates work on; whatever does not fit is refused."""
+"""Boxes in float64 that contain what they should: around inputs, cut to the domain; their centres and radii."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polybound.certificates.boxes import Domain, Sides, box_around
+from polybound.certificates.bounds.slopes import length
 from polybound.certificates.network import Network
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.registry import norm_name
+from polybound.theory import ULP
 
 __all__ = [
+    "Balls",
     "Boxes",
+    "Domain",
+    "Limits",
+    "Sides",
     "as_float64",
+    "box_around",
+    "centre",
     "checked_boxes",
     "checked_domain",
     "checked_forms",
@@ -25,7 +32,63 @@ __all__ = [
     "checked_norm",
     "checked_points",
     "checked_radii",
+    "least_linear",
+    "nearest",
 ]
+
+
+_DOWN, _UP = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)
+
+
+Sides = tuple[Tensor, Tensor]
+
+Domain = tuple[float | Tensor, float | Tensor]
+"""The smallest and the largest value of an entry: a number for all, or a tensor of the shape of one input."""
+
+
+def box_around(x: Tensor, eps: Tensor, domain: Domain | None) -> tuple[Sides, Sides]:
+    """The box `[x - eps, x + eps]` cut to the domain, its sides rounded outwards, and the same rounded inwards.
+
+    Args:
+        x: (batch, features), float64.
+        eps: (batch, features), (batch, 1) or (), float64, not negative.
+        domain: the smallest and largest value of an entry, numbers or (features,); None for no limits.
+    """
+    lower, upper = x - eps, x + eps
+    # Where nothing was rounded (eps = 0, or all bits fit) nothing is moved.
+    below, above = _excess(x, -eps, lower), _excess(x, eps, upper)
+    outer = (
+        torch.where(below < 0, torch.nextafter(lower, _DOWN), lower),
+        torch.where(above > 0, torch.nextafter(upper, _UP), upper),
+    )
+    inner = (
+        torch.where(below > 0, torch.nextafter(lower, _UP), lower),
+        torch.where(above < 0, torch.nextafter(upper, _DOWN), upper),
+    )
+    if domain is not None:
+        least, most = (torch.as_tensor(side, dtype=torch.float64) for side in domain)
+        if not ((x >= least) & (x <= most)).all():
+            raise PolyboundError(f"the inputs leave the domain {_shown(least, most)}; pass the domain of your data")
+        outer, inner = ((torch.maximum(low, least), torch.minimum(high, most)) for low, high in (outer, inner))
+    return outer, inner
+
+
+def _shown(least: Tensor, most: Tensor) -> str:
+    return f"[{float(least):g}, {float(most):g}]" if least.numel() == most.numel() == 1 else "of their features"
+
+
+def _excess(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """`a + b - total` exactly, for `total = fl(a + b)` (Knuth's two-sum)."""
+    part = total - a
+    return (a - (total - part)) + (b - part)
+
+
+def centre(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Centres and radii with `[lower, upper]` inside of `[c - r, c + r]`; r is zero where both sides are equal."""
+    c = lower + (upper - lower) / 2
+    r = torch.maximum(upper - c, c - lower)
+    # Both differences are rounded once; the next number up is above the true radius.
+    return c, torch.where(upper > lower, torch.nextafter(r, _UP), torch.zeros_like(r))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,3 +276,135 @@ def as_float64(values: Any, name: str) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise PolyboundError(f"{name} must be numbers: {error}") from error
+
+
+Limits = Sides
+"""What the domain leaves of each u_d: low <= 0 and high >= 0, rounded outwards, within [-1, 1]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Balls:
+    """A ball for each image.
+
+    Attributes:
+        x: the inputs, (images, features).
+        r: the radii, (images, features).
+        low: the least u_d that the domain leaves, rounded down, (images, features).
+        high: the largest, rounded up.
+    """
+
+    x: Tensor
+    r: Tensor
+    low: Tensor
+    high: Tensor
+
+    @staticmethod
+    def within(boxes: Boxes, domain: Sides | None) -> Balls:
+        """The balls in boxes that were made from radii and a domain."""
+        eps = boxes.eps
+        if eps is None:
+            raise AssertionError("balls have radii")
+        x, r = boxes.x, (eps if eps.ndim == 2 else eps.unsqueeze(1).expand_as(boxes.x))
+        if domain is None:
+            return Balls(x, r, -torch.ones_like(x), torch.ones_like(x))
+        low, high = (_limit(side - x, r) for side in domain)
+        return Balls(x, r, low, high)
+
+    def part(self, some: slice) -> Balls:
+        """Those of some images."""
+        return Balls(self.x[some], self.r[some], self.low[some], self.high[some])
+
+    def limits(self, images: Tensor) -> Limits:
+        """The limits of some images, (images, features) each."""
+        return self.low[images], self.high[images]
+
+    def unit(self, images: Tensor, x: Tensor) -> Tensor:
+        """Points as u, up to rounding; 0 in the coordinates that do not move."""
+        r = self.r[images]
+        return torch.where(r > 0, (x - self.x[images]) / r.clamp_min(5e-324), 0.0)
+
+    def point(self, images: Tensor, u: Tensor) -> Tensor:
+        """`x + r * u`, up to rounding."""
+        return self.x[images] + self.r[images] * u
+
+    def holds(self, image: int, x: Tensor) -> bool:
+        """Whether a point, (features,), provably lies in the ball."""
+        r, away = self.r[image], (x - self.x[image]).abs()
+        if bool((away[r == 0] > 0).any()):
+            return False
+        part = away[r > 0] / r[r > 0]
+        # Each is rounded twice, or underflows; `length` rounds up.
+        return float(length(part * (1 + 4 * ULP) + 2.0**-1000)) <= 1.0
+
+    def outside(self, images: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Which boxes, (N, features) each, provably have no point in their image's ball."""
+        x, r = self.x[images], self.r[images]
+        away = torch.maximum(lower - x, x - upper).clamp_min(0.0)
+        part = torch.where(r > 0, away / r.clamp_min(5e-324), 0.0).clamp_max(2.0)
+        return part.square().sum(-1) * (1 - (x.shape[-1] + 32) * ULP) > 1.0
+
+
+def _limit(away: Tensor, r: Tensor) -> Tensor:
+    """`away / r`, rounded away from 0 and cut to [-1, 1]; 0 where nothing moves."""
+    part = away / r.clamp_min(5e-324) * (1 + 8 * ULP) + 2.0**-1000 * away.sign()
+    return torch.where(r > 0, part.clamp(-1.0, 1.0), 0.0)
+
+
+def least_linear(p: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+    r"""The largest `-p.u` over the unit ball within limits, rounded up, and the u where it (nearly) is.
+
+    For every split `p = p1 + p2`, p1.u is least over the ball and p2.u over the limits:
+
+        -p.u <= ||p1||_2 + sum_d max(-p2_d low_d, -p2_d high_d).
+
+    With `u = clamp(-p / lam)` of length 1 and `p1 = -lam u` this is exact. The coordinates at their limits grow in
+    number as lam falls, so that some steps find it; whatever they find proves a bound.
+
+    Args:
+        p: (..., n).
+        limits: low and high, of shapes that broadcast to p's.
+
+    >>> import torch
+    >>> p, one = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    >>> [round(float(least_linear(p, limits)[0]), 9) for limits in ((-one, one), (0 * one, one), (-one / 10, one))]
+    [5.0, 0.0, 0.7]
+    """
+    low, high = limits
+    u, lam = _farthest(p, low, high)
+    first = lam * u
+    over = [_over_limits(p, low, high), length(first) + _over_limits(p + first, low, high)]
+    total = torch.stack([length(p), *over])
+    off = (p.abs() + first.abs()).sum(-1) * ((p.shape[-1] + 16) * ULP) + 2.0**-900
+    return torch.nan_to_num(total.amin(0) + off, nan=torch.inf), u
+
+
+def _farthest(p: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The u of `least_linear` and its lam, (..., 1). Proves nothing."""
+    scale = p.abs().amax(-1, keepdim=True).clamp_min(2.0**-900)
+    p = p / scale
+    lam = p.norm(dim=-1, keepdim=True).clamp_min(2.0**-500)
+    for _ in range(_STEPS):
+        u = -p / lam
+        inside = torch.maximum(torch.minimum(u, high), low)
+        free = inside == u
+        left = (1.0 - torch.where(free, 0.0, inside).square().sum(-1, keepdim=True)).clamp_min(1e-12)
+        less = torch.minimum(lam, torch.where(free, p, 0.0).norm(dim=-1, keepdim=True) / left.sqrt())
+        less = less.clamp_min(2.0**-500)
+        if torch.equal(less, lam):
+            break
+        lam = less
+    return torch.maximum(torch.minimum(-p / lam, high), low), lam * scale
+
+
+_STEPS = 10
+
+
+def _over_limits(p: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.maximum(-p * low, -p * high).sum(-1)
+
+
+def nearest(z: Tensor, limits: Limits) -> Tensor:
+    """The point of the unit ball within limits that is nearest to z, up to rounding."""
+    inside = torch.maximum(torch.minimum(z, limits[1]), limits[0])
+    size = inside.norm(dim=-1, keepdim=True)
+    return inside if bool((size <= 1.0).all()) else torch.where(size <= 1.0, inside, _farthest(-z, *limits)[0])

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polybound.certificates.bounds.slopes import CUBE, Region, Slopes, input_slopes
 from polybound.certificates.network import Network
 from polybound.certificates.proofs import GRAM_UNITS
-from polybound.certificates.regions import CUBE, Region
-from polybound.certificates.slopes import Slopes, input_slopes
 
 __all__ = ["Factored", "First", "first_order", "next_slope", "slopes_over", "split_sum"]
 

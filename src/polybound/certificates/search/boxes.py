@@ -10,17 +10,22 @@ from math import inf
 import torch
 from torch import Tensor
 
-from polybound.certificates.attack import descend
-from polybound.certificates.bounds import at_least_ends, by_second, lower_first, monotone, shrink
-from polybound.certificates.boxes import centre
-from polybound.certificates.cells import Cells, chunks, join
-from polybound.certificates.expansion import first_order
-from polybound.certificates.forms import Forms
-from polybound.certificates.inputs import Boxes
-from polybound.certificates.ledger import Ledger
+from polybound.certificates.bounds.first_order import first_order
+from polybound.certificates.bounds.second_order import (
+    at_least_ends,
+    by_second,
+    lower_first,
+    monotone,
+    shrink,
+)
+from polybound.certificates.forms import Cells, Forms, chunks, join
+from polybound.certificates.input_sets import Boxes, centre
 from polybound.certificates.proofs import GRAM_UNITS
+from polybound.certificates.search.attack import descend
+from polybound.certificates.search.proof_state import Ledger
 
 __all__ = ["TOPS", "Ladder"]
+
 
 TOPS = {"auto": "branch", "second": "second", "first": "first"}
 """The last rung that each method takes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polybound.certificates.psd_proofs import defect, searchable
+from polybound.certificates.psd import defect, searchable
 from polybound.theory import ULP
 
 __all__ = ["Separable", "absolute_rows", "diagonally_dominant", "minorant", "spectral_shift"]
