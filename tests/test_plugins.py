@@ -11,7 +11,7 @@ import torch
 
 import polybound as pb
 from polybound import cli, plugins
-from polybound.attacks import registry as attack_registry
+from polybound.attacks import names as attack_names
 from polybound.data import catalogue, load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
@@ -61,7 +61,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setattr(METHODS, "_parts", dict(METHODS._parts))
-    monkeypatch.setattr(attack_registry, "KINDS", dict(attack_registry.KINDS))
+    monkeypatch.setattr(attack_names, "KINDS", dict(attack_names.KINDS))
     monkeypatch.setattr(catalogue, "SOURCES", dict(catalogue.SOURCES))
     made = []
 

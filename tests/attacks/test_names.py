@@ -21,10 +21,10 @@ from polybound.attacks import (
     RandomSearch,
     Square,
     attack_names,
+    names,
     parse_attack,
     parse_attacks,
     register_attack,
-    registry,
 )
 from polybound.errors import PolyboundError
 
@@ -144,14 +144,14 @@ def test_labels_are_the_papers_where_it_has_one():
 
 
 def test_which_attacks_count_only_what_was_right_before():
-    skipping = {kind for kind, made in registry.KINDS.items() if made.skips_misclassified}
+    skipping = {kind for kind, made in names.KINDS.items() if made.skips_misclassified}
     assert skipping == {"apgd", "apgdt"}
 
 
 @pytest.fixture
 def kinds(monkeypatch):
     """The registry, as it was afterwards."""
-    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+    monkeypatch.setattr(names, "KINDS", dict(names.KINDS))
 
 
 @pytest.mark.usefixtures("kinds")

@@ -68,7 +68,7 @@ def test_damaged_and_swapped_batches_are_refused(root, monkeypatch, archived):
 
 def test_checksums_are_compared_before_anything_is_parsed(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch)
-    monkeypatch.setattr("polybound.data.images.CifarSource.parse", lambda *_: pytest.fail("parsed"))
+    monkeypatch.setattr("polybound.data.sources.CifarSource.parse", lambda *_: pytest.fail("parsed"))
     path = put(root, batches | {"data_batch_1.bin": batches["data_batch_2.bin"]}, archived=False)
     assert sha(batches["data_batch_2.bin"])[:12] in refused("cifar10", path, data_dir=root)
 

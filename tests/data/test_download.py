@@ -11,8 +11,8 @@ import pytest
 
 from helpers.data import put_mnist, root, sha, tiny_mnist
 from helpers.server import server
-from polybound.data import DataFile, MissingDataError, download, load
-from polybound.data.download import DownloadError, fetch
+from polybound.data import DataFile, MissingDataError, files, load
+from polybound.data.files import DownloadError, fetch
 from polybound.errors import FileFormatError
 
 CONTENT = bytes(range(256)) * 300
@@ -73,7 +73,7 @@ def test_nothing_is_left_of_a_download_that_fails(tmp_path, server, file):
     server.cuts, server.cut = 99, 10000
     with pytest.raises(DownloadError):
         fetch(file, tmp_path / "big.bin")
-    assert left(tmp_path) == [] and len(server.requests) == download.ATTEMPTS
+    assert left(tmp_path) == [] and len(server.requests) == files.ATTEMPTS
 
 
 def test_a_download_can_be_read_by_whom_the_mask_allows(tmp_path, server, file):
@@ -116,7 +116,7 @@ def test_errors_of_the_server(tmp_path, server, file, status):
     server.status = status
     with pytest.raises(DownloadError, match=str(status)):
         fetch(file, tmp_path / "big.bin")
-    assert left(tmp_path) == [] and len(server.requests) == (1 if status < 500 else download.ATTEMPTS)
+    assert left(tmp_path) == [] and len(server.requests) == (1 if status < 500 else files.ATTEMPTS)
 
 
 def test_the_next_address_is_tried(tmp_path, server, file):

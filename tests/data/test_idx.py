@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helpers.data import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
 from polybound.data import load
-from polybound.data.images import idx_size, parse_idx
+from polybound.data.sources import idx_size, parse_idx
 from polybound.errors import FileFormatError, PolyboundError
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.data import put_mnist, root, splits_of, tiny_mnist, write
-from polybound.data import DataFile, MissingDataError, Samples, directories, load, load_digits, names
+from polybound.data import DataFile, MissingDataError, Samples, files, load, load_digits, names
 from polybound.data.catalogue import SOURCES
 from polybound.data.dataset import carve
 from polybound.errors import PolyboundError
@@ -170,7 +170,7 @@ def test_what_is_said_if_nothing_is_there(root, tmp_path, monkeypatch):
 
 
 def test_debian_keeps_them_where_they_are_looked_for():
-    assert str(directories.SYSTEM) == "/usr/share/datasets" and SOURCES["fashion-mnist"].folders == ("fashion-mnist",)
+    assert str(files.SYSTEM) == "/usr/share/datasets" and SOURCES["fashion-mnist"].folders == ("fashion-mnist",)
 
 
 def test_a_home_directory_is_expanded(root, tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ from polybound.defences import (
     GuidedDenoiser,
     MedianDenoiser,
     defence_names,
+    denoisers,
     find_defence,
     parse_defence,
     register_defence,
-    registry,
 )
 from polybound.errors import PolyboundError
 
@@ -160,7 +160,7 @@ def test_bad_names(name, message):
 
 
 def test_a_defence_of_ones_own(monkeypatch):
-    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+    monkeypatch.setattr(denoisers, "KINDS", dict(denoisers.KINDS))
 
     @register_defence
     class Clip(Defence):

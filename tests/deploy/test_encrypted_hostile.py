@@ -15,7 +15,7 @@ from helpers.encrypted_networks import images, network
 from helpers.encrypted_server import ServerProcess
 from polybound.deploy import BatchClient, BatchServer, Client, RemoteClassifier, Server, plan_batches, plan_encryption
 from polybound.deploy.encrypted.http import Service
-from polybound.deploy.encrypted.public import PLAN_HEADER
+from polybound.deploy.encrypted.plan import PLAN_HEADER
 from polybound.errors import PolyboundError
 
 MODEL = network(2, 4, 12)

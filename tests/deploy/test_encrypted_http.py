@@ -19,7 +19,7 @@ import zstandard
 from helpers.encrypted_networks import images, network
 from polybound.deploy import Client, RemoteClassifier, Server, plan_encryption
 from polybound.deploy.encrypted.messages import HEADER, split
-from polybound.deploy.encrypted.public import PLAN_HEADER
+from polybound.deploy.encrypted.plan import PLAN_HEADER
 from polybound.deploy.encrypted.seal import Exchange, sealapi
 from polybound.errors import PolyboundError
 

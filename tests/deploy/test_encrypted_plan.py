@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.encrypted_networks import images, network, slots_of_logits
 from polybound.deploy import PublicPlan, plan_batches, plan_encryption
-from polybound.deploy.encrypted.layout import Layout
-from polybound.deploy.encrypted.parameters import MODULUS_BITS, Parameters
-from polybound.deploy.encrypted.polynomial import read_polynomial
-from polybound.deploy.encrypted.ranges import proven_ranges, ranges_at, tree_groups
+from polybound.deploy.encrypted.noise import MODULUS_BITS, Parameters
+from polybound.deploy.encrypted.packing import Layout
+from polybound.deploy.encrypted.polynomial import proven_ranges, ranges_at, read_polynomial, tree_groups
 from polybound.errors import PolyboundError
 
 

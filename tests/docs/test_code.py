@@ -11,7 +11,7 @@ from typer._click.exceptions import UsageError
 
 import polybound as pb
 from helpers.code_blocks import blocks
-from polybound.attacks import registry as attacks
+from polybound.attacks import names as attacks
 
 DOCS = Path(__file__).parents[2] / "docs"
 CHECKED = [path for path in sorted(DOCS.rglob("*.md")) if not path.name.startswith(("table-", "honest-table"))]

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 import polybound as pb
-from polybound.attacks import registry as attacks
+from polybound.attacks import names as attacks
 from polybound.cli.app import app
 from polybound.data import catalogue
+from polybound.defences import denoisers as defences
 from polybound.defences import find_defence
-from polybound.defences import registry as defences
 from polybound.experiments import Experiment, experiment, experiment_names, find_experiment
-from polybound.models import model_names, paper
+from polybound.models import model_names, zoo
 from polybound.training import METHODS, OPTIMISERS, SCHEDULES
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def _registries(monkeypatch):
         (attacks, "KINDS"),
         (defences, "KINDS"),
         (catalogue, "SOURCES"),
-        (paper, "_MODELS"),
+        (zoo, "_MODELS"),
         (experiment, "_OWN"),
     ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polybound.data import DataFile, directories, load
+from polybound.data import DataFile, files, load
 from polybound.data.catalogue import SOURCES
-from polybound.data.images import CifarSource, IdxSource, idx_files
 from polybound.data.nsynth import NSynthSource
+from polybound.data.sources import CifarSource, IdxSource, idx_files
 from polybound.errors import FileFormatError
 
 FACTS = {"title": "tiny", "licence": "none", "home": "nowhere"}
@@ -27,7 +27,7 @@ def root(tmp_path, monkeypatch):
     """An empty data directory, and no other one that could be found."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYBOUND_DATA", raising=False)
-    monkeypatch.setattr(directories, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(files, "SYSTEM", tmp_path / "system")
     folder = tmp_path / "data"
     folder.mkdir()
     return folder

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import polybound as pb
-from polybound.defences import Defence, GuidedDenoiser, register_defence, registry
+from polybound.defences import Defence, GuidedDenoiser, denoisers, register_defence
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
 
 
@@ -22,7 +22,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def steps(monkeypatch):
     """A denoiser without a gradient: a network behind it masks its gradients, however it does without it."""
-    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+    monkeypatch.setattr(denoisers, "KINDS", dict(denoisers.KINDS))
 
     @register_defence
     class Steps(Defence):

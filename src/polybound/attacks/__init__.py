@@ -3,21 +3,25 @@
 `Attack` is the base to extend; `register_attack` makes a class known by its name.
 """
 
-from polybound.attacks.adapters import AutoAttack, Foolbox
-from polybound.attacks.apgd import APGD, APGDT
-from polybound.attacks.ball import Ball, ball_around
-from polybound.attacks.base import Attack, climb, first_success
+from polybound.attacks.ball import (
+    PROTOCOLS,
+    PUBLISHED_NOTE,
+    Ball,
+    Protocol,
+    ball_around,
+    check_protocol,
+    clip_range,
+    protocols,
+)
+from polybound.attacks.base import Attack, adversarial_batch, climb, first_success
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.classifier import Classifier, right
-from polybound.attacks.fgsm import FGSM
+from polybound.attacks.gradient import APGD, APGDT, FGSM, PGD, TPGD
+from polybound.attacks.libraries import AutoAttack, Foolbox
 from polybound.attacks.losses import DLR, KL, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
-from polybound.attacks.pgd import PGD
-from polybound.attacks.protocol import PROTOCOLS, PUBLISHED_NOTE, Protocol, check_protocol, clip_range, protocols
-from polybound.attacks.random_numbers import GROUP, RandomNumbers
-from polybound.attacks.registry import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks, register_attack
-from polybound.attacks.settings import read_setting, setting_text
-from polybound.attacks.tpgd import TPGD
-from polybound.attacks.training_batch import adversarial_batch
+from polybound.attacks.names import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks, register_attack
+from polybound.attacks.random import GROUP, RandomNumbers
+from polybound.registry import read_setting, setting_text
 
 __all__ = [
     "APGD",

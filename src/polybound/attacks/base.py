@@ -11,16 +11,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks.ball import Ball, ball_around, round_down, round_up
+from polybound.attacks.ball import Ball, ball_around, check_domain, check_protocol, clip_range, round_down, round_up
 from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import Loss
-from polybound.attacks.protocol import check_domain, check_protocol, clip_range
-from polybound.attacks.random_numbers import GROUP, ImageRandom, RandomNumbers
-from polybound.attacks.settings import setting_text
+from polybound.attacks.random import GROUP, BatchRandom, ImageRandom, RandomNumbers
 from polybound.errors import PolyboundError
-from polybound.registry import check_number, norm_name
+from polybound.registry import check_number, norm_name, setting_text
 
-__all__ = ["Attack", "climb", "first_success"]
+__all__ = ["Attack", "adversarial_batch", "climb", "first_success"]
+
 
 TOLERANCE = 1e-5
 """How far outside of the domain an image may lie by rounding; it is moved into it."""
@@ -270,3 +269,41 @@ def _check_classes(model: Classifier, x: Tensor, y: Tensor) -> None:
     if least < 0 or most >= classes:
         bad = least if least < 0 else most
         raise PolyboundError(f"label {bad} is out of range for a model with {classes} classes")
+
+
+def adversarial_batch(
+    attack: Attack,
+    classifier: Classifier,
+    x: Tensor,
+    y: Tensor,
+    *,
+    domain: Sequence[float],
+    protocol: str = "sound",
+    generators: Sequence[torch.Generator] = (),
+) -> Tensor:
+    """Adversarial examples (E, batch, d) of each run's own, from batches that groups of runs share.
+
+    It is made for the inside of a training loop: images and labels are not checked, and the points are as
+    `attack.perturb` left them. What random numbers an image gets depends on its place in the batch.
+
+    Args:
+        attack: any attack.
+        classifier: of E runs; one for the whole training, as it always sees the model's present weights.
+        x: images of the domain, (groups, batch, d); run e belongs to group `e // (E // groups)`.
+        y: their labels, (groups, batch).
+        domain: smallest and largest value that a pixel can have.
+        protocol: "sound" or "published".
+        generators: one for each group, whose runs share its numbers; none if the attack draws none.
+
+    >>> import polybound as pb
+    >>> from polybound.attacks import Classifier
+    >>> data = pb.data.load_digits("train")
+    >>> model = pb.paper_model("pn-4", shape=data.shape, runs=4, seed=0)
+    >>> x, y = data.x[:64].reshape(2, 32, -1), data.y[:64].reshape(2, 32)
+    >>> adversarial_batch(pb.FGSM(0.1), Classifier(model, data.shape), x, y, domain=data.domain).shape
+    torch.Size([4, 32, 64])
+    """
+    ball = attack.ball(x, domain=domain, protocol=protocol)
+    labels = y[0] if len(y) == 1 else y.repeat_interleave(classifier.runs // len(y), 0)
+    found = attack.perturb(classifier, ball, labels, BatchRandom(generators, x))
+    return found if len(found) == classifier.runs else found.repeat_interleave(classifier.runs // len(found), 0)

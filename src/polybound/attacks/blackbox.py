@@ -12,7 +12,7 @@ from polybound.attacks.ball import Ball, InfBall, spread
 from polybound.attacks.base import Attack, first_success
 from polybound.attacks.classifier import Classifier, right
 from polybound.attacks.losses import CrossEntropy
-from polybound.attacks.random_numbers import RandomNumbers
+from polybound.attacks.random import RandomNumbers
 from polybound.errors import PolyboundError
 from polybound.registry import check_number, check_whole
 

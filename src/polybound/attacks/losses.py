@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from polybound.attacks.protocol import Protocol
+from polybound.attacks.ball import Protocol
 
 __all__ = ["DLR", "KL", "CrossEntropy", "Loss", "TargetedDLR", "cross_entropy", "divergence"]
 

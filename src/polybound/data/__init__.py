@@ -2,10 +2,9 @@
 
 from polybound.data.catalogue import find_source, names, register
 from polybound.data.dataset import Dataset, Identity, Samples, carve_indices
-from polybound.data.directories import Directories, MissingDataError, cache_folder
-from polybound.data.files import DataFile
+from polybound.data.files import DataFile, Directories, MissingDataError, cache_folder
 from polybound.data.loading import digest_of, load, load_digits, missing
-from polybound.data.source import Source
+from polybound.data.sources import Source
 
 __all__ = [
     "DataFile",

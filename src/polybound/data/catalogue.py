@@ -19,9 +19,8 @@ import numpy as np
 from polybound.data.dataset import Dataset, Samples
 from polybound.data.files import DataFile
 from polybound.data.folder import FolderSource
-from polybound.data.images import CifarSource, IdxSource, idx_files
 from polybound.data.nsynth import NSynthSource
-from polybound.data.source import FunctionSource, Source
+from polybound.data.sources import CifarSource, FunctionSource, IdxSource, Source, idx_files
 from polybound.errors import PolyboundError
 
 __all__ = ["SOURCES", "find_source", "names", "register"]

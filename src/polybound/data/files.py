@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import stat
 import struct
 import tarfile
 import wave
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
+from urllib.parse import urlsplit
 
-from polybound.errors import FileFormatError
+from polybound.errors import FileFormatError, PolyboundError
 
-__all__ = ["DataFile", "checksum", "combined", "read_content", "read_tar", "read_zip", "refusing", "tar_members"]
+__all__ = [
+    "DataFile",
+    "Directories",
+    "DownloadError",
+    "MissingDataError",
+    "cache_folder",
+    "checksum",
+    "combined",
+    "fetch",
+    "progress",
+    "read_content",
+    "read_tar",
+    "read_zip",
+    "refusing",
+    "tar_members",
+]
+
 
 # What the standard library raises at damaged files; RuntimeError also for features of a format that it lacks.
 _DAMAGED = (
@@ -205,3 +226,194 @@ def _check_known(where: str | Path, found: str, file: DataFile) -> None:
         raise FileFormatError(
             f"{where}: SHA-256 of its content is {found[:12]}…, not {known}: truncated, damaged or swapped"
         )
+
+
+ATTEMPTS = 4  # at one address, for connections that break
+TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two bytes
+_BLOCK = 1 << 16
+
+Item = TypeVar("Item")
+
+
+class DownloadError(PolyboundError):
+    """Nothing came from any address; the message says why."""
+
+
+class _FinalError(Exception):
+    """Carries an error that another attempt would not change past pooch, which tries again after a ValueError."""
+
+
+def fetch(file: DataFile, target: Path) -> None:
+    """Download a file, unless it is there by now.
+
+    Raises:
+        DownloadError: no address has it, or none can be reached.
+        FileFormatError: what an address sent is not what it should be; it is not kept.
+    """
+    from filelock import FileLock
+
+    if not file.urls:
+        raise DownloadError(f"{file.stored} has no address to download it from")
+    errors: list[PolyboundError] = []
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent / ".download.lock"):
+            for url in file.urls:
+                try:
+                    return _fetch_from(url, file, target)
+                except PolyboundError as error:
+                    errors.append(error)
+    except OSError as error:  # of the disk
+        raise DownloadError(f"{error.filename or target}: {error.strerror or error}") from error
+    refusals = [error for error in errors if isinstance(error, FileFormatError)]
+    raise refusals[-1] if refusals else DownloadError("; ".join(dict.fromkeys(map(str, errors))))
+
+
+def _fetch_from(url: str, file: DataFile, target: Path) -> None:
+    import pooch
+    import requests
+
+    def download(url: str, output: str, _: object) -> None:
+        try:
+            _receive(url, file, Path(output), target.name)
+        except PolyboundError as error:
+            raise _FinalError(error) from error
+
+    # pooch tries again, downloads to a temporary name, and moves the file when the downloader is content with it.
+    registry = pooch.create(
+        target.parent, "", registry={target.name: None}, urls={target.name: url}, retry_if_failed=ATTEMPTS - 1
+    )
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        registry.fetch(target.name, downloader=download)
+    except _FinalError as final:
+        raise final.args[0] from final
+    except requests.RequestException as error:
+        raise DownloadError(" ".join(str(error).split())) from error
+    finally:
+        logger.setLevel(level)
+
+
+def _receive(url: str, file: DataFile, output: Path, name: str) -> None:
+    """Download to output, and check it; what raises a PolyboundError is not worth another attempt."""
+    import requests
+
+    # The content must fit; what is packed can be somewhat longer than it, if it cannot be packed.
+    limit = file.size + file.size // 100 + 4096 if file.gzipped else file.size
+    output.unlink(missing_ok=True)  # pooch has made it for its owner's eyes only
+    try:
+        response = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
+    except requests.ConnectionError as error:  # this is what being offline looks like, and waiting is of no use
+        raise DownloadError(f"no connection to {urlsplit(url).netloc}") from error
+    with response, output.open("wb") as out:
+        if 400 <= response.status_code < 500:
+            raise DownloadError(f"{url}: {response.status_code} {response.reason}")
+        response.raise_for_status()
+        for block in progress(response.iter_content(_BLOCK), name, None if file.gzipped else file.size / _BLOCK):
+            if out.tell() + len(block) > limit:
+                raise FileFormatError(f"{url}: sends more than the {limit} bytes it should; not kept")
+            out.write(block)
+    try:
+        checksum(output, file)
+    except FileFormatError as error:
+        refusal = str(error).removeprefix(f"{output}: ")
+        raise FileFormatError(f"{url}: what it sent is not kept: {refusal}") from error
+
+
+def progress(items: Iterable[Item], description: str, total: float | None) -> Iterable[Item]:
+    """The items themselves; while they are taken, a bar shows how many of so many are done, if there is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(items, description, total, console=console, transient=True, disable=not console.is_terminal)
+
+
+VARIABLE = "POLYBOUND_DATA"
+SYSTEM = Path("/usr/share/datasets")  # Debian's packages, such as dataset-fashion-mnist
+
+
+class MissingDataError(PolyboundError):
+    """A data set that is nowhere to be found, and could not be downloaded."""
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be had again: downloads and computed features."""
+    import pooch
+
+    return Path(pooch.os_cache("polybound")).expanduser()
+
+
+class Directories:
+    """The data directories, in the order in which they are searched.
+
+    They are: the one given, the one that the environment variable POLYBOUND_DATA names, the user's cache directory, and
+    Debian's. Each data set has a folder of its own below them. A download goes to the first of them.
+
+    Args:
+        data_dir: searched before all others.
+        download: whether what is nowhere may be downloaded.
+    """
+
+    def __init__(self, data_dir: str | PathLike[str] | None = None, *, download: bool = True) -> None:
+        self.own = [Path(given).expanduser() for given in (data_dir, os.environ.get(VARIABLE)) if given]
+        self.by_variable = bool(self.own) and not data_dir
+        self.download = download
+
+    @cached_property
+    def roots(self) -> tuple[Path, ...]:
+        """All of them, first the one that downloads go to."""
+        return (*self.own, cache_folder(), SYSTEM)
+
+    def find(self, folders: tuple[str, ...], file: DataFile) -> Path | None:
+        """Where a file is: the first of any of its names in any of these folders."""
+        paths = (root / folder / name for root in self.roots for folder in folders for name in file.names)
+        # Also what exists but is no file: it shall be refused by name, not passed over.
+        return next((path for path in paths if path.exists() or path.is_symlink()), None)
+
+    def need(self, name: str, folders: tuple[str, ...], files: Iterable[DataFile]) -> list[Path]:
+        """Where these files of a data set are; they are downloaded if they are nowhere.
+
+        Args:
+            name: the data set.
+            folders: where below the data directories its files may lie; a download goes to the first.
+            files: what is needed.
+
+        Raises:
+            MissingDataError: a file is nowhere and cannot be downloaded; the message says what to put where.
+            FileFormatError: what was downloaded is not what it should be.
+        """
+        files, reason = tuple(files), ""
+        absent = [file for file in files if self.find(folders, file) is None]
+        if absent and self.download:
+            from polybound.data.files import DownloadError, fetch
+
+            try:
+                for file in absent:
+                    fetch(file, self.roots[0] / folders[0] / file.stored)
+            except DownloadError as error:
+                reason = str(error)
+            absent = [file for file in files if self.find(folders, file) is None]
+        if absent:
+            raise MissingDataError(self._advice(name, folders, absent, reason))
+        return [path for file in files if (path := self.find(folders, file)) is not None]
+
+    def checksum(self, name: str, folders: tuple[str, ...], file: DataFile) -> str:
+        """The SHA-256 that the content of a data set's file has, or will have when it is downloaded.
+
+        The file itself is looked into only where it could be one of several versions, or where no checksum is known.
+        """
+        if len(file.sha256) == 1 or (file.sha256 and self.find(folders, file) is None):
+            return file.sha256[0]
+        (path,) = self.need(name, folders, (file,))
+        return checksum(path, file)
+
+    def _advice(self, name: str, folders: tuple[str, ...], files: list[DataFile], reason: str) -> str:
+        searched = ", ".join(str(root / folders[0]) for root in self.roots)
+        wanted = ", ".join(file.stored for file in files)
+        there = f"{f'${VARIABLE}' if self.by_variable else self.roots[0]}/{folders[0]}"
+        if self.download:
+            return f"{name} is not in {searched}, nor to be had ({reason}); offline? put {wanted} into {there}"
+        return f"{name} is not in {searched}; get it by 'polybound data get {name}', or put {wanted} into {there}"

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polybound.data.dataset import TEST_SHARE, Samples, hold_out
-from polybound.data.directories import Directories, MissingDataError
-from polybound.data.files import DataFile, combined
-from polybound.data.source import SPLITS, Source
+from polybound.data.files import DataFile, Directories, MissingDataError, combined
+from polybound.data.sources import SPLITS, Source
 from polybound.errors import FileFormatError, PolyboundError
 
 __all__ = ["FolderSource"]

@@ -7,8 +7,8 @@ from typing import Literal
 
 from polybound.data.catalogue import find_source
 from polybound.data.dataset import Dataset, Identity, carve
-from polybound.data.directories import Directories, MissingDataError
-from polybound.data.source import SPLITS
+from polybound.data.files import Directories, MissingDataError
+from polybound.data.sources import SPLITS
 from polybound.errors import ArgumentError
 
 __all__ = ["digest_of", "load", "load_digits", "missing"]

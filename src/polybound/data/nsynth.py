@@ -31,10 +31,17 @@ import numpy.typing as npt
 
 from polybound.atomic import write_atomically
 from polybound.data.dataset import Samples, hold_out
-from polybound.data.directories import Directories, cache_folder
-from polybound.data.download import progress
-from polybound.data.files import DataFile, checksum, combined, refusing, tar_members
-from polybound.data.source import Source
+from polybound.data.files import (
+    DataFile,
+    Directories,
+    cache_folder,
+    checksum,
+    combined,
+    progress,
+    refusing,
+    tar_members,
+)
+from polybound.data.sources import Source
 from polybound.errors import FileFormatError
 
 __all__ = ["NSynthSource", "first_second", "log_mel"]

@@ -4,9 +4,10 @@
 """
 
 from polybound.defences.base import Defence, Defended
-from polybound.defences.denoisers import GaussianDenoiser, MedianDenoiser
-from polybound.defences.guided import GuidedDenoiser
-from polybound.defences.registry import (
+from polybound.defences.denoisers import (
+    GaussianDenoiser,
+    GuidedDenoiser,
+    MedianDenoiser,
     canonical_defence,
     defence_names,
     find_defence,

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
+    from polybound.deploy.benchmark import export_benchmark, robustness_vnnlib
     from polybound.deploy.encrypted.batch import BatchClient, BatchPlan, BatchServer, plan_batches
-    from polybound.deploy.encrypted.client import Client
+    from polybound.deploy.encrypted.client import Answer, Client, RemoteClassifier
     from polybound.deploy.encrypted.http import serve
-    from polybound.deploy.encrypted.plan import Plan, plan_encryption
-    from polybound.deploy.encrypted.public import PublicPlan
-    from polybound.deploy.encrypted.remote import Answer, RemoteClassifier
+    from polybound.deploy.encrypted.plan import Plan, PublicPlan, plan_encryption
     from polybound.deploy.encrypted.server import Server
-    from polybound.deploy.onnx_export import to_onnx
-    from polybound.deploy.onnx_files import OnnxMetadata
-    from polybound.deploy.onnx_read import OnnxNetwork, from_onnx, read_onnx
+    from polybound.deploy.onnx.export import to_onnx
+    from polybound.deploy.onnx.files import OnnxMetadata
+    from polybound.deploy.onnx.read import OnnxNetwork, from_onnx, read_onnx
     from polybound.deploy.verification import Verdict, verify
     from polybound.deploy.vnnlib import Property, Region, read_vnnlib
-    from polybound.deploy.vnnlib_write import export_benchmark, robustness_vnnlib
 
 __all__ = [
     "Answer",
@@ -50,29 +48,29 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "encrypted.remote",
+    "Answer": "encrypted.client",
     "BatchClient": "encrypted.batch",
     "BatchPlan": "encrypted.batch",
     "BatchServer": "encrypted.batch",
     "Client": "encrypted.client",
-    "OnnxMetadata": "onnx_files",
-    "OnnxNetwork": "onnx_read",
+    "OnnxMetadata": "onnx.files",
+    "OnnxNetwork": "onnx.read",
     "Plan": "encrypted.plan",
     "Property": "vnnlib",
-    "PublicPlan": "encrypted.public",
+    "PublicPlan": "encrypted.plan",
     "Region": "vnnlib",
-    "RemoteClassifier": "encrypted.remote",
+    "RemoteClassifier": "encrypted.client",
     "Server": "encrypted.server",
     "Verdict": "verification",
-    "export_benchmark": "vnnlib_write",
-    "from_onnx": "onnx_read",
+    "export_benchmark": "benchmark",
+    "from_onnx": "onnx.read",
     "plan_batches": "encrypted.batch",
     "plan_encryption": "encrypted.plan",
-    "read_onnx": "onnx_read",
+    "read_onnx": "onnx.read",
     "read_vnnlib": "vnnlib",
-    "robustness_vnnlib": "vnnlib_write",
+    "robustness_vnnlib": "benchmark",
     "serve": "encrypted.http",
-    "to_onnx": "onnx_export",
+    "to_onnx": "onnx.export",
     "verify": "verification",
 }
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polybound.certificates import Polytope, decide
-from polybound.deploy.onnx_read import OnnxNetwork, read_onnx
-from polybound.deploy.onnx_run import run_onnx
+from polybound.deploy.onnx.files import run_onnx
+from polybound.deploy.onnx.read import OnnxNetwork, read_onnx
 from polybound.deploy.vnnlib import Property, Region, read_vnnlib
 from polybound.errors import ArgumentError, PolyboundError
 

@@ -17,10 +17,25 @@ import numpy.typing as npt
 
 from polybound.deploy.encrypted.client import within
 from polybound.deploy.encrypted.messages import Format, split
-from polybound.deploy.encrypted.noise import DEVIATIONS, fresh_variance, rounding_variance, switch_variance
-from polybound.deploy.encrypted.parameters import MARGIN, MODULUS_BITS, Demand
-from polybound.deploy.encrypted.polynomial import Array, Polynomial, read_polynomial
-from polybound.deploy.encrypted.ranges import Ranges, proven_ranges, ranges_at, tree_groups, usual_ranges
+from polybound.deploy.encrypted.noise import (
+    DEVIATIONS,
+    MARGIN,
+    MODULUS_BITS,
+    Demand,
+    fresh_variance,
+    rounding_variance,
+    switch_variance,
+)
+from polybound.deploy.encrypted.polynomial import (
+    Array,
+    Polynomial,
+    Ranges,
+    proven_ranges,
+    ranges_at,
+    read_polynomial,
+    tree_groups,
+    usual_ranges,
+)
 from polybound.deploy.encrypted.seal import Exchange, make_context, sealapi
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork

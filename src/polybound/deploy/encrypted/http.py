@@ -32,8 +32,7 @@ from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
-from polybound.deploy.encrypted.plan import Plan
-from polybound.deploy.encrypted.public import PLAN_HEADER
+from polybound.deploy.encrypted.plan import PLAN_HEADER, Plan
 from polybound.deploy.encrypted.server import Keys, Server
 from polybound.errors import PolyboundError
 

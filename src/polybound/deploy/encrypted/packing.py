@@ -1,16 +1,209 @@
-"""Images to slots, and the network's weights to diagonals: plain numbers only, by the layout's formulas."""
+"""Where everything lies in the slots of one image's ciphertexts, and how often they are rotated.
+
+The pixels are n complex numbers, padded to n' (a power of two) and repeated `S / n'` times in the S slots, copy c
+shifted by c D, where `D = R n' / S`. Row r of the R rows of all factors is summed up in the slots `s = r mod R`:
+
+    sum_(e < D) diagonal_e * rotate(pixels, e),   diagonal_e[s] = W[s mod R, column(s + e)]
+
+meets every column once in the S / R slots of a row, and rotations by R, 2 R, ..., S / 2 add these up. Row `i M + r` is
+unit r of factor i (M: the rank, padded), so rotations by R / 2, ..., M bring factors together that are multiplied. The
+products then repeat with period M, and the output map is again a sum over diagonals, after which *every* slot holds a
+whole logit, that of class `s mod T`: there are no partial sums.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from polybound.deploy.encrypted.layout import Layout
 from polybound.deploy.encrypted.polynomial import Array, Polynomial
 
-__all__ = ["ComplexArray", "constants", "factor_diagonals", "output_constants", "output_diagonals", "pack"]
+__all__ = [
+    "ComplexArray",
+    "Layout",
+    "constants",
+    "factor_diagonals",
+    "output_constants",
+    "output_diagonals",
+    "pack",
+    "padded",
+    "peaks",
+]
+
+
+def padded(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
+@lru_cache
+def peaks(slots: int) -> npt.NDArray[np.float64]:
+    """How much the error of a key switch is larger in a slot than in the mean of all: a ratio of variances.
+
+    SEAL's digits lie between 0 and q_i, not around 0. Their mean adds `(1 + X + ... + X^(N-1)) e(X) q_i / 2` to the
+    error, which at the root of unity z of a slot is `2 / (1 - z)` times e(z): large where z is near 1.
+    """
+    ring = 2 * slots
+    exponents = np.array([pow(3, slot, 2 * ring) for slot in range(slots)])
+    return 0.25 + 0.75 / (ring * np.sin(np.pi * exponents / (2 * ring)) ** 2)
+
+
+@lru_cache
+def _calmest(slots: int, period: int, window: int) -> tuple[int, float]:
+    """The first slot of the calmest window, a multiple of the period, and its highest peak."""
+    height = peaks(slots)
+    starts = np.arange(0, slots, period)
+    worst = np.zeros(len(starts))
+    for n in range(window):
+        np.maximum(worst, height[(starts + n) % slots], out=worst)
+    best = int(np.argmin(worst))
+    return int(starts[best]), float(worst[best])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of one image.
+
+    Attributes:
+        features: number d of pixels.
+        classes: number of logits.
+        rank: number of units.
+        depth: of the tree of products; it has `2^depth` factors.
+        slots: number S of complex slots.
+        uploads: ciphertexts of an image, shifted by one slot each.
+        baby: rotations of the pixels (their number, counting none as one).
+    """
+
+    features: int
+    classes: int
+    rank: int
+    depth: int
+    slots: int
+    uploads: int
+    baby: int
+
+    def fits(self) -> bool:
+        """Whether the sizes make sense, rows and columns have room, and the rotations divide the diagonals."""
+        sizes = (self.features, self.classes, self.rank, self.slots, self.uploads, self.baby)
+        if min(sizes) < 1 or not 0 <= self.depth < 8 or any(n & (n - 1) for n in sizes[3:]):
+            return False
+        if max(self.rows, self.class_period) > self.slots:
+            return False
+        return self.columns <= self.slots and self.uploads * self.baby <= self.diagonals
+
+    @property
+    def pairs(self) -> int:
+        """The number n of complex numbers that hold the pixels: pixel j and pixel j + n."""
+        return (self.features + 1) // 2
+
+    @property
+    def units(self) -> int:
+        """The rank M, padded."""
+        return padded(self.rank)
+
+    @property
+    def rows(self) -> int:
+        """The number R of rows of all factors."""
+        return self.units << self.depth
+
+    @property
+    def columns(self) -> int:
+        """The number n' of columns, padded."""
+        return max(padded(self.pairs), self.rows, self.slots // self.rows)
+
+    @property
+    def diagonals(self) -> int:
+        """The number D of diagonals of the factors' maps."""
+        return self.rows * self.columns // self.slots
+
+    @property
+    def copies(self) -> int:
+        """The number of slots that each row is summed up in."""
+        return self.slots // self.rows
+
+    @property
+    def giant(self) -> int:
+        """The number of rotations of partial sums (counting none as one)."""
+        return self.diagonals // (self.uploads * self.baby)
+
+    @property
+    def class_period(self) -> int:
+        """The number T of slots after which the logits repeat."""
+        return padded(self.classes)
+
+    @property
+    def first(self) -> int:
+        """The slot of the first logit; those of the other classes follow."""
+        return self._window[0]
+
+    @property
+    def peak(self) -> float:
+        """How much larger the errors of key switches are near the logits' slots than in the mean; as variances."""
+        return max(1.0, self._window[1])
+
+    @property
+    def _window(self) -> tuple[int, float]:
+        # The output map gathers from as many slots after a logit's own as there are units.
+        return _calmest(self.slots, self.class_period, min(self.slots, self.class_period + self.units))
+
+    @property
+    def out_diagonals(self) -> int:
+        """The number of diagonals of the output map."""
+        return min(self.units, self.class_period)
+
+    @property
+    def out_baby(self) -> int:
+        """How many of them come from rotations of the products; a power of two near the root."""
+        return 1 << (self.out_diagonals.bit_length() // 2)
+
+    @property
+    def out_giant(self) -> int:
+        """How many rotations of partial sums there are in the output map (counting none as one)."""
+        return self.out_diagonals // self.out_baby
+
+    @property
+    def folds(self) -> list[int]:
+        """The steps that add up the copies of the rows."""
+        return [self.rows << n for n in range(self.copies.bit_length() - 1)]
+
+    @property
+    def tree(self) -> list[int]:
+        """The steps that bring factors together, one a level."""
+        return [self.rows >> (n + 1) for n in range(self.depth)]
+
+    @property
+    def out_folds(self) -> list[int]:
+        """The steps that add up what is left of the output map where the rank is above the classes."""
+        return [self.class_period << n for n in range((self.units // self.out_diagonals).bit_length() - 1)]
+
+    @property
+    def steps(self) -> list[int]:
+        """All rotations that the server needs keys for."""
+        found = {*self.folds, *self.tree, *self.out_folds}
+        if self.baby > 1:
+            found.add(self.uploads)
+        if self.giant > 1:
+            found.add(self.uploads * self.baby)
+        if self.out_baby > 1:
+            found.add(1)
+        if self.out_giant > 1:
+            found.add(self.out_baby)
+        return sorted(found)
+
+    def column(self) -> npt.NDArray[np.int64]:
+        """The column that lies in each slot of the first ciphertext."""
+        slot = np.arange(self.slots)
+        return (slot + self.diagonals * (slot // self.columns)) % self.columns
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
 
 ComplexArray = npt.NDArray[np.complex128]
 

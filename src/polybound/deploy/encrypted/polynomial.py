@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product as combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,19 @@ import torch
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork, polynomial
 
-__all__ = ["MAX_DEGREE", "Array", "Polynomial", "read_polynomial"]
+__all__ = [
+    "MAX_DEGREE",
+    "Array",
+    "Polynomial",
+    "Ranges",
+    "outward",
+    "proven_ranges",
+    "ranges_at",
+    "read_polynomial",
+    "tree_groups",
+    "usual_ranges",
+]
+
 
 Array = npt.NDArray[np.float64]
 
@@ -126,3 +140,157 @@ def _why_not(factors: Factors) -> str:
             "image allows for its product tree only: an NCP of degree 2 or a CCP fits"
         )
     return "the model pools between its products: a CCP without pooling fits"
+
+
+_ULP = 2.0**-52
+
+
+def outward(value: Array, terms: int) -> Array:
+    """A float64 value, raised by more than the rounding of a sum of `terms` non-negative products."""
+    raised: Array = value * (1.0 + (terms + 16) * _ULP)
+    return raised
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Upper bounds of absolute values.
+
+    The product of the k factors, filled up with ones to `2^depth`, is a tree: at level n the values are products of
+    the factors of one group, `2^(depth - n)` groups.
+
+    Attributes:
+        length: of the l2 norm of an input.
+        pixel: of an entry of an input.
+        partial: of any partial sum of a factor's map.
+        rows: the l2 norms of the factors' rows, (2^depth, rank); zero for the fillers.
+        nodes: of the products at every level of the tree, each (groups, rank); level 0 are the factors.
+        others: of the product of all other nodes of the same level, same shapes.
+        logits: (classes,).
+    """
+
+    length: float
+    pixel: float
+    partial: float
+    rows: Array
+    nodes: tuple[Array, ...]
+    others: tuple[Array, ...]
+    logits: Array
+
+    @property
+    def factors(self) -> Array:
+        """The factors' bounds, (2^depth, rank)."""
+        return self.nodes[0]
+
+    @property
+    def products(self) -> Array:
+        """The bounds of the product of all factors, (rank,)."""
+        last: Array = self.nodes[-1][0]
+        return last
+
+
+def tree_groups(degree: int) -> list[list[tuple[int, ...]]]:
+    """The factors that each node of the tree multiplies, level by level; fillers are not named.
+
+    Node i of a level is multiplied by node `i + groups / 2`.
+
+    >>> tree_groups(3)
+    [[(0,), (1,), (2,), ()], [(0, 2), (1,)], [(0, 1, 2)]]
+    """
+    depth = (degree - 1).bit_length()
+    level: list[tuple[int, ...]] = [(i,) if i < degree else () for i in range(2**depth)]
+    levels = [level]
+    while len(level) > 1:
+        half = len(level) // 2
+        level = [tuple(sorted(level[i] + level[i + half])) for i in range(half)]
+        levels.append(level)
+    return levels
+
+
+def proven_ranges(polynomial: Polynomial) -> Ranges:
+    """The ranges over the polynomial's whole box of inputs.
+
+    A factor's largest value is exact: with the box's centre c and radius r it is `|W c + b| + r ||W||_1`. A product of
+    j factors is at most the product of their largest values, and by the inequality of the means, for all `t > 0` of
+    product one, at most `(max_signs sup |sum_i +-t_i u_i| / j)^j`; the smaller of the two counts. The second is an
+    order of magnitude smaller where no input makes all factors large.
+    """
+    centre, radius = (polynomial.low + polynomial.high) / 2, (polynomial.high - polynomial.low) / 2
+    W, d = polynomial.W * radius, polynomial.features
+    size = np.abs(polynomial.b) + np.abs(polynomial.W).sum(-1) * abs(centre)
+    # The rounding of the constants is relative to the sum of the absolute values of their terms.
+    constant = polynomial.b + polynomial.W.sum(-1) * centre
+    slack = size * (d + 16) * _ULP
+
+    def reach(chosen: Sequence[int]) -> Array:
+        return _product_range(W[list(chosen)], constant[list(chosen)], slack[list(chosen)])
+
+    return _ranges(polynomial, reach, max(abs(polynomial.low), abs(polynomial.high)))
+
+
+def ranges_at(polynomial: Polynomial, images: Array) -> Ranges:
+    """The ranges that images (images, features) need: what is true of these, not of all of the domain."""
+    values = np.abs(polynomial.factors(images))
+
+    def reach(chosen: Sequence[int]) -> Array:
+        largest: Array = values[list(chosen)].prod(0).max(-1)
+        return largest
+
+    length = float(np.linalg.norm(images, axis=1).max())
+    return _ranges(polynomial, reach, float(np.abs(images).max()), length)
+
+
+def usual_ranges(polynomial: Polynomial) -> Ranges:
+    """What the values usually are: each factor three standard deviations off, for pixels that are independent.
+
+    No bound; it only weighs errors against each other where the choice of scales is free.
+    """
+    centre, radius = (polynomial.low + polynomial.high) / 2, (polynomial.high - polynomial.low) / 2
+    constant = polynomial.b + polynomial.W.sum(-1) * centre
+    values = np.abs(constant) + 3 * np.linalg.norm(polynomial.W, axis=-1) * radius
+
+    def reach(chosen: Sequence[int]) -> Array:
+        product: Array = values[list(chosen)].prod(0)
+        return product
+
+    return _ranges(polynomial, reach, max(abs(polynomial.low), abs(polynomial.high)))
+
+
+def _product_range(W: Array, constant: Array, slack: Array) -> Array:
+    """Bounds of `prod_i |W_i t + constant_i|` over `|t|_inf <= 1`: W is (j, m, d); (m,)."""
+    j, m, d = W.shape
+    if j == 0:
+        return np.ones(m)
+    single = outward(np.abs(W).sum(-1) + np.abs(constant), d) + slack
+    plain = outward(single.prod(0), j)
+    if j == 1 or not (single > 0).all():
+        return plain
+    t = np.exp(np.log(single).mean(0)) / single
+    # Whatever rounding did to t, its product is taken as it is.
+    correction = outward(1 / t.prod(0), j)
+    weighted, shifts = W * t[..., None], constant * t
+    largest = np.zeros(m)
+    for signs in combinations((1.0, -1.0), repeat=j - 1):
+        sign = np.array((1.0, *signs))
+        total = np.abs(np.tensordot(sign, weighted, 1)).sum(-1) + np.abs(sign @ shifts)
+        largest = np.maximum(largest, total)
+    rounding = (j + d + 16) * _ULP * (single * t).sum(0) + (slack * t).sum(0)
+    means = outward((outward(largest, d) + rounding) / j, j) ** j * correction
+    return np.minimum(plain, outward(means, 4 * j))
+
+
+def _ranges(
+    polynomial: Polynomial, reach: Callable[[Sequence[int]], Array], pixel: float, length: float | None = None
+) -> Ranges:
+    """All ranges, from a function that bounds the product of some factors: (rank,)."""
+    everything = set(range(polynomial.degree))
+    nodes, others = [], []
+    for level in tree_groups(polynomial.degree):
+        nodes.append(np.stack([reach(group) for group in level]))
+        others.append(np.stack([reach(sorted(everything - set(group))) for group in level]))
+    logits = outward(np.abs(polynomial.C) @ nodes[-1][0] + np.abs(polynomial.beta), polynomial.rank + 1)
+    length = np.sqrt(polynomial.features) * pixel if length is None else length
+    length = float(length) * (1 + 16 * _ULP)
+    rows = np.zeros_like(nodes[0])
+    rows[: polynomial.degree] = np.linalg.norm(polynomial.W, axis=-1)
+    partial = float(outward(np.abs(polynomial.W).sum(-1).max() * pixel, polynomial.features))
+    return Ranges(length, pixel, partial, rows, tuple(nodes), tuple(others), logits)

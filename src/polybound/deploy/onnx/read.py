@@ -15,14 +15,12 @@ import torch
 from onnx import TensorProto
 
 from polybound.certificates import Network
-from polybound.deploy.onnx_constants import FOLDED, constant_of, fold, sizes_of
-from polybound.deploy.onnx_files import OnnxMetadata, read_proto, type_name
-from polybound.deploy.onnx_maps import as_affine
-from polybound.deploy.onnx_models import build_model
-from polybound.deploy.onnx_operators import ATTRIBUTES, OPERATORS, Node, Operand, why_not
-from polybound.deploy.onnx_polynomial import Multiplication, Polynomial
-from polybound.deploy.onnx_select import PARTS, parts_of
-from polybound.deploy.onnx_values import Constant, Value, absorbed
+from polybound.deploy.onnx.affine import as_affine
+from polybound.deploy.onnx.constants import FOLDED, constant_of, fold, sizes_of
+from polybound.deploy.onnx.expressions import Constant, Multiplication, Polynomial, Value, absorbed
+from polybound.deploy.onnx.files import OnnxMetadata, read_proto, type_name
+from polybound.deploy.onnx.models import build_model
+from polybound.deploy.onnx.operators import ATTRIBUTES, OPERATORS, PARTS, Node, Operand, parts_of, why_not
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Factors, PolynomialNetwork
 from polybound.theory import DENSE_LIMIT

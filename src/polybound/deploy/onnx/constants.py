@@ -13,15 +13,15 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
-from polybound.deploy.onnx_files import type_name
-from polybound.deploy.onnx_operators import Node, Operand
-from polybound.deploy.onnx_rounding import product, quotient, total
-from polybound.deploy.onnx_select import gather, slice_parts
-from polybound.deploy.onnx_values import Constant, Value
+from polybound.deploy.onnx.expressions import Constant, Value
+from polybound.deploy.onnx.files import type_name
+from polybound.deploy.onnx.operators import Node, Operand, gather, slice_parts
+from polybound.deploy.onnx.rounding import product, quotient, total
 from polybound.errors import PolyboundError
 from polybound.theory import DENSE_LIMIT
 
 __all__ = ["FOLDED", "constant_of", "fold", "sizes_of"]
+
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _WHOLE = (TensorProto.INT64, TensorProto.INT32)

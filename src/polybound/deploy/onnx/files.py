@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import torch
 from google.protobuf.message import DecodeError
+from torch import Tensor
 
 from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
 
-__all__ = ["LARGEST_FILE", "OnnxMetadata", "read_proto", "type_name", "write_proto"]
+__all__ = ["LARGEST_FILE", "OnnxMetadata", "read_proto", "run_onnx", "type_name", "write_proto"]
+
 
 LARGEST_FILE = 2**30
 """Bytes of the largest ONNX file that is read; protocol buffers end at 2 GB."""
@@ -152,3 +155,24 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
             yield from ((owner, tensor) for tensor in attribute.tensors)
             for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
                 yield from _tensors(inner)
+
+
+def run_onnx(path: str | PathLike[str], x: Tensor) -> Tensor | None:
+    """The outputs of an ONNX file for a batch, float64; None where onnxruntime is missing or cannot run the file.
+
+    The values are computed in the file's own precision.
+    """
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        [source] = session.get_inputs()
+        array = x.double().numpy() if source.type == "tensor(double)" else x.float().numpy()
+        [outputs] = session.run(None, {source.name: array})
+    except Exception:  # its errors have no common base; the file is read in any case, only not run
+        return None
+    return torch.from_numpy(outputs).double().reshape(len(x), -1)

@@ -7,17 +7,15 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from polybound.attacks.adapters import AutoAttack, Foolbox
-from polybound.attacks.apgd import APGD, APGDT
 from polybound.attacks.base import Attack
 from polybound.attacks.blackbox import RandomSearch, Square
-from polybound.attacks.fgsm import FGSM
-from polybound.attacks.pgd import PGD
-from polybound.attacks.settings import read_setting
-from polybound.attacks.tpgd import TPGD
+from polybound.attacks.gradient import APGD, APGDT, FGSM, PGD, TPGD
+from polybound.attacks.libraries import AutoAttack, Foolbox
 from polybound.errors import PolyboundError
+from polybound.registry import read_setting
 
 __all__ = ["PAPER_ATTACKS", "attack_names", "parse_attack", "parse_attacks", "register_attack"]
+
 
 KINDS: dict[str, type[Attack]] = {}
 """The classes of attacks that names can speak of."""

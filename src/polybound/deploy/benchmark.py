@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polybound.atomic import write_atomically
-from polybound.deploy.onnx_export import to_onnx
+from polybound.deploy.onnx.export import to_onnx
 from polybound.deploy.vnnlib import rounded
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import PolynomialNetwork

@@ -13,12 +13,24 @@ from math import prod
 import torch
 from torch import Tensor
 
-from polybound.deploy.onnx_maps import Diagonal, Steps, divisor, folded, is_linear, same_steps
-from polybound.deploy.onnx_rounding import met, product
+from polybound.deploy.onnx.affine import Diagonal, Steps, divisor, folded, is_linear, same_steps
+from polybound.deploy.onnx.rounding import met, product
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense
 
-__all__ = ["Constant", "Product", "Value", "absorbed", "add", "multiply", "scale", "shift"]
+__all__ = [
+    "Constant",
+    "Multiplication",
+    "Polynomial",
+    "Product",
+    "Value",
+    "absorbed",
+    "add",
+    "multiply",
+    "scale",
+    "shift",
+]
+
 
 _HIGHEST = 1000
 """A few nodes that square each other would make any degree."""
@@ -233,3 +245,33 @@ def _multiple(high: Value, base: Product, low: Value) -> Tensor | None:
     if not rest or not isinstance(rest[0], Diagonal) or not _is_scale(rest[0]):
         return None
     return rest[0].weight if same_steps(low.steps, (*before.steps, rest[0], *high.steps)) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Multiplication:
+    """`y_n = A(x) * S(y_(n-1))`, and the name of the node that multiplies."""
+
+    A: Steps
+    S: Steps
+    node: str
+
+
+@dataclass(frozen=True, eq=False)
+class Polynomial:
+    """`y_1 = first(x)`, a product for each of `steps`, and `f = last(y_k)`.
+
+    Attributes:
+        features: length of the input.
+        first: the maps of the input that make `y_1`.
+        steps: the products; the first of them has no maps in between, because they are part of `first`.
+        last: the maps of the output; none without a product, because they are part of `first`.
+        single: whether the graph computes in float32.
+        roundings: those that a product of folded constants has met, see `onnx_rounding`; 0 if all are exact.
+    """
+
+    features: int
+    first: Steps
+    steps: tuple[Multiplication, ...]
+    last: Steps
+    single: bool
+    roundings: float = 0.0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
 from polybound.attacks.classifier import Classifier
-from polybound.attacks.random_numbers import GROUP, RandomNumbers
+from polybound.attacks.random import GROUP, RandomNumbers
 from polybound.errors import PolyboundError
 from polybound.registry import check_choice, check_number, check_whole
 

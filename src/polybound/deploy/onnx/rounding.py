@@ -16,6 +16,7 @@ from torch import Tensor
 
 __all__ = ["met", "product", "quantum", "quotient", "total"]
 
+
 _WHOLE = 2.0**53
 _RANGE = 2.0**400
 

@@ -13,6 +13,7 @@ from polybound.seeds import drawn, seeded
 
 __all__ = ["GROUP", "BatchRandom", "ImageRandom", "RandomNumbers"]
 
+
 GROUP = 64
 """Images that share a generator. Batches start at multiples of it, so that their size changes no random number."""
 
