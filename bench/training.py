@@ -22,8 +22,7 @@ from polybound.data import Dataset
 from polybound.runs import DataSpec, Spec, train_together
 from polybound.training import JacobianPenalty, Recipe, Trainer
 from polybound.training import Plain as PlainMethod
-from polybound.training.engine import AutogradEngine, Engine, engine_for
-from polybound.training.random import StepRandom
+from polybound.training.engine import AutogradEngine, Engine, StepRandom, engine_for
 from projection_l1 import sorting_projection
 
 BOUNDS = [1e5, 1e3, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2]

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound import cli, plugins
+from polybound import cli, registry
 from polybound.attacks import names as attack_names
 from polybound.data import catalogue, load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
-from polybound.plugins import load_plugins
+from polybound.registry import load_plugins
 from polybound.runs import Checkpoint, cache, clean_runs, list_runs
-from polybound.runs.checkpoints import path_for
+from polybound.runs.folder import path_for
 from polybound.training import METHODS
 
 METHOD = """
@@ -59,7 +59,7 @@ def upside_down(split):
 def module(tmp_path, monkeypatch):
     """Writes modules that can be imported; what they register is forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setattr(registry, "_loaded", set())
     monkeypatch.setattr(METHODS, "_parts", dict(METHODS._parts))
     monkeypatch.setattr(attack_names, "KINDS", dict(attack_names.KINDS))
     monkeypatch.setattr(catalogue, "SOURCES", dict(catalogue.SOURCES))

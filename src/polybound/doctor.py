@@ -193,7 +193,7 @@ def _devices() -> Any:
 
 
 def _plugins() -> Facts:
-    from polybound.plugins import check_plugins
+    from polybound.registry import check_plugins
 
     return {name: f"{BROKEN}{reason}" if reason else "imported" for name, reason in check_plugins().items()}
 

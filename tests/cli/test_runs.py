@@ -11,7 +11,7 @@ import torch
 
 import polybound as pb
 from polybound.runs import Checkpoint, DataSpec, Run, Spec, evaluate_run, train_together
-from polybound.runs.checkpoints import path_for
+from polybound.runs.folder import path_for
 
 
 def leave_checkpoint(root, spec):

@@ -14,8 +14,7 @@ from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
 from polybound.models.passes.conv import ClosedConvCCP
 from polybound.training import Callback, JacobianPenalty, Trainer, WeightDecay
-from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, engine_for
-from polybound.training.random import StepRandom
+from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 
 PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "pool": (2, 3)}
 

@@ -38,8 +38,7 @@ from polybound.runs import (
     list_runs,
     train_together,
 )
-from polybound.runs.cache import cached, remember
-from polybound.runs.checkpoints import Checkpoint, path_for
+from polybound.runs.folder import Checkpoint, cached, path_for, remember
 
 RECIPE = pb.Recipe.of(epochs=2, learning_rate=0.02, batch_size=256)
 SPECS = [Spec(DataSpec.of("digits"), recipe=RECIPE, seed=seed) for seed in (0, 1)]

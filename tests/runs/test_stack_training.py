@@ -26,7 +26,7 @@ from polybound.runs import (
     interrupted,
     train_together,
 )
-from polybound.runs.checkpoints import path_for
+from polybound.runs.folder import path_for
 from polybound.training import METHODS, Adversary, Plain, Trainer
 
 RECIPE = pb.Recipe.of(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
@@ -241,7 +241,7 @@ def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
             sizes.append(model.runs)
             super().__init__(model, *rest)
 
-    monkeypatch.setattr("polybound.runs.session.Trainer", Spy)
+    monkeypatch.setattr("polybound.runs.train.Trainer", Spy)
     runs = train_together(specs, tmp_path)
     notes = [[line["note"] for line in run.history() if "note" in line] for run in runs]
     if bounds[1] == 50.0:

@@ -17,7 +17,7 @@ from polybound.data import load_digits
 from polybound.errors import PolyboundError
 from polybound.training import Callback, History, Trainer, training_set
 from polybound.training.losses import CrossEntropy, Squared
-from polybound.training.training_set import class_weights
+from polybound.training.samples import class_weights
 
 ADAMW = {"optimiser": "adamw", "learning_rate": 0.01, "schedule": "cosine", "batch_size": 64}
 

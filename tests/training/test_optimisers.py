@@ -10,12 +10,10 @@ import polybound as pb
 from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_together
 from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer, register_optimiser, training_set
-from polybound.training.descent import Descent
-from polybound.training.engine import AutogradEngine, ClosedEngine, NetworkEngine, RowsEngine, engine_for
+from polybound.training.engine import AutogradEngine, ClosedEngine, NetworkEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
-from polybound.training.optimisers import SGD, AdamW, Momentum
-from polybound.training.random import StepRandom
+from polybound.training.optim import SGD, AdamW, Descent, Momentum
 
 F64 = torch.float64
 MODELS = {
@@ -200,7 +198,7 @@ def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, mo
     write = Checkpoint.write
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "write", interrupt)
-        patch.setattr("polybound.runs.session._Keeper.after_step", _save_every_step)
+        patch.setattr("polybound.runs.train._Keeper.after_step", _save_every_step)
         with pytest.raises(Interrupted):
             train_together(specs, tmp_path / "cut")
     (file,) = checkpoints(tmp_path / "cut")

@@ -10,9 +10,8 @@ from polybound.attacks import Classifier, adversarial_batch
 from polybound.data import Dataset, load_digits
 from polybound.errors import PolyboundError
 from polybound.training import Adversary, Callback, Certified, JacobianPenalty, Plain, Projected, WeightDecay
-from polybound.training.engine import AutogradEngine, engine_for
+from polybound.training.engine import AutogradEngine, StepRandom, engine_for
 from polybound.training.methods import jacobian_penalty
-from polybound.training.random import StepRandom
 
 
 def test_digits_are_scaled_split_and_always_the_same():

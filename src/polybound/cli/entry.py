@@ -12,7 +12,7 @@ from typer.main import get_command
 from polybound.cli.app import app
 from polybound.cli.commands import INTERRUPTED, say_stopped
 from polybound.errors import PolyboundError
-from polybound.plugins import load_plugins
+from polybound.registry import load_plugins
 
 __all__ = ["main"]
 

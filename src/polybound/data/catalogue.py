@@ -227,7 +227,7 @@ SOURCES: dict[str, Source] = {source.name: source for source in _BUILT_IN}
 def register(source: Registered, *, name: str = "") -> Registered:
     """Make a data set known to `load`, `names` and the command line; gives back what it was given.
 
-    The command line knows it if the module that registers it is a plugin: `polybound.plugins` says how.
+    The command line knows it if the module that registers it is a plugin: `polybound.registry` says how.
 
     Args:
         source: a `Source`; or a function that takes "train", "test" or perhaps "validation" and gives the `Dataset`,

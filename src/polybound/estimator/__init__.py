@@ -1,6 +1,6 @@
 """Estimators for scikit-learn: polynomial networks on anyone's table, with proofs in the table's own units."""
 
-from polybound.estimator.claims import Verdicts
+from polybound.estimator.certify import Verdicts
 from polybound.estimator.classifier import PolynomialClassifier
 from polybound.estimator.regressor import PolynomialRegressor, PredictionIntervals
 from polybound.estimator.scaling import InputScaling, TargetScaling

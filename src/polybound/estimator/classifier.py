@@ -13,11 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from polybound.certificates import Network
 from polybound.errors import PolyboundError
-from polybound.estimator.base import PolynomialEstimator, check_masked
-from polybound.estimator.claims import Labels, Verdicts, checked_eps, decide, largest_radii, unit_radii
+from polybound.estimator.base import PolynomialEstimator, check_masked, check_settings
+from polybound.estimator.certify import Labels, Verdicts, checked_eps, decide, largest_radii, proven_bounds, unit_radii
 from polybound.estimator.files import read_labels, write_labels
-from polybound.estimator.network import check_settings
-from polybound.estimator.proven_bounds import proven_bounds
 from polybound.estimator.scaling import Array
 
 __all__ = ["PolynomialClassifier"]

@@ -11,13 +11,10 @@ from sklearn.base import RegressorMixin
 
 from polybound.certificates import Network, output_bounds
 from polybound.errors import PolyboundError
-from polybound.estimator.base import PolynomialEstimator
-from polybound.estimator.claims import checked_eps
+from polybound.estimator.base import PolynomialEstimator, check_settings, rounding
+from polybound.estimator.certify import checked_eps, proven_bounds
 from polybound.estimator.files import read_target_scaling
-from polybound.estimator.network import check_settings, rounding
-from polybound.estimator.proven_bounds import proven_bounds
-from polybound.estimator.samples import Samples
-from polybound.estimator.scaling import Array, TargetScaling
+from polybound.estimator.scaling import Array, Samples, TargetScaling
 
 __all__ = ["PolynomialRegressor", "PredictionIntervals"]
 

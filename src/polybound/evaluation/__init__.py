@@ -7,14 +7,13 @@ from polybound.evaluation.evaluate import (
     evaluate,
     evaluate_subjects,
     keep_examples,
+    masking_notes,
+    output_intervals,
     questions_for,
     reader_notes,
     row_facts,
     score_of,
 )
-from polybound.evaluation.intervals import output_intervals
-from polybound.evaluation.labels import column_label, labels, network_labels, value_label
-from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
 from polybound.evaluation.score import (
     CLEAN,
@@ -28,7 +27,19 @@ from polybound.evaluation.score import (
     short_digest,
     wilson,
 )
-from polybound.evaluation.table import Cell, MixedError, Row, Table, best_place, differing, read_table
+from polybound.evaluation.table import (
+    Cell,
+    MixedError,
+    Row,
+    Table,
+    best_place,
+    column_label,
+    differing,
+    labels,
+    network_labels,
+    read_table,
+    value_label,
+)
 
 __all__ = [
     "CLEAN",

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, parse_attacks, protocols
-from polybound.certificates import ENDS
+from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, RandomSearch, Square, parse_attacks, protocols
+from polybound.certificates import ENDS, Network, output_bounds
 from polybound.data import Dataset
 from polybound.defences import Defence, find_defence
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.evaluation.intervals import output_intervals
-from polybound.evaluation.masking import masking_notes
 from polybound.evaluation.measure import (
     Measuring,
     Progress,
@@ -28,11 +27,119 @@ from polybound.evaluation.measure import (
     stacks,
     together,
 )
-from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, short_digest
+from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, read_radius, short_digest
 from polybound.evaluation.table import Row, Table
-from polybound.models import PolynomialNetwork
+from polybound.models import PolynomialNetwork, polynomial
 
-__all__ = ["Evaluation", "Examples", "evaluate", "evaluate_subjects", "keep_examples", "questions_for", "reader_notes"]
+__all__ = [
+    "Evaluation",
+    "Examples",
+    "evaluate",
+    "evaluate_subjects",
+    "keep_examples",
+    "masking_notes",
+    "output_intervals",
+    "questions_for",
+    "reader_notes",
+]
+
+
+BUDGET = 1.0
+"""Seconds for each image and radius that names none."""
+
+
+def output_intervals(
+    model: nn.Module, data: Dataset, radii: Sequence[float | str], images: int, run: str
+) -> list[dict[str, Any]]:
+    """A row for each of the first images, each radius and each output: see `polybound.output_bounds`.
+
+    Args:
+        model: the network, no stack.
+        data: whose images.
+        radii: of the balls; see `read_radius`.
+        images: how many.
+        run: what the rows call the network.
+
+    Raises:
+        PolyboundError: there is no radius, or the model is no polynomial network.
+    """
+    if not radii:
+        raise ArgumentError("intervals", "needs the radius of the balls that it is about: certify=0.02")
+    net, x, labels = Network(polynomial(model)), data.x[:images], data.y[:images].tolist()
+    rows: list[dict[str, Any]] = []
+    for radius in radii:
+        eps, norm, _, seconds = read_radius(radius)
+        found = output_bounds(net, x, eps, norm=norm, domain=data.domain, budget=BUDGET if seconds is None else seconds)
+        about = {"run": run, "eps": eps, "norm": norm}
+        rows += [about | {"label": labels[row["image"]]} | row for row in found.rows()]
+    return rows
+
+
+QUERIES = 300
+TRIES = 20
+
+
+def masking_notes(
+    networks: Sequence[tuple[Sequence[str], nn.Module]],
+    data: Dataset,
+    attacks: Sequence[Attack],
+    wanted: Sequence[str],
+    count: int,
+    seed: int = 0,
+) -> list[str]:
+    """One line for each run and ball in which black-box attacks break more images than gradient attacks do.
+
+    A gradient attack sees all that a black-box attack sees, and more. If it is the weaker one all the same, gradients
+    are zero, or point nowhere, and its robust accuracy says nothing. Compared are, for each ball and protocol, the
+    images robust against its gradient attacks, and those robust against random corners and the square attack.
+
+    Args:
+        networks: what is attacked, classifiers or stacks of them, behind their denoisers; each with its runs' names.
+        data: the images.
+        attacks: the attacks to judge.
+        wanted: the protocols to judge them under.
+        count: on how many of the first images to look.
+        seed: of all attacks.
+    """
+    judged = [attack for attack in attacks if attack.uses_gradients and not attack.only_sound]
+    balls: dict[tuple[float, str, str], list[Attack]] = {}
+    for attack in judged:
+        for protocol in wanted:
+            balls.setdefault((attack.eps, attack.norm, protocol), []).append(attack)
+    notes = []
+    for names, model in networks:
+        measuring = Measuring(model, data, count, seed=seed)
+        for (eps, norm, protocol), mine in balls.items():
+            seeing = _robust(measuring, mine, protocol)
+            blind = _robust(measuring, _blackbox(eps, norm), protocol)
+            for run, name in enumerate(names):
+                missed = int((seeing[run] & ~blind[run]).sum())
+                missing = int((blind[run] & ~seeing[run]).sum())
+                # McNemar's test: by chance alone the two differ by the root of their sum.
+                if missed - missing > 2 * sqrt(missed + missing):
+                    kinds = ", ".join(attack.name for attack in mine)
+                    notes.append(
+                        f"{name}: gradient masking? Within eps {eps:.4g} ({norm}, {protocol}) black-box attacks leave "
+                        f"{int(blind[run].sum())} of {count} images robust, {kinds} {int(seeing[run].sum())}"
+                    )
+    if balls and not notes:
+        notes.append(
+            f"no sign of gradient masking: on the first {count} images no black-box attack ({TRIES} random points, "
+            f"{QUERIES} queries of the square attack) is stronger than the gradient attacks in its ball"
+        )
+    return notes
+
+
+def _blackbox(eps: float, norm: str) -> list[Attack]:
+    attacks: list[Attack] = [RandomSearch(eps, TRIES, norm=norm)]
+    return [*attacks, Square(eps, QUERIES)] if norm == "inf" else attacks
+
+
+def _robust(measuring: Measuring, attacks: Sequence[Attack], protocol: str) -> Tensor:
+    """Which of the images are right as they are and under all attacks, (runs, n)."""
+    y = measuring.data.y[: measuring.total]
+    return torch.stack([measuring.clean() == y, *(measuring.attacked(a, protocol) == y for a in attacks)]).all(0)
+
 
 Attacks = str | Attack | Iterable[str | Attack]
 

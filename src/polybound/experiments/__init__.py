@@ -24,13 +24,16 @@ from polybound.experiments.experiment import (
 from polybound.experiments.results import (
     absent_data,
     experiment_scores,
+    growth_studies,
+    ratios,
     read_runs,
     read_scores,
+    resolve,
     runs_of,
+    search_job,
     skipped_runs,
+    studies,
 )
-from polybound.experiments.search import resolve, search_job
-from polybound.experiments.studies import growth_studies, ratios, studies
 from polybound.experiments.sweep import ENGINES, Estimate, estimate, sweep
 
 __all__ = [

@@ -10,12 +10,13 @@ from typing import Any
 
 from polybound.atomic import write_atomically
 from polybound.attacks import parse_attacks, protocols
-from polybound.errors import FileFormatError
+from polybound.data import digest_of, load, missing
+from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import Row, questions_for
 from polybound.experiments.experiment import Experiment
 from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_together
 
-__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "covers", "measurements"]
+__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "covers", "digests", "measurements"]
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,31 @@ def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]
     if method != "none":
         return (plain,)
     return (plain, *(Measurement(experiment.attacks, ("test",), "both", limit, name) for name in experiment.defences))
+
+
+class digests:  # noqa: N801 - used as a function
+    """The digests of data sets by name, each looked up once; "" for a data set that is not on this machine.
+
+    Args:
+        data_dir: where the data lies.
+        fetch: whether to download what is missing.
+
+    Attributes:
+        problems: for each data set that could not be had, why.
+    """
+
+    def __init__(self, data_dir: Path | None = None, *, fetch: bool = False) -> None:
+        self.data_dir, self.fetch = data_dir, fetch
+        self.found: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name not in self.found:
+            self.found[name] = ""
+            try:
+                if self.fetch and missing(name, self.data_dir):
+                    load(name, "test", data_dir=self.data_dir)
+                self.found[name] = digest_of(name, self.data_dir)
+            except (PolyboundError, OSError) as error:
+                self.problems[name] = str(error)
+        return self.found[name]

@@ -22,13 +22,11 @@ import torch
 
 from polybound.data import Dataset, missing
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.experiments.digests import digests
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Job, StackJob, carry_out, measurements
-from polybound.experiments.search import resolve, search_job
-from polybound.experiments.studies import studies
+from polybound.experiments.jobs import Job, StackJob, carry_out, digests, measurements
+from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
-from polybound.plugins import load_plugins, plugin_names
+from polybound.registry import load_plugins, plugin_names
 from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
 from polybound.training import Callback, Trainer
 

@@ -1,12 +1,10 @@
 """Runs: what determines one, its folder on disk, training many together, and what was measured on them."""
 
-from polybound.runs.checkpoints import Checkpoint, checkpoints, lock_file, lock_names, locked
-from polybound.runs.folder import Run, find_runs, is_run
+from polybound.runs.evaluate import Loaded, evaluate_run, evaluate_runs, load_subject, subjects_of
+from polybound.runs.folder import Checkpoint, Run, checkpoints, find_runs, is_run, lock_file, lock_names, locked
 from polybound.runs.manage import RunSummary, clean_runs, list_runs
-from polybound.runs.scoring import Loaded, evaluate_run, evaluate_runs, load_subject, subjects_of
-from polybound.runs.session import TrainingProgress, common_recipe
 from polybound.runs.spec import DataSpec, ModelSpec, Spec, address_of
-from polybound.runs.together import interrupted, train_together
+from polybound.runs.train import TrainingProgress, common_recipe, interrupted, train_together
 
 __all__ = [
     "Checkpoint",

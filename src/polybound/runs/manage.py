@@ -12,8 +12,18 @@ from pathlib import Path
 from filelock import Timeout
 
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.runs.checkpoints import Checkpoint, checkpoints, lock_file, lock_names, locked
-from polybound.runs.folder import LOCK, SCORES, Run, find_runs, is_run
+from polybound.runs.folder import (
+    LOCK,
+    SCORES,
+    Checkpoint,
+    Run,
+    checkpoints,
+    find_runs,
+    is_run,
+    lock_file,
+    lock_names,
+    locked,
+)
 
 __all__ = ["RunSummary", "clean_runs", "list_runs"]
 

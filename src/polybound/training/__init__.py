@@ -1,10 +1,7 @@
 """Training: the paper's Algorithms 1 and 2 and its baselines, for one model or for a stack of runs."""
 
-from polybound.training.adversary import Adversary
+from polybound.training.callbacks import History, epoch_facts
 from polybound.training.fit import accuracy, fit
-from polybound.training.history import History
-from polybound.training.keeper import epoch_facts
-from polybound.training.loop import Callback, Trainer
 from polybound.training.losses import LOSSES, CrossEntropy, Loss, Squared, register_loss
 from polybound.training.methods import (
     METHODS,
@@ -23,10 +20,23 @@ from polybound.training.methods import (
     projection_kind,
     register_method,
 )
-from polybound.training.optimisers import OPTIMISERS, SGD, AdamW, Momentum, Optimiser, register_optimiser
-from polybound.training.recipe import Recipe
-from polybound.training.schedules import SCHEDULES, Constant, Cosine, Schedule, Steps, register_schedule
-from polybound.training.training_set import TrainingSet, training_set
+from polybound.training.optim import (
+    OPTIMISERS,
+    SCHEDULES,
+    SGD,
+    AdamW,
+    Constant,
+    Cosine,
+    Momentum,
+    Optimiser,
+    Schedule,
+    Steps,
+    register_optimiser,
+    register_schedule,
+)
+from polybound.training.recipe import Adversary, Recipe
+from polybound.training.samples import TrainingSet, training_set
+from polybound.training.trainer import Callback, Trainer
 
 __all__ = [
     "LOSSES",

@@ -22,6 +22,7 @@ from polybound.runs.spec import Spec
 
 __all__ = ["Loaded", "evaluate_run", "evaluate_runs", "load_subject", "subjects_of"]
 
+
 Folder = str | PathLike[str]
 Attacks = str | Attack | Sequence[str | Attack]
 

@@ -17,12 +17,11 @@ from polybound.data import Dataset
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.seeds import seeded
-from polybound.training.descent import Descent
-from polybound.training.engine import engine_for
+from polybound.training.engine import StepRandom, engine_for
 from polybound.training.methods import Moment
-from polybound.training.random import StepRandom
+from polybound.training.optim import Descent
 from polybound.training.recipe import Recipe
-from polybound.training.training_set import TrainingSet, training_set
+from polybound.training.samples import TrainingSet, training_set
 
 __all__ = ["Callback", "Trainer"]
 

@@ -1,0 +1,520 @@
+"""What every method of training can do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polybound.certificates import box_of, margin_bounds
+from polybound.constraints import Projection
+from polybound.errors import PolyboundError
+from polybound.models import Factors, PolynomialNetwork
+from polybound.registry import (
+    Part,
+    Registry,
+    check_choice,
+    check_number,
+    check_start,
+    check_whole,
+    norm_name,
+    shown,
+    start_epoch,
+)
+
+if TYPE_CHECKING:
+    from polybound.training.engine import RowsEngine, StepRandom
+
+__all__ = [
+    "METHODS",
+    "AfterStep",
+    "Certified",
+    "CertifiedProjected",
+    "JacobianPenalty",
+    "Method",
+    "Moment",
+    "Plain",
+    "ProjectAfterStep",
+    "Projected",
+    "WeightDecay",
+    "cross_entropies",
+    "drop_subnormal",
+    "jacobian_penalty",
+    "join_methods",
+    "projection_kind",
+    "register_method",
+]
+
+
+class AfterStep(Protocol):
+    """What a method does to the weights after a step."""
+
+    def __call__(self, step: int, last: bool) -> None:
+        """Act after step `step` of the training, counted from 0 across epochs; `last` is the very last."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in the training a step is, for losses that change on the way.
+
+    Attributes:
+        done: the share of the method's own epochs that is done, from 0 to 1.
+        domain: the smallest and largest value an input entry can have; None if nobody knows.
+    """
+
+    done: float = 1.0
+    domain: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Method(Part):
+    """A way to train against overfitting and attacks: what it does to the loss, after a step, and since when.
+
+    A method of one's own is a frozen dataclass with a `name` and any of the functions below, and one line that
+    registers it; from then on `fit`, `train --method` and experiments know it:
+
+        @pb.training.register_method
+        @dataclass(frozen=True)
+        class LargeLogitPenalty(pb.training.Method):
+            name = "large-logits"
+            weight: float = 0.1
+
+            def loss(self, logits, inputs, labels, random):
+                losses = pb.training.cross_entropies(logits, labels)
+                return losses, losses + self.weight * logits.square().sum((-2, -1))
+    """
+
+    takes_adversary: ClassVar[bool] = True
+    """Whether it can be trained on adversarial examples."""
+    uses_inputs: ClassVar[bool] = False
+    """Whether its loss differentiates by the inputs."""
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether it replaces the loss; then the recipe's is the plain cross-entropy, and samples have no weights."""
+        return type(self).loss is not Method.loss or self.bounds_network
+
+    @property
+    def bounds_network(self) -> bool:
+        """Whether its loss is of the network itself, `network_loss`, and not of logits."""
+        return type(self).network_loss is not Method.network_loss
+
+    @property
+    def begins(self) -> int:
+        """The first epoch, from 0, in which it does anything; before that, training is plain.
+
+        A `start` may be a share of the epochs; a recipe, which knows how many there are, makes it an epoch.
+        """
+        start = getattr(self, "start", 0)
+        if isinstance(start, float):
+            raise PolyboundError(f"{self.name} begins after {start:g} of the epochs: only a recipe knows how many")
+        return int(start)
+
+    def plain_until(self, epochs: int) -> int:
+        """For how many of the epochs it is plain training, so that runs of one seed need be trained once."""
+        return min(start_epoch(getattr(self, "start", 0), epochs), epochs)
+
+    def complete_from(self, epochs: int) -> int:
+        """The first of so many epochs, from 0, in which all of it is in force; the last at the latest."""
+        return min(self.begins, epochs - 1)
+
+    @property
+    def decay(self) -> float:
+        """The weight decay of a step: `w <- w - rate (gradient + decay w)`."""
+        return 0.0
+
+    def loss(self, logits: Tensor, inputs: Tensor, labels: Tensor, random: StepRandom) -> tuple[Tensor, Tensor]:
+        """What is reported and what is descended, each summed over the batch: one value for each run.
+
+        Args:
+            logits: (*lead, batch, classes), computed from `inputs`; lead is (E,) for a stack and () for a model.
+            inputs: (*lead, batch, features); they require gradients if `uses_inputs`.
+            labels: (*lead, batch).
+            random: draws random numbers for each run.
+        """
+        del inputs, random
+        losses = cross_entropies(logits, labels)
+        return losses, losses
+
+    def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
+        """In the place of `loss`, for one that needs more than logits: what is reported, and what is descended.
+
+        Args:
+            factors: of the model or stack, differentiable by its weights.
+            inputs: (*lead, batch, features).
+            labels: (*lead, batch).
+            moment: where in the training the step is.
+        """
+        del factors, inputs, labels, moment
+        raise PolyboundError(f"method {self.name} has no loss of the network")
+
+    def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> Any:
+        """The same for CCP by hand: gradients by logits and by rows of the Jacobian, and the reported losses."""
+        del engine, x, y, random
+        raise PolyboundError(f"method {self.name} has no closed form")
+
+    def prepare(self, model: PolynomialNetwork) -> AfterStep | None:
+        """Called once, before the first step: what to do after each step from `begins` on, if anything."""
+        del model
+        return None
+
+    def settle(self, model: PolynomialNetwork) -> None:
+        """Called where training is left before its end: do what would be done after the last step."""
+        if (after := self.prepare(model)) is not None:
+            after(0, True)
+
+    def join(self, methods: Sequence[Method]) -> Method:
+        """One method for a stack whose runs have these methods; self is one of them."""
+        if any(method != self for method in methods):
+            raise PolyboundError(f"runs with different options of {self.name} do not train as one stack")
+        return self
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy summed over the batch: one value for each run."""
+    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten(), reduction="none")
+    return losses.view(labels.shape).sum(-1)
+
+
+def drop_subnormal(slopes: Tensor) -> Tensor:
+    """Gradients by logits, with those set to zero that are too small to move a weight.
+
+    Once the training data is fitted, most classes of most samples have such; their products with what follows are
+    subnormal numbers, with which a CPU takes four times as long. An adversary needs the sign of all of them.
+    """
+    return F.hardshrink(slopes, 1e-20)
+
+
+METHODS: Registry[Method] = Registry("method")
+"""All methods by name."""
+
+register_method = METHODS.register
+
+
+@register_method
+@dataclass(frozen=True)
+class Plain(Method):
+    """The cross-entropy, and nothing else."""
+
+    name: ClassVar[str] = "none"
+
+    def plain_until(self, epochs: int) -> int:
+        return epochs
+
+
+def join_methods(methods: Sequence[Method]) -> Method:
+    """One method for a stack: of runs that are plain and runs that are not, the latter can say how they join."""
+    leader = next((method for method in methods if not isinstance(method, Plain)), methods[0])
+    return leader.join(methods)
+
+
+BoundLike = float | Sequence[float] | Mapping[str, float | Sequence[float]]
+
+
+@register_method
+@dataclass(frozen=True)
+class Projected(Method):
+    """SGD whose weights are projected onto norm balls, `w <- Pi_{||w|| <= bound}(w)`.
+
+    Attributes:
+        bound: as `polybound.Projection` takes it; for a stack also one for each run.
+        norm: "inf" or "2".
+        on: what the bound is about: "weights", "operator" or "product".
+        every: f of Algorithm 1: from `start` on, a projection follows step t if `t mod f = 0`. Steps are counted from
+            0 on, from the beginning of the training and across epochs. The very last step is always followed by one.
+        start: first epoch with a projection, from 0, or a share of all epochs; the paper pre-trains for half of them.
+    """
+
+    name: ClassVar[str] = "projection"
+
+    bound: BoundLike = 1.0
+    norm: Literal["inf", "2"] = "inf"
+    on: Literal["weights", "operator", "product"] = "weights"
+    every: int = 10
+    start: int | float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", norm_name(self.norm))
+        check_choice("on", self.on, ("weights", "operator", "product"))
+        check_whole("every", self.every)
+        check_start("start", self.start)
+        for bound in _numbers(self.bound):
+            if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
+                raise PolyboundError(f"a bound must be a number of at least 0, got {bound!r}")
+        # 1 and 1.0 are one bound, in whatever order bounds are named, and have one address.
+        object.__setattr__(self, "bound", _floats(self.bound))
+
+    @property
+    def label(self) -> str:
+        kind = {"weights": "", "operator": "operator "}.get(self.on, "") + ("spectral " if self.norm == "2" else "")
+        kind = "product " if self.on == "product" else kind
+        return f"{kind}projection {shown(self.bound)}"
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.as_dict(), sort_keys=True))  # bounds by name are a dictionary
+
+    @property
+    def kind(self) -> str:
+        """What it projects onto: "product", "spectral", "layer-wise" (a bound for each matrix) or "single"."""
+        return projection_kind(self.bound, self.norm, self.on)
+
+    def projection(self, model: PolynomialNetwork) -> Projection:
+        """The projection of a model's weights."""
+        return Projection(model, self.bound, norm=self.norm, on=self.on)
+
+    def prepare(self, model: PolynomialNetwork) -> ProjectAfterStep:
+        return ProjectAfterStep(self.projection(model), self.every)
+
+    def join(self, methods: Sequence[Method]) -> Projected:
+        """All but the bounds must agree; a plain run is one whose bound is infinite."""
+        bounds = []
+        for method in methods:
+            if isinstance(method, Projected) and replace(method, bound=self.bound) == self:
+                bounds.append(method.bound)
+            elif isinstance(method, Plain):
+                bounds.append(inf)
+            else:
+                return super().join(methods)  # type: ignore[return-value]  # which raises
+        return replace(self, bound=_side_by_side(bounds))
+
+
+def projection_kind(bound: object, norm: str, on: str) -> str:
+    """What a projection with these options projects onto.
+
+    >>> projection_kind(1.0, "inf", "weights"), projection_kind({"C": 1.0}, "2", "weights")
+    ('single', 'spectral')
+    """
+    if on == "product":
+        return "product"
+    if norm == "2":
+        return "spectral"
+    return "layer-wise" if isinstance(bound, Mapping) else "single"
+
+
+class ProjectAfterStep:
+    """Projects after every few steps of the training, and after the last step of all."""
+
+    def __init__(self, projection: Projection, every: int) -> None:
+        self.projection, self.every = projection, every
+        self.watch: Callable[[Projection], None] | None = None
+
+    def __call__(self, step: int, last: bool) -> None:
+        if step % self.every and not last:
+            return
+        if self.watch is not None:
+            self.watch(self.projection)
+        self.projection.apply_()
+
+
+def _numbers(bound: Any) -> list[Any]:
+    if isinstance(bound, Mapping):
+        return [number for entry in bound.values() for number in _numbers(entry)]
+    return list(bound) if isinstance(bound, Sequence) and not isinstance(bound, str) else [bound]
+
+
+def _floats(bound: Any) -> Any:
+    if isinstance(bound, Mapping):
+        return {name: _floats(bound[name]) for name in sorted(bound)}
+    return tuple(map(_floats, bound)) if isinstance(bound, Sequence) else float(bound) + 0.0  # which makes 0 of -0
+
+
+def _side_by_side(bounds: list[Any]) -> BoundLike:
+    """Bounds of the runs as `Projection` takes them for a stack; a number stands for all matrices of a run."""
+    named = next((bound for bound in bounds if isinstance(bound, Mapping)), None)
+    if named is None:
+        return bounds
+    return {name: [bound[name] if isinstance(bound, Mapping) else bound for bound in bounds] for name in named}
+
+
+@register_method
+@dataclass(frozen=True)
+class Certified(Method):
+    r"""`(1 - weight) CE(f(x)) + weight CE(-low)`, low being lower bounds of the margins over balls of radius eps.
+
+    For each of the `rivals` that are nearest at the centre of the ball, which is cut to the data's domain,
+
+        low_j = g_j - ||G_j||_1 - remainder R_j
+
+    is what the first rung of certificates bounds, by entries: see
+    `polybound.certificates.bounds.differentiable`. With
+    `remainder=1` it is proven, up to rounding. With less it is between that and the least margin to first order, and
+    trains networks that higher rungs prove robust. Of the other rivals `g_j` itself counts. The radius rises from 0
+    in proportion to the steps, over a share `ramp` of the method's epochs.
+
+    Attributes:
+        eps: radius of the l_inf balls.
+        weight: of the certified loss, from 0 to 1; the rest is the clean loss's.
+        remainder: what share of the remainder counts.
+        ramp: share of the epochs from `start` on in which the radius rises.
+        rivals: how many rivals of each sample are bounded; 0 for all.
+        start: first epoch with that loss, from 0, or a share of all epochs.
+    """
+
+    name: ClassVar[str] = "certified"
+    takes_adversary: ClassVar[bool] = False  # the loss sees the whole ball
+
+    eps: float = 0.1
+    weight: float = 1.0
+    remainder: float = 0.3
+    ramp: float = 0.6
+    rivals: int = 3
+    start: int | float = 0
+
+    def __post_init__(self) -> None:
+        check_number("eps", self.eps)
+        for name in ("weight", "remainder", "ramp"):
+            check_number(name, getattr(self, name))
+            if getattr(self, name) > 1:
+                raise PolyboundError(f"{name} is a share, at most 1, got {getattr(self, name)!r}")
+        check_whole("rivals", self.rivals, 0)
+        check_start("start", self.start)
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        return f"certified training {self.eps:g}"
+
+    def eps_at(self, done: float) -> float:
+        """The radius where a share of the method's epochs is done.
+
+        >>> Certified(eps=0.2, ramp=0.5).eps_at(0.25), Certified(eps=0.2, ramp=0.5).eps_at(0.75)
+        (0.1, 0.2)
+        """
+        return self.eps if done >= self.ramp else self.eps * done / self.ramp
+
+    def complete_from(self, epochs: int) -> int:
+        rising = ceil(self.ramp * (epochs - self.begins) - 1e-9)
+        return min(self.begins + rising, epochs - 1)
+
+    def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
+        c, r = box_of(inputs, self.eps_at(moment.done), moment.domain)
+        bounds = margin_bounds(factors, c, r, labels, self.rivals or None)
+        low = bounds.centre - bounds.slope - self.remainder * bounds.remainder
+        losses = self.weight * cross_entropies(bounds.logits.scatter(-1, bounds.rivals, -low), labels)
+        if self.weight < 1:
+            losses = losses + (1 - self.weight) * cross_entropies(factors(inputs), labels)
+        return losses, losses
+
+
+@register_method
+@dataclass(frozen=True)
+class CertifiedProjected(Certified):
+    """Training for certificates whose weights are projected as well, from `start` on, as method `projection` does it.
+
+    Attributes:
+        bound: of the l_inf norms of all matrices.
+        every: a projection follows every so many steps, and the last one.
+    """
+
+    name: ClassVar[str] = "certified-projection"
+
+    bound: float = 1.0
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        check_number("bound", self.bound)
+        check_whole("every", self.every)
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        return f"{super().label} + projection {self.bound:g}"
+
+    def prepare(self, model: PolynomialNetwork) -> ProjectAfterStep:
+        return ProjectAfterStep(Projection(model, self.bound), self.every)
+
+
+@register_method
+@dataclass(frozen=True)
+class JacobianPenalty(Method):
+    """Cross-entropy plus `weight ||J(x)||_F^2 / 2`, J being the Jacobian of the logits by the input.
+
+    Attributes:
+        weight: of the penalty. The paper does not say which it used.
+        how: "random", one random projection a step, or "exact".
+    """
+
+    name: ClassVar[str] = "jacobian"
+    uses_inputs: ClassVar[bool] = True
+
+    weight: float = 0.01
+    how: Literal["random", "exact"] = "random"
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight)
+        check_choice("how", self.how, ("random", "exact"))
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        return f"Jacobian {self.weight:g}{' exact' if self.how == 'exact' else ''}"
+
+    def loss(self, logits: Tensor, inputs: Tensor, labels: Tensor, random: StepRandom) -> tuple[Tensor, Tensor]:
+        losses = cross_entropies(logits, labels)
+        directions = random.unit_vectors(logits).view_as(logits) if self.how == "random" else None
+        return losses, losses + self.weight * jacobian_penalty(logits, inputs, directions)
+
+    def closed_loss(
+        self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        slopes, losses = engine.slopes(x, y)
+        classes, batch = slopes.shape[1:]
+        if self.how == "exact":
+            one = torch.eye(classes).to(slopes).view(1, classes, -1, 1)
+            v, scale = one.expand(engine.runs, -1, -1, batch), self.weight
+        else:
+            v, scale = random.unit_vectors(slopes.mT).mT.unsqueeze(1), self.weight * classes
+        return drop_subnormal(slopes), engine.rows(v).mul_(scale), losses
+
+
+def jacobian_penalty(logits: Tensor, inputs: Tensor, directions: Tensor | None = None) -> Tensor:
+    """`sum over the batch of ||J(x)||_F^2 / 2`, differentiable: one value for each run.
+
+    With random unit vectors v, one for each sample, it is `o ||v^T J||^2 / 2`, whose expectation is exact; without,
+    there is a backward pass for each of the o classes.
+
+    Args:
+        logits: (*lead, batch, classes), computed from `inputs`.
+        inputs: (*lead, batch, features), with `requires_grad`.
+        directions: the unit vectors, shaped as the logits.
+    """
+    classes = logits.shape[-1]
+    every = torch.eye(classes, dtype=logits.dtype, device=logits.device).unbind()
+    scale = 1.0 if directions is None else float(classes)
+    total = logits.new_zeros(logits.shape[:-2])
+    for direction in every if directions is None else (directions,):
+        (rows,) = torch.autograd.grad((logits * direction).sum(), inputs, create_graph=True)
+        total = total + rows.square().sum((-2, -1))
+    return total * (scale / 2)
+
+
+@register_method
+@dataclass(frozen=True)
+class WeightDecay(Method):
+    """Cross-entropy plus `weight ||w||^2 / 2` of all weights.
+
+    Attributes:
+        weight: of the penalty. The paper does not say which it used.
+    """
+
+    name: ClassVar[str] = "l2"
+
+    weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight)
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        return f"L2 {self.weight:g}"
+
+    @property
+    def decay(self) -> float:
+        return self.weight

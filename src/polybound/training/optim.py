@@ -1,0 +1,380 @@
+"""Optimisers by name: how a gradient becomes a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, cos, pi
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork
+from polybound.registry import Part, Registry, check_number, check_start, check_whole
+
+__all__ = [
+    "OPTIMISERS",
+    "SCHEDULES",
+    "SGD",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "Descent",
+    "Momentum",
+    "Optimiser",
+    "Schedule",
+    "Steps",
+    "register_optimiser",
+    "register_schedule",
+]
+
+
+@dataclass(frozen=True)
+class Optimiser(Part):
+    """How a gradient becomes a step.
+
+    An optimiser of one's own is a frozen dataclass with a `name`, the names of what it remembers of each weight
+    (`remembers`) and `update_`, and one line that registers it (`register_optimiser`); from then on `fit`, `train
+    --optimiser` and experiments know it. What it remembers is zero at first, is saved with checkpoints, and goes with a
+    run when a stack branches.
+
+    Attributes:
+        learning_rate: of the first epoch; the schedule multiplies it.
+    """
+
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """What is remembered of each weight from step to step."""
+
+    learning_rate: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_number("learning_rate", self.learning_rate)
+        super().__post_init__()
+
+    def update_(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        memory: Sequence[Sequence[Tensor]],
+        rate: float,
+        step: int,
+    ) -> None:
+        """Make a step, in place; gradients may be overwritten.
+
+        Args:
+            weights: all parameters; of a stack, those of each run.
+            gradients: of the same shapes.
+            memory: for each name of `remembers`, tensors of the same shapes, to be changed in place.
+            rate: the present learning rate.
+            step: of the training, from 1 on.
+        """
+        del memory, step
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.sub_(gradient, alpha=rate)
+
+
+OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
+"""All optimisers by name."""
+
+register_optimiser = OPTIMISERS.register
+
+
+@register_optimiser
+@dataclass(frozen=True)
+class SGD(Optimiser):
+    """Plain stochastic gradient descent, `w <- w - rate gradient`, as in the paper."""
+
+    name: ClassVar[str] = "sgd"
+
+
+@register_optimiser
+@dataclass(frozen=True)
+class Momentum(Optimiser):
+    """SGD along a decaying sum of gradients: `v <- momentum v + gradient; w <- (1 - rate weight_decay) w - rate v`.
+
+    Attributes:
+        momentum: from 0 on and below 1.
+        weight_decay: decoupled from the gradient.
+    """
+
+    name: ClassVar[str] = "momentum"
+    remembers: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share("momentum", self.momentum)
+        check_number("weight_decay", self.weight_decay)
+        super().__post_init__()
+
+    def update_(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        memory: Sequence[Sequence[Tensor]],
+        rate: float,
+        step: int,
+    ) -> None:
+        del step
+        if self.weight_decay:
+            for weight in weights:
+                weight.mul_(1 - rate * self.weight_decay)
+        sgd(
+            list(weights),
+            list(gradients),
+            list(memory[0]),
+            fused=_fused(weights),
+            momentum=self.momentum,
+            lr=rate,
+            weight_decay=0.0,  # PyTorch's would be part of the gradient
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+@register_optimiser
+@dataclass(frozen=True)
+class AdamW(Optimiser):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+
+    With the means m of gradients and v of their squares, each divided by `1 - beta^step`:
+    `w <- (1 - rate weight_decay) w - rate m / (sqrt(v) + 1e-8)`.
+
+    Attributes:
+        beta1: of the mean of gradients.
+        beta2: of the mean of their squares.
+        weight_decay: decoupled from the gradient.
+    """
+
+    name: ClassVar[str] = "adamw"
+    remembers: ClassVar[tuple[str, ...]] = ("mean", "square")
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_share("beta1", self.beta1)
+        _check_share("beta2", self.beta2)
+        check_number("weight_decay", self.weight_decay)
+        super().__post_init__()
+
+    def update_(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        memory: Sequence[Sequence[Tensor]],
+        rate: float,
+        step: int,
+    ) -> None:
+        done = list(torch.full((len(weights),), step - 1.0, device=weights[0].device).unbind())
+        adamw(
+            list(weights),
+            list(gradients),
+            list(memory[0]),
+            list(memory[1]),
+            [],
+            done,
+            fused=_fused(weights),
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=rate,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+def _fused(weights: Sequence[Tensor]) -> bool:
+    """Whether all that is done to a weight can be one pass over memory: a fifth of a step's time instead of half."""
+    return weights[0].device.type in ("cpu", "cuda")
+
+
+def _check_share(name: str, value: float) -> None:
+    check_number(name, value)
+    if value >= 1:
+        raise PolyboundError(f"{name} must be below 1, got {value!r}")
+
+
+class Descent:
+    """Steps of an optimiser, for a model or for all runs of a stack.
+
+    What is remembered has a name and the shape of a parameter, so that engines that see the parameters differently
+    share it.
+
+    Attributes:
+        steps: how many were made.
+    """
+
+    def __init__(self, model: PolynomialNetwork, optimiser: Optimiser) -> None:
+        self.optimiser, self.steps, self._runs = optimiser, 0, model.runs or 1
+        # Closed forms hand out views of parameters; they are known by where they lie.
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.numel()}
+        self._names = {parameter.data_ptr(): name for name, parameter in named.items()}
+        self._memory = [
+            {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in named.items()}
+            for _ in optimiser.remembers
+        ]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is plain SGD, whose steps engines fuse with the gradients."""
+        return type(self.optimiser) is SGD
+
+    def step_(self, pairs: Sequence[tuple[Tensor, Tensor]], rate: float, decay: float) -> None:
+        """Make a step, in place, along the gradients of a mean loss plus `decay ||w||^2 / 2`.
+
+        Args:
+            pairs: every parameter, or a view of all of it, and its gradient.
+            rate: the present learning rate.
+            decay: weight of the penalty, which is the method's; an optimiser's own decay comes on top.
+        """
+        self.steps += 1
+        pairs = [pair for pair in pairs if pair[0].numel()]  # an NCP of degree 1 has no matrices in between
+        weights = [weight.detach() for weight, _ in pairs]
+        # A fused kernel goes through memory, whatever the strides: autograd's gradients may lie otherwise than weights.
+        gradients = [gradient.contiguous() for _, gradient in pairs]
+        if decay:
+            gradients = [gradient.add(weight, alpha=decay) for weight, gradient in zip(weights, gradients, strict=True)]
+        names = [self._names[weight.data_ptr()] for weight in weights]
+        memory = [
+            [kept[name].view_as(weight) for name, weight in zip(names, weights, strict=True)] for kept in self._memory
+        ]
+        # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of its
+        # own: its weights are the same to the bit alone and anywhere in a stack.
+        kept = [self._by_run(tensors) for tensors in memory]
+        self.optimiser.update_(self._by_run(weights), self._by_run(gradients), kept, rate, self.steps)
+
+    def _by_run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Each tensor as one for each run."""
+        if self._runs == 1:
+            return tensors
+        return [part for tensor in tensors for part in tensor.view(self._runs, -1).unbind()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is remembered, by name; empty for plain SGD."""
+        if self.plain:
+            return {}
+        found = {
+            f"{what} {name}": tensor
+            for what, kept in zip(self.optimiser.remembers, self._memory, strict=True)
+            for name, tensor in kept.items()
+        }
+        return found | {"steps": torch.tensor(self.steps)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what another descent remembered."""
+        if self.plain or not tensors:
+            return
+        self.steps = int(tensors["steps"])
+        for name, tensor in self.tensors().items():
+            if name != "steps":
+                tensor.copy_(tensors[name])
+
+    def forget(self, run: int | None) -> None:
+        """Forget all about a run of the stack, or about the model: its weights were set anew."""
+        for kept in self._memory:
+            for tensor in kept.values():
+                (tensor if run is None else tensor[run]).zero_()
+
+
+@dataclass(frozen=True)
+class Schedule(Part):
+    """Passes over the data.
+
+    A schedule of one's own is a frozen dataclass with a `name` and `factor_at`, and one line that registers it
+    (`register_schedule`). If its options are epochs, `scaled` says where they are in a shorter training.
+
+    Attributes:
+        epochs: how many.
+        batch_size: samples in a step.
+    """
+
+    epochs: int = 100
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs)
+        check_whole("batch_size", self.batch_size)
+        super().__post_init__()
+
+    def factor_at(self, epoch: int) -> float:
+        """What the learning rate is multiplied by in an epoch, counted from 0."""
+        del epoch
+        return 1.0
+
+    def scaled(self, share: float) -> Self:
+        """The same with a share of the epochs, at least two."""
+        return replace(self, epochs=max(2, round(self.epochs * share)))
+
+    def place(self, epoch: int, shorter: Schedule) -> int:
+        """Where an epoch of this schedule is in a shorter one; never after its last, and only the first stays first."""
+        if not epoch:
+            return 0
+        return min(max(1, round(epoch * shorter.epochs / self.epochs)), shorter.epochs - 1)
+
+
+SCHEDULES: Registry[Schedule] = Registry("schedule")
+"""All schedules by name."""
+
+register_schedule = SCHEDULES.register
+
+
+@register_schedule
+@dataclass(frozen=True)
+class Steps(Schedule):
+    """The learning rate is multiplied by `factor` at each milestone; the paper's schedule.
+
+    A milestone is an epoch counted from 0, or a share of all epochs, which becomes the first epoch after it.
+
+    >>> Steps().milestones, Steps(epochs=10).milestones, Steps(epochs=10, milestones=(4,)).milestones
+    ((25, 75), (3, 8), (4,))
+    """
+
+    name: ClassVar[str] = "steps"
+
+    milestones: tuple[int | float, ...] = (0.25, 0.75)
+    factor: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_number("factor", self.factor)
+        if not isinstance(self.milestones, tuple | list):
+            raise PolyboundError(f"milestones must be a list of epochs, got {self.milestones!r}")
+        for milestone in self.milestones:
+            check_start("a milestone", milestone)
+        super().__post_init__()
+        epochs = (ceil(one * self.epochs - 1e-9) if isinstance(one, float) else one for one in self.milestones)
+        object.__setattr__(self, "milestones", tuple(epochs))
+
+    def factor_at(self, epoch: int) -> float:
+        return float(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
+
+    def scaled(self, share: float) -> Self:
+        shorter = super().scaled(share)
+        return replace(shorter, milestones=tuple(self.place(int(milestone), shorter) for milestone in self.milestones))
+
+
+@register_schedule
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The learning rate falls along half a cosine: `(1 + cos(pi epoch / epochs)) / 2`."""
+
+    name: ClassVar[str] = "cosine"
+
+    def factor_at(self, epoch: int) -> float:
+        return (1 + cos(pi * epoch / self.epochs)) / 2
+
+
+@register_schedule
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same learning rate in all epochs."""
+
+    name: ClassVar[str] = "constant"
