@@ -10,7 +10,7 @@ import typer
 
 from polybound._version import __version__
 from polybound.cli.card import add_card
-from polybound.cli.commands import command, make_app, typed_options
+from polybound.cli.commands import AsJson, command, make_app, typed_options
 from polybound.cli.data import data_app
 from polybound.cli.doctor import add_doctor
 from polybound.cli.draw import add_drawing
@@ -37,7 +37,6 @@ add_drawing(app, NETWORKS)
 add_card(app, NETWORKS)
 add_doctor(app)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Network = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A model that model.save(path) wrote, an ONNX file, or a run folder.")
 ]

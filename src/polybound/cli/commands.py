@@ -17,7 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 from polybound.cli.progress import be_quiet
 from polybound.errors import ArgumentError, PolyboundError
 
-__all__ = ["INTERRUPTED", "ORDER", "CommandGroup", "command", "make_app", "say_stopped", "typed_options"]
+__all__ = ["INTERRUPTED", "ORDER", "AsJson", "CommandGroup", "command", "make_app", "say_stopped", "typed_options"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""

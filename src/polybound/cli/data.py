@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polybound.cli.commands import command, make_app
+from polybound.cli.commands import AsJson, command, make_app
 
 if TYPE_CHECKING:
     from polybound.data import Directories, Source
@@ -18,7 +18,6 @@ __all__ = ["data_app"]
 
 data_app = make_app("data", "List, download and check data sets.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(help="Look here first, and put downloads here. Default: $POLYBOUND_DATA, or the user's cache."),

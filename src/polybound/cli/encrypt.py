@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from polybound.cli.commands import command, make_app
+from polybound.cli.commands import AsJson, command, make_app
 
 __all__ = ["encrypt_app"]
 
 encrypt_app = make_app("encrypt", "Classify encrypted images: a client with the key, a server that cannot decrypt.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
 Network = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model file, a run folder, or an example: digits, pn-4, pn-4-bound-1.")

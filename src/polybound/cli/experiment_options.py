@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polybound.cli.commands import AsJson
 from polybound.cli.draw import FIGURE_1
 from polybound.errors import PolyboundError
 
@@ -56,7 +57,6 @@ Engine = Annotated[str, typer.Option(help="loky, dask or ray.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Jobs at once; one for each core by default.")]
 Address = Annotated[str | None, typer.Option(help="Of a Dask scheduler or a Ray head.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 _CHANGES = ("budget", "seeds", "samples", "limit", "datasets", "models", "methods", "bounds", "measure_every")

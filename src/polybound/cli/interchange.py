@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from polybound.cli.commands import command
+from polybound.cli.commands import AsJson, command
 from polybound.errors import PolyboundError
 
 __all__ = ["add_interchange"]
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_interchange(app: typer.Typer) -> None:

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from polybound.cli.commands import command, make_app
+from polybound.cli.commands import AsJson, command, make_app
 
 __all__ = ["runs_app"]
 
 runs_app = make_app("runs", "List, show and clean run folders.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Root = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the run folders.")]
 
 

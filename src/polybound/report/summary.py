@@ -9,7 +9,8 @@ from pathlib import Path
 from polybound.evaluation import CLEAN
 from polybound.experiments import Comparison, published
 from polybound.report.differences import pairs_of, pairs_table, questions_table
-from polybound.report.elements import Figure, Line, Panel, Part, Section, Table, Value
+from polybound.report.elements import Figure, Line, Panel, Part, Section, Value
+from polybound.report.elements import Table as Shown
 from polybound.report.labels import METHODS
 from polybound.report.missing import missing_values
 
@@ -39,11 +40,11 @@ class Summary:
     missed: int
     not_judged: int
     published: int
-    compared: Table | None = None
+    compared: Shown | None = None
     headline: Figure | None = None
-    misses: Table | None = None
-    missing: Table | None = None
-    differences: Table | None = None
+    misses: Shown | None = None
+    missing: Shown | None = None
+    differences: Shown | None = None
     lead: str = ""
 
     @property
@@ -79,7 +80,7 @@ def summarise(parts: Sequence[Part], data_dir: Path | None = None) -> Summary:
     return Summary(*counts, questions_table(pairs), headline, _misses(off), missing, pairs_table(pairs), lead)
 
 
-def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_dir: Path | None) -> Table | None:
+def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_dir: Path | None) -> Shown | None:
     """The published values that were not run, then all else that is not there, with the reasons."""
     paper = any(part.experiment.published for part in parts)
     values = missing_values(run, [part.experiment for part in parts], data_dir) if paper else None
@@ -91,11 +92,11 @@ def _missing(parts: Sequence[Part], run: set[tuple[str, str, str, str]], data_di
         name = part.experiment.paper or part.experiment.name
         rows += [[f"{name}: {what}", "", why] for what, why in part.section.missing]
     header = ["not run", "published values", "why"]
-    return Table("What is missing, and why", header, rows, name="missing") if rows else None
+    return Shown("What is missing, and why", header, rows, name="missing") if rows else None
 
 
-def _tables(sections: Sequence[Section]) -> list[Table]:
-    return [part for made in sections for part in made.parts if isinstance(part, Table)]
+def _tables(sections: Sequence[Section]) -> list[Shown]:
+    return [part for made in sections for part in made.parts if isinstance(part, Shown)]
 
 
 def _headline(judged: Sequence[Comparison]) -> Figure:
@@ -120,7 +121,7 @@ def _name(one: Comparison) -> str:
     return f"{paper.dataset}, {paper.model}, {METHODS.get(paper.method, paper.method)}, {attack}"
 
 
-def _misses(off: Sequence[Comparison]) -> Table | None:
+def _misses(off: Sequence[Comparison]) -> Shown | None:
     """The values that are missed, the furthest first."""
     if not off:
         return None
@@ -134,4 +135,4 @@ def _misses(off: Sequence[Comparison]) -> Table | None:
         "The last column is the difference in standard deviations of both, the published one and that of these seeds: "
         "between -2 and 2 it may be chance."
     )
-    return Table("The published values that are missed", header, rows, notes=[note], name="misses")
+    return Shown("The published values that are missed", header, rows, notes=[note], name="misses")
