@@ -16,7 +16,7 @@ from polybound.data import catalogue, load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
 from polybound.registry import load_plugins
-from polybound.runs import Checkpoint, cache, clean_runs, list_runs
+from polybound.runs import Checkpoint, clean_runs, folder, list_runs
 from polybound.runs.folder import path_for
 from polybound.training import METHODS
 
@@ -172,7 +172,7 @@ def test_the_command_line_knows_them(module, monkeypatch, capsys, tmp_path):
     Checkpoint([spec], 1, 0, [0], True, [[]], {"w": torch.zeros(1)}, None, {}).write(checkpoint)
     # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.
     monkeypatch.setattr(METHODS, "_parts", {name: part for name, part in METHODS._parts.items() if name != "flat"})
-    cache._known.clear()
+    folder._known.clear()
     (summary,) = list_runs(tmp_path / "runs")
     assert summary.state == "unknown" and "method must be one of" in summary.why and "'flat'" in summary.why
     assert not clean_runs(tmp_path / "runs", ["damaged", "failed", "unfinished"]) and checkpoint.exists()

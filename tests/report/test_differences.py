@@ -8,7 +8,7 @@ from polybound.experiments import find_experiment
 from polybound.report.build import report_runs
 from polybound.report.differences import chosen_on_validation, pairs_of, pairs_table, questions_table
 from polybound.report.elements import Part, Section
-from polybound.report.run_report import by_heading, highest_pairs, scores_table
+from polybound.report.sections import by_heading, highest_pairs, scores_table
 from polybound.report.summary import summarise
 from polybound.runs import DataSpec, Spec, evaluate_runs, train_together
 from polybound.training import Recipe

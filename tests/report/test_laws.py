@@ -23,9 +23,8 @@ from polybound.experiments import Experiment, compare
 from polybound.report.elements import Figure, Images, Line, Panel, Section
 from polybound.report.elements import Table as Shown
 from polybound.report.labels import cell_text
-from polybound.report.layout import _LAYOUTS
 from polybound.report.page import page
-from polybound.report.run_report import scores_table
+from polybound.report.sections import _LAYOUTS, scores_table
 from polybound.runs import DataSpec, Spec
 from polybound.training import Recipe
 

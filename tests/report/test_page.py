@@ -10,9 +10,9 @@ from helpers.report_parts import BOUNDS, CURVE, FIGURE, HEADLINE, HOSTILE, PICTU
 from polybound.experiments import find_experiment
 from polybound.report import build_report
 from polybound.report.elements import Figure, Images, Line, Panel, Section, Table
-from polybound.report.figure_data import read_figure
 from polybound.report.page import page
 from polybound.report.summary import Summary
+from polybound.report.text import read_figure
 
 ANSWERS = Table("Compared", ["question", "compared", "by how much"], [["Does it work?", "a with b", "+1.0 points"]])
 SUMMARY = Summary(7, 1, 0, 378, ANSWERS, HEADLINE, replace(TABLE, title="Missed"))

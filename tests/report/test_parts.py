@@ -20,17 +20,14 @@ from polybound.report import build_report
 from polybound.report.axes import axes_of, columns_of
 from polybound.report.elements import Figure, Images, Line, Panel, Part
 from polybound.report.elements import Table as Shown
-from polybound.report.figure_data import figure_to_csv, read_figure
 from polybound.report.labels import network_names
-from polybound.report.layout import section
-from polybound.report.missing import missing_values
-from polybound.report.paper_table import seeds_text
 from polybound.report.placing import HEIGHT, PLACES, SIZE, WIDTH, place_texts
-from polybound.report.run_report import bounds_table
+from polybound.report.sections import bounds_table, section
 from polybound.report.static import draw
 from polybound.report.styles import style
 from polybound.report.summary import summarise
-from polybound.report.text import to_csv, to_latex, to_markdown
+from polybound.report.tables import missing_values, seeds_text
+from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
 from polybound.runs import Loaded
 
 numbers = st.floats(-1e6, 1e6)

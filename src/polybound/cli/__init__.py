@@ -1,5 +1,5 @@
 """The command line: `polybound COMMAND`. Everything that it does can be done from Python."""
 
-from polybound.cli.entry import main
+from polybound.cli.app import main
 
 __all__ = ["main"]

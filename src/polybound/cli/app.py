@@ -1,27 +1,30 @@
-"""The commands."""
+"""The command line from its beginning to its exit code: plugins, errors and Ctrl-C."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from polybound._version import __version__
-from polybound.cli.card import add_card
-from polybound.cli.commands import AsJson, command, make_app, typed_options
-from polybound.cli.data import data_app
+from polybound.cli.commands import INTERRUPTED, AsJson, command, make_app, say_stopped, typed_options
+from polybound.cli.data import data_app, runs_app
 from polybound.cli.doctor import add_doctor
-from polybound.cli.draw import add_drawing
 from polybound.cli.encrypt import encrypt_app
 from polybound.cli.experiments import add_commands
-from polybound.cli.explore import add_explorer
 from polybound.cli.interchange import add_interchange
-from polybound.cli.runs import runs_app
+from polybound.cli.show import add_card, add_drawing, add_explorer
 from polybound.errors import PolyboundError
+from polybound.registry import load_plugins
 
-__all__ = ["app"]
+__all__ = ["app", "main"]
+
 
 NETWORKS, DATA = "Networks", "Data and runs"
 """Headings of the list of commands."""
@@ -303,8 +306,7 @@ def certify(
     as_json: AsJson = False,
 ) -> None:
     """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
-    from polybound.cli.certify import run_certify, run_check
-    from polybound.cli.outputs import run_outputs
+    from polybound.cli.certify import run_certify, run_check, run_outputs
 
     if check is not None:
         run_check(run, check, as_json, typed_options(context), eps, norm)
@@ -338,7 +340,7 @@ def bounds(
     """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
     from rich.console import Console
 
-    from polybound.cli.progress import is_quiet
+    from polybound.cli.commands import is_quiet
     from polybound.runs import load_subject
     from polybound.theory import bounds as all_bounds
 
@@ -381,3 +383,38 @@ def info(model: Network, as_json: AsJson = False) -> None:
         from polybound.cli.tables import show_facts
 
         show_facts(facts)
+
+
+def main() -> None:
+    """Run the command line: bad input ends in one line on standard error and exit code 2."""
+    try:
+        if _does_something(sys.argv[1:]):
+            load_plugins()
+        _command()()
+    except KeyboardInterrupt:  # before there is a command
+        say_stopped("nothing was begun")
+        sys.exit(INTERRUPTED)
+    except PolyboundError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+
+
+@cache
+def _command() -> Callable[[], Any]:
+    """The tree of commands; typer makes it from the signatures of all functions, which takes a while."""
+    return get_command(app)
+
+
+def _does_something(arguments: list[str]) -> bool:
+    """Whether a command is carried out; help and the version need no plugins, and shall be fast.
+
+    `doctor` imports them by itself, one by one, to say which of them is broken.
+    """
+    return bool(arguments) and arguments[0] != "doctor" and not {"-h", "--help", "--version"} & set(arguments)
+
+
+def _fail(message: str) -> None:
+    # One line, whatever a library put into its message.
+    print(f"polybound: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.progress import MofNCompleteColumn
 
-from polybound.certificates import Network, certify, check_claims, read_claims, save_certificates
-from polybound.cli.progress import progress_bar
+from polybound.certificates import Network, certify, check_claims, output_bounds, read_claims, save_certificates
+from polybound.cli.commands import progress_bar
 from polybound.cli.tables import show_table
 from polybound.data import Dataset, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.runs import Loaded, load_subject
 
-__all__ = ["check_target", "model_and_images", "run_certify", "run_check"]
+__all__ = ["check_target", "model_and_images", "run_certify", "run_check", "run_outputs", "show_intervals"]
 
 
 def run_certify(
@@ -143,3 +143,52 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
         cells.append([f"{row['eps']:g}", *shares, str(row["undecided"]), f"{row['mean milliseconds']:.1f}", rungs])
     header = ["eps", "clean", "certified", "attacked", "undecided", "ms an image", "decided by"]
     show_table(header, cells, title=title)
+
+
+def run_outputs(
+    path: Path,
+    eps: list[float],
+    images: int,
+    dataset: str | None,
+    data_dir: Path | None,
+    norm: str,
+    method: str,
+    budget: float,
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Bound the outputs of the first test images at every eps, and show them."""
+    check_target(save, eps)
+    model, data = model_and_images(path, dataset, data_dir)
+    x, net = data.x[:images], Network(model)
+    rows: list[dict[str, Any]] = []
+    with progress_bar(MofNCompleteColumn()) as bar:
+        for radius in eps:
+            task = bar.add_task(f"eps {radius:g}", total=len(x))
+            options: dict[str, Any] = {"domain": data.domain, "norm": norm, "method": method, "budget": budget}
+            options["on_progress"] = lambda done, task=task: bar.update(task, completed=done)
+            found = output_bounds(net, x, radius, keep=save is not None, **options)
+            rows += [{"eps": radius, "label": int(data.y[row["image"]])} | row for row in found.rows()]
+            if save is not None:
+                save_certificates(save, model, found, x, data.domain)
+    if as_json:
+        about = {"model": str(path), "dataset": data.name, "domain": list(data.domain), "norm": norm}
+        print(json.dumps(about | {"rows": rows}, indent=2))
+    else:
+        title = f"{path}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}, l_{norm} balls"
+        show_intervals(title, rows, ["eps"])
+
+
+def show_intervals(title: str, rows: Sequence[Mapping[str, Any]], about: Sequence[str]) -> None:
+    """A line for each interval, headed by what it is about, the columns `about` first."""
+    lead = [*about, "image", "label", "output"]
+    header = [*lead, "proven from", "to", "attained from", "to"]
+    cells = [
+        [*(str(row[name]) for name in lead), *(_number(row[name]) for name in ("lower", "upper", "lowest", "highest"))]
+        for row in rows
+    ]
+    show_table(header, cells, lead=len(lead), title=title)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""How commands are put together: their order, their examples, `--quiet`, and flags that look like flags."""
+"""What is said on the way, on standard error: progress bars, all alike, and hints. `--quiet` leaves both out."""
 
 from __future__ import annotations
 
@@ -6,18 +6,66 @@ import inspect
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from typer.core import TyperCommand, TyperGroup
 
-from polybound.cli.progress import be_quiet
 from polybound.errors import ArgumentError, PolyboundError
 
-__all__ = ["INTERRUPTED", "ORDER", "AsJson", "CommandGroup", "command", "make_app", "say_stopped", "typed_options"]
+__all__ = [
+    "INTERRUPTED",
+    "ORDER",
+    "AsJson",
+    "CommandGroup",
+    "be_quiet",
+    "command",
+    "hint",
+    "is_quiet",
+    "make_app",
+    "progress_bar",
+    "say_stopped",
+    "typed_options",
+]
+
+
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+def be_quiet(wanted: bool) -> None:
+    """Leave out progress bars and hints from now on, or no longer."""
+    _quiet.set(wanted)
+
+
+def is_quiet() -> bool:
+    """Whether `--quiet` was given."""
+    return _quiet.get()
+
+
+def hint(text: str) -> None:
+    """A line on standard error that helps, but that nobody asked for."""
+    if not is_quiet():
+        print(text, file=sys.stderr)
+
+
+@contextmanager
+def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
+    """A bar on standard error that is gone when it is done, with columns of one's own between the bar and the times.
+
+    Where nobody watches there is none: even an empty one would put a line of its own before an error's.
+    """
+    console = Console(stderr=True)
+    parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*parts, console=console, transient=True, disable=is_quiet() or not console.is_terminal) as bar:
+        yield bar
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

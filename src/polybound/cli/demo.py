@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn
 
 from polybound.attacks import PGD
 from polybound.certificates import Network, certify
-from polybound.cli.progress import hint, progress_bar
+from polybound.cli.commands import hint, progress_bar
 from polybound.cli.tables import print_wrapped, show_table
 from polybound.constraints import Projection
 from polybound.data import Dataset, load_digits

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polybound.cli.commands import command
-from polybound.cli.progress import progress_bar
+from polybound.cli.commands import command, progress_bar
 
 __all__ = ["add_doctor"]
 

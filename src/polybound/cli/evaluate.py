@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import typer
 
-from polybound.cli.outputs import show_intervals
-from polybound.cli.progress import progress_bar
+from polybound.cli.certify import show_intervals
+from polybound.cli.commands import progress_bar
 from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
 from polybound.errors import PolyboundError
 from polybound.evaluation import Evaluation, Examples, Table

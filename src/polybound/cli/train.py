@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from rich.progress import TextColumn
 
-from polybound.cli.progress import progress_bar
+from polybound.cli.commands import progress_bar
 from polybound.cli.tables import note, show_table
 from polybound.errors import PolyboundError
 from polybound.evaluation import labels

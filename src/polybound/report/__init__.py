@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
-    from polybound.report.attacks import draw_attacks
     from polybound.report.build import Report, build_report, report_runs
     from polybound.report.card import Card, model_card
-    from polybound.report.demo import draw_demo
+    from polybound.report.draw import check_figure_file, draw_attacks, draw_demo
     from polybound.report.elements import SYMBOLS, Table
     from polybound.report.explorer import Feature, build_explorer
-    from polybound.report.figure_files import check_figure_file
     from polybound.report.network_drawing import draw_figure_1, draw_network, network_svg
     from polybound.report.tensorboard import EventLog
 
@@ -46,9 +44,9 @@ _HOME = {
     "Table": "elements",
     "build_explorer": "explorer",
     "build_report": "build",
-    "check_figure_file": "figure_files",
-    "draw_attacks": "attacks",
-    "draw_demo": "demo",
+    "check_figure_file": "draw",
+    "draw_attacks": "draw",
+    "draw_demo": "draw",
     "draw_figure_1": "network_drawing",
     "draw_network": "network_drawing",
     "model_card": "card",

@@ -16,14 +16,18 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import Table as Scores
 from polybound.experiments import Experiment, experiment_scores, skipped_runs
 from polybound.report.elements import Figure, Part, Section, Table
-from polybound.report.export import section_to_dict, section_to_markdown, summary_to_dict, summary_to_markdown
-from polybound.report.figure_data import figure_to_csv
-from polybound.report.layout import section
 from polybound.report.page import page
-from polybound.report.run_report import runs_section
+from polybound.report.sections import runs_section, section
 from polybound.report.static import draw
-from polybound.report.summary import Summary, summarise
-from polybound.report.text import to_csv, to_latex, to_markdown
+from polybound.report.summary import (
+    Summary,
+    section_to_dict,
+    section_to_markdown,
+    summarise,
+    summary_to_dict,
+    summary_to_markdown,
+)
+from polybound.report.text import figure_to_csv, to_csv, to_latex, to_markdown
 from polybound.runs import find_runs, is_run, subjects_of
 
 __all__ = ["Report", "build_report", "facts", "report_runs"]

@@ -19,9 +19,9 @@ from polybound.errors import PolyboundError
 from polybound.report.axes import columns_of
 from polybound.report.drawing import drawings_of, legend_of
 from polybound.report.elements import SYMBOLS, Figure, Section, Table
-from polybound.report.figure_data import figure_to_csv
 from polybound.report.styles import COLOURS
 from polybound.report.summary import Summary
+from polybound.report.text import figure_to_csv
 
 __all__ = ["page"]
 
