@@ -1,4 +1,12 @@
-"""Settings in names: "pgd-0.1-20-0.01:restarts=5", "gaussian:size=5". What is written is read back as it was."""
+"""Things by name: their settings, the registry that builds them, checks of values, and plugins.
+
+Python code imports such a module itself. The command line, and the workers of a sweep, import the modules that are
+named in the environment variable POLYBOUND_PLUGINS, separated by commas, and those that installed packages name by an
+entry point of the group "polybound":
+
+    [project.entry-points.polybound]
+    mine = "my_package.methods"
+"""
 
 from __future__ import annotations
 
@@ -61,6 +69,9 @@ def read_setting(text: str, kind: type) -> Any:
         return kind(text)
     except (KeyError, ZeroDivisionError) as error:
         raise ValueError(f"not a {kind.__name__}: {text!r}") from error
+
+
+# Parts that are chosen by name: methods, optimisers, schedules. A part of one's own is registered in one line.
 
 
 @dataclass(frozen=True)
@@ -240,6 +251,9 @@ def check_flag(name: str, value: object) -> None:
     """Refuse anything but True and False."""
     if not isinstance(value, bool):
         raise ArgumentError(name, f"must be True or False, got {value!r}")
+
+
+# Modules of other packages that register methods, attacks, data sets, models, experiments or defences.
 
 
 GROUP = "polybound"

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+# What an attack clips its images to and which gradients it follows: the honest choice, and the paper's.
+
+
 Protocol = Literal["sound", "published"]
 
 PROTOCOLS: tuple[Protocol, ...] = ("sound", "published")

@@ -1,4 +1,4 @@
-"""What all attacks share: checks, batches, random numbers, exactness."""
+"""What all attacks share: checks, batches, random numbers, exactness; and adversarial training batches."""
 
 from __future__ import annotations
 
@@ -269,6 +269,9 @@ def _check_classes(model: Classifier, x: Tensor, y: Tensor) -> None:
     if least < 0 or most >= classes:
         bad = least if least < 0 else most
         raise PolyboundError(f"label {bad} is out of range for a model with {classes} classes")
+
+
+# Adversarial examples for one step of training.
 
 
 def adversarial_batch(

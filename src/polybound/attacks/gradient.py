@@ -1,4 +1,4 @@
-"""FGSM: one step."""
+"""Attacks by gradients: FGSM (one step), PGD, TPGD, and APGD with its targeted form."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ class FGSM(Attack):
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         del random  # nothing here is random
         return climb(model, ball, ball.x, cross_entropy(labels, ball.protocol), 1, self.eps)
+
+
+# PGD: many steps, possibly from random starts.
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,9 @@ class PGD(Attack):
         return climb(model, ball, start, loss, self.steps, size, early_stop=self.early_stop)
 
 
+# TPGD: away from the clean prediction, without labels.
+
+
 @dataclass(frozen=True)
 class TPGD(Attack):
     """The attack inside TRADES (Zhang et al., 2019): PGD up the divergence from the clean prediction:
@@ -151,6 +157,9 @@ class TPGD(Attack):
         start = (ball.x + 0.001 * random.normal()).clamp_(*ball.clip)
         loss = divergence(labels, model.logits(ball.x), ball.protocol)
         return climb(model, ball, start, loss, self.steps, self.step_size)
+
+
+# APGD and its targeted kind: step sizes that adapt themselves.
 
 
 @dataclass(frozen=True)

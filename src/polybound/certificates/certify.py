@@ -1,4 +1,4 @@
-"""`certify`: prove or refute that no perturbation of an input changes the prediction."""
+"""`certify`, `certified_accuracy` and `certified_radius`: prove or refute that no perturbation changes a prediction."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ __all__ = [
     "certified_radius",
     "certify",
 ]
+
+
+# What `certify` returns.
 
 
 Status = Literal["verified", "falsified", "undecided"]
@@ -144,6 +147,9 @@ def _joined_sides(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 _HEAVY, _LEAST, _BLOCKS = 2**14, 4, 8
 """Where a factor has so many weights, blocks are smaller, of at least so many images, so that there are so many."""
+
+
+# What `certify` is asked, in blocks of images that can be answered one by one, on any process.
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,6 +377,9 @@ def certified_accuracy(
     options: dict[str, Any] = {"norm": norm, "method": method, "budget": budget, "workers": workers}
     found = certify(model, x, y, eps, box=box, domain=data.domain, **options)
     return found.count("verified") / len(x)
+
+
+# The largest certified radius of each input, by bisection.
 
 
 @dataclass(frozen=True, eq=False, repr=False)

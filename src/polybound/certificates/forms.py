@@ -1,4 +1,4 @@
-"""Linear forms of the logits, `a.f(x) + b`: what the ladder bounds from below, several of them for each image."""
+"""Linear forms of the logits, `a.f(x) + b`, which the search bounds from below; and cells, parts of their boxes."""
 
 from __future__ import annotations
 
@@ -142,6 +142,9 @@ class Combinations(Forms):
     def coefficients(self, _image: int, claim: int, /) -> tuple[Tensor, Tensor]:
         """A row."""
         return self.weights[claim : claim + 1], self.constant[claim : claim + 1]
+
+
+# Boxes with the form that is to be bounded over each: what the rungs of the ladder work on.
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,8 @@
-"""Boxes in float64 that contain what they should: around inputs, cut to the domain; their centres and radii."""
+"""The sets of inputs that a certificate is about: boxes and l_2 balls in float64, and checks of what users pass.
+
+`x' = x + r * u` with `||u||_2 <= 1` is an ellipsoid with a radius for each feature, a ball if all are the same. Inputs
+and radii are float64 numbers as they are asked: nothing is rounded in that. The domain cuts u to `[low, high]`.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +93,9 @@ def centre(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     r = torch.maximum(upper - c, c - lower)
     # Both differences are rounded once; the next number up is above the true radius.
     return c, torch.where(upper > lower, torch.nextafter(r, _UP), torch.zeros_like(r))
+
+
+# Inputs, labels and boxes in the shapes that certificates work on; whatever does not fit is refused.
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +283,9 @@ def as_float64(values: Any, name: str) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise PolyboundError(f"{name} must be numbers: {error}") from error
+
+
+# Balls of the l_2 norm around inputs, cut to the domain, and the least values of linear forms over them.
 
 
 Limits = Sides

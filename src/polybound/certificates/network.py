@@ -1,4 +1,4 @@
-"""A network's factors made ready for bounding: written out, transposed, with the error budget of float64."""
+"""A network made ready for bounding: its factors written out, transposed, with the error budget of float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`output_bounds`: how small and how large a network's outputs get over a box or an l_2 ball, proven."""
+"""`output_bounds`: how small and how large outputs get, proven; `decide`: whether they can meet linear conditions."""
 
 from __future__ import annotations
 
@@ -217,6 +217,9 @@ def _found(
     )
 
 
+# Claims about several forms at once: that not all of them are at most zero at any point of the box.
+
+
 _TURNS = 24
 """Steps towards the best combination of a claim's forms."""
 
@@ -303,6 +306,9 @@ def _best_share(first: First) -> Tensor:
         slope = level - (G @ total.sign().unsqueeze(-1)).squeeze(-1)
         share = torch.softmax(share.clamp_min(1e-12).log() + slope * (4 / (1 + turn / 4)), -1)
     return chosen / scale
+
+
+# `decide`: whether a box holds a point whose outputs are in a set that is called unsafe.
 
 
 Answer = Literal["unsat", "sat", "unknown"]

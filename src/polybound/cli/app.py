@@ -1,4 +1,4 @@
-"""The command line from its beginning to its exit code: plugins, errors and Ctrl-C."""
+"""The commands of `polybound`, from the arguments to the exit code: plugins, errors and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ __all__ = ["app", "main"]
 
 NETWORKS, DATA = "Networks", "Data and runs"
 """Headings of the list of commands."""
+
+# The commands.
+
 
 app = make_app("polybound", "Train, bound, attack and certify polynomial networks.", completion=True)
 app.add_typer(encrypt_app, rich_help_panel=NETWORKS)

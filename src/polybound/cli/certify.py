@@ -1,4 +1,4 @@
-"""`polybound certify`: certificates of a run's or a model's test images."""
+"""`polybound certify`: certificates, or proven output intervals, of test images."""
 
 from __future__ import annotations
 
@@ -143,6 +143,9 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
         cells.append([f"{row['eps']:g}", *shares, str(row["undecided"]), f"{row['mean milliseconds']:.1f}", rungs])
     header = ["eps", "clean", "certified", "attacked", "undecided", "ms an image", "decided by"]
     show_table(header, cells, title=title)
+
+
+# `polybound certify --outputs`: intervals that a run's or a model's outputs provably stay in.
 
 
 def run_outputs(

@@ -1,4 +1,4 @@
-"""What is said on the way, on standard error: progress bars, all alike, and hints. `--quiet` leaves both out."""
+"""How every command is declared and ends; progress bars and hints on standard error, which `--quiet` leaves out."""
 
 from __future__ import annotations
 
@@ -68,6 +68,9 @@ def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+# How commands are put together: their order, their examples, `--quiet`, and flags that look like flags.
+
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""

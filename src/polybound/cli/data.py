@@ -1,4 +1,4 @@
-"""`polybound data`: what data sets there are, getting them, and checking their files."""
+"""`polybound data` and `polybound runs`: data sets and run folders, listed, checked, fetched and cleaned."""
 
 from __future__ import annotations
 
@@ -117,6 +117,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
             row["found"] or "-",
         )
     Console().print(view)
+
+
+# `polybound runs`: list, show and clean run folders.
 
 
 runs_app = make_app("runs", "List, show and clean run folders.")

@@ -1,4 +1,4 @@
-"""`polybound experiments`, `sweep` and `reproduce`, and how all commands about experiments are added."""
+"""`polybound experiments`, `sweep`, `reproduce`, `report` and `compare`."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ __all__ = [
 ]
 
 
+# What the commands about experiments have in common: their options, and the experiments that those choose.
+
+
 Names = Annotated[
     list[str], typer.Argument(metavar="NAME", help="Experiments, see `polybound experiments`, or TOML files.")
 ]
@@ -97,6 +100,9 @@ def report_command(names: list[str], runs: Path, data_dir: Path | None, *changes
         for one in value if isinstance(value, list) else [value]:
             words += [] if one is None else [option, value_label(one)]
     return shlex.join(words)
+
+
+# `polybound report` and `compare`.
 
 
 def report(

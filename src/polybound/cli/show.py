@@ -1,4 +1,4 @@
-"""`polybound draw`: the schematic of a network, and the drawing among the paper's figures."""
+"""`polybound draw`, `card` and `explore`: a network as a picture, a model card or an interactive page."""
 
 from __future__ import annotations
 
@@ -105,6 +105,9 @@ def _find(model: str, sizes: dict[str, Any]) -> tuple[PolynomialNetwork, str]:
     raise PolyboundError(f"{model}: no such file or folder, and none of {names}")
 
 
+# `polybound card`: what a network is and measures, on a page.
+
+
 def add_card(app: typer.Typer, panel: str) -> None:
     """Make the command known."""
     command(
@@ -173,6 +176,9 @@ def _subject(
     network, data = model_and_images(path, dataset, data_dir)
     known = Run(path).spec() if is_run(path) else None
     return network, data, {"name": path.resolve().name if path.is_dir() else path.stem, "spec": known}
+
+
+# `polybound explore`: a network, or two, in a page to play with.
 
 
 def add_explorer(app: typer.Typer, panel: str) -> None:

@@ -17,6 +17,10 @@ soft threshold of that ball and ``p_i`` the number of entries that survive it,
 
 ``g_i`` rises from ``g_i'(0) = 0``; it is convex where ``2 R_i >= N_i``, and may bend down and up again many times
 further on. Hence three steps: a Newton descent; a test that the result is globally best; a global search if it is not.
+
+    minimise  sum_i g_i(u_i)   subject to   sum_i u_i = L,   0 <= u_i <= cap_i
+
+with the costs `g_i` that `product.py` explains; they are smooth, rise from zero, and need not be convex.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ from polybound.errors import NonFiniteError, PolyboundError
 from polybound.theory import mantissa_product
 
 __all__ = ["CHUNK", "Units", "project_product", "solve"]
+
+
+# The allocation problem behind `project_product`: how much each factor of a unit has to shrink.
 
 
 _EPS = torch.finfo(torch.float64).eps

@@ -1,4 +1,4 @@
-"""Data files and what is known of their content; they and members of archives are read into memory, and checked."""
+"""Files of data sets: where they lie, how they are downloaded, and how their content is read and checked."""
 
 from __future__ import annotations
 
@@ -228,6 +228,9 @@ def _check_known(where: str | Path, found: str, file: DataFile) -> None:
         )
 
 
+# Downloads: checked before they get their name, and by one process at a time.
+
+
 ATTEMPTS = 4  # at one address, for connections that break
 TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two bytes
 _BLOCK = 1 << 16
@@ -329,6 +332,9 @@ def progress(items: Iterable[Item], description: str, total: float | None) -> It
 
     console = Console(stderr=True)
     return track(items, description, total, console=console, transient=True, disable=not console.is_terminal)
+
+
+# Where data files are looked for, and what is said if one is nowhere.
 
 
 VARIABLE = "POLYBOUND_DATA"

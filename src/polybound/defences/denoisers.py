@@ -1,4 +1,4 @@
-"""Denoisers that need no training: filters."""
+"""Denoisers in front of a classifier: filters, a trained U-Net, and how they are found by name."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ def _reflected(images: Tensor, size: int) -> Tensor:
     if min(images.shape[-2:]) <= pad:
         raise PolyboundError(f"a window of size {size} is too large for images of {tuple(images.shape[-2:])}")
     return F.pad(images, (pad, pad, pad, pad), mode="reflect") if pad else images
+
+
+# Guided denoising: a small U-Net trained so that the classifier does not notice the attack.
 
 
 class GuidedDenoiser(Defence):
@@ -195,6 +198,9 @@ class GuidedDenoiser(Defence):
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+# Defences by name: "gaussian", "median:size=5", "guided".
 
 
 KINDS: dict[str, type[Defence]] = {}

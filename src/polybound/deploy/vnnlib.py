@@ -20,6 +20,9 @@ from polybound.errors import FileFormatError, PolyboundError
 __all__ = ["Literal", "Property", "Question", "Region", "read_question", "read_vnnlib"]
 
 
+# The formulas of VNN-LIB files: from text to disjunctions of conjunctions of linear conditions, in exact numbers.
+
+
 _TOKEN = re.compile(r";[^\n]*|[()]|[^\s();]+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])_(0|[1-9]\d{0,7})")

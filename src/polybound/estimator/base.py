@@ -1,4 +1,4 @@
-"""What both estimators share: validation, scaling, training, certificates' boxes."""
+"""What both estimators share: settings, validation, scaling, the network and its training."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ __all__ = [
     "rounding",
     "train",
 ]
+
+
+# The network of an estimator: how it is made, trained, and evaluated in the arithmetic that certificates speak of.
 
 
 FORMS = ("residual", "product", "nested")

@@ -1,4 +1,4 @@
-"""What is proven about an estimator's predictions, in the user's units."""
+"""Certificates and bounds of an estimator, in the user's units."""
 
 from __future__ import annotations
 
@@ -182,6 +182,9 @@ def largest_radii(verified: Callable[[npt.NDArray[np.intp], Array], Flags], samp
 
     found: Array = bisected(tried, samples, 2.0, float(tolerance)).numpy()
     return found
+
+
+# The bounds of a fitted estimator: Lipschitz, Rademacher, generalisation.
 
 
 _SCALED = "inputs are scaled: one unit of a feature is three standard deviations of it"

@@ -1,4 +1,4 @@
-"""Inputs from the user's units to the domain `[-1, 1]`, and targets back from it; boxes are rounded outwards."""
+"""Inputs from the user's units to the domain `[-1, 1]` and targets back; repeated and weighted samples."""
 
 from __future__ import annotations
 
@@ -154,6 +154,9 @@ def _moments(values: Array, weight: Array) -> tuple[Array, Array]:
     std = np.sqrt((share * (scaled - mean) ** 2).sum(0))
     varies = (values.max(0) > values.min(0)) & (std > _CONSTANT)
     return np.clip(mean, -1.0, 1.0) * peak, np.where(varies, std * peak, 0.0)
+
+
+# Samples in an order of their own, equal ones merged: a weight of two is a sample given twice, to the bit.
 
 
 MOST = 2**27

@@ -1,4 +1,4 @@
-"""Accuracy, clean and under attack, of any classifier or stack of classifiers."""
+"""Accuracy, clean and under attack, of any classifier or stack; signs of masked gradients; proven intervals."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ __all__ = [
 ]
 
 
+# Intervals that a network's outputs provably stay in, next to the certified accuracy of the same balls.
+
+
 BUDGET = 1.0
 """Seconds for each image and radius that names none."""
 
@@ -73,6 +76,9 @@ def output_intervals(
         about = {"run": run, "eps": eps, "norm": norm}
         rows += [about | {"label": labels[row["image"]]} | row for row in found.rows()]
     return rows
+
+
+# Gradient masking: robust only against those who follow the gradient.
 
 
 QUERIES = 300

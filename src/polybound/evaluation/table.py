@@ -409,6 +409,9 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return not number, float(value) if number else 0.0, str(value)
 
 
+# What rows of a table are called: by what they differ in, never by more and never by less.
+
+
 _COLUMNS = {
     "data": "data set",
     "data.digest": "data",

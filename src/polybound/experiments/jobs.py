@@ -195,6 +195,9 @@ def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]
     return (plain, *(Measurement(experiment.attacks, ("test",), "both", limit, name) for name in experiment.defences))
 
 
+# Which data sets are on this machine, by their digests.
+
+
 class digests:  # noqa: N801 - used as a function
     """The digests of data sets by name, each looked up once; "" for a data set that is not on this machine.
 

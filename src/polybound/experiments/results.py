@@ -1,4 +1,4 @@
-"""The scores of experiments and of folders of runs, as one flat table."""
+"""What experiments found: chosen bounds, scores as one flat table, and studies."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ __all__ = [
     "skipped_runs",
     "studies",
 ]
+
+
+# The search for a bound of each matrix: Optuna proposes, stacks train, the worse part is pruned early.
 
 
 NAMES = ("U1", "U2", "U3", "U4", "C")
@@ -318,6 +321,9 @@ def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
 
 
 _OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")
+
+
+# What the experiments need besides training and evaluating: norms while training, at initialisation, samples.
 
 
 RANKS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -162,6 +162,9 @@ class Factors:
         return named | {"C": lifted.C.matrix()}
 
 
+# A model's weights as published, laid open for projection: matrices of one size side by side in one tensor.
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """Matrices, or kernels, of one size; views of parameters, to be changed in place.

@@ -1,4 +1,4 @@
-"""Models by name: those of the paper's experiments, and those that others register."""
+"""Models by name: those of the paper's experiments, those that others register, and trained examples."""
 
 from __future__ import annotations
 
@@ -159,6 +159,9 @@ def paper_model(
     named = _named(name)
     width = named.rank if rank is None else rank
     return named.build(shape, classes, width, runs=runs, seed=seed, device=device, dtype=dtype)
+
+
+# Trained networks that come with the package, to look at without training any.
 
 
 EXAMPLES = ("digits", "digits-bound-1", "pn-4", "pn-4-bound-1")

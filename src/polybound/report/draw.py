@@ -1,4 +1,4 @@
-"""Which files a figure can be written to."""
+"""Figures with matplotlib: adversarial examples and the demo's curves; which files a figure can be written to."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ def check_figure_file(path: Path) -> None:
 
 
 RIGHT, WRONG = "#0072B2", "#D55E00"
+
+
+# A picture of attacks: clean, perturbed and difference images, with what the network says to each.
 
 
 def draw_attacks(path: str | PathLike[str], result: Evaluation, count: int = 8) -> None:
@@ -115,6 +118,9 @@ def _caption(axes: Any, result: Evaluation, prediction: int, label: int) -> None
 
 def _row(axes: Any, text: str) -> None:
     axes.set_ylabel(text, rotation=0, horizontalalignment="right", verticalalignment="center")
+
+
+# The demo's plot.
 
 
 # Okabe and Ito's palette; without colour the networks are told apart by their dashes and markers.

@@ -27,6 +27,9 @@ from polybound.theory import lipschitz
 __all__ = ["Feature", "build_explorer", "describe_data", "describe_network"]
 
 
+# What the explorer holds: networks, test images and what was proven of them, as JSON with arrays in base64.
+
+
 LARGEST = 4_000_000
 """The most weights of one network: a page of more megabytes is slow to open on a phone."""
 

@@ -1,4 +1,4 @@
-"""Figures from an experiment's scores and studies, with the paper's axes."""
+"""Figures of experiments, with the paper's axes, and of runs."""
 
 from __future__ import annotations
 
@@ -261,6 +261,9 @@ def samples(experiment: Experiment, root: Path, data_dir: Path | None = None) ->
             pictures = [(f"{s['name']} ({s['label']})", s["pixels"]) for s in job.result(root)["samples"]]
             rows.append(Images(dataset_label(dataset), pictures))
     return Figure(experiment.title, images=rows)
+
+
+# Figures of any run folders: accuracies over the bounds, clean against attacked accuracy, and the training.
 
 
 MOST_LINES = 16

@@ -1,4 +1,4 @@
-"""The schematic of a network as data: which maps lead from the input to which product, read off its factors."""
+"""The picture of a network: which maps lead from the input to which product, laid out and written as SVG."""
 
 from __future__ import annotations
 
@@ -277,6 +277,9 @@ def _shorten(steps: Sequence[Step], keep: tuple[int, int] | None, names: _Names)
     return (*steps[:first], None, *steps[end:]), text
 
 
+# Pieces of an SVG file: text whose width is known before it is drawn, boxes, circles and arrows.
+
+
 LINE = 17
 """Height of a line of text."""
 
@@ -461,6 +464,9 @@ class Canvas:
         self._paper.set("width", str(width))
         self._paper.set("height", str(height))
         return ElementTree.tostring(self.root, encoding="unicode", xml_declaration=False) + "\n"
+
+
+# The schematic of a network as an SVG file: boxes for affine maps, circles for products and sums.
 
 
 MARGIN = 20

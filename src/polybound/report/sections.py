@@ -1,4 +1,4 @@
-"""From an experiment's scores to its tables and figures, in the paper's layout."""
+"""From scores to a report's sections: experiments in the paper's layout, and single runs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ from polybound.runs import Loaded, subjects_of
 from polybound.theory import gamma, lipschitz, theta
 
 __all__ = ["bounds_table", "by_heading", "highest_pairs", "runs_section", "scores_table", "section"]
+
+
+# Report of any run folders: their scores, and what is proven of their weights.
 
 
 _COLUMN = ("attack", "protocol", "counted", "attack_seed")

@@ -1,4 +1,4 @@
-"""What a report opens with: how many published values are met, what was compared, one headline figure."""
+"""What a report opens with: how many published values are met, one headline figure; as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -141,6 +141,9 @@ def _misses(off: Sequence[Comparison]) -> Shown | None:
         "between -2 and 2 it may be chance."
     )
     return Shown("The published values that are missed", header, rows, notes=[note], name="misses")
+
+
+# What a report shows as JSON and as Markdown for the terminal.
 
 
 _MOST_ROWS = 40

@@ -1,4 +1,4 @@
-"""The paper's tables: published, reproduced and sound values below each other, each cell with its verdict."""
+"""The paper's tables with published, reproduced and sound values; and which values are missing, and why."""
 
 from __future__ import annotations
 
@@ -190,6 +190,9 @@ def _shows_clean(experiment: Experiment) -> bool:
     if not experiment.published:
         return True
     return any(value.table == experiment.published and value.attack == "clean" for value in published())
+
+
+# What an experiment of the paper has and a report has not, with the reason.
 
 
 NO_DATA = "the data set was not on the machine that made this report"

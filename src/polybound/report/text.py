@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX and CSV."""
+"""Tables as Markdown, LaTeX and CSV; figures as CSV."""
 
 from __future__ import annotations
 
@@ -94,6 +94,9 @@ def to_csv(table: Table) -> str:
         group = headings.get(number, group)
         writer.writerow([group, *row, *(table.verdicts.get((number, column), "") for column in judged)])
     return out.getvalue()
+
+
+# The data of a figure as a CSV file, from which the figure can be drawn again.
 
 
 _COLUMNS = ("panel", "line", "kind", "x_name", "x", "y_name", "y", "std", "text")

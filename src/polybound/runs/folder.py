@@ -54,6 +54,9 @@ __all__ = [
 ]
 
 
+# Files that are read once: what was read stays known until the file changes.
+
+
 T = TypeVar("T")
 _MOST = 2**29
 """Bytes of files whose contents are kept."""
@@ -338,6 +341,9 @@ def _readable(file: Path) -> bool:
     except FileFormatError:
         return False
     return True
+
+
+# The state of runs that train together, in one safetensors file, and the locks that are held meanwhile.
 
 
 _REFUSED = (SafetensorError, KeyError, TypeError, ValueError, RecursionError)

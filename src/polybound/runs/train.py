@@ -38,6 +38,9 @@ from polybound.training import (
 __all__ = ["Session", "TrainingProgress", "common_recipe", "deferred_signals", "interrupted", "train_together"]
 
 
+# The state of runs that train together, from the first step to their files.
+
+
 # How far above the weights' norms bounds must be, at the branch, to be taken for one.
 _ROOM = 1.1
 
@@ -313,6 +316,9 @@ class _Keeper(Callback):
         if self.on_progress is not None:
             state = (trainer.epoch, self.session.epochs, trainer.step, trainer.steps, len(self.session.specs))
             self.on_progress(TrainingProgress(*state, losses, lines))
+
+
+# SIGINT and SIGTERM that wait until the state of the present step is saved.
 
 
 class deferred_signals:  # noqa: N801 - used as a function

@@ -1,4 +1,4 @@
-"""Upper bounds of the Lipschitz constant: the paper's, the tighter row-wise one, and the local one over a box."""
+"""Upper bounds of the Lipschitz constant: the paper's, row-wise, local over a box, and per input (sensitivity)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ from polybound.theory.rounding import (
 )
 
 __all__ = ["Interval", "lipschitz", "sensitivity"]
+
+
+# Interval arithmetic on tensors: a midpoint, a radius, and float64 rounding taken into the radius.
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ __all__ = [
 ]
 
 
+# A certified upper bound of the l2 norm of a zero-padded convolution.
+
+
 def torus_sizes(kernel: Tensor, space: Sequence[int]) -> list[int]:
     """The sides `n_i + k_i - 1` of the smallest torus on which the padded image does not meet itself."""
     return [n + k - 1 for n, k in zip(space, kernel.shape[-len(space) :], strict=True)]

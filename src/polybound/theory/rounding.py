@@ -100,6 +100,9 @@ def power(base: Tensor, exponent: float) -> Tensor:
     return base**exponent * (1.0 + (16 + 2 * abs(exponent) * logarithm) * ULP)
 
 
+# A network whose maps have row sums of at most 1: what its bounds are computed from, so that underflow cannot grow.
+
+
 _NOTHING = -(10**8)
 """The exponent of zero, far below all others."""
 

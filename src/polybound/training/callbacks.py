@@ -1,4 +1,4 @@
-"""What was seen while training."""
+"""The history of a training: what is measured after each epoch, kept, and used to stop early."""
 
 from __future__ import annotations
 
@@ -104,6 +104,9 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return f"{_short(min(value))} to {_short(max(value))}" if len(value) > 1 else _short(value[0])
     return f"{value:.4g}"
+
+
+# Callbacks of `fit`: what keeps the history, measures on a validation split, and ends a training early.
 
 
 _BATCH = 4096

@@ -19,6 +19,9 @@ from polybound.training.optim import SGD, Descent
 __all__ = ["AutogradEngine", "ClosedEngine", "Engine", "NetworkEngine", "RowsEngine", "StepRandom", "engine_for"]
 
 
+# Random numbers of a training step: from the seed, the epoch and the step alone.
+
+
 class StepRandom(Sequence[torch.Generator]):
     """A generator for each group of runs that share their batches, made when it is first needed.
 

@@ -1,4 +1,4 @@
-"""Training in one call."""
+"""`fit`: training in one call, with a progress bar."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from polybound.training.samples import TrainingSet, sample_weights, training_set
 from polybound.training.trainer import Callback, Trainer
 
 __all__ = ["accuracy", "fit", "showing_progress"]
+
+
+# What a person sees of a training: a bar on a terminal, lines elsewhere.
 
 
 @contextmanager

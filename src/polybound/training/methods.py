@@ -1,4 +1,4 @@
-"""What every method of training can do."""
+"""Methods of training: plain, projected, certified, with a Jacobian penalty or weight decay; `register_method`."""
 
 from __future__ import annotations
 
@@ -214,6 +214,9 @@ def join_methods(methods: Sequence[Method]) -> Method:
     return leader.join(methods)
 
 
+# The paper's Algorithm 1: a projection onto norm balls after every few steps.
+
+
 BoundLike = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 
 
@@ -332,6 +335,9 @@ def _side_by_side(bounds: list[Any]) -> BoundLike:
     return {name: [bound[name] if isinstance(bound, Mapping) else bound for bound in bounds] for name in named}
 
 
+# Training for certificates: the loss is of the margins' lower bounds that the first rung of the ladder proves.
+
+
 @register_method
 @dataclass(frozen=True)
 class Certified(Method):
@@ -430,6 +436,9 @@ class CertifiedProjected(Certified):
         return ProjectAfterStep(Projection(model, self.bound), self.every)
 
 
+# The Jacobian penalty of Hoffman, Roberts and Yaida (Robust learning with Jacobian regularization, 2019).
+
+
 @register_method
 @dataclass(frozen=True)
 class JacobianPenalty(Method):
@@ -492,6 +501,9 @@ def jacobian_penalty(logits: Tensor, inputs: Tensor, directions: Tensor | None =
         (rows,) = torch.autograd.grad((logits * direction).sum(), inputs, create_graph=True)
         total = total + rows.square().sum((-2, -1))
     return total * (scale / 2)
+
+
+# The l2 penalty of the weights.
 
 
 @register_method

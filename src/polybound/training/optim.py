@@ -1,4 +1,4 @@
-"""Optimisers by name: how a gradient becomes a step."""
+"""Optimisers and learning rates by name, and descent for all runs of a stack."""
 
 from __future__ import annotations
 
@@ -203,6 +203,9 @@ def _check_share(name: str, value: float) -> None:
         raise PolyboundError(f"{name} must be below 1, got {value!r}")
 
 
+# The steps of an optimiser on a model's parameters, with all that it remembers between them.
+
+
 class Descent:
     """Steps of an optimiser, for a model or for all runs of a stack.
 
@@ -283,6 +286,9 @@ class Descent:
         for kept in self._memory:
             for tensor in kept.values():
                 (tensor if run is None else tensor[run]).zero_()
+
+
+# Schedules by name: how many epochs, and by how much the learning rate shrinks in each.
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Sche
 __all__ = ["Adversary", "Recipe"]
 
 
+# The adversary of Algorithm 2: an attack on the network as it is while it trains.
+
+
 @dataclass(frozen=True)
 class Adversary:
     """Training on adversarial examples, from some epoch on.

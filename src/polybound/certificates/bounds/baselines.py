@@ -193,6 +193,9 @@ def _backwards(
     return best
 
 
+# Claims bounded by the baselines: one relaxation of the whole box, no search.
+
+
 _RELAXATIONS = {
     "crown": crown_bound,
     "zonotope": zonotope_bound,

@@ -1,6 +1,6 @@
 """The first rung as a function of the weights that autograd differentiates: what training for certificates descends.
 
-The identity is that of `expansion`: over a box `x = c + r * u`, u in [-1, 1]^d, a margin is
+The identity is that of `first_order`: over a box `x = c + r * u`, u in [-1, 1]^d, a margin is
 
     g(u) = g0 + G.u + sum_n sum_m lambda_nm(u) t_nm(u) (B_n r u)_m,
 

@@ -1,4 +1,4 @@
-"""The margin over a box to second order; `expansion` has the identity that it rests on, and all the names."""
+"""The margin over a box to second order; `first_order` has the identity that it rests on, and all the names."""
 
 from __future__ import annotations
 
@@ -267,6 +267,9 @@ def _forwards(box: Factored, A: list[Slopes]) -> tuple[list[Slopes], list[Tensor
         beyond.append(net.spread(beyond[-1] * (box.size[n - 1] + rho) + rho * across[-1], n))
         across.append(B[-1].radius(box.region))
     return B, across, beyond
+
+
+# Lower bounds of linear forms of the logits over boxes, and what each bound excludes of its box.
 
 
 @dataclass(frozen=True, eq=False)

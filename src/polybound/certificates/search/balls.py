@@ -1,4 +1,12 @@
-"""The ladder over l_2 balls: first order, attacks, the trust-region problem, and branching where features are few."""
+"""The search over l_2 balls: first order, attacks, the trust-region problem, and branching where features are few.
+
+Let q be a lower bound of a form over `||u||_2 <= 1`. For every d and every kappa >= 0, `q(u) + kappa (d.u - s)` is at
+most q(u) where `d.u <= s`. So if it is above a level everywhere, what is not above the level lies in the cap `d.u > s`.
+For `||u|| <= 1` and s >= 0, `||u - s d||^2 <= 1 - s^2 (2 - ||d||^2)` there: the cap lies in a ball that is smaller, in
+which remainders are far smaller. The smaller ball sticks out of the old one, `||a + b u'|| <= 1` in its own u'. So the
+old one stays as a second constraint, with a multiplier nu >= 0: `nu (||a + b u'||^2 - 1) / 2` may be added to the form.
+That bends it upwards, by nu b^2, and takes away the slope with which it falls out of the old ball.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +31,9 @@ from polybound.certificates.search.proof_state import InBalls, Ledger, Node
 from polybound.theory import ULP
 
 __all__ = ["BallLadder", "Cap", "Parts", "best_cap", "best_in_both", "ladder_over"]
+
+
+# What is left of an l_2 ball when a bound excludes all but a cap of it: a smaller ball, and the old one as well.
 
 
 _KAPPAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)

@@ -1,4 +1,4 @@
-"""What has been proven, by what, and in how many seconds: the books that the rungs of the ladder write into."""
+"""Best bound, proof and time per claim: what the stages of the search write into."""
 
 from __future__ import annotations
 
@@ -202,6 +202,9 @@ class Ledger(ABC):
             self.bound[pair] = max(float(self.bound[pair]), least)
 
 
+# The ledger of decisions: whether every claim holds everywhere, or fails at a point of the box.
+
+
 class Decisions(Ledger):
     """A claim says that its form, or the largest of its forms, is positive; one that fails decides its image.
 
@@ -289,6 +292,9 @@ class Decisions(Ledger):
     def _proven(self, image: int, rung: str, /) -> None:
         if bool((self.bound[image] > 0).all()):
             self.rung[image] = self.rung[image] or rung
+
+
+# The ledger of bounds: how small each form gets over its box, from below (proven) and from above (a point).
 
 
 _BEST = "best"
@@ -427,6 +433,9 @@ def _pruned(node: Node, level: float) -> Node:
             elif key != _BEST:
                 pruned[key] = value
     return root
+
+
+# The ledgers of decisions and of bounds where they are about l_2 balls: points that are shown lie in the balls.
 
 
 class InBalls(Ledger):

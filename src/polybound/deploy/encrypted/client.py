@@ -1,4 +1,4 @@
-"""The client: it alone has the secret key. It makes keys, packs and encrypts images, decrypts logits."""
+"""The client, which alone has the secret key, and the same over HTTP."""
 
 from __future__ import annotations
 
@@ -109,6 +109,9 @@ class Client:
             raise PolyboundError(f"the plan's scale has no room for its domain ({error})") from None
         # Symmetric and serializable: the second half is a seed, and the ciphertext half as large.
         return self._encryptor.encrypt_symmetric(plain)
+
+
+# A client of a server over HTTP: fetches the plan and checks it, sends the keys once, classifies images.
 
 
 _PLAN_LIMIT = 2**20

@@ -159,6 +159,9 @@ def _output_error(
     return error
 
 
+# Ring, moduli and scales: which are safe, which have room for the proven ranges, and which give the least error.
+
+
 MODULUS_BITS = {8192: 218, 16384: 438}
 """The largest modulus, in bits, that gives 128-bit security with ternary secrets (homomorphicencryption.org, 2018)."""
 

@@ -205,6 +205,9 @@ class Layout:
         return asdict(self)
 
 
+# Images to slots, and the network's weights to diagonals: plain numbers only, by the layout's formulas.
+
+
 ComplexArray = npt.NDArray[np.complex128]
 
 

@@ -1,4 +1,4 @@
-"""The plan: ring, moduli, scales and packing for one network, from proven ranges of all its values."""
+"""The plan: ring, moduli, scales and packing for one network, from proven ranges; and its public part."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
 __all__ = ["PLAN_HEADER", "Plan", "PublicPlan", "plan_encryption"]
+
+
+# What a client is told of a plan, and checks before it trusts it.
 
 
 PLAN_HEADER = "Polybound-Plan"

@@ -1,4 +1,4 @@
-"""The polynomial that is evaluated encrypted: C of one product of affine maps, as plain arrays."""
+"""The polynomial that is evaluated encrypted, C of one product of affine maps, and the ranges of its values."""
 
 from __future__ import annotations
 
@@ -140,6 +140,9 @@ def _why_not(factors: Factors) -> str:
             "image allows for its product tree only: an NCP of degree 2 or a CCP fits"
         )
     return "the model pools between its products: a CCP without pooling fits"
+
+
+# How large every value of the circuit can become, for all inputs of the domain: bounds, never below the truth.
 
 
 _ULP = 2.0**-52

@@ -1,4 +1,4 @@
-"""Affine maps one after another, as an ONNX graph has them: `Steps`, told apart, written out, put together."""
+"""Affine maps one after another, as an ONNX graph has them: `Steps`, written out, put together, or a convolution."""
 
 from __future__ import annotations
 
@@ -120,6 +120,9 @@ def as_affine(steps: Sequence[Affine], inputs: int) -> Affine:
     if not steps:
         return Identity(inputs, (), torch.zeros(1, dtype=torch.float64))
     return steps[0] if len(steps) == 1 else Chain(steps)
+
+
+# Convolutions and average poolings with ONNX's attributes, as affine maps.
 
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {

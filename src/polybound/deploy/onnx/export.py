@@ -1,4 +1,4 @@
-"""`to_onnx`: models as ONNX files."""
+"""`to_onnx`: models as ONNX files, as a plain graph of affine maps and products."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from polybound.models import CCP, NCP, ConvCCP, PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
 __all__ = ["plain_graph", "to_onnx"]
+
+
+# Models as plain ONNX graphs: only operators that verifiers of neural networks read.
 
 
 OPSET = 13

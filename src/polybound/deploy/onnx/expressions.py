@@ -247,6 +247,9 @@ def _multiple(high: Value, base: Product, low: Value) -> Tensor | None:
     return rest[0].weight if same_steps(low.steps, (*before.steps, rest[0], *high.steps)) else None
 
 
+# A polynomial network as a graph has it: products of affine maps, each a chain of steps.
+
+
 @dataclass(frozen=True, eq=False)
 class Multiplication:
     """`y_n = A(x) * S(y_(n-1))`, and the name of the node that multiplies."""

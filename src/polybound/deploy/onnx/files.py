@@ -1,4 +1,4 @@
-"""ONNX files: read with care, written whole; what polybound puts into their metadata."""
+"""ONNX files: read with care, written whole, run by onnxruntime; what polybound puts into their metadata."""
 
 from __future__ import annotations
 
@@ -155,6 +155,9 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
             yield from ((owner, tensor) for tensor in attribute.tensors)
             for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
                 yield from _tensors(inner)
+
+
+# ONNX files run by onnxruntime, if it is there.
 
 
 def run_onnx(path: str | PathLike[str], x: Tensor) -> Tensor | None:

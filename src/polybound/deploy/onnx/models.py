@@ -19,6 +19,9 @@ from polybound.models import CCP, NCP, Conv, ConvCCP, Dense, PolynomialNetwork, 
 __all__ = ["as_conv", "build_model"]
 
 
+# A chain of products as a ConvCCP, if its maps are the convolutions and poolings of one.
+
+
 @dataclass(frozen=True, eq=False)
 class _Factor:
     """A pre-convolution or none, a kernel without a constant, then `poolings` poolings and a constant `shift`."""

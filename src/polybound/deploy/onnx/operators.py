@@ -20,6 +20,9 @@ from polybound.theory import DENSE_LIMIT
 __all__ = ["ATTRIBUTES", "OPERATORS", "PARTS", "Node", "Operand", "gather", "parts_of", "slice_parts", "why_not"]
 
 
+# Operators that take parts of a tensor: Slice, Gather and Split, of constants and of what depends on the input.
+
+
 Attributes = dict[str, Any]
 
 _LONGEST = 2**31 - 1

@@ -10,6 +10,15 @@ window of V, and so are the gradients:
 The window has no zeros of a padding. A few images and runs at a time: what they need stays in the cache. The gradients
 by P, c and K follow once a step from those by the collapsed kernels. Poolings add instead of averaging; the next
 factor's kernel has the 1/4. `tests/models/test_closed_conv.py` holds all of it to the layers under autograd.
+
+With directions r of the images, the factors change by `g_n = W_n^T V(r)`, without their constants, and the products by
+
+    t_1 = g_1,   t_n = t_(n-1) h_n + y_(n-1) g_n
+
+pooled where y is. For a loss of y_k and t_k, whose gradients are b and a, the gradients by the factors and by their
+changes, one factor after another from the last:
+
+    dh_n = a_n t_(n-1) + b_n y_(n-1),   dg_n = a_n y_(n-1),   a_(n-1) = a_n h_n,   b_(n-1) = a_n g_n + b_n h_n
 """
 
 from __future__ import annotations
@@ -27,6 +36,9 @@ from polybound.models.passes.conv_geometry import Folded, Unfolded, levels
 from polybound.models.passes.conv_memory import Block, Kernels, Layout, Operation, Tape, spread
 
 __all__ = ["ClosedConvCCP", "Tangents", "Tile"]
+
+
+# How the products of `conv_memory` change as the images move, and the way back through both.
 
 
 @dataclass
@@ -116,6 +128,9 @@ class Tangents:
             (torch.addcmul, (h, a, t), h),
             (torch.mul, (a, y), g),
         ]
+
+
+# The matrix products of `conv` for some runs and images, forward and backward.
 
 
 class Tile:
@@ -398,7 +413,7 @@ class ClosedConvCCP(RowsForm):
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
 
-        So a pass of tangents forward, and back through both; see `conv_tangents`. The factors are those that `logits`
+        So a pass of tangents forward, and back through both; see `Tangents`. The factors are those that `logits`
         kept, for the first direction.
         """
         found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}

@@ -1,4 +1,4 @@
-"""Where the products of a collapsed PN-Conv meet: constants of `closed_conv` that depend on sizes alone.
+"""Where the products of a collapsed PN-Conv meet: constants of `conv` that depend on sizes alone.
 
 A factor is linear in the image x: row r and column j of it, pooled by s, see x through:
 
@@ -111,7 +111,7 @@ class Level:
         B: column operators: of the middle, then of the lines by the corrected columns, (U + 2 lines columns, S T).
         b: (2 columns, T), what the corrected columns lack of the constants.
         A_lines, a_lines: row operators of the corrections: of the middle, then of the exceptional rows.
-        order: the row of the kernels' table that each row of all windows has; see `closed_conv`.
+        order: the row of the kernels' table that each row of all windows has; see `conv`.
         windows: for each row of the level, its rows of the unfolded image, and its rows of the kernels.
         segments: pieces of the unfolded image between rows of ones: (first row of it, of the image, after the last).
         exceptions: rows of the level that see the border, with the taps and places where they do.
@@ -258,6 +258,9 @@ class Level:
             place += (rest % 2) * (self.last << (n - 1))
             rest //= 2
         return place + rest
+
+
+# A few images with their columns unfolded, as `conv_geometry` arranges them, and gradients by them folded back.
 
 
 class Unfolded:

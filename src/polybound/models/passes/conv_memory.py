@@ -3,6 +3,9 @@
 With `M = K^T [P, c]`, the products of all taps of the kernels with all taps of the pre-convolution, every collapsed
 kernel is `A M B^T`, with fixed A for the rows and B for the columns. So `dM = A^T dW B`, `dK = [P, c] dM^T` and
 `d[P, c] = K dM`: once a step, for all images.
+
+Memory stays where it is, so the operations on it are listed once, block of rows by block of rows, and run again for
+every batch.
 """
 
 from __future__ import annotations
@@ -138,6 +141,9 @@ class Kernels:
             edges = edges.view(2, self.T, level.wide, count, units).permute(3, 0, 2, 1, 4)
             constants += torch.matmul(level.b.mT, edges.reshape(count, len(level.b), -1)).view_as(constants)
         torch.matmul(level.B.mT, by_columns.view(count, len(level.B), -1), out=taps)
+
+
+# The factors of some images in memory, and all that is done with them between the matrix products of `conv`.
 
 
 Operation = tuple[Callable[..., Tensor], tuple[Tensor, ...], Tensor]
