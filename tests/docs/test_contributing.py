@@ -157,3 +157,11 @@ def test_the_table_of_rooms_is_whole():
     named = re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)
     package = Path(pb.__file__).parent
     assert sorted(named) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
+
+
+def test_the_way_of_the_data_names_files_that_are_there():
+    pictures = re.findall(r"```text\n(.*?)```", TEXT[: TEXT.index("## Check a change")], re.DOTALL)
+    named = [re.findall(r"[\w/]+\.py", picture) for picture in pictures]
+    assert [len(files) > 10 for files in named] == [True, True]
+    for file in (file for files in named for file in files):
+        assert (Path(pb.__file__).parent / file).is_file(), file

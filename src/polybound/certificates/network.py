@@ -116,13 +116,6 @@ class Network:
         check_entries(self.factors)
         return [a.weight.T if isinstance(a, Dense) else a.matrix().T.contiguous() for a in self.A]
 
-    @cached_property
-    def absolute_At(self) -> list[Tensor]:
-        """Their absolute values."""
-        return [
-            a.weight.T if isinstance(a, Dense) else At.abs() for a, At in zip(self.absolute_A, self.At, strict=True)
-        ]
-
     @property
     def breadth(self) -> int:
         """Numbers that the slopes of one factor have, at most, for each feature that moves."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from time import perf_counter
@@ -188,10 +187,6 @@ class RemoteClassifier:
         logits = self.client.decrypt(reply)
         name = self.plan.class_names[int(logits.argmax())]
         return Answer(logits, name, len(request), len(reply), perf_counter() - start)
-
-    def classify_all(self, images: Iterable[Any]) -> list[Answer]:
-        """The answers for several images, one after the other."""
-        return [self.classify(image) for image in images]
 
     def close(self) -> None:
         """Close the connection."""
