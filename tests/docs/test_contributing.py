@@ -16,6 +16,7 @@ from polybound.defences import denoisers as defences
 from polybound.defences import find_defence
 from polybound.experiments import Experiment, experiment, experiment_names, find_experiment
 from polybound.models import model_names, zoo
+from polybound.registry import GROUP
 from polybound.training import METHODS, OPTIMISERS, SCHEDULES
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -150,7 +151,7 @@ def test_a_defence(trained):
 
 def test_the_entry_point_is_of_the_group_that_is_looked_for():
     shown = next(block for block in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL) if "entry-points" in block)
-    assert list(tomllib.loads(shown)["project"]["entry-points"]) == [pb.plugins.GROUP]
+    assert list(tomllib.loads(shown)["project"]["entry-points"]) == [GROUP]
 
 
 def test_the_table_of_rooms_is_whole():
