@@ -18,5 +18,7 @@ def lowest(requirements):
 
 if __name__ == "__main__":
     groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    # Matplotlib's lowest version calls what later versions of its parser warn of.
+    print("pyparsing<3.3")
     for name, version in sorted({name: version for group in groups for name, version in lowest(group).items()}.items()):
         print(f"{name}=={version}")

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
@@ -71,6 +72,8 @@ def export(module, path, example, dynamo):
     """By one of torch's two exporters, for any batch."""
     with quietly():
         if dynamo:
+            if not hasattr(torch.export.Dim, "DYNAMIC"):
+                pytest.skip("this exporter needs torch 2.6")
             shapes = ({0: torch.export.Dim.DYNAMIC},)
             torch.onnx.export(
                 module.eval(), (example,), str(path), dynamo=True, dynamic_shapes=shapes, external_data=False

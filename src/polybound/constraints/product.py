@@ -394,7 +394,8 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     magnitude = v.abs()
     _, exponent = torch.frexp(magnitude.amax((-2, -1)))
     exponent = exponent.clamp(min=-900, max=1000)[:, None]
-    unit = torch.ldexp(torch.ones_like(beta[:, :1]), exponent)  # a power of two scales without rounding
+    # A power of two scales without rounding. (torch.ldexp would do, but older ones take 2^e in single precision.)
+    unit = torch.exp2(exponent.to(beta.dtype))
     size, b = magnitude / unit[..., None], beta / unit
     # Ascending order: the sums of the small entries, which vanish first, come out with full relative accuracy.
     ascending = torch.from_numpy(np.sort(size.numpy())) if size.device.type == "cpu" else size.sort().values  # faster
@@ -436,7 +437,8 @@ def _inside(w: Tensor, limit: Tensor, beta: Tensor, dtype: torch.dtype) -> Tenso
     """Round to ``dtype`` and shrink, by rounding errors only, until the product of float64 norms is inside."""
     k = w.shape[-2]
     # The offsets alone may take up all of the bound.
-    target = torch.maximum(limit * (1 - _margin(w)), torch.ldexp(*_product(beta)))
+    mantissa, power = _product(beta)
+    target = torch.maximum(limit * (1 - _margin(w)), mantissa * torch.exp2(power.to(mantissa.dtype)))
     result = w.to(dtype)
     over = torch.arange(len(w), device=w.device)
     shrink = torch.zeros_like(target)
