@@ -146,7 +146,7 @@ def _joined_sides(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 
 _HEAVY, _LEAST, _BLOCKS = 2**14, 4, 8
-"""Where a factor has so many weights, blocks are smaller, of at least so many images, so that there are so many."""
+"""Networks with `_HEAVY` weights a factor are certified in `_BLOCKS` blocks, each of at least `_LEAST` images."""
 
 
 # What `certify` is asked, in blocks of images that can be answered one by one, on any process.

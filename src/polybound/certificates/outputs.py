@@ -227,14 +227,14 @@ _TURNS = 24
 class Conjunctions(Combinations):
     r"""Each claim says of some rows of `weights f + constant` that their maximum is positive all over the box.
 
-    It holds where any combination `sum_i lambda_i g_i` with `lambda >= 0` is positive. The combination is chosen anew
-    for each cell: the one whose bound of first order is largest, nearly.
+    It holds where any combination `sum_i lambda_i g_i` with `lambda >= 0` is positive. Each cell has a
+    combination of its own, whose first-order bound is nearly the largest.
 
     Args:
         net: the network.
         weights: (rows, classes).
         constant: (rows,).
-        sizes: how many rows each claim has; the first so many are the first claim's, and so on. None is empty.
+        sizes: number of rows of each claim, at least 1; the rows stand in the order of the claims.
     """
 
     def __init__(self, net: Network, weights: Tensor, constant: Tensor, sizes: list[int]) -> None:

@@ -138,7 +138,7 @@ def train(
         float | None, typer.Option(help="Share of each label that all classes have; 0.1 by default.")
     ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Train on so many samples only.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option of a part of the recipe.")

@@ -60,7 +60,7 @@ Names = Annotated[
 Runs = Annotated[Path, typer.Option(help="Folder of the run folders.")]
 Budget = Annotated[float | None, typer.Option(help="Share of the epochs; every number made so says so.")]
 Seeds = Annotated[int | None, typer.Option(help="How many seeds.")]
-Samples = Annotated[int | None, typer.Option(help="Train on so many samples only.")]
+Samples = Annotated[int | None, typer.Option(help="Number of training samples (default: all).")]
 Limit = Annotated[int | None, typer.Option(help="Attack so many images only.")]
 Dataset = Annotated[list[str] | None, typer.Option(metavar="<str>", help="Only these data sets, or others.")]
 Model = Annotated[list[str] | None, typer.Option(metavar="<str>", help="Only these models.")]

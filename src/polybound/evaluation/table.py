@@ -475,9 +475,9 @@ def labels(rows: Sequence[Row], free: Sequence[str] | None = None, *, method: bo
         names = list(common)
         # The options of a component, such as "method.bound" of "method", are compared among rows with the same one.
         for component in dict.fromkeys(name.partition(".")[0] for name in row if "." in name):
-            known, value = options.setdefault(component, {}), str(row.get(component))
+            known, value = options.setdefault(component, {}), _key(row.get(component))
             if value not in known:
-                alike = [other for other in rows if str(other.get(component)) == value]
+                alike = [other for other in rows if _key(other.get(component)) == value]
                 known[value] = [name for name in differing(alike, free) if name.startswith(f"{component}.")]
             names += known[value]
         first = [name for name in _FIRST if name in row and name not in names and name not in free]

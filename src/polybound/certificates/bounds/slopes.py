@@ -43,7 +43,7 @@ UNDERFLOW = 2.0**-80
 
 
 def single_error(terms: int) -> float:
-    r"""A number c with `|computed - a b'| <= c |a| |b'|`, entry by entry, for sums of so many products.
+    r"""A number c with `|computed - a b'| <= c |a| |b'|`, entry by entry, for sums of `terms` products.
 
     Each entry is rounded to single precision, and each sum of K products, in any order, to within `gamma_K`: the factor
     is `(1 + u)^2 (1 + gamma_K) - 1`, u = 2^-24, which is less than this for K below 2^20. One more rounding, when the
