@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import polybound as pb
 from polybound.data import Dataset
-from polybound.runs import DataSpec, Spec, train_together
+from polybound.runs import DataSpec, Spec, train_runs
 from polybound.training import JacobianPenalty, Recipe, Trainer
 from polybound.training import Plain as PlainMethod
 from polybound.training.engine import AutogradEngine, Engine, StepRandom, engine_for
@@ -182,7 +182,7 @@ def curve_row(data: Dataset) -> dict[str, Any]:
         recipes = [Recipe.of(method="projection", epochs=epochs, start=epochs // 2, bound=bound) for bound in BOUNDS]
         with TemporaryDirectory() as folder:
             specs = [Spec(DataSpec("noise", data.digest), recipe=recipe) for recipe in recipes]
-            train_together(specs, Path(folder), data=data)
+            train_runs(specs, Path(folder), data=data)
 
     short, long, one_epoch = interleaved(
         lambda: curve(2), lambda: curve(4), lambda: plain_epoch(plain, lambda: loader, 1.0), repetitions=3

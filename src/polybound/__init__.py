@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from polybound.runs import Spec as Spec
     from polybound.runs import evaluate_run as evaluate_run
     from polybound.runs import evaluate_runs as evaluate_runs
-    from polybound.runs import train_together as train_together
+    from polybound.runs import train_runs as train_runs
     from polybound.theory import Bound as Bound
     from polybound.theory import bounds as bounds
     from polybound.theory import gamma as gamma

@@ -22,7 +22,7 @@ from polybound.errors import ArgumentError, PolyboundError
 __all__ = [
     "GROUP",
     "VARIABLE",
-    "Part",
+    "Component",
     "Registry",
     "check_choice",
     "check_epoch",
@@ -71,11 +71,11 @@ def read_setting(text: str, kind: type) -> Any:
         raise ValueError(f"not a {kind.__name__}: {text!r}") from error
 
 
-# Parts that are chosen by name: methods, optimisers, schedules. A part of one's own is registered in one line.
+# Components chosen by name: methods, optimisers, schedules, losses. A user registers one of their own in one line.
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A choice with its options: a frozen dataclass that has a name, checks its fields and can be written down."""
 
     name: ClassVar[str]
@@ -111,19 +111,19 @@ class Part:
         return ", ".join([self.name, *changed])
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=Component)
 
 
 class Registry(Generic[P]):
-    """The parts of one kind, by name.
+    """The components of one kind, by name.
 
     Args:
         what: the kind, for messages: "method".
 
-    >>> kinds = Registry[Part]("kind")
+    >>> kinds = Registry[Component]("kind")
     >>> @kinds.register
     ... @dataclass(frozen=True)
-    ... class Small(Part):
+    ... class Small(Component):
     ...     name = "small"
     ...     size: int = 1
     >>> kinds.build({"name": "small", "size": 2})
@@ -134,29 +134,29 @@ class Registry(Generic[P]):
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._parts: dict[str, type[P]] = {}
+        self._components: dict[str, type[P]] = {}
 
     def register(self, part: type[P]) -> type[P]:
-        """Make a part known by its name; also as a decorator."""
+        """Make a component known by its name; also as a decorator."""
         if not isinstance(getattr(part, "name", None), str):
             raise PolyboundError(f"{part.__name__} needs a name, a text, to be a {self.what}")
-        if self._parts.get(part.name, part) is not part:
+        if self._components.get(part.name, part) is not part:
             raise PolyboundError(f"there is a {self.what} called {part.name!r} already")
-        self._parts[part.name] = part
+        self._components[part.name] = part
         return part
 
     def names(self) -> tuple[str, ...]:
         """All names."""
-        return tuple(self._parts)
+        return tuple(self._components)
 
     def find(self, name: object) -> type[P]:
-        """The part of a name."""
-        if not isinstance(name, str) or name not in self._parts:
-            raise ArgumentError(self.what, f"must be one of {', '.join(self._parts)}, got {name!r}")
-        return self._parts[name]
+        """The component of a name."""
+        if not isinstance(name, str) or name not in self._components:
+            raise ArgumentError(self.what, f"must be one of {', '.join(self._components)}, got {name!r}")
+        return self._components[name]
 
     def build(self, given: str | Mapping[str, Any]) -> P:
-        """A part from its name, or from a mapping with its name and some of its options."""
+        """A component from its name, or from a mapping with its name and some of its options."""
         options = dict(given) if isinstance(given, Mapping) else {"name": given}
         part = self.find(options.pop("name", None))
         if unknown := [option for option in options if option not in part.options()]:

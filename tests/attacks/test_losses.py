@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polybound.attacks import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence, right
+from polybound.attacks import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence, is_correct
 
 E, N = 2, 6
 
@@ -106,7 +106,9 @@ def test_labels_may_be_those_of_each_run(seed, classes):
             assert torch.equal(together.slopes(logits)[e], alone.slopes(logits[e : e + 1])[0])
         keep = torch.tensor([3, 0])
         assert torch.equal(together.pick(keep).slopes(logits[..., keep]), together.slopes(logits)[..., keep])
-    assert torch.equal(right(logits, own), torch.stack([right(logits[e : e + 1], own[e])[0] for e in range(E)]))
+    assert torch.equal(
+        is_correct(logits, own), torch.stack([is_correct(logits[e : e + 1], own[e])[0] for e in range(E)])
+    )
 
 
 def test_one_class_has_no_rival():

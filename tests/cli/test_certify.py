@@ -6,13 +6,13 @@ import pytest
 
 import polybound as pb
 from helpers.tampering import forge
-from polybound.runs import DataSpec, Spec, train_together
+from polybound.runs import DataSpec, Spec, train_runs
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     recipe = pb.Recipe.of(epochs=5, learning_rate=0.02, milestones=())
-    (run,) = train_together([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path_factory.mktemp("runs"))
+    (run,) = train_runs([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path_factory.mktemp("runs"))
     return run.path
 
 

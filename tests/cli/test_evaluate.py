@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polybound as pb
-from polybound.runs import DataSpec, Run, Spec, train_together
+from polybound.runs import DataSpec, Run, Spec, train_runs
 
 ATTACK = ("--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
 
@@ -19,7 +19,7 @@ ATTACK = ("--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
 def trained(tmp_path_factory):
     recipe = pb.Recipe.of(epochs=2, learning_rate=0.02)
     spec = Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe)
-    (run,) = train_together([spec], tmp_path_factory.mktemp("runs"))
+    (run,) = train_runs([spec], tmp_path_factory.mktemp("runs"))
     return run.path
 
 

@@ -12,7 +12,7 @@ import torch
 
 import polybound as pb
 from helpers.onnx_graphs import off, run
-from polybound.runs import DataSpec, Spec, train_together
+from polybound.runs import DataSpec, Spec, train_runs
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_benchmark_by_one_command(cli, model_file, tmp_path):
 
 def test_run_folders_know_their_data(cli, tmp_path):
     recipe = pb.Recipe.of(epochs=1)
-    (run,) = train_together([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path / "runs")
+    (run,) = train_runs([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path / "runs")
     assert cli("export", run.path, tmp_path / "net.onnx", "--no-bounds").code == 0
     assert pb.deploy.read_onnx(tmp_path / "net.onnx").metadata.class_names == tuple("0123456789")
     assert cli("export", run.path, "--vnnlib", "--eps", "0.1", "-n", "2", "--no-bounds", "-o", tmp_path / "b").code == 0

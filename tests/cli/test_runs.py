@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound.runs import Checkpoint, DataSpec, Run, Spec, evaluate_run, train_together
+from polybound.runs import Checkpoint, DataSpec, Run, Spec, evaluate_run, train_runs
 from polybound.runs.folder import path_for
 
 
@@ -27,10 +27,10 @@ def original(tmp_path_factory):
     """A folder with a run in each state, checkpoints, and what killed processes leave behind."""
     root = tmp_path_factory.mktemp("original") / "runs"
     spec = Spec(DataSpec.of("digits", samples=200), recipe=pb.Recipe.of(epochs=2, learning_rate=0.02))
-    (finished,) = train_together([spec], root)
+    (finished,) = train_runs([spec], root)
     evaluate_run(finished.path, "fgsm-0.1", limit=50)
-    train_together([replace(spec, recipe=pb.Recipe.of(epochs=2, learning_rate=1e9))], root)
-    (damaged,) = train_together([replace(spec, seed=1)], root)
+    train_runs([replace(spec, recipe=pb.Recipe.of(epochs=2, learning_rate=1e9))], root)
+    (damaged,) = train_runs([replace(spec, seed=1)], root)
     content = json.loads((damaged.path / "spec.json").read_text())
     content["spec"]["seed"] = 7
     (damaged.path / "spec.json").write_text(json.dumps(content))

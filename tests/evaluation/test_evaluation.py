@@ -16,7 +16,7 @@ from polybound.attacks import FGSM, PGD
 from polybound.data import Dataset
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import certified_name, evaluate, measure, score_of, wilson
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
 
 @given(st.integers(1, 10**5).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
@@ -205,7 +205,7 @@ def runs(tmp_path_factory):
     specs = [Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe, seed=seed) for seed in (0, 1)]
     other = Spec(DataSpec.of("digits"), ModelSpec("pn-4", 8), recipe)
     root = tmp_path_factory.mktemp("runs")
-    return [run.path for run in [*train_together(specs, root), *train_together([other], root)]]
+    return [run.path for run in [*train_runs(specs, root), *train_runs([other], root)]]
 
 
 def copy_of(run, folder, scores=False):
@@ -379,7 +379,7 @@ def test_certified_accuracy_is_next_to_the_attacked_one():
 
 def test_certified_scores_of_a_run_are_kept(tmp_path):
     spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
-    (run,) = train_together([spec], tmp_path)
+    (run,) = train_runs([spec], tmp_path)
     options = {"limit": 20, "certify": [0.05]}
     first = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
     before = (run.path / "scores.csv").stat().st_mtime_ns
@@ -406,7 +406,7 @@ def test_close_radii_are_different_questions():
 
 def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
     spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
-    (run,) = train_together([spec], str(tmp_path), epochs=(1,))
+    (run,) = train_runs([spec], str(tmp_path), epochs=(1,))
     last, early = pb.evaluate_run(run.path, "fgsm-0.1"), pb.evaluate_run(run.path, "fgsm-0.1", epoch=1)
     assert last.scores.values("epoch") == [3] and early.scores.values("epoch") == [1]
     assert early.find("clean").correct == round(360 * pb.accuracy(run.model(1), pb.data.load_digits("test")).item())

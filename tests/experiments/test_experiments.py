@@ -40,7 +40,7 @@ from polybound.experiments import (
     search_job,
     sweep,
 )
-from polybound.experiments.results import digests
+from polybound.experiments.results import Digests
 from polybound.experiments.sweep import jobs_of
 from polybound.report import build_report
 from polybound.report.elements import Figure
@@ -107,7 +107,7 @@ def first_panels(monkeypatch):
 def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs, tmp_path, name):
     experiment, folder = tiny(name), shared_runs
     sweep([experiment], folder, data_dir=tiny_data, workers=1)
-    jobs = jobs_of(experiment, folder, digests(tiny_data), tiny_data)
+    jobs = jobs_of(experiment, folder, Digests(tiny_data), tiny_data)
     assert jobs and all(job.done(folder) for job in jobs)
     (made,) = build_report([experiment], folder, tmp_path / "report.html", data_dir=tiny_data).sections
     parts = {kind: [part for part in made.parts if isinstance(part, kind)] for kind in (Shown, Figure)}
@@ -204,7 +204,7 @@ def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
 
 def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
     def methods(experiment):
-        jobs = jobs_of(experiment, tmp_path, digests(None))
+        jobs = jobs_of(experiment, tmp_path, Digests(None))
         return [[spec.recipe.method.name for spec in job.specs] for job in jobs]
 
     bounds = ["projection"] * 3
@@ -218,7 +218,7 @@ def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
 
 def test_jobs_that_share_a_run_share_a_lock(small, tmp_path):
     def locks(**changes):
-        return [set(job.locks) for job in jobs_of(replace(small, **changes), tmp_path, digests(None))]
+        return [set(job.locks) for job in jobs_of(replace(small, **changes), tmp_path, Digests(None))]
 
     first, second = locks()
     assert not first & second
@@ -403,7 +403,7 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
     named = find_experiment("table-10")
     wanted = {"dataset": "digits", "values": [1.0, 2.0], "points": 30, "finalists": 2, "seeds": 2}
     small = replace(named, budget=0.02, samples=200, limit=20, search=dict(named.search) | wanted)
-    search_job(small).carry_out(tmp_path, None)
+    search_job(small).run(tmp_path, None)
     result = search_job(small).result(tmp_path)
     trials = result["trials"]
     assert len({tuple(trial["bounds"].values()) for trial in trials}) == len(trials) == 30
@@ -415,7 +415,7 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
 
 def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
     """A registered data set may be another one in another folder."""
-    monkeypatch.setattr("polybound.experiments.results.digests", lambda where=None: lambda _name: str(where))
+    monkeypatch.setattr("polybound.experiments.results.Digests", lambda where=None: lambda _name: str(where))
     experiment = find_experiment("table-10")
     assert search_job(experiment, tmp_path / "a").key != search_job(experiment, tmp_path / "b").key
 
@@ -424,7 +424,7 @@ def test_without_a_projection_there_is_nothing_to_search(tmp_path, tiny_data):
     experiment = find_experiment("table-11")
 
     def kinds(**changes):
-        jobs = jobs_of(experiment.changed(**changes), tmp_path, digests(tiny_data), tiny_data)
+        jobs = jobs_of(experiment.changed(**changes), tmp_path, Digests(tiny_data), tiny_data)
         return {type(job).__name__ for job in jobs}
 
     assert kinds() == {"StudyJob", "StackJob"}

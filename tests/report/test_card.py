@@ -71,7 +71,7 @@ def test_their_recipes_are_specs_of_the_data_and_model(name):
     bound = example_origin(name)["spec"]["method"].get("bound")
     assert (bound is None) == (not pb.Projection(model, bound=1.0).contains())
     text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)pb\.train_together", text, re.DOTALL).group(1)
+    code = re.search(r"```python\n(.*?)pb\.train_runs", text, re.DOTALL).group(1)
     found = {}
     exec(code, found)
     assert found["spec"] == spec

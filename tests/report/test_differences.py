@@ -10,7 +10,7 @@ from polybound.report.differences import chosen_on_validation, pairs_of, pairs_t
 from polybound.report.elements import Part, Section
 from polybound.report.sections import by_heading, highest_pairs, scores_table
 from polybound.report.summary import summarise
-from polybound.runs import DataSpec, Spec, evaluate_runs, train_together
+from polybound.runs import DataSpec, Spec, evaluate_runs, train_runs
 from polybound.training import Recipe
 
 PLAIN, TIGHT, WIDE = {"method": "none"}, *({"method": "projection", "bound": bound} for bound in (1.0, 2.0))
@@ -20,7 +20,7 @@ PLAIN, TIGHT, WIDE = {"method": "none"}, *({"method": "projection", "bound": bou
 def tiny_run(tmp_path_factory):
     """A run that was measured on five images, on all, and behind a denoiser."""
     spec = Spec(DataSpec.of("digits"), recipe=Recipe.of(epochs=1))
-    (run,) = train_together([spec], tmp_path_factory.mktemp("runs"))
+    (run,) = train_runs([spec], tmp_path_factory.mktemp("runs"))
     for options in ({"limit": 5}, {}, {"defence": "median"}):
         evaluate_runs([run.path], [], **options)
     return run.path

@@ -14,7 +14,7 @@ from helpers.profiles import examples
 from polybound.data import Dataset, load
 from polybound.defences import GuidedDenoiser, find_defence
 from polybound.errors import PolyboundError
-from polybound.runs import DataSpec, ModelSpec, Spec, train_together
+from polybound.runs import DataSpec, ModelSpec, Spec, train_runs
 
 RECIPE = pb.Recipe.of(method="projection", bound=0.5, start=0, epochs=1, learning_rate=0.1, batch_size=64)
 SMALL = ModelSpec("pn-4", rank=2)
@@ -27,7 +27,7 @@ def spec_of(samples=0, held_out=0.0, recipe=RECIPE, seed=0):
 def refused(tmp_path, spec, **handed):
     """The line with which data are refused before anything is trained or written."""
     with pytest.raises(PolyboundError, match="digits is not the data of this run: these are") as caught:
-        train_together([spec], tmp_path, **handed)
+        train_runs([spec], tmp_path, **handed)
     assert not list(tmp_path.iterdir()) and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -62,14 +62,14 @@ def test_arrays_of_ones_own_are_content_of_their_own(tmp_path):
     mine = Dataset("mine", "train", train.x, train.y, train.class_names)
     refused(tmp_path, spec_of(samples=64), data=mine)
     spec = Spec(DataSpec("mine", mine.digest), SMALL, RECIPE)
-    (run,) = train_together([spec], tmp_path / "mine", data=mine)
-    (same,) = train_together([spec_of(samples=64)], tmp_path / "same", data=train)
+    (run,) = train_runs([spec], tmp_path / "mine", data=mine)
+    (same,) = train_runs([spec_of(samples=64)], tmp_path / "same", data=train)
     assert run.finished() and run.digest() == same.digest()
     with pytest.raises(PolyboundError, match="mine is not the data of this run"):
-        train_together([spec], tmp_path / "other", data=mine.subset(10))
+        train_runs([spec], tmp_path / "other", data=mine.subset(10))
     mine.x.numpy()[0] = 0.0
     with pytest.raises(PolyboundError, match="mine is not the data of this run"):
-        train_together([spec], tmp_path / "other", data=mine)
+        train_runs([spec], tmp_path / "other", data=mine)
 
 
 @cache
@@ -105,7 +105,7 @@ def handed_over(draw):
 def alone(tmp_path_factory):
     """What is trained for an address by itself, from data that are loaded by its name; each once."""
     root = tmp_path_factory.mktemp("alone")
-    return lambda spec: train_together([spec], root)[0].digest()
+    return lambda spec: train_runs([spec], root)[0].digest()
 
 
 @settings(max_examples=examples(50))
@@ -121,7 +121,7 @@ def test_an_address_determines_the_weights_whatever_data_are_handed_over(tmp_pat
         )
     ]
     try:
-        runs = train_together(specs, root, data=draw(handed_over()))
+        runs = train_runs(specs, root, data=draw(handed_over()))
     except PolyboundError as error:
         event(str(error)[:30])
         runs = []

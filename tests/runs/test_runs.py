@@ -36,7 +36,7 @@ from polybound.runs import (
     interrupted,
     is_run,
     list_runs,
-    train_together,
+    train_runs,
 )
 from polybound.runs.folder import Checkpoint, cached, path_for, remember
 
@@ -48,7 +48,7 @@ LIMIT = {"limit": 20}
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    runs = train_together(SPECS, root, epochs=(1,))
+    runs = train_runs(SPECS, root, epochs=(1,))
     evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
     return root
 
@@ -77,7 +77,7 @@ def refused_everywhere(run, match):
     state = next(one for one in list_runs(run.path.parent) if one.path == run.path)
     assert state.state == "damaged" and state.why
     with pytest.raises(FileFormatError, match=match):
-        train_together([SPECS[0]], run.path.parent)
+        train_runs([SPECS[0]], run.path.parent)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_edited_spec_is_refused_before_it_is_trained(runs):
     content["spec"]["seed"] = 9
     swap(file, json.dumps(content))
     with pytest.raises(FileFormatError, match=r"spec\.json: was changed"):
-        train_together(SPECS, runs[0].path.parent)
+        train_runs(SPECS, runs[0].path.parent)
     assert not runs[0].model_file().exists()
 
 
@@ -137,7 +137,7 @@ def test_a_truncated_model_is_trained_again_to_the_same_bits(runs, kept, epoch):
     assert not runs[0].finished(epoch) and runs[1].finished(epoch)
     with pytest.raises(FileFormatError, match=file.name):
         runs[0].model(epoch)
-    again = train_together(SPECS[:1], runs[0].path.parent, epochs=(1,))
+    again = train_runs(SPECS[:1], runs[0].path.parent, epochs=(1,))
     assert again == runs[:1] and file.read_bytes() == whole and again[0].finished(epoch)
     facts = [{key: value for key, value in line.items() if key != "seconds"} for line in history]
     found = [{key: value for key, value in line.items() if key != "seconds"} for line in runs[0].history()]
@@ -313,7 +313,7 @@ def test_what_is_being_trained_stays(tmp_path):
         with ThreadPoolExecutor(1) as other:  # locks are of a thread, as they are of a process
             removed.append(other.submit(clean_runs, tmp_path, ["unfinished"]).result())
 
-    train_together([spec], tmp_path, on_progress=clean)
+    train_runs([spec], tmp_path, on_progress=clean)
     assert removed and not any(removed) and run.finished() and all(file.exists() for file in half)
     assert clean_runs(tmp_path) == dict.fromkeys(half, "half-written") and run.finished()
 
@@ -341,22 +341,22 @@ def test_what_was_interrupted(tmp_path):
 
     assert interrupted(tmp_path) == []
     with pytest.raises(Stop):
-        train_together(SPECS, tmp_path, on_progress=stop)
+        train_runs(SPECS, tmp_path, on_progress=stop)
     assert interrupted(tmp_path) == [SPECS] and not Run.of(SPECS[0], tmp_path).finished()
     seen = []
-    train_together(SPECS, tmp_path, on_progress=seen.append)
+    train_runs(SPECS, tmp_path, on_progress=seen.append)
     assert {at.epoch for at in seen} == {2} and interrupted(tmp_path) == [] and not checkpoints(tmp_path)
 
 
 def test_failures(tmp_path):
     spec = Spec(DataSpec.of("digits"), recipe=RECIPE.changed({"learning_rate": 1e9}))
-    (run,) = train_together([spec], tmp_path)
+    (run,) = train_runs([spec], tmp_path)
     assert run.failure.startswith("the loss of run 0 became nan in epoch 1") and "smaller learning rate" in run.failure
     assert run.finished() and not run.model_file().exists() and run.digest() is None and run.digests() == {}
     assert run.history() == [{"epoch": 1, "failure": run.failure}]
     with pytest.raises(PolyboundError, match="no model; it ended with: the loss"):
         run.model()
-    train_together([spec], tmp_path, on_progress=lambda _: pytest.fail("it is not tried again"))
+    train_runs([spec], tmp_path, on_progress=lambda _: pytest.fail("it is not tried again"))
     assert [one.state for one in list_runs(tmp_path)] == ["failed"] and not checkpoints(tmp_path)
     assert "the loss of run 0 became nan" in read_runs(tmp_path)[1][str(run.path)]
 
@@ -474,11 +474,11 @@ def test_the_state_of_other_runs_is_refused(tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        train_together(SPECS[:1], tmp_path, on_progress=stop)
+        train_runs(SPECS[:1], tmp_path, on_progress=stop)
     (file,) = checkpoints(tmp_path)
     file.rename(path_for(tmp_path, SPECS[1:]))
     with pytest.raises(FileFormatError, match="the state of other runs"):
-        train_together(SPECS[1:], tmp_path)
+        train_runs(SPECS[1:], tmp_path)
 
 
 def write_data(file, seed):
@@ -493,7 +493,7 @@ def test_other_data_are_another_run(tmp_path):
     write_data(file, 0)
     name, root = f"folder:{file}", tmp_path / "runs"
     old = Spec(DataSpec.of(name), recipe=RECIPE)
-    (before,) = train_together([old], root)
+    (before,) = train_runs([old], root)
     first = evaluate_run(before.path, "fgsm-0.1")
     weights = before.model_file().read_bytes()
     write_data(file, 1)
@@ -501,11 +501,11 @@ def test_other_data_are_another_run(tmp_path):
     assert set(old.difference(new)) == {"data.digest"} and old.address != new.address
     for ask in (
         lambda: evaluate_run(before.path, "fgsm-0.1"),
-        lambda: train_together([Spec(old.data, recipe=RECIPE, seed=3)], root),
+        lambda: train_runs([Spec(old.data, recipe=RECIPE, seed=3)], root),
     ):
         with pytest.raises(PolyboundError, match="is not the data of this run: these are"):
             ask()
-    (after,) = train_together([new], root)
+    (after,) = train_runs([new], root)
     second = evaluate_run(after.path, "fgsm-0.1")
     assert after != before and after.model_file().read_bytes() != weights
     assert first.scores.values("digest") == [old.data.digest] != second.scores.values("digest")

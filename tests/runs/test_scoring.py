@@ -8,7 +8,7 @@ from PIL import Image
 
 import polybound as pb
 from polybound.defences import Defence, GuidedDenoiser, denoisers, register_defence
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_together
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def runs(tmp_path_factory):
     """Two seeds of a small network."""
     recipe = pb.Recipe.of(epochs=10, optimiser="adamw", learning_rate=0.01)
     specs = [Spec(DataSpec.of("digits", samples=256), ModelSpec("pn-4", 8), recipe, seed) for seed in (0, 1)]
-    return [run.path for run in train_together(specs, tmp_path_factory.mktemp("runs"))]
+    return [run.path for run in train_runs(specs, tmp_path_factory.mktemp("runs"))]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_examples_are_of_networks_on_the_same_data_not_on_data_of_the_same_name(
             for image in range(4):
                 Image.fromarray(random.integers(0, 256, (4, 4), "uint8")).save(folder / f"{image}.png")
         spec = Spec(DataSpec.of(name), ModelSpec("pn-4", 2), pb.Recipe.of(epochs=1))
-        runs += [run.path for run in train_together([spec], tmp_path / "runs")]
+        runs += [run.path for run in train_runs([spec], tmp_path / "runs")]
     found = cli("evaluate", *runs, "--attacks", "fgsm-0.1", "--save-examples", tmp_path / "e.npz")
     assert found.code == 1 and f"skipped {runs[0]}" in found.err
     assert np.load(tmp_path / "e.npz")["runs"].tolist() == [runs[1].name]

@@ -24,7 +24,7 @@ from polybound.runs import (
     checkpoints,
     find_runs,
     interrupted,
-    train_together,
+    train_runs,
 )
 from polybound.runs.folder import path_for
 from polybound.training import METHODS, Adversary, Plain, Trainer
@@ -66,7 +66,7 @@ def epochs_of(run):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return weights(train_together(SPECS, tmp_path_factory.mktemp("undisturbed")))
+    return weights(train_runs(SPECS, tmp_path_factory.mktemp("undisturbed")))
 
 
 def test_a_run_of_the_stack_is_the_run_alone(undisturbed):
@@ -77,10 +77,10 @@ def test_a_run_of_the_stack_is_the_run_alone(undisturbed):
 def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
     """A model that is kept on the way is that of a run which ends there, also if the whole run had been there."""
     shorter = [replace(spec, recipe=spec.recipe.changed({"epochs": 5})) for spec in SPECS]
-    ended = train_together(shorter, tmp_path / "ended")
-    (before,) = train_together(SPECS[:1], tmp_path / "all")
+    ended = train_runs(shorter, tmp_path / "ended")
+    (before,) = train_runs(SPECS[:1], tmp_path / "all")
     changed = before.model_file().stat().st_mtime_ns
-    runs = train_together(SPECS, tmp_path / "all", epochs=(2, 5))
+    runs = train_runs(SPECS, tmp_path / "all", epochs=(2, 5))
     assert runs[0] == before and before.model_file().stat().st_mtime_ns == changed
     assert same_bits(weights(runs), undisturbed)
     assert same_bits(weights(runs, 5), weights(ended))
@@ -91,15 +91,15 @@ def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
     # The runs of a seed are one until their bounds begin.
     assert len({run.digest(2) for run in runs}) == 2 and len({run.digest(5) for run in runs}) == 6
     with pytest.raises(PolyboundError, match=r"cannot train together.*schedule\.epochs"):
-        train_together([*SPECS[:2], shorter[4]], tmp_path / "none")
+        train_runs([*SPECS[:2], shorter[4]], tmp_path / "none")
 
 
 def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
-    (run,) = train_together(SPECS[:1], tmp_path)
+    (run,) = train_runs(SPECS[:1], tmp_path)
     history, seen = run.history(), []
     shorter = replace(SPECS[0], recipe=RECIPE.changed({"bound": 0.5, "epochs": 5}))
-    ended = train_together([shorter], tmp_path / "ended")
-    train_together(SPECS[:1], tmp_path, epochs=(5,), on_progress=seen.append)
+    ended = train_runs([shorter], tmp_path / "ended")
+    train_runs(SPECS[:1], tmp_path, epochs=(5,), on_progress=seen.append)
     assert {(at.epoch, at.epochs) for at in seen if at.step == 0} == {(epoch, 5) for epoch in range(1, 6)}
     assert same_bits(weights([run], 5), weights(ended))
     # What was known of the whole run still is.
@@ -108,7 +108,7 @@ def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
         and run.history()[:-1] == history
         and list(run.history()[-1]["weights"]) == [run.model_file(5).name]
     )
-    train_together(SPECS[:1], tmp_path, epochs=(5, 6, 99), on_progress=lambda _: pytest.fail("nothing is left to do"))
+    train_runs(SPECS[:1], tmp_path, epochs=(5, 6, 99), on_progress=lambda _: pytest.fail("nothing is left to do"))
     assert not run.model_file(6).exists()
 
 
@@ -116,7 +116,7 @@ def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
 def test_a_beginning_is_inside_its_bound(tmp_path, every):
     """Also of bounds that are trained as one, and if no projection was due by then."""
     specs = [spec_of(bound=bound, every=every, start=1) for bound in (0.5, 1e4, 1e5)]
-    runs = train_together(specs, tmp_path, epochs=(3,))
+    runs = train_runs(specs, tmp_path, epochs=(3,))
     for spec, run in zip(specs, runs, strict=True):
         for epoch in (3, None):
             assert pb.Projection(run.model(epoch), spec.recipe.method.bound).contains()
@@ -124,7 +124,7 @@ def test_a_beginning_is_inside_its_bound(tmp_path, every):
 
 
 def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
-    runs = train_together(SPECS[:3], tmp_path)
+    runs = train_runs(SPECS[:3], tmp_path)
     for spec, run in zip(SPECS, runs, strict=False):
         assert run == Run.of(spec, tmp_path) and run.finished() and run.failure is None
         assert json.loads((run.path / "spec.json").read_text()) == {"address": spec.address, "spec": spec.as_dict()}
@@ -137,16 +137,16 @@ def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     # Three files a run, and no checkpoint left.
     assert len([path for path in before if path.suffix != ".lock"]) == 9
-    assert train_together(SPECS[:3], tmp_path) == runs
+    assert train_runs(SPECS[:3], tmp_path) == runs
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    more = train_together(SPECS[:4], tmp_path)
+    more = train_runs(SPECS[:4], tmp_path)
     assert more[:3] == runs and more[3].finished()
-    assert train_together([], tmp_path) == []
+    assert train_runs([], tmp_path) == []
 
 
 def test_a_held_out_share_is_what_is_validated_on(tmp_path):
     spec = replace(spec_of(epochs=1, start=0), data=DataSpec.of("digits", samples=300, held_out=0.25))
-    (run,) = train_together([spec], tmp_path)
+    (run,) = train_runs([spec], tmp_path)
     validation = pb.data.load("digits", "validation", validation=0.25)
     assert run.history()[0]["validation accuracy"] == pytest.approx(pb.accuracy(run.model(), validation).item())
     model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
@@ -159,7 +159,7 @@ def test_a_history_measures_the_networks_that_are_kept(tmp_path):
     recipe = RECIPE.changed({"epochs": 3, "start": 1, "every": 1000})
     data = DataSpec.of("digits", samples=200, held_out=0.25)
     specs = [Spec(data, ModelSpec("pn-4", rank=2), recipe.changed({"bound": bound})) for bound in (0.2, 0.4)]
-    runs = train_together(specs, tmp_path, epochs=(1, 2))
+    runs = train_runs(specs, tmp_path, epochs=(1, 2))
     train, validation = data.load("train"), data.load("validation")
     for spec, run in zip(specs, runs, strict=True):
         model = pb.paper_model("pn-4", shape=train.shape, rank=2, seed=0)
@@ -205,7 +205,7 @@ def test_bounds_share_an_adversary_that_comes_before_them(tmp_path, attack):
     recipe = RECIPE.changed({"epochs": 4, "start": 2, "every": 3, "adversary": Adversary(attack), "adversary_start": 1})
     specs = [spec_of(recipe, bound=bound) for bound in (0.5, 1.0)]
     seen = []
-    runs = train_together(specs, tmp_path / "both", on_progress=seen.append)
+    runs = train_runs(specs, tmp_path / "both", on_progress=seen.append)
     assert [len(at.losses) for at in seen if at.step == 0] == [1, 1, 2, 2]
     for spec, run in zip(specs, runs, strict=True):
         assert_near(alone(spec), run.model().state_dict())
@@ -213,8 +213,8 @@ def test_bounds_share_an_adversary_that_comes_before_them(tmp_path, attack):
 
 def test_runs_without_a_bound_train_among_the_bounded(tmp_path):
     free = Spec(DIGITS, recipe=replace(RECIPE, method=Plain()), seed=1)
-    runs = train_together([SPECS[0], free], tmp_path)
-    (single,) = train_together([free], tmp_path / "alone")
+    runs = train_runs([SPECS[0], free], tmp_path)
+    (single,) = train_runs([free], tmp_path / "alone")
     assert_near(single.model().state_dict(), runs[1].model().state_dict())
 
 
@@ -224,7 +224,7 @@ def test_every_method_trains_its_seeds_together(tmp_path, options):
     if "start" in recipe.method.options():
         recipe = recipe.changed({"start": 1})
     specs = [Spec(DIGITS, recipe=recipe, seed=seed) for seed in (1, 2)]
-    for spec, run in zip(specs, train_together(specs, tmp_path), strict=True):
+    for spec, run in zip(specs, train_runs(specs, tmp_path), strict=True):
         assert_near(alone(spec), run.model().state_dict())
 
 
@@ -242,7 +242,7 @@ def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
             super().__init__(model, *rest)
 
     monkeypatch.setattr("polybound.runs.train.Trainer", Spy)
-    runs = train_together(specs, tmp_path)
+    runs = train_runs(specs, tmp_path)
     notes = [[line["note"] for line in run.history() if "note" in line] for run in runs]
     if bounds[1] == 50.0:
         assert sizes == [1, 2]
@@ -257,13 +257,13 @@ def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
 def test_a_run_that_is_no_longer_finite_ends_and_the_others_go_on(tmp_path):
     wild = RECIPE.changed({"learning_rate": 5.0, "start": 0, "every": 1})
     specs = [spec_of(wild, bound=bound) for bound in (0.2, 1e9)]
-    runs = train_together(specs, tmp_path)
+    runs = train_runs(specs, tmp_path)
     assert runs[0].failure is None and runs[0].model_file().exists()
     assert "became" in runs[1].failure and "epoch" in runs[1].failure and not runs[1].model_file().exists()
     assert runs[1].finished() and "failure" in runs[1].history()[-1]
     with pytest.raises(PolyboundError, match="no model; it ended with: the loss of run"):
         runs[1].model()
-    (single,) = train_together(specs[:1], tmp_path / "alone")
+    (single,) = train_runs(specs[:1], tmp_path / "alone")
     assert_near(single.model().state_dict(), runs[0].model().state_dict(), rtol=1e-4, atol=1e-5)
 
 
@@ -280,7 +280,7 @@ def test_specs_that_do_not_fit_together(tmp_path):
     for name, other in others.items():
         first = SPECS[0] if "l2" not in name else Spec(DIGITS, recipe=replace(RECIPE, method=Plain()))
         with pytest.raises(PolyboundError, match=f"cannot train together.*{name}"):
-            train_together([first, other], tmp_path)
+            train_runs([first, other], tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -289,21 +289,21 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
     file.parent.mkdir()
     file.write_bytes(b"nonsense")
     with pytest.raises(PolyboundError, match=file.name):
-        train_together(SPECS[:1], tmp_path)
+        train_runs(SPECS[:1], tmp_path)
 
 
 CHILD = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/runs"]
-from test_stack_training import SPECS, at_write, train_together
+from test_stack_training import SPECS, at_write, train_runs
 specs = SPECS if sys.argv[3] == "stack" else SPECS[4:5]
 if sys.argv[4] == "kill":
     at_write(int(sys.argv[5]), lambda: os.kill(os.getpid(), signal.SIGKILL))
 def watch(at):
     if sys.argv[4] == "signal" and at.epoch == 2:
         os.kill(os.getpid(), int(sys.argv[5]))
-train_together(specs, Path(sys.argv[2]), save_every=0.0, on_progress=watch)
+train_runs(specs, Path(sys.argv[2]), save_every=0.0, on_progress=watch)
 """
 
 
@@ -340,7 +340,7 @@ def test_kill_9_in_the_midst_of_any_write_costs_nothing(tmp_path, undisturbed, w
     anew.
     """
     specs = SPECS if what == "stack" else SPECS[4:5]
-    whole = undisturbed if what == "stack" else weights(train_together(specs, tmp_path / "whole"))
+    whole = undisturbed if what == "stack" else weights(train_runs(specs, tmp_path / "whole"))
     kills, generator, folder = int(os.environ.get("POLYBOUND_KILLS", "2")), random.Random(0), tmp_path / "killed"
     while kills:
         if child(folder, what, "kill", generator.randint(2, 9)):
@@ -348,7 +348,7 @@ def test_kill_9_in_the_midst_of_any_write_costs_nothing(tmp_path, undisturbed, w
         else:
             kills -= 1
     assert child(folder, what, "no")
-    runs = train_together(specs, folder, on_progress=lambda _: pytest.fail("all were done"))
+    runs = train_runs(specs, folder, on_progress=lambda _: pytest.fail("all were done"))
     assert same_bits(weights(runs), whole)
     assert files_of(folder) == {"spec.json", "history.jsonl", "model.safetensors"} and not checkpoints(folder)
 
@@ -362,7 +362,7 @@ def test_a_crash_in_the_midst_of_every_single_write_costs_nothing(tmp_path, monk
     specs = [spec_of(bound=bound, epochs=2, start=1, batch_size=256) for bound in bounds]
     monkeypatch.setattr(os, "fsync", os.fsync)  # which puts it back in the end
     real, writes = os.fsync, at_write(0, None)
-    runs = train_together(specs, tmp_path / "whole", epochs=(1,), save_every=0.0)
+    runs = train_runs(specs, tmp_path / "whole", epochs=(1,), save_every=0.0)
     expected = [weights(runs), weights(runs, 1), [epochs_of(run) for run in runs]]
 
     def crash():
@@ -372,9 +372,9 @@ def test_a_crash_in_the_midst_of_every_single_write_costs_nothing(tmp_path, monk
         os.fsync, folder = real, tmp_path / str(number)
         at_write(number, crash)
         with pytest.raises(Crash):
-            train_together(specs, folder, epochs=(1,), save_every=0.0)
+            train_runs(specs, folder, epochs=(1,), save_every=0.0)
         os.fsync = real
-        runs = train_together(specs, folder, epochs=(1,), save_every=0.0)
+        runs = train_runs(specs, folder, epochs=(1,), save_every=0.0)
         assert same_bits(weights(runs), expected[0]) and same_bits(weights(runs, 1), expected[1])
         assert [epochs_of(run) for run in runs] == expected[2] and not checkpoints(folder)
         assert not list(folder.rglob(".*.*"))
@@ -389,5 +389,5 @@ def test_a_signal_saves_and_stops(tmp_path, undisturbed, name):
     (file,) = checkpoints(tmp_path)
     state = Checkpoint.read(file)
     assert state.epoch == 2 and state.step < 2  # Python looks for signals between two of its instructions
-    assert same_bits(weights(train_together(SPECS, tmp_path)), undisturbed)
+    assert same_bits(weights(train_runs(SPECS, tmp_path)), undisturbed)
     assert interrupted(tmp_path) == []

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import polybound as pb
 from polybound.errors import PolyboundError
-from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_together
+from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
 from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer, register_optimiser, training_set
 from polybound.training.engine import AutogradEngine, ClosedEngine, NetworkEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
@@ -171,7 +171,7 @@ def specs_of(name, **changes):
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_branches_go_on_with_the_memory_of_their_trunk(tmp_path, name):
     specs = specs_of(name)
-    runs = train_together(specs, tmp_path)
+    runs = train_runs(specs, tmp_path)
     for spec, run in list(zip(specs, runs, strict=True))[::2]:
         alone = pb.paper_model("pn-4", shape=(1, 8, 8), seed=spec.seed)
         pb.fit(alone, digits(500), spec.recipe, seed=spec.seed)
@@ -188,7 +188,7 @@ class Interrupted(Exception):
 def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, monkeypatch):
     """In the midst of an epoch, before and after the branch; nothing but the checkpoint is left."""
     specs = specs_of(name)
-    undisturbed = train_together(specs, tmp_path / "whole")
+    undisturbed = train_runs(specs, tmp_path / "whole")
 
     def interrupt(self, file):
         write(self, file)
@@ -200,11 +200,11 @@ def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, mo
         patch.setattr(Checkpoint, "write", interrupt)
         patch.setattr("polybound.runs.train._Keeper.after_step", _save_every_step)
         with pytest.raises(Interrupted):
-            train_together(specs, tmp_path / "cut")
+            train_runs(specs, tmp_path / "cut")
     (file,) = checkpoints(tmp_path / "cut")
     memory = Checkpoint.read(file).memory
     assert int(memory["steps"]) == 4 * epoch + 3
-    resumed = train_together(specs, tmp_path / "cut")
+    resumed = train_runs(specs, tmp_path / "cut")
     for one, other in zip(undisturbed, resumed, strict=True):
         assert one.digest() == other.digest()
         mine, theirs = (

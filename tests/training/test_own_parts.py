@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import polybound as pb
 from polybound.errors import PolyboundError
-from polybound.registry import Part, Registry
-from polybound.runs import DataSpec, Run, Spec, train_together
+from polybound.registry import Component, Registry
+from polybound.runs import DataSpec, Run, Spec, train_runs
 from polybound.training import (
     METHODS,
     OPTIMISERS,
@@ -130,7 +130,7 @@ def test_a_method_is_used_by_name_everywhere(tmp_path):
     specs = [Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(**options), seed=seed) for seed in (1, 2)]
     assert Spec.from_dict(json.loads(json.dumps(specs[0].as_dict()))) == specs[0]
     assert specs[0].columns()["method.weight"] == 0.5 and specs[0].recipe.label == "large-logits, weight 0.5"
-    runs = train_together(specs, tmp_path)
+    runs = train_runs(specs, tmp_path)
     for spec, run in zip(specs, runs, strict=True):
         model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=spec.seed)
         pb.fit(model, DIGITS, spec.recipe, seed=spec.seed)
@@ -158,7 +158,7 @@ def test_a_method_trains_a_stack_and_takes_an_adversary():
 def test_a_method_that_acts_after_a_step(tmp_path):
     register_method(Clip)
     spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(method="clip", limit=0.04, epochs=2, batch_size=256))
-    (run,) = train_together([spec], tmp_path, epochs=(1,))
+    (run,) = train_runs([spec], tmp_path, epochs=(1,))
     assert weights_of(run.model()).abs().max() == weights_of(run.model(1)).abs().max() == torch.tensor(0.04)
 
 
@@ -166,7 +166,7 @@ def test_methods_of_different_options_do_not_train_as_one(tmp_path):
     register_method(LargeLogitPenalty)
     recipes = [pb.Recipe.of(method="large-logits", weight=weight, epochs=2) for weight in (0.1, 0.2)]
     with pytest.raises(PolyboundError, match="different options of large-logits do not train as one stack"):
-        train_together([Spec(DataSpec.of("digits"), recipe=recipe) for recipe in recipes], tmp_path)
+        train_runs([Spec(DataSpec.of("digits"), recipe=recipe) for recipe in recipes], tmp_path)
 
 
 def test_an_optimiser_and_a_schedule(tmp_path):
@@ -177,7 +177,7 @@ def test_an_optimiser_and_a_schedule(tmp_path):
     spec = Spec(DataSpec.of("digits"), recipe=recipe)
     assert Spec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
     assert spec.difference(Spec(spec.data, recipe=recipe.changed({"end": 0.2}))) == {"schedule.end": (0.1, 0.2)}
-    (run,) = train_together([spec], tmp_path)
+    (run,) = train_runs([spec], tmp_path)
     assert [line["rate"] for line in run.history()[:3]] == pytest.approx([0.02, 0.011, 0.002])
     assert recipe.scaled(0.7).schedule == Linear(2, 256, 0.1)
 
@@ -220,11 +220,11 @@ def test_what_is_not_known_names_what_is():
 
 def test_a_part_without_a_name_is_refused():
     @dataclass(frozen=True)
-    class Nameless(Part):
+    class Nameless(Component):
         size: int = 1
 
     with pytest.raises(PolyboundError, match="Nameless needs a name"):
-        Registry[Part]("kind").register(Nameless)
+        Registry[Component]("kind").register(Nameless)
 
 
 def test_equal_numbers_are_one_option_also_of_ones_own():

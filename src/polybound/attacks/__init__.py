@@ -15,7 +15,7 @@ from polybound.attacks.ball import (
 )
 from polybound.attacks.base import Attack, adversarial_batch, climb, first_success
 from polybound.attacks.blackbox import RandomSearch, Square
-from polybound.attacks.classifier import Classifier, right
+from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.gradient import APGD, APGDT, FGSM, PGD, TPGD
 from polybound.attacks.libraries import AutoAttack, Foolbox
 from polybound.attacks.losses import DLR, KL, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
@@ -56,11 +56,11 @@ __all__ = [
     "cross_entropy",
     "divergence",
     "first_success",
+    "is_correct",
     "parse_attack",
     "parse_attacks",
     "protocols",
     "read_setting",
     "register_attack",
-    "right",
     "setting_text",
 ]

@@ -28,9 +28,9 @@ __all__ = [
     "check_protocol",
     "clip_range",
     "protocols",
+    "repeat_for_runs",
     "round_down",
     "round_up",
-    "spread",
 ]
 
 
@@ -130,7 +130,9 @@ class Ball(ABC):
     def _finite(self, z: Tensor) -> Tensor:
         """The points, those coordinates that are not finite replaced by the image's."""
         # Points are bounded, so that their sum is finite if and only if they all are.
-        return z if bool(torch.isfinite(z.sum())) else torch.where(torch.isfinite(z), z, spread(self.x, len(z)))
+        if torch.isfinite(z.sum()):
+            return z
+        return torch.where(torch.isfinite(z), z, repeat_for_runs(self.x, len(z)))
 
     @abstractmethod
     def project_(self, z: Tensor) -> Tensor:
@@ -175,7 +177,7 @@ class InfBall(Ball):
         return z
 
     def settle(self, z: Tensor) -> Tensor:
-        return self._finite(z).clamp(spread(self.lower, len(z)), spread(self.upper, len(z)))
+        return self._finite(z).clamp(repeat_for_runs(self.lower, len(z)), repeat_for_runs(self.upper, len(z)))
 
     def ascend(self, z: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         gradient.sign_()
@@ -211,7 +213,7 @@ class TwoBall(Ball):
         # Scaled first: the squares of small gradients underflow.
         gradient /= gradient.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
         gradient /= gradient.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        return self.project_(gradient.mul_(size).add_(spread(z, len(gradient))))
+        return self.project_(gradient.mul_(size).add_(repeat_for_runs(z, len(gradient))))
 
     def inside(self, noise: Tensor, radius: Tensor) -> Tensor:
         direction = noise / noise.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -222,7 +224,7 @@ class TwoBall(Ball):
         return self.project_(self.x + self.eps * noise / noise.norm(dim=-1, keepdim=True).clamp_min(1e-12))
 
     def settle(self, z: Tensor) -> Tensor:
-        z, x = self._finite(z), spread(self.x, len(z)).double()
+        z, x = self._finite(z), repeat_for_runs(self.x, len(z)).double()
         # Short of eps by what the rounding of the sum of squares can amount to.
         limit = self.eps * (1 - 4 * self.x.shape[-1] * torch.finfo(torch.float64).eps)
         for attempt in range(8):
@@ -237,10 +239,10 @@ class TwoBall(Ball):
         return z.clamp(*self.clip)
 
 
-def spread(part: Tensor, rows: int) -> Tensor:
+def repeat_for_runs(part: Tensor, rows: int) -> Tensor:
     """A tensor (G, ...) so that it broadcasts with (rows, ...): as it is if G is 1, else repeated for each row.
 
-    >>> spread(torch.tensor([[1], [2]]), 4).flatten().tolist()
+    >>> repeat_for_runs(torch.tensor([[1], [2]]), 4).flatten().tolist()
     [1, 1, 2, 2]
     """
     return part if len(part) in (1, rows) else part.repeat_interleave(rows // len(part), 0)

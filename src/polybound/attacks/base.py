@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball, ball_around, check_domain, check_protocol, clip_range, round_down, round_up
-from polybound.attacks.classifier import Classifier, right
+from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import Loss
 from polybound.attacks.random import GROUP, BatchRandom, ImageRandom, RandomNumbers
 from polybound.errors import PolyboundError
@@ -184,7 +184,7 @@ def climb(
     for step in range(steps + 1):
         last = step == steps
         logits, gradient = (model.logits(z), z) if last else model.gradient(z, loss.slopes)
-        fallen = standing & ~right(logits, loss.y)
+        fallen = standing & ~is_correct(logits, loss.y)
         store(found, keep, z, standing if last else fallen)
         standing &= ~fallen
         open_ = standing.any(0)

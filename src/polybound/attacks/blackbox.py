@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polybound.attacks.ball import Ball, InfBall, spread
+from polybound.attacks.ball import Ball, InfBall, repeat_for_runs
 from polybound.attacks.base import Attack, first_success
-from polybound.attacks.classifier import Classifier, right
+from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.random import RandomNumbers
 from polybound.errors import PolyboundError
@@ -79,19 +79,19 @@ class Square(Attack):
         if not isinstance(ball, InfBall):
             raise AssertionError("the square attack needs a box")
         image, loss = _image(model.shape), CrossEntropy(labels)
-        lower, upper = spread(ball.lower, model.runs), spread(ball.upper, model.runs)
+        lower, upper = repeat_for_runs(ball.lower, model.runs), repeat_for_runs(ball.upper, model.runs)
         channels, _, width = image
-        columns = spread(random.uniform(channels * width), model.runs)
+        columns = repeat_for_runs(random.uniform(channels * width), model.runs)
         columns = columns.reshape(*columns.shape[:2], channels, 1, width) < 0.5
         z = torch.where(_flat(columns, image), lower, upper)
         z = z.repeat_interleave(model.runs // len(z), 0)
         logits = model.logits(z)
-        value, found = loss.values(logits), ~right(logits, labels)
+        value, found = loss.values(logits), ~is_correct(logits, labels)
         for query in range(self.queries):
-            square, up = self._proposal(query, image, spread(random.uniform(2 + channels), model.runs))
+            square, up = self._proposal(query, image, repeat_for_runs(random.uniform(2 + channels), model.runs))
             proposal = torch.where(square, torch.where(up, upper, lower), z)
             logits = model.logits(proposal)
-            raised, fallen = loss.values(logits), ~right(logits, labels)
+            raised, fallen = loss.values(logits), ~is_correct(logits, labels)
             # What is misclassified stays: of several classes, the label's probability can fall and become the largest.
             better = ~found & (fallen | (raised > value))
             z = torch.where(better.unsqueeze(-1), proposal, z)

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polybound.attacks.ball import spread
+from polybound.attacks.ball import repeat_for_runs
 from polybound.errors import PolyboundError
 from polybound.models import CCP, PolynomialNetwork, closed_form, has_closed_form
 
-__all__ = ["Classifier", "right"]
+__all__ = ["Classifier", "is_correct"]
 
 
 class Classifier:
@@ -97,7 +97,7 @@ class Classifier:
 
     def correct(self, x: Tensor, y: Tensor) -> Tensor:
         """Whether each run classifies each input right, (E, n); an output that is not finite is never right."""
-        return right(self.logits(x), y)
+        return is_correct(self.logits(x), y)
 
     def _cast(self, x: Tensor) -> Tensor:
         return x if self.dtype is None else x.to(self.dtype)
@@ -106,7 +106,7 @@ class Classifier:
         return F.pad(x, (0, 1), value=1.0) if self.lifted else x
 
     def _forward(self, x: Tensor) -> Tensor:
-        x = spread(x, self.runs)
+        x = repeat_for_runs(x, self.runs)
         lead = x.shape[:2] if self.stacked and len(x) == self.runs else x.shape[1:2]
         try:
             logits = self.model(x.reshape(*lead, *self.shape))
@@ -120,6 +120,6 @@ class Classifier:
         return logits.reshape(self.runs, x.shape[1], logits.shape[-1]).transpose(1, 2)
 
 
-def right(logits: Tensor, y: Tensor) -> Tensor:
+def is_correct(logits: Tensor, y: Tensor) -> Tensor:
     """Whether the largest logit is the label's, (E, n), for logits (E, classes, n) and labels (n,) or (E, n)."""
     return (logits.argmax(1) == y) & torch.isfinite(logits).all(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, climb, first_success
-from polybound.attacks.classifier import Classifier, right
+from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import DLR, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
 from polybound.attacks.random import RandomNumbers
 from polybound.registry import check_choice, check_flag, check_number, check_whole, setting_text
@@ -220,7 +220,7 @@ class APGD(Attack):
         logits, gradient = model.gradient(z, loss.slopes)
         value = loss.values(logits)
         best, best_z, best_gradient = value.clone(), z.clone(), gradient.clone()
-        found, fallen = z.clone(), ~right(logits, loss.y)
+        found, fallen = z.clone(), ~is_correct(logits, loss.y)
         size = torch.full_like(value, 2 * self.eps).unsqueeze(-1)
         before, last_best = z, best.clone()
         improved, halved = torch.zeros_like(value), torch.ones_like(fallen)
@@ -231,7 +231,7 @@ class APGD(Attack):
             before, z = z, ahead
             last = step == self.steps - 1
             logits, gradient = (model.logits(z), gradient) if last else model.gradient(z, loss.slopes)
-            wrong = ~right(logits, loss.y)
+            wrong = ~is_correct(logits, loss.y)
             found = torch.where((wrong & ~fallen).unsqueeze(-1), z, found)
             fallen |= wrong
             if last or bool(fallen.all()):

@@ -344,11 +344,11 @@ def bounds(
     from rich.console import Console
 
     from polybound.cli.commands import is_quiet
-    from polybound.runs import load_subject
+    from polybound.runs import load_model
     from polybound.theory import bounds as all_bounds
 
     with Console(stderr=True, quiet=is_quiet()).status("computing bounds"):
-        table = all_bounds(load_subject(model).model, samples, radius=radius)
+        table = all_bounds(load_model(model).model, samples, radius=radius)
     if as_json:
         print(json.dumps(table.as_dict(), indent=2))
     else:
@@ -365,9 +365,9 @@ def bounds(
 )
 def info(model: Network, as_json: AsJson = False) -> None:
     """Show what a model file or a run folder holds: its kind, its configuration, its parameters."""
-    from polybound.runs import load_subject
+    from polybound.runs import load_model
 
-    loaded = load_subject(model)
+    loaded = load_model(model)
     file = model if loaded.run is None else loaded.run.model_file()
     network = loaded.model
     facts: dict[str, object] = {} if loaded.run is None else {"run": loaded.about}

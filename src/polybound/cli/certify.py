@@ -15,7 +15,7 @@ from polybound.cli.tables import show_table
 from polybound.data import Dataset, load
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.runs import Loaded, load_subject
+from polybound.runs import LoadedModel, load_model
 
 __all__ = ["check_target", "model_and_images", "run_certify", "run_check", "run_outputs", "show_intervals"]
 
@@ -88,7 +88,7 @@ def run_check(
     for option in typed:
         if option not in ("--check", "--eps", "--norm", "--json", "--quiet"):
             raise PolyboundError(f"--check takes no {option}: the file holds its inputs and its claims")
-    model = load_subject(path).model
+    model = load_model(path).model
     claims = read_claims(file, model)
     if "--norm" in typed and norm != claims.norm:
         raise PolyboundError(f"--norm {norm}: {file} is about {claims.about()}")
@@ -114,11 +114,11 @@ def run_check(
 
 def model_and_images(path: Path, dataset: str | None, data_dir: Path | None) -> tuple[PolynomialNetwork, Dataset]:
     """A model, and test images that fit it: the run's own, or of the data set that is named."""
-    loaded = load_subject(path)
+    loaded = load_model(path)
     return loaded.model, _fitting(_data(loaded, dataset, data_dir), loaded.model)
 
 
-def _data(loaded: Loaded, dataset: str | None, data_dir: Path | None) -> Dataset:
+def _data(loaded: LoadedModel, dataset: str | None, data_dir: Path | None) -> Dataset:
     """The test images of a run, or of the data set that is named."""
     if dataset is not None:
         return load(dataset, "test", data_dir=data_dir)

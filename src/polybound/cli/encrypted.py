@@ -19,7 +19,7 @@ from polybound.data import find_source, load, missing
 from polybound.deploy import Plan, RemoteClassifier, plan_encryption, serve
 from polybound.errors import PolyboundError
 from polybound.models import EXAMPLES, example
-from polybound.runs import Loaded, load_subject
+from polybound.runs import LoadedModel, load_model
 
 __all__ = ["run_classify", "run_encrypted_demo", "run_server", "show_plan"]
 
@@ -28,11 +28,11 @@ def _data_of_example(name: str) -> str:
     return "digits" if name.startswith("digits") else "fashion-mnist"
 
 
-def _loaded(name: str) -> Loaded:
+def _loaded(name: str) -> LoadedModel:
     """The network of a model file or a run folder."""
     if not Path(name).exists():
         raise PolyboundError(f"{name}: no model file, run folder or example (those are {', '.join(EXAMPLES)})")
-    return load_subject(Path(name))
+    return load_model(Path(name))
 
 
 def _plan(name: str, domain: tuple[float, float], tolerance: float) -> Plan:

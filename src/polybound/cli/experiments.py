@@ -340,7 +340,7 @@ def _sweep(
     workers: int | None,
     address: str | None,
 ) -> None:
-    from polybound.experiments import sweep as carry_out
+    from polybound.experiments import sweep as run_sweep
 
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("jobs", total=None)
@@ -348,7 +348,7 @@ def _sweep(
         def show(done: int, total: int, name: str) -> None:
             bar.update(task, completed=done, total=total, description=name or "jobs")
 
-        carry_out(
+        run_sweep(
             experiments, runs, data_dir=data_dir, engine=engine, workers=workers, cluster=address, on_progress=show
         )
 

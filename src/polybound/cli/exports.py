@@ -15,7 +15,7 @@ from polybound.data import Dataset, load
 from polybound.deploy import export_benchmark, to_onnx
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.runs import Loaded, load_subject
+from polybound.runs import LoadedModel, load_model
 
 __all__ = ["Exported", "export_model", "export_properties"]
 
@@ -30,9 +30,9 @@ class Exported:
     data_dir: Path | None
 
     @cached_property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedModel:
         """The network, with where it comes from."""
-        return load_subject(self.path)
+        return load_model(self.path)
 
     @property
     def model(self) -> PolynomialNetwork:

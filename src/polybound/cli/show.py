@@ -88,13 +88,13 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 def _find(model: str, sizes: dict[str, Any]) -> tuple[PolynomialNetwork, str]:
     """A network and its name: a file or folder first, then the bundled and the paper's models."""
     from polybound.models import EXAMPLES, example, model_names, paper_model
-    from polybound.runs import load_subject
+    from polybound.runs import load_model
 
     path = Path(model)
     if path.exists():
         if sizes:
             raise PolyboundError(f"{model} has its sizes; --{next(iter(sizes))} is for models by name")
-        return load_subject(path).model, path.resolve().name if path.is_dir() else path.stem
+        return load_model(path).model, path.resolve().name if path.is_dir() else path.stem
     if model in model_names():
         return paper_model(model, **sizes), model
     if model in EXAMPLES and not sizes:

@@ -18,7 +18,7 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import labels
 from polybound.registry import check_whole
 from polybound.report import EventLog
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_together
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_runs
 from polybound.training import Recipe
 
 __all__ = ["epoch_or_share", "read_options", "run_training", "unfold"]
@@ -110,7 +110,7 @@ def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, ev
         task = bar.add_task(many, total=None, state="")
         show = _progress(lambda **state: bar.update(task, **state), logs)
         try:
-            return train_together(specs, root, data_dir=data_dir, on_progress=show, device=device)
+            return train_runs(specs, root, data_dir=data_dir, on_progress=show, device=device)
         finally:
             for log in logs.values():
                 log.close()

@@ -18,7 +18,7 @@ from polybound.estimator.scaling import InputScaling, TargetScaling
 from polybound.models import load as load_network
 from polybound.models import read_metadata
 from polybound.models import save as save_network
-from polybound.registry import Part
+from polybound.registry import Component
 from polybound.theory import Bound, Generalisation
 from polybound.training import Adversary, History
 
@@ -85,7 +85,7 @@ def _parameter(name: str, value: Any) -> Any:
     """A parameter as JSON can hold it."""
     if name == "random_state" and not isinstance(value, int | np.integer):
         return None  # a generator is not part of what was fitted
-    if isinstance(value, Part):
+    if isinstance(value, Component):
         return value.as_dict()
     if name == "class_weight" and isinstance(value, Mapping):
         return [[label, float(weight)] for label, weight in value.items()]  # keys of JSON are texts

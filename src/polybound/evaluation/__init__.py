@@ -5,7 +5,7 @@ from polybound.evaluation.evaluate import (
     Evaluation,
     Examples,
     evaluate,
-    evaluate_subjects,
+    evaluate_models,
     keep_examples,
     masking_notes,
     output_intervals,
@@ -14,7 +14,7 @@ from polybound.evaluation.evaluate import (
     row_facts,
     score_of,
 )
-from polybound.evaluation.measure import Progress, Question, Subject, count_images, measure
+from polybound.evaluation.measure import EvaluatedModel, Progress, Question, count_images, measure
 from polybound.evaluation.score import (
     CLEAN,
     NODES,
@@ -46,6 +46,7 @@ __all__ = [
     "NODES",
     "Cell",
     "Difference",
+    "EvaluatedModel",
     "Evaluation",
     "Examples",
     "MixedError",
@@ -54,7 +55,6 @@ __all__ = [
     "Radius",
     "Row",
     "Score",
-    "Subject",
     "Table",
     "best_place",
     "certified_name",
@@ -64,7 +64,7 @@ __all__ = [
     "difference",
     "differing",
     "evaluate",
-    "evaluate_subjects",
+    "evaluate_models",
     "keep_examples",
     "labels",
     "masking_notes",

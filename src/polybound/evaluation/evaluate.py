@@ -17,10 +17,10 @@ from polybound.data import Dataset
 from polybound.defences import Defence, find_defence
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation.measure import (
+    EvaluatedModel,
     Measuring,
     Progress,
     Question,
-    Subject,
     count_images,
     digest_of_module,
     measure,
@@ -35,7 +35,7 @@ __all__ = [
     "Evaluation",
     "Examples",
     "evaluate",
-    "evaluate_subjects",
+    "evaluate_models",
     "keep_examples",
     "masking_notes",
     "output_intervals",
@@ -321,11 +321,11 @@ def evaluate(
     options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress, "keep": keep}
     options |= {"check": check, "certify": certify, "intervals": intervals, "limit": limit}
     about = [{"run": name} for name in labels]
-    return evaluate_subjects(subjects, about, labels, data, attacks, protocol, **options)
+    return evaluate_models(subjects, about, labels, data, attacks, protocol, **options)
 
 
-def evaluate_subjects(
-    subjects: Sequence[Subject],
+def evaluate_models(
+    subjects: Sequence[EvaluatedModel],
     about: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     data: Dataset,
@@ -368,7 +368,7 @@ def evaluate_subjects(
     return Evaluation(Table(rows), notes, data.class_names, examples, intervals=proven, stored=stored)
 
 
-def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subject], list[str]]:
+def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[EvaluatedModel], list[str]]:
     runs = getattr(model, "runs", None)
     stacked = isinstance(runs, int) and not isinstance(runs, bool)
     members: list[nn.Module] = [model]
@@ -378,7 +378,7 @@ def _subjects(model: nn.Module, names: Sequence[str] | None) -> tuple[list[Subje
     labels = list(names or ([f"run {e}" for e in range(len(members))] if stacked else ["model"]))
     if len(labels) != len(members):
         raise PolyboundError(f"{len(labels)} names for {len(members)} runs")
-    return [Subject(member, short_digest(digest_of_module(member))) for member in members], labels
+    return [EvaluatedModel(member, short_digest(digest_of_module(member))) for member in members], labels
 
 
 class _RunOf(nn.Module):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks import GROUP, Attack, Classifier, right
+from polybound.attacks import GROUP, Attack, Classifier, is_correct
 from polybound.certificates import certify
 from polybound.data import Dataset, Identity
 from polybound.defences import Defence, Defended
@@ -22,7 +22,7 @@ from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_t
 from polybound.models import PolynomialNetwork, polynomial, stack, weights_digest
 from polybound.seeds import check_seed
 
-__all__ = ["Measuring", "Progress", "Question", "Subject", "digest_of_module", "measure", "stacks", "together"]
+__all__ = ["EvaluatedModel", "Measuring", "Progress", "Question", "digest_of_module", "measure", "stacks", "together"]
 
 Progress = Callable[[int, int, str], None]
 """Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
@@ -61,7 +61,7 @@ class Question:
 
 
 @dataclass(eq=False)
-class Subject:
+class EvaluatedModel:
     """A network to be measured.
 
     Attributes:
@@ -169,11 +169,11 @@ class Measuring:
         if logits.shape[1] != self.data.classes:
             raise PolyboundError(f"the model has {logits.shape[1]} classes, {self.data.name} has {self.data.classes}")
         found = logits.argmax(1)
-        return torch.where(right(logits, found), found, -1).cpu()
+        return torch.where(is_correct(logits, found), found, -1).cpu()
 
 
 def measure(
-    subjects: Sequence[Subject],
+    subjects: Sequence[EvaluatedModel],
     data: Dataset,
     questions: Sequence[Question],
     *,
@@ -201,7 +201,7 @@ def measure(
     """
     total = count_images(data, limit)
     plan = _Plan(data, data.identity, total, seed, batch_size)
-    lacking: dict[tuple[Question, ...], list[Subject]] = {}
+    lacking: dict[tuple[Question, ...], list[EvaluatedModel]] = {}
     for subject in subjects:
         missing = tuple(question for question in questions if not plan.known(subject, question))
         if missing:
@@ -241,7 +241,9 @@ class _Plan:
     seed: int
     batch_size: int | None
 
-    def score(self, subject: Subject, question: Question, counted: str, correct: int = 0, per_class: str = "") -> Score:
+    def score(
+        self, subject: EvaluatedModel, question: Question, counted: str, correct: int = 0, per_class: str = ""
+    ) -> Score:
         data, identity = self.data, self.identity
         return Score(
             weights=subject.weights,
@@ -260,11 +262,11 @@ class _Plan:
             per_class=per_class,
         )
 
-    def known(self, subject: Subject, question: Question) -> bool:
+    def known(self, subject: EvaluatedModel, question: Question) -> bool:
         ways = (self.score(subject, question, counted).identity for counted in question.counted)
         return all(subject.find(identity) is not None for identity in ways)
 
-    def find(self, subject: Subject, question: Question, counted: str) -> Score:
+    def find(self, subject: EvaluatedModel, question: Question, counted: str) -> Score:
         found = subject.find(self.score(subject, question, counted).identity)
         if found is None:
             raise AssertionError(f"{question.name} was not measured")
@@ -272,7 +274,7 @@ class _Plan:
 
     def answers(
         self,
-        group: Sequence[Subject],
+        group: Sequence[EvaluatedModel],
         questions: Sequence[Question],
         counter: _Counter,
     ) -> Iterator[list[Score]]:
@@ -297,14 +299,14 @@ class _Plan:
                 for way in question.counted
             ]
 
-    def _counted(self, subject: Subject, question: Question, way: str, hits: Tensor) -> Score:
+    def _counted(self, subject: EvaluatedModel, question: Question, way: str, hits: Tensor) -> Score:
         y = self.data.y[: self.total]
         counts = torch.bincount(y[hits], minlength=self.data.classes)
         totals = torch.bincount(y, minlength=self.data.classes)
         classes = per_class_text(counts.tolist(), totals.tolist())
         return self.score(subject, question, way, int(counts.sum()), classes)
 
-    def _verified(self, subject: Subject, question: Question, radius: float | str) -> Score:
+    def _verified(self, subject: EvaluatedModel, question: Question, radius: float | str) -> Score:
         model = polynomial(subject.model)
         if subject.defence is not None:
             raise PolyboundError("a network behind a denoiser has no certificates")
@@ -316,7 +318,7 @@ class _Plan:
         return self._counted(subject, question, "verified", torch.tensor([word == "verified" for word in found]))
 
 
-def _hand_out(scores: list[Score], subjects: Sequence[Subject]) -> None:
+def _hand_out(scores: list[Score], subjects: Sequence[EvaluatedModel]) -> None:
     """Give scores to all networks that have the weights they are about."""
     for subject in subjects:
         if mine := [score for score in scores if score.weights == subject.weights]:
@@ -325,12 +327,12 @@ def _hand_out(scores: list[Score], subjects: Sequence[Subject]) -> None:
                 subject.keep(mine)
 
 
-def _distinct(subjects: Sequence[Subject]) -> list[Subject]:
+def _distinct(subjects: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """One of each: large bounds never bind, and their runs have the same weights to the bit."""
     return list({subject.weights: subject for subject in reversed(subjects)}.values())[::-1]
 
 
-def stacks(subjects: Sequence[Subject]) -> list[list[Subject]]:
+def stacks(subjects: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
     """What can be attacked together: everything, unless each network has a denoiser of its own."""
     first = subjects[0].defence
     together = all(one.defence is first and one.train is None for one in subjects)
@@ -339,7 +341,7 @@ def stacks(subjects: Sequence[Subject]) -> list[list[Subject]]:
     return [[subject] for subject in subjects]
 
 
-def together(group: Sequence[Subject]) -> nn.Module:
+def together(group: Sequence[EvaluatedModel]) -> nn.Module:
     """The networks of a group behind their denoiser, as one classifier."""
     model = group[0].model if len(group) == 1 else stack([subject.model for subject in group])  # type: ignore[misc]
     guard = group[0].guard

@@ -14,9 +14,9 @@ from polybound.data import digest_of, load, missing
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import Row, questions_for
 from polybound.experiments.experiment import Experiment
-from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_together
+from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_runs
 
-__all__ = ["Job", "Measurement", "StackJob", "StudyJob", "carry_out", "covers", "digests", "measurements"]
+__all__ = ["Digests", "Job", "Measurement", "StackJob", "StudyJob", "covers", "measurements", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Measurement:
     defence: str | None = None
     certify: tuple[float, ...] = ()
 
-    def carry_out(self, runs: Iterable[Run], data_dir: Path | None, epoch: int | None) -> None:
+    def run(self, runs: Iterable[Run], data_dir: Path | None, epoch: int | None) -> None:
         """Measure what is not known yet, on the runs that did not fail."""
         paths = [run.path for run in runs if run.failure is None]
         for split in self.splits if paths else ():
@@ -117,11 +117,11 @@ class StackJob:
         for epoch in self.earlier:
             yield epoch, papers
 
-    def carry_out(self, root: Path, data_dir: Path | None) -> None:
+    def run(self, root: Path, data_dir: Path | None) -> None:
         """Do what is not done."""
-        runs = train_together(self.specs, root, data_dir=data_dir, epochs=self.earlier)
+        runs = train_runs(self.specs, root, data_dir=data_dir, epochs=self.earlier)
         for epoch, wanted in self._measuring():
-            wanted.carry_out(runs, data_dir, epoch)
+            wanted.run(runs, data_dir, epoch)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class StudyJob:
         """Whether the result is there."""
         return self.file(root).exists()
 
-    def carry_out(self, root: Path, data_dir: Path | None) -> None:
+    def run(self, root: Path, data_dir: Path | None) -> None:
         """Do the work and write its result."""
         result = self.work(json.loads(self.options), root, data_dir)
         self.file(root).parent.mkdir(parents=True, exist_ok=True)
@@ -177,13 +177,13 @@ class StudyJob:
 Job = StackJob | StudyJob
 
 
-def carry_out(job: Job, root: Path, data_dir: Path | None) -> None:
+def run_job(job: Job, root: Path, data_dir: Path | None) -> None:
     """Do a job, unless it is done; two workers never do the same at once."""
     if job.done(root):
         return
     with locked(lock_file(root, name) for name in job.locks):
         if not job.done(root):
-            job.carry_out(root, data_dir)
+            job.run(root, data_dir)
 
 
 def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]:
@@ -198,7 +198,7 @@ def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]
 # Which data sets are on this machine, by their digests.
 
 
-class digests:  # noqa: N801 - used as a function
+class Digests:
     """The digests of data sets by name, each looked up once; "" for a data set that is not on this machine.
 
     Args:

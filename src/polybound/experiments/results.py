@@ -15,10 +15,10 @@ from polybound.data import load, missing
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_radius_of, paper_counts, read_table
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Measurement, StackJob, StudyJob, covers, digests
+from polybound.experiments.jobs import Digests, Measurement, StackJob, StudyJob, covers
 from polybound.models import CCP
 from polybound.registry import check_whole
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, find_runs, is_run, subjects_of
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, find_runs, is_run, load_models
 from polybound.theory import gamma, theta
 from polybound.training import Plain, Recipe, fit
 
@@ -51,7 +51,7 @@ def search_job(experiment: Experiment, data_dir: Path | None = None) -> StudyJob
     options = dict(experiment.search)
     recipe = experiment.recipe_for(experiment.projected()).as_dict()
     options |= {"recipe": recipe, "samples": experiment.samples, "limit": experiment.limit}
-    return StudyJob.of("search", search, **options, digest=digests(data_dir)(options["dataset"]))
+    return StudyJob.of("search", search, **options, digest=Digests(data_dir)(options["dataset"]))
 
 
 def resolve(experiment: Experiment, root: Path, data_dir: Path | None = None, *, report: bool = False) -> Experiment:
@@ -109,7 +109,7 @@ class _Search:
         specs = tuple(Spec(self.data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
         limit, attack = self.options["limit"] or None, self.options["attack"]
         wanted = Measurement((attack,), ("validation",), self.options["protocol"], limit)
-        StackJob(specs, (wanted,)).carry_out(self.root, self.data_dir)
+        StackJob(specs, (wanted,)).run(self.root, self.data_dir)
         return [_accuracy(Run.of(spec, self.root), self.options) for spec in specs]
 
     def try_points(self, count: int) -> None:
@@ -172,7 +172,7 @@ def runs_of(
         data_dir: where the data lies.
         stored: digests of data sets by name, for those that are not there.
     """
-    here, other = digests(data_dir), stored or {}
+    here, other = Digests(data_dir), stored or {}
     specs = resolve(experiment, root, data_dir, report=True).specs(lambda name: here(name) or other.get(name, ""))
     return [(spec, Run.of(spec, root)) for spec in specs if spec.data.digest]
 
@@ -184,7 +184,7 @@ def absent_data(names: Iterable[str], data_dir: Path | None = None) -> set[str]:
 
 def _is_absent(name: str, data_dir: Path | None) -> bool:
     try:
-        return missing(name, data_dir) or not digests(data_dir)(name)
+        return missing(name, data_dir) or not Digests(data_dir)(name)
     except (PolyboundError, OSError):
         return True
 
@@ -337,14 +337,14 @@ def studies(experiment: Experiment, data_dir: Path | None = None) -> list[StudyJ
     if experiment.kind == "initial":
         return [StudyJob.of("initial", initial, seeds=max(10, experiment.seeds))]
     if experiment.kind == "samples":
-        known = digests(data_dir)
+        known = Digests(data_dir)
         return [StudyJob.of("samples", samples, dataset=name, digest=known(name)) for name in experiment.datasets]
     return []
 
 
 def growth_studies(experiment: Experiment, data_dir: Path | None = None) -> list[tuple[Spec, StudyJob]]:
     """The studies of training without regularisation, each with what is trained; of data sets that are here."""
-    known, recipe = digests(data_dir), experiment.recipe_for(Plain())
+    known, recipe = Digests(data_dir), experiment.recipe_for(Plain())
     specs = [
         Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe)
         for name in experiment.datasets
@@ -402,5 +402,5 @@ def samples(options: Mapping[str, Any], _root: Path, data_dir: Path | None) -> d
 
 def ratios(experiment: Experiment, root: Path, data_dir: Path | None = None) -> list[dict[str, Any]]:
     """gamma/theta of the trained runs, with the columns of their specs."""
-    loaded, _ = subjects_of([run.path for _, run in runs_of(experiment, root, data_dir)])
+    loaded, _ = load_models([run.path for _, run in runs_of(experiment, root, data_dir)])
     return [{**one.about, "ratio": (gamma(one.model) / theta(one.model)).item()} for one in loaded]

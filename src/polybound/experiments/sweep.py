@@ -23,7 +23,7 @@ import torch
 from polybound.data import Dataset, missing
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Job, StackJob, carry_out, digests, measurements
+from polybound.experiments.jobs import Digests, Job, StackJob, measurements, run_job
 from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
 from polybound.registry import load_plugins, plugin_names
@@ -87,7 +87,7 @@ def sweep(
         raise ArgumentError("engine", f"must be one of {', '.join(ENGINES)}, got {engine!r}")
     root.mkdir(parents=True, exist_ok=True)
     losses, before = 0, None
-    digest = digests(data_dir, fetch=True)
+    digest = Digests(data_dir, fetch=True)
     # Over and over: a search must be done before the runs that it leads to are known, and workers may die.
     while True:
         jobs = _distinct(experiments, root, digest, data_dir)
@@ -98,7 +98,7 @@ def sweep(
         if open_jobs == before:
             raise PolyboundError(f"{len(todo)} jobs ended without their results, such as {todo[0].name}")
         try:
-            _carry_out_all(todo, jobs, root, data_dir, engine, workers, cluster, on_progress)
+            _run_all(todo, jobs, root, data_dir, engine, workers, cluster, on_progress)
             before = open_jobs
         except (PolyboundError, OSError, KeyboardInterrupt):
             raise
@@ -118,7 +118,7 @@ def _is_loss(error: Exception) -> bool:
     return bool(names & {"TerminatedWorkerError", "BrokenProcessPool", "KilledWorker", "RayError", "CommClosedError"})
 
 
-def _carry_out_all(
+def _run_all(
     todo: list[Job],
     jobs: list[Job],
     root: Path,
@@ -164,7 +164,7 @@ def _in_worker(job: Job, root: Path, data_dir: Path | None, plugins: str) -> str
 def _attempt(job: Job, root: Path, data_dir: Path | None) -> str | None:
     """Do a job; what is wrong with it, if it cannot be done."""
     try:
-        carry_out(job, root, data_dir)
+        run_job(job, root, data_dir)
     except PolyboundError as error:
         return str(error)
     return None
@@ -255,7 +255,7 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
     Attacks, studies and searches come on top of it. A run that several experiments measure is trained, and counted,
     once. Nothing is written or downloaded.
     """
-    known = digests(data_dir)
+    known = Digests(data_dir)
     jobs = _distinct(experiments, root, lambda name: known(name) or "unknown", data_dir)
     names = dict.fromkeys(name for experiment in experiments for name in experiment.datasets)
     absent = {name for name in names if missing(name, data_dir)}

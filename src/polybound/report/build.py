@@ -28,7 +28,7 @@ from polybound.report.summary import (
     summary_to_markdown,
 )
 from polybound.report.text import figure_to_csv, to_csv, to_latex, to_markdown
-from polybound.runs import find_runs, is_run, subjects_of
+from polybound.runs import find_runs, is_run, load_models
 
 __all__ = ["Report", "build_report", "facts", "report_runs"]
 
@@ -144,7 +144,7 @@ def _has_content(made: Section) -> bool:
 
 def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> Report:
     """As `build_report`, of any run folders; those that cannot be read are skipped and named."""
-    loaded, skipped = subjects_of(folders)
+    loaded, skipped = load_models(folders)
     made, summary = runs_section(loaded, skipped)
     folder = _folder_for(output)
     _write_parts([made], folder, summary)

@@ -48,7 +48,7 @@ import polybound as pb
 spec = pb.Spec.from_dict(
 SPEC
 )
-pb.train_together([spec], Path("runs"))"""
+pb.train_runs([spec], Path("runs"))"""
 """What trains a network of the same spec."""
 
 

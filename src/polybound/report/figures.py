@@ -24,7 +24,7 @@ from polybound.report.labels import (
     model_label,
     network_names,
 )
-from polybound.runs import Loaded
+from polybound.runs import LoadedModel
 
 __all__ = ["curves", "growth", "initial", "run_figures", "samples", "tradeoff"]
 
@@ -279,7 +279,7 @@ _TOGETHER = ("data", "data.digest", "model", "model.rank")
 _LEVELS = (_BOUND, "method.weight", "method.eps")
 
 
-def run_figures(table: Table, headings: Headings, loaded: Sequence[Loaded]) -> list[Figure]:
+def run_figures(table: Table, headings: Headings, loaded: Sequence[LoadedModel]) -> list[Figure]:
     """The figures for which there is something to draw.
 
     Args:
@@ -360,9 +360,9 @@ def _in_parts(title: str, x_label: str, y_label: str, lines: Sequence[Line], **a
     return [Panel(title + more, x_label, y_label, part, **axes) for more, part in zip(numbers, parts, strict=True)]
 
 
-def _training(loaded: Sequence[Loaded]) -> Figure:
+def _training(loaded: Sequence[LoadedModel]) -> Figure:
     """The loss over the epochs, a panel for each data set and model, a line for each run."""
-    groups: dict[str, list[Loaded]] = {}
+    groups: dict[str, list[LoadedModel]] = {}
     for one in loaded:
         if one.run is not None:
             groups.setdefault(json.dumps([one.about.get(name) for name in _TOGETHER]), []).append(one)
@@ -375,7 +375,7 @@ def _training(loaded: Sequence[Loaded]) -> Figure:
     return Figure("The loss during training", panels, notes=["As the method defines it, with its penalties."])
 
 
-def _loss(name: str, one: Loaded) -> Line | None:
+def _loss(name: str, one: LoadedModel) -> Line | None:
     history = [] if one.run is None else one.run.history()
     points = [(float(line["epoch"]), float(line["loss"])) for line in history if _is_loss(line)]
     return Line(name, [epoch for epoch, _ in points], [loss for _, loss in points]) if points else None

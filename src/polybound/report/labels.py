@@ -11,7 +11,7 @@ from polybound.attacks import parse_attack
 from polybound.errors import PolyboundError
 from polybound.evaluation import CLEAN, NODES, Cell, Difference, Row, certified_radius_of, network_labels, value_label
 from polybound.experiments import DATASETS, MODELS
-from polybound.runs import Loaded
+from polybound.runs import LoadedModel
 
 __all__ = [
     "METHODS",
@@ -125,7 +125,7 @@ def level_of(row: Row) -> tuple[float, str]:
     return -inf, ""
 
 
-def network_names(loaded: Sequence[Loaded]) -> list[str]:
+def network_names(loaded: Sequence[LoadedModel]) -> list[str]:
     """A name for each network: what it differs in from the others; where it differs in nothing, its path."""
     names = network_labels([one.about for one in loaded], ("run",))
     counts = Counter(names)

@@ -29,7 +29,7 @@ from polybound.report.labels import (
 from polybound.report.summary import Summary
 from polybound.report.tables import missing_parts, paper_table, seeds_text
 from polybound.report.text import read_figure
-from polybound.runs import Loaded, subjects_of
+from polybound.runs import LoadedModel, load_models
 from polybound.theory import gamma, lipschitz, theta
 
 __all__ = ["bounds_table", "by_heading", "highest_pairs", "runs_section", "scores_table", "section"]
@@ -43,7 +43,7 @@ _OF_THE_RUN = ("seed", "run", "weights", "correct", "per_class")
 _HEADING = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples", "split", "defence")
 
 
-def runs_section(loaded: Sequence[Loaded], skipped: Mapping[str, str]) -> tuple[Section, Summary]:
+def runs_section(loaded: Sequence[LoadedModel], skipped: Mapping[str, str]) -> tuple[Section, Summary]:
     """Accuracies of runs, averaged over seeds and nothing else, figures, the bounds of every model; and a summary.
 
     What was skipped is named, with the reason.
@@ -149,7 +149,7 @@ def _counting(protocol: str) -> str:
     return f"{protocol}: {PROTOCOLS[protocol]}, counting {counted}."
 
 
-def bounds_table(loaded: Sequence[Loaded]) -> Shown:
+def bounds_table(loaded: Sequence[LoadedModel]) -> Shown:
     """What follows from each run's weights: the norms of the product, and Lipschitz constants, by bound.
 
     Convolutional networks are left out: for images of 28 x 28 each would take minutes.
@@ -170,7 +170,7 @@ def bounds_table(loaded: Sequence[Loaded]) -> Shown:
     return Shown("Bounds", header, cells, notes=[note], name="bounds")
 
 
-def _bounds_order(pair: tuple[str, Loaded]) -> tuple[str, str, str, float, int, str]:
+def _bounds_order(pair: tuple[str, LoadedModel]) -> tuple[str, str, str, float, int, str]:
     """Runs of one data set, model and method together, by bound and seed; files, which have none, first."""
     name, one = pair
     about = one.about
@@ -208,7 +208,7 @@ def section(
 
 
 def _bounds(experiment: Experiment, root: Path, data_dir: Path | None) -> list[Shown]:
-    loaded, _ = subjects_of([run.path for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0])
+    loaded, _ = load_models([run.path for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0])
     bounds = bounds_table(loaded)
     return [replace(bounds, title="Bounds of the runs with seed 0", aside=True, name="bounds")] if bounds.rows else []
 

@@ -1,15 +1,15 @@
 """Runs: what determines one, its folder on disk, training many together, and what was measured on them."""
 
-from polybound.runs.evaluate import Loaded, evaluate_run, evaluate_runs, load_subject, subjects_of
+from polybound.runs.evaluate import LoadedModel, evaluate_run, evaluate_runs, load_model, load_models
 from polybound.runs.folder import Checkpoint, Run, checkpoints, find_runs, is_run, lock_file, lock_names, locked
 from polybound.runs.manage import RunSummary, clean_runs, list_runs
 from polybound.runs.spec import DataSpec, ModelSpec, Spec, address_of
-from polybound.runs.train import TrainingProgress, common_recipe, interrupted, train_together
+from polybound.runs.train import TrainingProgress, common_recipe, interrupted, train_runs
 
 __all__ = [
     "Checkpoint",
     "DataSpec",
-    "Loaded",
+    "LoadedModel",
     "ModelSpec",
     "Run",
     "RunSummary",
@@ -25,10 +25,10 @@ __all__ = [
     "interrupted",
     "is_run",
     "list_runs",
-    "load_subject",
+    "load_model",
+    "load_models",
     "lock_file",
     "lock_names",
     "locked",
-    "subjects_of",
-    "train_together",
+    "train_runs",
 ]

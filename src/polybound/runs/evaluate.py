@@ -14,13 +14,13 @@ from polybound.attacks import PAPER_ATTACKS, Attack, parse_attacks
 from polybound.data import Dataset, digest_of, load
 from polybound.defences import parse_defence
 from polybound.errors import PolyboundError
-from polybound.evaluation import Evaluation, Progress, Row, Score, Subject, Table, evaluate_subjects, short_digest
+from polybound.evaluation import EvaluatedModel, Evaluation, Progress, Row, Score, Table, evaluate_models, short_digest
 from polybound.models import PolynomialNetwork, weights_digest
-from polybound.models import load as load_model
+from polybound.models import load as load_network
 from polybound.runs.folder import Run, find_runs, is_run
 from polybound.runs.spec import Spec
 
-__all__ = ["Loaded", "evaluate_run", "evaluate_runs", "load_subject", "subjects_of"]
+__all__ = ["LoadedModel", "evaluate_run", "evaluate_runs", "load_model", "load_models"]
 
 
 Folder = str | PathLike[str]
@@ -28,7 +28,7 @@ Attacks = str | Attack | Sequence[str | Attack]
 
 
 @dataclass(eq=False)
-class Loaded:
+class LoadedModel:
     """A network from disk, with where it comes from.
 
     Attributes:
@@ -40,7 +40,7 @@ class Loaded:
     """
 
     path: Path
-    subject: Subject
+    subject: EvaluatedModel
     about: dict[str, Any]
     run: Run | None = None
     warnings: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Loaded:
                 self.warnings.append(warning)
 
 
-def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
+def load_model(path: Folder, epoch: int | None = None) -> LoadedModel:
     """The network of a run folder, also after an earlier epoch, or of a model file, also an ONNX file.
 
     Raises:
@@ -73,14 +73,14 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
     """
     path = Path(path)
     if path.is_file():
-        model = deploy.from_onnx(path) if path.suffix == ".onnx" else load_model(path)
-        return Loaded(path, Subject(model, short_digest(weights_digest(model))), {"run": str(path)})
+        model = deploy.from_onnx(path) if path.suffix == ".onnx" else load_network(path)
+        return LoadedModel(path, EvaluatedModel(model, short_digest(weights_digest(model))), {"run": str(path)})
     run = Run(path)
     model, spec = run.model(epoch), run.spec()
     digest = short_digest(run.digest(epoch) or "")
     at = spec.recipe.epochs if epoch is None else epoch
-    loaded = Loaded(
-        path, Subject(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run
+    loaded = LoadedModel(
+        path, EvaluatedModel(model, digest, run.scores()), {**spec.columns(), "run": spec.address, "epoch": at}, run
     )
     loaded.subject.keep = loaded.keep
     if doubtful := len(run.unverified()):
@@ -90,7 +90,7 @@ def load_subject(path: Folder, epoch: int | None = None) -> Loaded:
     return loaded
 
 
-def subjects_of(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[Loaded], dict[str, str]]:
+def load_models(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[LoadedModel], dict[str, str]]:
     """The networks of run folders, folders of these and model files; what could not be loaded, with the reason."""
     found, skipped = [], {}
     named: dict[Path, Path] = {}
@@ -98,7 +98,7 @@ def subjects_of(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list
         named.setdefault(path.resolve(), path)
     for path in named.values():
         try:
-            found.append(load_subject(path, epoch))
+            found.append(load_model(path, epoch))
         except (PolyboundError, OSError) as error:
             skipped[str(path)] = _reason(error, path)
     return found, skipped
@@ -168,7 +168,7 @@ def evaluate_runs(
     chosen = parse_attacks(attacks)
     options: dict[str, Any] = {"limit": limit, "seed": seed, "batch_size": batch_size, "progress": progress}
     options |= {"keep": keep, "check": check, "certify": certify, "intervals": intervals}
-    loaded, skipped = subjects_of(paths, epoch)
+    loaded, skipped = load_models(paths, epoch)
     if dataset is not None:
         for one in loaded:
             _check_dataset(one, dataset, data_dir)
@@ -184,7 +184,7 @@ def evaluate_runs(
     rows: dict[Path, list[Row]] = {}
     for group, _, data in groups:
         networks = [one.subject for one in group], [one.about for one in group], [one.path.name for one in group]
-        found = evaluate_subjects(*networks, data, chosen, protocol, **options)
+        found = evaluate_models(*networks, data, chosen, protocol, **options)
         each = len(found.scores) // len(group)
         rows |= {one.path: found.scores.rows[n * each : (n + 1) * each] for n, one in enumerate(group)}
         parts.append(found)
@@ -201,7 +201,7 @@ def evaluate_runs(
     )
 
 
-def _check_dataset(one: Loaded, dataset: str, data_dir: Folder | None) -> None:
+def _check_dataset(one: LoadedModel, dataset: str, data_dir: Folder | None) -> None:
     """Refuse a data set that is named for a run, unless it is the run's own."""
     own = None if one.run is None else one.run.spec().data
     if own is not None and dataset != own.name and digest_of(dataset, data_dir) != own.digest:
@@ -219,9 +219,9 @@ def _nothing(skipped: Mapping[str, str]) -> str:
     return f"{path}: {why}{rest}"
 
 
-def _grouped(loaded: Sequence[Loaded], dataset: str | None) -> list[tuple[list[Loaded], Spec | str | None]]:
+def _grouped(loaded: Sequence[LoadedModel], dataset: str | None) -> list[tuple[list[LoadedModel], Spec | str | None]]:
     """Networks of one architecture and data set, with what says which data that is."""
-    groups: dict[str, tuple[list[Loaded], Spec | str | None]] = {}
+    groups: dict[str, tuple[list[LoadedModel], Spec | str | None]] = {}
     for one in loaded:
         spec = None if one.run is None else one.run.spec()
         about = dataset if spec is None else [spec.data.name, spec.data.digest, spec.data.held_out, spec.data.samples]
@@ -231,11 +231,11 @@ def _grouped(loaded: Sequence[Loaded], dataset: str | None) -> list[tuple[list[L
 
 
 def _with_data(
-    groups: Sequence[tuple[list[Loaded], Spec | str | None]],
+    groups: Sequence[tuple[list[LoadedModel], Spec | str | None]],
     split: str,
     data_dir: Folder | None,
     skipped: dict[str, str],
-) -> Iterator[tuple[list[Loaded], Spec | str, Dataset]]:
+) -> Iterator[tuple[list[LoadedModel], Spec | str, Dataset]]:
     """Each group with what says which data that is, and its data; a group whose data cannot be had is skipped."""
     for group, about in groups:
         try:
@@ -254,7 +254,9 @@ def _check_fit(model: PolynomialNetwork, data: Dataset) -> None:
         raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
 
 
-def _defend(group: Sequence[Loaded], defence: str, about: Spec | str, data: Dataset, data_dir: Folder | None) -> None:
+def _defend(
+    group: Sequence[LoadedModel], defence: str, about: Spec | str, data: Dataset, data_dir: Folder | None
+) -> None:
     """Put a denoiser in front of networks; one that needs training is trained for each, when it is needed."""
     made = parse_defence(defence, data.shape)
     train = None

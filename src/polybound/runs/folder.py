@@ -35,7 +35,7 @@ from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.evaluation import Score, Table, read_table, score_of, short_digest
 from polybound.models import PolynomialNetwork, weights_digest
-from polybound.models import load as load_model
+from polybound.models import load as load_network
 from polybound.runs.spec import Spec, address_of
 from polybound.training import Plain, Projected
 
@@ -310,7 +310,7 @@ class Run:
 
 
 def _read_model(file: Path) -> tuple[PolynomialNetwork, str]:
-    model = load_model(file)
+    model = load_network(file)
     return model, weights_digest(model)
 
 
@@ -337,7 +337,7 @@ def _read_scores(file: Path) -> Table:
 
 def _readable(file: Path) -> bool:
     try:
-        load_model(file)
+        load_network(file)
     except FileFormatError:
         return False
     return True

@@ -35,7 +35,7 @@ from polybound.training import (
     training_set,
 )
 
-__all__ = ["Session", "TrainingProgress", "common_recipe", "deferred_signals", "interrupted", "train_together"]
+__all__ = ["DeferredSignals", "Session", "TrainingProgress", "common_recipe", "interrupted", "train_runs"]
 
 
 # The state of runs that train together, from the first step to their files.
@@ -321,7 +321,7 @@ class _Keeper(Callback):
 # SIGINT and SIGTERM that wait until the state of the present step is saved.
 
 
-class deferred_signals:  # noqa: N801 - used as a function
+class DeferredSignals:
     """SIGINT and SIGTERM ask to stop after the present step, once its state is saved."""
 
     def __enter__(self) -> Callable[[], bool]:
@@ -343,7 +343,7 @@ class deferred_signals:  # noqa: N801 - used as a function
             signal.signal(name, handler)
 
 
-def train_together(
+def train_runs(
     specs: Sequence[Spec],
     root: str | PathLike[str],
     *,
@@ -403,7 +403,7 @@ def train_together(
                 # Neighbours share their batches.
                 todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)
                 some = [specs[i] for i in todo]
-                with locked([lock_file(root, path_for(root, some).name)]), deferred_signals() as stopping:
+                with locked([lock_file(root, path_for(root, some).name)]), DeferredSignals() as stopping:
                     session = Session(some, [runs[i] for i in todo], ends, data, root, device)
                     for spec in some:  # not before it is known that they can be trained
                         Run.make(spec, root)

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.errors import ArgumentError
-from polybound.registry import Part, Registry, check_number
+from polybound.registry import Component, Registry, check_number
 
 __all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
 
 
 @dataclass(frozen=True)
-class Loss(Part):
+class Loss(Component):
     """A loss of the outputs of a network, for each sample.
 
     A loss of one's own is a frozen dataclass with a `name` and the two functions below, and one line that registers it

@@ -17,7 +17,7 @@ from polybound.constraints import Projection
 from polybound.errors import PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 from polybound.registry import (
-    Part,
+    Component,
     Registry,
     check_choice,
     check_number,
@@ -73,7 +73,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Method(Part):
+class Method(Component):
     """A way to train against overfitting and attacks: what it does to the loss, after a step, and since when.
 
     A method of one's own is a frozen dataclass with a `name` and any of the functions below, and one line that

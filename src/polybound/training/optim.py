@@ -14,7 +14,7 @@ from torch.optim.sgd import sgd
 
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
-from polybound.registry import Part, Registry, check_number, check_start, check_whole
+from polybound.registry import Component, Registry, check_number, check_start, check_whole
 
 __all__ = [
     "OPTIMISERS",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Optimiser(Part):
+class Optimiser(Component):
     """How a gradient becomes a step.
 
     An optimiser of one's own is a frozen dataclass with a `name`, the names of what it remembers of each weight
@@ -292,7 +292,7 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Schedule(Part):
+class Schedule(Component):
     """Passes over the data.
 
     A schedule of one's own is a frozen dataclass with a `name` and `factor_at`, and one line that registers it

@@ -11,7 +11,7 @@ import numpy as np
 
 from polybound.attacks import Attack, check_protocol, parse_attack
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.registry import Part, Registry, check_start, check_whole, start_epoch
+from polybound.registry import Component, Registry, check_start, check_whole, start_epoch
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Schedule, Steps
@@ -205,7 +205,7 @@ class Recipe:
         taken: set[str] = {"start"} if parts["adversary"] is not None else set()
         for kind, registry in _REGISTRIES.items():
             given: Any = left.pop(kind, getattr(self, kind))
-            part = given if isinstance(given, Part) else registry.build(given)
+            part = given if isinstance(given, Component) else registry.build(given)
             mine = {name: left[name] for name in part.options() if name in left}
             taken |= set(mine)
             if kind == "schedule" and isinstance(given, str):  # another way through the same epochs
