@@ -75,7 +75,7 @@ def main() -> None:
     print("| --- " * len(HEADER) + "|")
     for name in options.network or ("pn-4", "pn-4-bound-1", "spectral"):
         model = spectral_network(options.spectral) if name == "spectral" else pb.example(name)
-        net = pb.certificates.Network(model)
+        net = pb.certificates.PreparedNetwork(model)
         _ = net.stretch, net.norms_S, net.norms_A  # once for a model
         for eps in options.eps or EPS:
             right = int((model(x).argmax(1) == y).sum())

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 import polybound as pb
 from certify_mnist import trained, unit
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.data import Dataset
 
 
@@ -82,7 +82,9 @@ def network(name: str, options: argparse.Namespace) -> pb.PolynomialNetwork:
     return pb.load(file)
 
 
-def measure(name: str, net: Network, data: Dataset, eps: float, options: argparse.Namespace) -> dict[str, object]:
+def measure(
+    name: str, net: PreparedNetwork, data: Dataset, eps: float, options: argparse.Namespace
+) -> dict[str, object]:
     """One row: counts, and CPU time an image."""
     some = slice(options.start, options.start + options.images)
     x, y = data.x[some], data.y[some]
@@ -119,7 +121,7 @@ def main() -> None:
     test = test if case.recipe is None else unit(test)
     accuracy = float(pb.accuracy(model, test))
     begun = time.process_time()
-    net = Network(model)
+    net = PreparedNetwork(model)
     _ = net.stretch, net.norms_S
     ready = time.process_time() - begun
     print(f"{options.network}: {100 * accuracy:.2f} % of all test images; made ready in {ready:.1f} s\n")

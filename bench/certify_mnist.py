@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import polybound as pb
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.data import Dataset
 
 SHAPE = (1, 28, 28)
@@ -84,7 +84,7 @@ def main() -> None:
     x, y = test.x[: options.images], test.y[: options.images]
     for name in options.models:
         model = trained(name, options.folder, options.data_dir)
-        net = Network(model)
+        net = PreparedNetwork(model)
         _ = net.stretch, net.norms_S
         print(f"\n{name}: {100 * float(pb.accuracy(model, test)):.2f} % of all test images, first {len(x)} below\n")
         heads = [

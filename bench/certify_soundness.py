@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 import polybound as pb
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.certificates.bounds import slopes
 from polybound.certificates.proofs.exact import exact_logits
 from polybound.certificates.search import balls, boxes
@@ -239,7 +239,7 @@ class Campaign:
         batch = self._batch(model, max(12, self.images // SLOW.get(method, 1)), generator)
         # Convolutions in both of their forms, window by window and as matrices, with every method.
         windows = isinstance(model, pb.ConvCCP) and seed // len(METHODS[self.norm]) % 2 == 1
-        net = Network(model, by_windows=True if windows else None)
+        net = PreparedNetwork(model, by_windows=True if windows else None)
         slopes.LARGE = 1 if seed % 2 else 128  # every other network with products in single precision
         if method.startswith("bounds"):
             self._intervals(batch, net, method.removeprefix("bounds "), seed, generator)

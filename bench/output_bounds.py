@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import polybound as pb
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 
 EPS = {"inf": (0.01, 0.05, 0.1), "2": (0.25, 0.5, 1.0)}
 RUNS: tuple[dict[str, Any], ...] = (
@@ -42,7 +42,7 @@ def main() -> None:
     print("| network | eps | method | mean gap | largest gap | CPU seconds an image |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in ("pn-4-bound-1", "pn-4"):
-        net = Network(pb.example(name))
+        net = PreparedNetwork(pb.example(name))
         _ = net.stretch, net.norms_S, net.norms_A
         for eps in EPS[options.norm]:
             best = pb.output_bounds(net, x, eps, norm=options.norm, domain=test.domain, budget=0.5)

@@ -18,7 +18,7 @@ from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.bounds.slopes import BALL
 from polybound.certificates.forms import Margins
 from polybound.certificates.input_sets import Balls, checked_boxes, least_linear
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.balls import Parts, best_cap, best_in_both
 from polybound.certificates.search.proof_state import BallDecisions
 
@@ -121,7 +121,7 @@ def test_a_quadratic_has_no_gap(features, seed):
         low, high = (low, b) if dual(a) > dual(b) else (a, high)
     truth = float(margin(zero).detach()) + dual((low + high) / 2)
     # One bound for the rival: the least margin is the least value of its quadratic.
-    net = Network(model)
+    net = PreparedNetwork(model)
     w, constant = (net.C[y] - net.C[1 - y]), (net.beta[y] - net.beta[1 - y])
     second = second_order(net, x, r, w, constant, torch.arange(features), region=BALL)
     one = torch.ones_like(x)
@@ -149,7 +149,7 @@ def test_linear_forms_over_a_ball_within_limits(seed, n, scale):
 @settings(max_examples=examples(30))
 @given(networks(5), seeds, st.sampled_from([1e-3, 0.1, 1.0]))
 def test_expansions_hold_over_the_ball(model, seed, eps):
-    net = Network(model)
+    net = PreparedNetwork(model)
     generator = torch.Generator().manual_seed(seed)
     c = torch.rand(1, net.features, generator=generator, dtype=F64) * 2 - 1
     r = eps * torch.rand(1, net.features, generator=generator, dtype=F64)
@@ -217,7 +217,7 @@ def test_counterexamples_lie_inside_where_floats_are_sparse():
 
 
 def balls_of(x, r):
-    boxes = checked_boxes(Network(pb.CCP(x.shape[1], 1, 2, 2, dtype=F64)), x, r, None, (-1.0, 1.0))
+    boxes = checked_boxes(PreparedNetwork(pb.CCP(x.shape[1], 1, 2, 2, dtype=F64)), x, r, None, (-1.0, 1.0))
     side = torch.tensor(1.0, dtype=F64)
     return boxes, Balls.within(boxes, (-side, side))
 
@@ -229,7 +229,9 @@ def test_points_are_brought_into_the_true_ball(seed, n):
     x = torch.rand(1, n, generator=generator, dtype=F64) * 2 - 1
     r = torch.tensor([0.0, 1e-12, 0.1, 0.7], dtype=F64)[torch.randint(0, 4, x.shape, generator=generator)]
     boxes, balls = balls_of(x, r)
-    ledger = BallDecisions(Margins(Network(pb.CCP(n, 1, 2, 2, dtype=F64)), torch.tensor([0])), balls, boxes.inner)
+    ledger = BallDecisions(
+        Margins(PreparedNetwork(pb.CCP(n, 1, 2, 2, dtype=F64)), torch.tensor([0])), balls, boxes.inner
+    )
     u = torch.randn(20, n, generator=generator, dtype=F64)
     u = u / u.norm(dim=1, keepdim=True)
     for size in (0.5, 1.0, 1.0 + 2.0**-52, 1.0 + 2.0**-30, 3.0):
@@ -332,7 +334,7 @@ def test_a_cap_lies_in_the_ball_that_holds_it(seed, n):
 @settings(max_examples=examples(24))
 @given(networks(5), seeds, st.sampled_from([0.1, 0.6]))
 def test_the_whole_ball_as_a_second_constraint(model, seed, eps):
-    net = Network(model)
+    net = PreparedNetwork(model)
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, net.features, generator=generator, dtype=F64) * 2 - 1
     r = eps * (0.2 + torch.rand(1, net.features, generator=generator, dtype=F64))

@@ -17,7 +17,7 @@ from polybound.certificates.bounds.baselines import crown_bound, interval_bound,
 from polybound.certificates.bounds.first_order import first_order, split_sum
 from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.input_sets import box_around, centre
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs.exact import exact_logits
 from polybound.certificates.psd import defect, dominating_diagonal
 
@@ -66,8 +66,8 @@ def margins_of(net, y, points):
 def slack_of_margins(net, y, lower, upper):
     """How far float64 can be off in a bound of each margin over boxes, (boxes, classes).
 
-    It is made of eight equal parts (see `Network`), each of them D roundings of the sum of the absolute values of all
-    terms. A margin that is computed at a point, in up to D roundings, is off by one part; a test that compares it with
+    It has eight equal parts (see `PreparedNetwork`), each D roundings of the sum of the absolute values of all terms.
+    A margin that is computed at a point, in up to D roundings, is off by one part; a test that compares it with
     a bound needs no more than that.
     """
     slack = net.slack(torch.maximum(lower.abs(), upper.abs()))
@@ -78,7 +78,7 @@ def slack_of_margins(net, y, lower, upper):
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.5]))
 def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
     assume(model.classes > 1)
-    net = Network(model)
+    net = PreparedNetwork(model)
     _, y, lower, upper = boxed(net, seed, eps)
     c, r = centre(lower, upper)
     w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
@@ -120,7 +120,7 @@ def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
 @given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.4]))
 def test_every_bound_lies_below_every_value(model, seed, eps):
     assume(model.classes > 1)
-    net = Network(model)
+    net = PreparedNetwork(model)
     _, y, lower, upper = boxed(net, seed, eps)
     c, r = centre(lower, upper)
     w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
@@ -136,7 +136,7 @@ def test_every_bound_lies_below_every_value(model, seed, eps):
 @given(small_networks(), seeds, st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from(METHODS))
 def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, eps, method):
     assume(model.classes > 1)
-    net = Network(model)
+    net = PreparedNetwork(model)
     x, y, lower, upper = boxed(net, seed, eps)
     result = pb.certify(model, x, y, eps, method=method, budget=0.1)
     part = slack_of_margins(net, y, lower, upper) / 8
@@ -159,7 +159,7 @@ def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, e
 def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(features, rank, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP
     model = randomise(make(features, rank, 3, degree, dtype=F64), seed, 0.7)
-    net = Network(model)
+    net = PreparedNetwork(model)
     x, y, lower, upper = boxed(net, seed, 0.2)
     result = pb.certify(model, x, y, 0.2, budget=ENOUGH)
     part = slack_of_margins(net, y, lower, upper) / 8
@@ -179,7 +179,7 @@ def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(featur
 @given(small_networks(), seeds)
 @settings(max_examples=examples(40))
 def test_slack_covers_the_rounding_of_the_logits(model, seed):
-    net = Network(model)
+    net = PreparedNetwork(model)
     x = torch.rand(1, net.features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 2 - 1
     exact = exact_logits(model.factors().double(), x[0])
     slack = net.slack(x.abs())[0]

@@ -8,14 +8,14 @@ from torch import nn
 
 import polybound as pb
 from helpers.networks import F64
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 
 
 @pytest.mark.parametrize("kind", ["factors", "model"])
 @pytest.mark.parametrize("name", ["pn-4", "ncp-4", "pn-conv"])
 def test_later_changes_of_the_weights_do_not_reach_it(name: str, kind: str):
     model = pb.paper_model(name, shape=(1, 8, 8), seed=0).double()
-    net = Network(model if kind == "model" else model.factors().double())
+    net = PreparedNetwork(model if kind == "model" else model.factors().double())
     x = torch.full((1, 64), 0.25, dtype=F64)
     before = (net(x), net.slack(x), [a.weight.clone() for a in net.A], net.factors(x))
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_a_plain_module_is_refused_in_one_line_that_says_what_is_taken(tmp_path)
         lambda: pb.certified_radius(net, x, y),
         lambda: pb.output_bounds(net, x, 0.1),
         lambda: pb.certified_accuracy(net, data, 0.1, images=2),
-        lambda: Network(net),
+        lambda: PreparedNetwork(net),
         lambda: pb.lipschitz(net),
         lambda: pb.bounds(net),
         lambda: pb.theta(net),

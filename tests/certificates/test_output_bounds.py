@@ -14,7 +14,7 @@ from helpers.profiles import examples
 from polybound.certificates.bounds.first_order import slopes_over
 from polybound.certificates.forms import Cells, chunks
 from polybound.certificates.input_sets import centre
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 
 METHODS = ("auto", "auto", "auto", "second", "first", "crown", "zonotope", "interval")
 
@@ -78,7 +78,7 @@ def test_small_inputs_are_bounded_as_tightly_as_asked(model, seed):
 @settings(max_examples=examples(30))
 @given(networks(), seeds)
 def test_slopes_over_a_box_enclose_the_gradient_at_every_point(model, seed):
-    net = Network(model)
+    net = PreparedNetwork(model)
     _, lower, upper = random_box(model.features, seed)
     weights, _ = forms(model.classes, seed)
     c, r = (t.expand(len(weights), -1) for t in centre(lower, upper))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.bounds.slopes import fits_single, product_in_single, single_error
 
@@ -16,7 +16,7 @@ F64 = torch.float64
 def test_single_precision_is_within_its_bounds(kind, same):
     generator = torch.Generator().manual_seed(3)
     model = getattr(pb, kind)(150, 9, 3, 4, seed=1, dtype=F64)
-    net = Network(model)
+    net = PreparedNetwork(model)
     c = torch.rand(3, 150, generator=generator, dtype=F64)
     c = c[:1].expand(3, -1).contiguous() if same else c
     r = torch.full_like(c, 0.05)
@@ -42,7 +42,7 @@ def test_equal_boxes_are_expanded_as_different_ones(scale):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)
-    net = Network(model)
+    net = PreparedNetwork(model)
     x = torch.rand(1, 140, dtype=F64, generator=torch.Generator().manual_seed(0)).expand(3, -1).contiguous()
     r, active = torch.full_like(x, 0.1), torch.arange(140)
     w, constant = net.C - net.C.roll(1, 0), net.beta - net.beta.roll(1, 0)
@@ -60,7 +60,7 @@ def test_equal_boxes_are_expanded_as_different_ones(scale):
 def test_products_of_forms_bounded_together_are_bounds(kind):
     """The gradient of the margin by each product, and the margin, at random corners and points."""
     generator = torch.Generator().manual_seed(5)
-    net = Network(getattr(pb, kind)(12, 6, 3, 5, seed=2, dtype=F64))
+    net = PreparedNetwork(getattr(pb, kind)(12, 6, 3, 5, seed=2, dtype=F64))
     c, active = torch.rand(2, 12, generator=generator, dtype=F64), torch.arange(12)
     r = torch.full_like(c, 0.2)
     w, constant = net.C[1:] - net.C[:2], net.beta[1:] - net.beta[:2]

@@ -12,7 +12,7 @@ import torch
 
 import polybound as pb
 from helpers.networks import F64, randomise
-from polybound.certificates import Network, forms, input_sets, network, psd
+from polybound.certificates import PreparedNetwork, forms, input_sets, network, psd
 from polybound.certificates.bounds import balls as trust
 from polybound.certificates.bounds import baselines, quadratic, second_order, slopes
 from polybound.certificates.search import attack
@@ -24,7 +24,7 @@ D, RANK, CLASSES, DEGREE = 40, 6, 5, 3
 ONE = torch.ones(1, D, dtype=F64)
 
 
-NET = Network(randomise(pb.CCP(D, RANK, CLASSES, DEGREE, dtype=F64), 0, 0.3))
+NET = PreparedNetwork(randomise(pb.CCP(D, RANK, CLASSES, DEGREE, dtype=F64), 0, 0.3))
 # Roundings on the way of one term: a sum of D products and a constant for every factor, a product with the next one, and
 # the sum of the last products.
 PATH = DEGREE * (D + 1) + DEGREE + RANK + 1

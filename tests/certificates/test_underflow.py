@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps
 from helpers.profiles import examples
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.certificates.proofs.exact import exact_logits
 from polybound.models import Dense, Factors, Identity
 
@@ -125,12 +125,12 @@ def test_the_maps_of_a_chain_have_a_part_in_what_underflow_grows_by():
     pre = torch.tensor([[[2.0**-600]]], dtype=F64)
     K = torch.tensor([[[[2.0**-500]]], [[[2.0**900]]]], dtype=F64)
     model = pb.ConvCCP.from_factors(K, torch.tensor([[2.0**400], [0.0]], dtype=F64), shape=(1, 1), pre=pre)
-    assert Network(model).slack(torch.ones(1, 1, dtype=F64)).isinf().all()
+    assert PreparedNetwork(model).slack(torch.ones(1, 1, dtype=F64)).isinf().all()
 
 
 def test_ordinary_networks_keep_their_slack():
     model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
-    net = Network(model)
+    net = PreparedNetwork(model)
     x = torch.ones(1, 64, dtype=F64)
     assert torch.equal(net.slack(x), net.size(x * (1 + 2.0**-40) + 2.0**-1000) * (4 * net.roundings * 2.0**-52))
 
@@ -160,7 +160,7 @@ def test_weights_whose_norms_overflow_leave_images_undecided(tmp_path, norm: str
 def test_proofs_of_a_bfloat16_model_are_saved_and_checked(tmp_path):
     model = pb.CCP(4, 3, 2, 2, seed=0, dtype=torch.bfloat16)
     x = torch.tensor([[0.5, -0.5, 0.25, 0.0]], dtype=F64)
-    label = Network(model)(x).argmax(1)
+    label = PreparedNetwork(model)(x).argmax(1)
     found = pb.certify(model, x, label, 0.001, keep=True)
     pb.certificates.save_certificates(tmp_path / "proof.json", model, found, x, (-1.0, 1.0))
     assert pb.certificates.check_file(tmp_path / "proof.json", model)["verified"] == 1

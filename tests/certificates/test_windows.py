@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.certificates.bounds.first_order import first_order
 from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.bounds.slopes import BALL, CUBE
@@ -23,7 +23,7 @@ NETWORKS = [
 
 def both(config):
     model = pb.ConvCCP(classes=3, **config, seed=0, dtype=F64)
-    nets = Network(model, by_windows=True), Network(model, by_windows=False)
+    nets = PreparedNetwork(model, by_windows=True), PreparedNetwork(model, by_windows=False)
     assert all(isinstance(A, Windowed) for A in nets[0].A) and not any(isinstance(A, Windowed) for A in nets[1].A)
     return model, *nets
 
@@ -80,7 +80,7 @@ def test_expansions_window_by_window_are_those_of_matrices(config, region):
 def test_windows_are_taken_where_they_are_smaller():
     large = pb.ConvCCP((1, 20, 20), 2, 3, 2, 3, seed=0)
     small = pb.ConvCCP((1, 4, 4), 2, 3, 2, 3, pre=3, seed=0)
-    assert isinstance(Network(large).A[0], Windowed) and not isinstance(Network(small).A[0], Windowed)
+    assert isinstance(PreparedNetwork(large).A[0], Windowed) and not isinstance(PreparedNetwork(small).A[0], Windowed)
 
 
 def test_windows_decide_as_matrices_do():
@@ -88,7 +88,7 @@ def test_windows_decide_as_matrices_do():
     x = torch.rand(12, 1, 10, 10, dtype=F64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     y = model(x).argmax(1)
     found = [
-        pb.certify(Network(model, by_windows=by_windows), x, y, eps, method="second")
+        pb.certify(PreparedNetwork(model, by_windows=by_windows), x, y, eps, method="second")
         for by_windows in (True, False)
         for eps in (0.01, 0.2, 0.6)
     ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import ccps
-from polybound.certificates import Network, box_of, margin_bounds
+from polybound.certificates import PreparedNetwork, box_of, margin_bounds
 from polybound.certificates.bounds import differentiable
 from polybound.certificates.bounds.first_order import first_order
 from polybound.data import load_digits
@@ -65,7 +65,7 @@ def test_no_point_of_the_ball_is_below_the_bound(kind, eps):
 def test_it_is_the_first_rung_with_all_bounds_by_entries(kind):
     model = larger(MODELS[kind](seed=1))
     x, y = samples(model)
-    net = Network(model)
+    net = PreparedNetwork(model)
     c, r = box_of(x, 0.1, (0.0, 1.0))
     bounds = margin_bounds(model.factors(), c, r, y)
     w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta

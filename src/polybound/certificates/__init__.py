@@ -2,7 +2,7 @@
 
 from polybound.certificates.bounds.differentiable import MarginBounds, box_of, margin_bounds
 from polybound.certificates.certify import Certificates, Radius, bisected, certified_accuracy, certified_radius, certify
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.outputs import ENDS, Decision, OutputBounds, Polytope, decide, output_bounds
 from polybound.certificates.proofs.files import check_claims, check_file, read_claims, save_certificates
 
@@ -11,9 +11,9 @@ __all__ = [
     "Certificates",
     "Decision",
     "MarginBounds",
-    "Network",
     "OutputBounds",
     "Polytope",
+    "PreparedNetwork",
     "Radius",
     "bisected",
     "box_of",

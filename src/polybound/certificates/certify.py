@@ -25,7 +25,7 @@ from polybound.certificates.input_sets import (
     checked_method,
     checked_norm,
 )
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search import boxes as ladder
 from polybound.certificates.search.balls import ladder_over
 from polybound.certificates.search.boxes import TOPS
@@ -168,7 +168,7 @@ class Question:
         keep: whether to keep the proofs.
     """
 
-    net: Network
+    net: PreparedNetwork
     labels: Tensor
     boxes: Boxes
     balls: Balls | None
@@ -257,7 +257,7 @@ Method = Literal["auto", "second", "first", "crown", "zonotope", "interval", "li
 
 
 def certify(
-    model: PolynomialNetwork | Factors | Network,
+    model: PolynomialNetwork | Factors | PreparedNetwork,
     x: Tensor,
     y: Tensor | Sequence[int],
     eps: float | Tensor | None = None,
@@ -275,7 +275,7 @@ def certify(
     """Decide for each input whether some x' of the domain with `|x' - x| <= eps` is not classified as its label.
 
     The statement is about the polynomial with the model's weights in real arithmetic, and holds in spite of float64's
-    rounding: see `Network`. `docs/certificates.md` says how it is proven.
+    rounding: see `PreparedNetwork`. `docs/certificates.md` says how it is proven.
 
     Args:
         model: a model, or its factors.
@@ -310,7 +310,7 @@ def certify(
     >>> pb.certify(model, x, label, eps=0.01, norm="2").status
     ['verified']
     """
-    net = model if isinstance(model, Network) else Network(model)
+    net = model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
     boxes = checked_boxes(net, x, eps, box, domain)
     labels = checked_labels(net, y, len(boxes.x))
     if nodes is not None:
@@ -342,7 +342,7 @@ class Labelled(Protocol):
 
 
 def certified_accuracy(
-    model: PolynomialNetwork | Factors | Network,
+    model: PolynomialNetwork | Factors | PreparedNetwork,
     data: Labelled,
     eps: float | Tensor | None = None,
     *,
@@ -406,7 +406,7 @@ class Radius:
 
 
 def certified_radius(
-    model: PolynomialNetwork | Factors | Network,
+    model: PolynomialNetwork | Factors | PreparedNetwork,
     x: Tensor,
     y: Tensor | Sequence[int],
     *,
@@ -444,7 +444,7 @@ def certified_radius(
     """
     if not tolerance > 0 or not 0 < largest < torch.inf:
         raise PolyboundError("tolerance and the largest radius must be positive")
-    net = model if isinstance(model, Network) else Network(model)
+    net = model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
     points = checked_boxes(net, x, 0.0, None, domain).x
     labels = checked_labels(net, y, len(points))
     norm = checked_norm(norm, None, method)
@@ -497,7 +497,7 @@ def bisected(
     return held
 
 
-def _checked_scale(net: Network, scale: Tensor) -> Tensor:
+def _checked_scale(net: PreparedNetwork, scale: Tensor) -> Tensor:
     units = as_float64(scale, "scale")
     if tuple(units.shape) not in (tuple(net.shape), (net.features,)):
         raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")

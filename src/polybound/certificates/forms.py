@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.input_sets import Sides, centre
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
 
 __all__ = ["Block", "Cells", "Combinations", "Forms", "Margins", "chunks", "join"]
@@ -23,7 +23,7 @@ class Block:
     Attributes:
         w: each form as weights of the last product, `a C`: (images, rows, units).
         constant: `a.beta + b`, (images, rows).
-        slack: how far float64 can be off over the box, (images, rows); see `Network`.
+        slack: how far float64 can be off over the box, (images, rows); see `PreparedNetwork`.
         asked: which of them are to be bounded, (images, rows).
     """
 
@@ -42,7 +42,7 @@ class Forms(ABC):
         alone: whether every claim is about one form.
     """
 
-    net: Network
+    net: PreparedNetwork
     claims: int
     alone = True
 
@@ -78,7 +78,7 @@ class Forms(ABC):
 class Margins(Forms):
     """The margins `f_label - f_rival`, a row for each class; the label's own is not asked."""
 
-    def __init__(self, net: Network, y: Tensor) -> None:
+    def __init__(self, net: PreparedNetwork, y: Tensor) -> None:
         self.net, self.y, self.claims = net, y, net.classes
 
     def block(self, images: Tensor, slack: Tensor) -> Block:
@@ -106,7 +106,7 @@ class Combinations(Forms):
     r"""The same forms of every image, `weights f + constant`.
 
     Rounding. A form's terms are those of the logits times a; its sum has `classes + 1` more summands. So it is off by
-    at most `gamma_(D + classes + 2)` times `sum_c |a_c| P_c + |b|`, where D and P are those of `Network`. What
+    at most `gamma_(D + classes + 2)` times `sum_c |a_c| P_c + |b|`, where D and P are those of `PreparedNetwork`. What
     underflows in `a C`, where a is small, is multiplied by no more than Z, which the logits' slack has 2^-480 of.
 
     Args:
@@ -115,7 +115,7 @@ class Combinations(Forms):
         constant: (rows,), float64.
     """
 
-    def __init__(self, net: Network, weights: Tensor, constant: Tensor) -> None:
+    def __init__(self, net: PreparedNetwork, weights: Tensor, constant: Tensor) -> None:
         self.net, self.weights, self.constant = net, weights, constant
         self.claims = len(weights)
         self.w, self.offset = weights @ net.C, weights @ net.beta + constant
@@ -132,7 +132,7 @@ class Combinations(Forms):
         total = slack @ self.weights.abs().T + self.constant.abs() * (4 * D * ULP)
         total = total * ((1 + (self.net.classes + 2) / D) * (1 + 2.0**-20)) + 2.0**-900
         total = total + slack.amax(-1, keepdim=True) * 2.0**-500
-        # Beyond the size that `Network.slack` allows, what underflowed could have mattered; 0 times infinity is NaN.
+        # Beyond the size that `PreparedNetwork.slack` allows, underflow could have mattered; 0 times infinity is NaN.
         return torch.where(total < 2.0**100 * (4 * D * ULP), total, torch.inf)
 
     def values(self, _images: Tensor, logits: Tensor, /) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.slopes import length
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.registry import norm_name
 from polybound.theory import ULP
@@ -123,7 +123,7 @@ class Boxes:
         return Boxes(self.x[some], outer, inner, None if self.eps is None else self.eps[some], sides)
 
 
-def checked_points(net: Network, x: Tensor) -> Tensor:
+def checked_points(net: PreparedNetwork, x: Tensor) -> Tensor:
     """Inputs as float64, (images, features)."""
     if not isinstance(x, Tensor) or not _is_one_input(net, x.shape[1:]):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -136,12 +136,12 @@ def checked_points(net: Network, x: Tensor) -> Tensor:
     return points
 
 
-def _is_one_input(net: Network, shape: Sequence[int]) -> bool:
+def _is_one_input(net: PreparedNetwork, shape: Sequence[int]) -> bool:
     """Whether this is the shape of one input, as the model takes it: its own, or flat."""
     return tuple(shape) in (tuple(net.shape), (net.features,))
 
 
-def checked_labels(net: Network, y: Tensor | Sequence[int], images: int) -> Tensor:
+def checked_labels(net: PreparedNetwork, y: Tensor | Sequence[int], images: int) -> Tensor:
     """Labels (images,), whole numbers below the number of classes."""
     labels = torch.as_tensor(y).cpu()
     if labels.shape != (images,) or labels.is_floating_point():
@@ -152,7 +152,7 @@ def checked_labels(net: Network, y: Tensor | Sequence[int], images: int) -> Tens
     return labels
 
 
-def checked_radii(net: Network, eps: float | Tensor, images: int) -> Tensor:
+def checked_radii(net: PreparedNetwork, eps: float | Tensor, images: int) -> Tensor:
     """Radii as float64: (images,), or (images, features) where each feature has one of its own."""
     radii = as_float64(eps, "eps")
     if not (torch.isfinite(radii) & (radii >= 0)).all():
@@ -167,7 +167,7 @@ def checked_radii(net: Network, eps: float | Tensor, images: int) -> Tensor:
     )
 
 
-def checked_domain(net: Network, domain: Domain | None) -> Sides | None:
+def checked_domain(net: PreparedNetwork, domain: Domain | None) -> Sides | None:
     """A domain as numbers or (features,)."""
     if domain is None:
         return None
@@ -184,7 +184,7 @@ def checked_domain(net: Network, domain: Domain | None) -> Sides | None:
 
 
 def checked_boxes(
-    net: Network,
+    net: PreparedNetwork,
     x: Tensor | None,
     eps: float | Tensor | None,
     box: tuple[Tensor, Tensor] | None,
@@ -207,7 +207,7 @@ def checked_boxes(
     return Boxes(points, outer, inner, radii, None)
 
 
-def _given(net: Network, x: Tensor | None, box: tuple[Tensor, Tensor], domain: Sides | None) -> Boxes:
+def _given(net: PreparedNetwork, x: Tensor | None, box: tuple[Tensor, Tensor], domain: Sides | None) -> Boxes:
     if not isinstance(box, Sequence) or len(box) != 2:
         raise PolyboundError("box must be a pair of tensors, (lower, upper)")
     points = None if x is None else checked_points(net, x)
@@ -228,7 +228,7 @@ def _given(net: Network, x: Tensor | None, box: tuple[Tensor, Tensor], domain: S
     return Boxes(points, (lower, upper), (lower, upper), None, (lower, upper))
 
 
-def _side(net: Network, side: Tensor, images: int | None) -> Tensor:
+def _side(net: PreparedNetwork, side: Tensor, images: int | None) -> Tensor:
     """A side as (1 or images, features)."""
     if side.ndim == 0:
         return side.expand(1, net.features)
@@ -260,7 +260,7 @@ def checked_norm(norm: str | float, box: object, method: str) -> str:
 
 
 def checked_forms(
-    net: Network, weights: Tensor | Sequence[Sequence[float]] | None, constant: Tensor | Sequence[float] | None
+    net: PreparedNetwork, weights: Tensor | Sequence[Sequence[float]] | None, constant: Tensor | Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """Linear forms of the outputs as float64, (rows, classes) and (rows,); by default each output by itself."""
     a = torch.eye(net.classes, dtype=torch.float64) if weights is None else as_float64(weights, "weights")

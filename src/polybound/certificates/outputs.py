@@ -25,7 +25,7 @@ from polybound.certificates.input_sets import (
     checked_method,
     checked_norm,
 )
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.balls import ladder_over
 from polybound.certificates.search.boxes import TOPS, Ladder
 from polybound.certificates.search.proof_state import BallExtremes, Decisions, Extremes
@@ -118,7 +118,7 @@ class OutputBounds:
 
 
 def output_bounds(
-    model: PolynomialNetwork | Factors | Network,
+    model: PolynomialNetwork | Factors | PreparedNetwork,
     x: Tensor | None,
     eps: float | Tensor | None = None,
     *,
@@ -166,7 +166,7 @@ def output_bounds(
     >>> bool((found.lower <= ball.lowest).all() and (ball.highest <= found.upper).all())
     True
     """
-    net = model if isinstance(model, Network) else Network(model)
+    net = model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
     boxes = checked_boxes(net, x, eps, box, domain)
     checked_method(method, get_args(BoundMethod), budget)
     if not 0 <= tolerance < torch.inf:
@@ -237,7 +237,7 @@ class Conjunctions(Combinations):
         sizes: number of rows of each claim, at least 1; the rows stand in the order of the claims.
     """
 
-    def __init__(self, net: Network, weights: Tensor, constant: Tensor, sizes: list[int]) -> None:
+    def __init__(self, net: PreparedNetwork, weights: Tensor, constant: Tensor, sizes: list[int]) -> None:
         super().__init__(net, weights, constant)
         self.claims = len(sizes)
         self.alone = all(size == 1 for size in sizes)
@@ -349,7 +349,7 @@ class Decision:
 
 
 def decide(
-    model: PolynomialNetwork | Factors | Network,
+    model: PolynomialNetwork | Factors | PreparedNetwork,
     box: tuple[Tensor, Tensor],
     unsafe: Polytope | Sequence[Polytope],
     *,
@@ -377,7 +377,7 @@ def decide(
     begun = time.perf_counter()
     if not timeout >= 0:
         raise PolyboundError(f"timeout must be a number of seconds, got {timeout!r}")
-    net = model if isinstance(model, Network) else Network(model)
+    net = model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
     boxes = checked_boxes(net, None, None, box, None)
     if len(boxes.x) != 1:
         raise PolyboundError(f"one box at a time, got {len(boxes.x)}")
@@ -397,7 +397,7 @@ def decide(
 
 
 def _search(
-    net: Network, boxes: Boxes, rows: list[tuple[Tensor, Tensor]], deadline: float
+    net: PreparedNetwork, boxes: Boxes, rows: list[tuple[Tensor, Tensor]], deadline: float
 ) -> tuple[tuple[Tensor, int] | None, bool]:
     """A point with the polytope it falls into, or None; and whether anything was left open."""
     if not rows:

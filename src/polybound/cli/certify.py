@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import MofNCompleteColumn
 
-from polybound.certificates import Network, certify, check_claims, output_bounds, read_claims, save_certificates
+from polybound.certificates import PreparedNetwork, certify, check_claims, output_bounds, read_claims, save_certificates
 from polybound.cli.commands import progress_bar
 from polybound.cli.tables import show_table
 from polybound.data import Dataset, load
@@ -38,7 +38,7 @@ def run_certify(
     model, data = model_and_images(path, dataset, data_dir)
     x, y = data.x[:images], data.y[:images]
     rows = []
-    net = Network(model)
+    net = PreparedNetwork(model)
     with progress_bar(MofNCompleteColumn()) as bar:
         for radius in eps:
             task = bar.add_task(f"eps {radius:g}", total=len(x))
@@ -163,7 +163,7 @@ def run_outputs(
     """Bound the outputs of the first test images at every eps, and show them."""
     check_target(save, eps)
     model, data = model_and_images(path, dataset, data_dir)
-    x, net = data.x[:images], Network(model)
+    x, net = data.x[:images], PreparedNetwork(model)
     rows: list[dict[str, Any]] = []
     with progress_bar(MofNCompleteColumn()) as bar:
         for radius in eps:

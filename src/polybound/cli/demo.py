@@ -12,7 +12,7 @@ import torch
 from rich.progress import MofNCompleteColumn
 
 from polybound.attacks import PGD
-from polybound.certificates import Network, certify
+from polybound.certificates import PreparedNetwork, certify
 from polybound.cli.commands import hint, progress_bar
 from polybound.cli.tables import print_wrapped, show_table
 from polybound.constraints import Projection
@@ -122,7 +122,7 @@ def _measure(models: PolynomialNetwork, test: Dataset) -> Payoff:
             payoff.clean[name] = attacked.find("clean", run=name).accuracy
             payoff.pgd[name] = [attacked.find(attack.name, run=name).accuracy for attack in attacks]
             payoff.certified[name] = []
-            network, left = Network(models.run(index)), torch.arange(len(test))
+            network, left = PreparedNetwork(models.run(index)), torch.arange(len(test))
             for radius in RADII:
                 # What is not proven in a small ball is not in a larger one: only the others are looked at.
                 if len(left):

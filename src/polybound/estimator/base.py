@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.errors import PolyboundError
 from polybound.estimator import files
 from polybound.estimator.scaling import Array, InputScaling, Samples, merged, repeated, scaled_weights
@@ -195,14 +195,14 @@ def _device(name: Any) -> torch.device:
     return device
 
 
-def evaluate(net: Network, inputs: Array) -> Array:
+def evaluate(net: PreparedNetwork, inputs: Array) -> Array:
     """The outputs (samples, outputs) in float64, off from the polynomial in real numbers by less than `rounding`."""
     with torch.no_grad():
         outputs: Array = net(torch.from_numpy(inputs)).numpy()
     return outputs
 
 
-def rounding(net: Network, lower: Array, upper: Array) -> Array:
+def rounding(net: PreparedNetwork, lower: Array, upper: Array) -> Array:
     """How far `evaluate` can be off anywhere in each of some boxes: (samples, outputs)."""
     with torch.no_grad():
         slack: Array = net.slack(torch.from_numpy(np.maximum(np.abs(lower), np.abs(upper)))).numpy()
@@ -302,7 +302,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     def _outputs(self, X: Any) -> Array:
         """The network's outputs (samples, outputs), in float64."""
         X = self._inputs(X)
-        return evaluate(Network(self.model_), self.scaling_(X))
+        return evaluate(PreparedNetwork(self.model_), self.scaling_(X))
 
     def _more_to_write(self) -> dict[str, Any]:
         """What else a file needs, as JSON can hold it."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polybound.certificates import Network, bisected, certify
+from polybound.certificates import PreparedNetwork, bisected, certify
 from polybound.errors import PolyboundError
 from polybound.estimator.base import evaluate, rounding
 from polybound.estimator.scaling import Array, InputScaling
@@ -107,7 +107,9 @@ def aligned(what: str, values: Any, names: Sequence[str] | None, features: int, 
     return values.loc[known].to_numpy()
 
 
-def decide(net: Network, scaling: InputScaling, X: Array, labels: Labels, eps: Array, **options: Any) -> Verdicts:
+def decide(
+    net: PreparedNetwork, scaling: InputScaling, X: Array, labels: Labels, eps: Array, **options: Any
+) -> Verdicts:
     """Verdicts on boxes `|x' - x| <= eps`.
 
     `certify` speaks of the polynomial in real numbers over the box of `InputScaling.box`, which contains u(x') as

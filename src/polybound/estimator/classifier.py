@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.errors import PolyboundError
 from polybound.estimator.base import PolynomialEstimator, check_masked, check_settings
 from polybound.estimator.certify import Labels, Verdicts, checked_eps, decide, largest_radii, proven_bounds, unit_radii
@@ -245,7 +245,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         X, y = self._labelled(X, y)
         radii = checked_eps(eps, given, self._names, self.scaling_.width)
         options = {"method": method, "budget": budget}
-        return decide(Network(self.model_), self.scaling_, X, self._numbers(y), radii, **options)
+        return decide(PreparedNetwork(self.model_), self.scaling_, X, self._numbers(y), radii, **options)
 
     def certified_score(
         self, X: Any, y: Any, eps: Any, sample_weight: Any = None, *, method: str = "auto", budget: float = 1.0
@@ -288,7 +288,11 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             budget: seconds of branch and bound for each sample and each step of the search.
         """
         X, y = self._labelled(X, self.predict(X) if y is None else y)
-        net, labels, unit = Network(self.model_), self._numbers(y), unit_radii(self.scaling_, scale, self._names)
+        net, labels, unit = (
+            PreparedNetwork(self.model_),
+            self._numbers(y),
+            unit_radii(self.scaling_, scale, self._names),
+        )
 
         def radii(multiple: Array) -> Array:
             with np.errstate(invalid="ignore"):

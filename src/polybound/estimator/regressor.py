@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 
-from polybound.certificates import Network, output_bounds
+from polybound.certificates import PreparedNetwork, output_bounds
 from polybound.errors import PolyboundError
 from polybound.estimator.base import PolynomialEstimator, check_settings, rounding
 from polybound.estimator.certify import checked_eps, proven_bounds
@@ -193,7 +193,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         given, X = X, self._inputs(X)
         lower, upper = self.scaling_.box(X, checked_eps(eps, given, self._names, self.scaling_.width))
         box = (torch.from_numpy(lower), torch.from_numpy(upper))
-        net, inputs = Network(self.model_), torch.from_numpy(self.scaling_(X))
+        net, inputs = PreparedNetwork(self.model_), torch.from_numpy(self.scaling_(X))
         found = output_bounds(net, inputs, box=box, method=method, budget=budget)
         slack = rounding(net, lower, upper) * (1 + 2.0**-40)
         low, high = (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, RandomSearch, Square, parse_attacks, protocols
-from polybound.certificates import ENDS, Network, output_bounds
+from polybound.certificates import ENDS, PreparedNetwork, output_bounds
 from polybound.data import Dataset
 from polybound.defences import Defence, find_defence
 from polybound.errors import ArgumentError, PolyboundError
@@ -68,7 +68,7 @@ def output_intervals(
     """
     if not radii:
         raise ArgumentError("intervals", "needs the radius of the balls that it is about: certify=0.02")
-    net, x, labels = Network(polynomial(model)), data.x[:images], data.y[:images].tolist()
+    net, x, labels = PreparedNetwork(polynomial(model)), data.x[:images], data.y[:images].tolist()
     rows: list[dict[str, Any]] = []
     for radius in radii:
         eps, norm, _, seconds = read_radius(radius)

@@ -10,7 +10,7 @@ from pprint import pformat
 from typing import Any
 
 from polybound.attacks import PGD
-from polybound.certificates import Network, certify
+from polybound.certificates import PreparedNetwork, certify
 from polybound.data import Dataset, find_source
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation import evaluate, value_label
@@ -142,7 +142,7 @@ def model_card(
     look = on_progress or (lambda _: None)
     look("clean accuracy")
     found = evaluate(model, data, []).scores.rows[:1]
-    net, certificates = Network(model), []
+    net, certificates = PreparedNetwork(model), []
     some = data.subset(min(images, len(data)))
     for radius in eps:
         look(f"attacks and certificates, eps {value_label(radius)}")

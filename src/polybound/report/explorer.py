@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polybound._version import __version__
 from polybound.atomic import write_atomically
-from polybound.certificates import Network, certified_radius
+from polybound.certificates import PreparedNetwork, certified_radius
 from polybound.data import Dataset
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import PolynomialNetwork, polynomial
@@ -58,10 +58,10 @@ def describe_network(
     """A network with its bounds, and the radii that are proven and attacked of each image of `data`.
 
     The weights are float32 where that is what they are, and float64 otherwise: the page has the very same network.
-    `slack` is `Network.slack` at the edge of the domain, which is never smaller than that of a box in it.
+    `slack` is `PreparedNetwork.slack` at the edge of the domain, which is never smaller than that of a box in it.
     """
     _check(name, polynomial(model), data)
-    net = Network(model)
+    net = PreparedNetwork(model)
     edge = max(abs(side) for side in data.domain)
     # Some rounding farther than the domain, as are the page's boxes.
     slack = net.slack(torch.full((1, net.features), edge * (1 + 2.0**-20), dtype=torch.float64))
@@ -124,7 +124,9 @@ def _check(name: str, model: PolynomialNetwork, data: Dataset) -> None:
         )
 
 
-def _proven(net: Network, data: Dataset, budget: float, on_progress: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+def _proven(
+    net: PreparedNetwork, data: Dataset, budget: float, on_progress: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
     """For each image, the radius that is certified and the one that an attack needs; see `Radius`."""
     certified, attacked = [], []
     largest = data.domain[1] - data.domain[0]

@@ -11,13 +11,13 @@ from polybound.certificates.bounds.first_order import First
 from polybound.certificates.bounds.quadratic import spectral_shift
 from polybound.certificates.bounds.second_order import Second, rounded_down
 from polybound.certificates.input_sets import Limits, least_linear, nearest
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
 
 __all__ = ["Quadratic", "lower_in_ball", "trust_region"]
 
 
-def lower_in_ball(net: Network, first: First, slack: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+def lower_in_ball(net: PreparedNetwork, first: First, slack: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     """`g0 - max(-G.u) - R` over the ball within limits, rounded down, (balls, forms), and where the maximum is."""
     away, u = least_linear(first.G, (limits[0].unsqueeze(1), limits[1].unsqueeze(1)))
     return rounded_down(first.g0, away + first.R, slack, net), u
@@ -65,7 +65,7 @@ class Quadratic:
         names = ("g0", "G", "H", "R", "bend", "lam", "lack", "off")
         return Quadratic(**{name: getattr(self, name)[rows] for name in names})
 
-    def lower(self, net: Network, limits: Limits) -> tuple[Tensor, Tensor]:
+    def lower(self, net: PreparedNetwork, limits: Limits) -> tuple[Tensor, Tensor]:
         """The lower bound of `trust_region`, (balls,), and its v."""
         n = self.H.shape[-1]
         shift = (self.lam + self.bend).unsqueeze(-1)
@@ -80,7 +80,7 @@ class Quadratic:
 
 
 def trust_region(
-    net: Network, second: Second, H: Tensor, R: Tensor, slack: Tensor, limits: Limits
+    net: PreparedNetwork, second: Second, H: Tensor, R: Tensor, slack: Tensor, limits: Limits
 ) -> tuple[Tensor, Tensor, Quadratic]:
     r"""A lower bound of `g0 + G.u + u'Hu/2 - R` over the unit ball within limits, (balls,), its v and its problem.
 

@@ -1,8 +1,8 @@
 """Bounds to compare with: a global Lipschitz constant, intervals, zonotopes and linear relaxations of the products.
 
 Each returns proven lower bounds of the margins `w.y_k + constant` over boxes `x = c + r * u`, (boxes, rivals), less
-`Network.slack` and what the last subtraction rounds. They form the same sums of products as the expansion does, of
-terms that are never larger than those of the network in absolute values, so that the same slack covers them.
+`PreparedNetwork.slack` and what the last subtraction rounds. They form the same sums of products as the expansion
+does, of terms that are never larger than those of the network in absolute values, so that the same slack covers them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.forms import Forms
 from polybound.certificates.input_sets import Balls, Boxes, centre
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.proof_state import Ledger
 from polybound.theory import ULP, lipschitz
 
 __all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "lipschitz_in_ball", "relax", "zonotope_bound"]
 
 
-def _down(net: Network, value: Tensor, size: Tensor, slack: Tensor) -> Tensor:
+def _down(net: PreparedNetwork, value: Tensor, size: Tensor, slack: Tensor) -> Tensor:
     return torch.nan_to_num(value - slack - size * (4 * net.roundings * ULP), nan=-torch.inf)
 
 
-def lipschitz_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
+def lipschitz_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
     """The margin at the centre less twice the Lipschitz constant (l_inf, row-wise) times the largest radius."""
     reach = float((c.abs() + r).max()) * (1 + 4 * ULP)
     value = lipschitz(net.factors, method="rowwise", radius=reach).value
@@ -39,7 +39,7 @@ def lipschitz_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Ten
 
 
 def lipschitz_in_ball(
-    net: Network, x: Tensor, r: Tensor, far: Tensor, w: Tensor, constant: Tensor, slack: Tensor
+    net: PreparedNetwork, x: Tensor, r: Tensor, far: Tensor, w: Tensor, constant: Tensor, slack: Tensor
 ) -> Tensor:
     """The margin at x less sqrt(2) times the Lipschitz constant (l_2, row-wise) times the largest radius.
 
@@ -50,7 +50,7 @@ def lipschitz_in_ball(
         far: upper bounds of the l_2 norms of the balls' points, (balls,).
         w: (balls, rivals, units).
         constant: (balls, rivals).
-        slack: as `Network` gives it.
+        slack: as `PreparedNetwork` gives it.
     """
     value = lipschitz(net.factors, 2, method="rowwise", radius=float(far.max())).value
     margin = (w * _forward(net, x)[-1].unsqueeze(1)).sum(-1) + constant
@@ -58,7 +58,7 @@ def lipschitz_in_ball(
     return _down(net, margin - away, margin.abs() + away, slack)
 
 
-def _forward(net: Network, x: Tensor) -> list[Tensor]:
+def _forward(net: PreparedNetwork, x: Tensor) -> list[Tensor]:
     """The products y_1, ..., y_k."""
     products = [net.A[0](x) * net.s1]
     for n in range(1, net.degree):
@@ -66,7 +66,9 @@ def _forward(net: Network, x: Tensor) -> list[Tensor]:
     return products
 
 
-def _intervals(net: Network, c: Tensor, r: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+def _intervals(
+    net: PreparedNetwork, c: Tensor, r: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
     """Interval bounds of the factors and of what they are multiplied by, each as (centre, radius)."""
     h = [(A(c), absolute.linear(r)) for A, absolute in zip(net.A, net.absolute_A, strict=True)]
     s1 = net.s1.expand(len(c), -1)
@@ -84,7 +86,7 @@ def _times(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, 
     return (low + high) / 2, (high - low) / 2
 
 
-def interval_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
+def interval_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
     """Interval propagation, with the two last rows merged into one."""
     h, q = _intervals(net, c, r)
     mid, rad = _times(h[-1], q[-1])
@@ -93,7 +95,7 @@ def interval_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tens
     return _down(net, margin - away, margin.abs() + away, slack)
 
 
-def zonotope_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
+def zonotope_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
     """Affine forms of the input; what a product adds of second order is an interval of its own for each unit."""
     h, _ = _intervals(net, c, r)
     scale = r.unsqueeze(-1)
@@ -115,7 +117,7 @@ def zonotope_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tens
     return _down(net, margin - away, margin.abs() + away, slack)
 
 
-def crown_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
+def crown_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
     """Linear relaxation backwards: `a b >= a* b + b* a - a* b*` for each product, at a corner of its ranges.
 
     Of the two corners that give a plane below (both lower ends, both upper ends) and their mean, the one that serves a
@@ -141,7 +143,7 @@ def crown_bound(net: Network, c: Tensor, r: Tensor, w: Tensor, constant: Tensor,
     return _down(net, value, value.abs(), slack * 3.0**net.degree)
 
 
-def _sizes(net: Network, x: Tensor) -> list[Tensor]:
+def _sizes(net: PreparedNetwork, x: Tensor) -> list[Tensor]:
     """For each factor, the size of what it is multiplied by: the sum of the absolute values of its terms."""
     sizes = [net.s1.abs().expand(len(x), -1)]
     for n, product in enumerate(net.absolute.partial_products(x), 1):
@@ -152,7 +154,7 @@ def _sizes(net: Network, x: Tensor) -> list[Tensor]:
 
 
 def _backwards(
-    net: Network,
+    net: PreparedNetwork,
     c: Tensor,
     r: Tensor,
     h: list[tuple[Tensor, Tensor]],

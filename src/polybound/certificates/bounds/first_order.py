@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.slopes import CUBE, Region, Slopes, input_slopes
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs import GRAM_UNITS
 
 __all__ = ["Factored", "First", "first_order", "next_slope", "slopes_over", "split_sum"]
@@ -70,7 +70,7 @@ class _Term:
 class Factored:
     """What the expansions share: everything about the factors over a box that no rival has a part in."""
 
-    def __init__(self, net: Network, c: Tensor, r: Tensor, region: Region = CUBE) -> None:
+    def __init__(self, net: PreparedNetwork, c: Tensor, r: Tensor, region: Region = CUBE) -> None:
         self.net, self.region = net, region
         self.h = [A(c) for A in net.A]
         self.size = [h.abs() for h in self.h]
@@ -111,7 +111,7 @@ class Factored:
 
 
 def first_order(
-    net: Network,
+    net: PreparedNetwork,
     c: Tensor,
     r: Tensor,
     w: Tensor,
@@ -152,7 +152,7 @@ def first_order(
     return First(g0, G * r.unsqueeze(1), R)
 
 
-def slopes_over(net: Network, c: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+def slopes_over(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of `w.y_k` over boxes `x = c + r * u`: `|dg/du - G| <= away`, (boxes, features) both.
 
     `dg/du = r A_n^T (lambda_n(u) q_n(u))`, summed over n, with both factors in intervals: much looser than second order

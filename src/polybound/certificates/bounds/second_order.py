@@ -27,7 +27,7 @@ from polybound.certificates.bounds.slopes import (
     single_error,
 )
 from polybound.certificates.forms import Cells
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
 
 __all__ = [
@@ -100,7 +100,7 @@ class Second:
 
 
 def second_order(
-    net: Network,
+    net: PreparedNetwork,
     c: Tensor,
     r: Tensor,
     w: Tensor,
@@ -315,19 +315,19 @@ class Bounded:
         return self.mu.clamp_min(0.0) * (1.0 - self.v.square()).clamp_min(0.0) / 2 + self.bend
 
 
-def lower_first(net: Network, first: First, slack: Tensor) -> Tensor:
+def lower_first(net: PreparedNetwork, first: First, slack: Tensor) -> Tensor:
     """`g0 - sum_d |G_d| - R`, rounded down: (boxes, forms)."""
     total = first.G.abs().sum(-1) + first.R
     return rounded_down(first.g0, total, slack, net)
 
 
-def rounded_down(g0: Tensor, total: Tensor, slack: Tensor, net: Network) -> Tensor:
+def rounded_down(g0: Tensor, total: Tensor, slack: Tensor, net: PreparedNetwork) -> Tensor:
     """`g0 - total`, less all that can have been rounded in it; never NaN."""
     off = slack + (g0.abs() + total) * (4 * net.roundings * ULP)
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: Network, cells: Cells, spectral: bool = True, quick: bool = False) -> tuple[Bounded, Second]:
+def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, quick: bool = False) -> tuple[Bounded, Second]:
     """The bounds of second order, each only for the cells that the one before it left open.
 
     1. H made diagonally dominant, the remainder subtracted as a number.
@@ -362,14 +362,16 @@ def by_second(net: Network, cells: Cells, spectral: bool = True, quick: bool = F
 
 
 def _dominant(
-    net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor, absorbed: bool
+    net: PreparedNetwork, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor, absorbed: bool
 ) -> Bounded:
     mu, rows = diagonally_dominant(H)
     v = descend(second.G, H, mu, rows, v, steps=2)
     return _bounded(net, cells, second, R, minorant(second.G, H, mu, torch.zeros_like(R), v), active, absorbed)
 
 
-def _spectral(net: Network, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor) -> Bounded:
+def _spectral(
+    net: PreparedNetwork, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor
+) -> Bounded:
     """The best of some diagonals: a semidefinite program's dual, a few steps towards its optimum.
 
     At the optimum the leading eigenvectors weigh each coordinate by what a unit of its shift costs, `(1 - v_d^2) / 2`;
@@ -405,7 +407,7 @@ def _promising(before: Bounded, after: Bounded, level: Tensor) -> bool:
 
 
 def _bounded(
-    net: Network, cells: Cells, second: Second, R: Tensor, below: Separable, active: Tensor, absorbed: bool
+    net: PreparedNetwork, cells: Cells, second: Second, R: Tensor, below: Separable, active: Tensor, absorbed: bool
 ) -> Bounded:
     least = below.lower()
     total = torch.nan_to_num(R - least, nan=torch.inf)
@@ -448,7 +450,7 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     return cells.narrowed(lower, upper)
 
 
-def at_least_ends(net: Network, cells: Cells) -> Cells:
+def at_least_ends(net: PreparedNetwork, cells: Cells) -> Cells:
     """The cells without the coordinates along which their forms rise or fall everywhere, as first order shows it.
 
     Along those the least value is at an end, at which they are fixed. `monotone` sees more of them, and takes longer.
@@ -460,7 +462,7 @@ def at_least_ends(net: Network, cells: Cells) -> Cells:
     return cells.narrowed(lower, torch.where(slope > away, cells.lower, cells.upper))
 
 
-def monotone(net: Network, cells: Cells, second: Second) -> Tensor:
+def monotone(net: PreparedNetwork, cells: Cells, second: Second) -> Tensor:
     """Where the form rises (1) or falls (-1) along a coordinate all over the cell; 0 elsewhere: (N, n).
 
     `dg/du_d` lies within `G_d +- (sum_e |H_de| + rest_d)`, and float64 is off by less than `degree * slack`: the

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.models import Affine, Pool, Windowed, Windows, gathered, scattered, slots_in_pooled
 from polybound.theory import ULP
 
@@ -89,11 +89,11 @@ class Region(ABC):
     """A set of u; every method returns upper bounds over it."""
 
     @abstractmethod
-    def reach(self, net: Network, r: Tensor) -> list[Tensor]:
+    def reach(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         """How far each unit of each factor, `A_n (r * u)`, moves: (boxes, units) each, for radii (boxes, features)."""
 
     @abstractmethod
-    def norms(self, net: Network, r: Tensor) -> list[Tensor]:
+    def norms(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         """The l_2 norms of `A_n (r * u)`: (boxes,) each."""
 
     @abstractmethod
@@ -108,10 +108,10 @@ class Region(ABC):
 class _Cube(Region):
     """u in [-1, 1]^n."""
 
-    def reach(self, net: Network, r: Tensor) -> list[Tensor]:
+    def reach(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         return [A.linear(r) for A in net.absolute_A]
 
-    def norms(self, net: Network, r: Tensor) -> list[Tensor]:
+    def norms(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         # What underflows among the squares of r is multiplied by mu.
         return [(r.square() @ mu + (mu.sum() + 1.0) * 2.0**-1000).sqrt() for mu in net.stretch]
 
@@ -129,10 +129,10 @@ class _Ball(Region):
     radius. Rounded up, sums of squares scaled by their largest entries so that none underflows.
     """
 
-    def reach(self, net: Network, r: Tensor) -> list[Tensor]:
+    def reach(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         return [_window_lengths(A, r) if isinstance(A, Windowed) else _lengths(r, A.weight.T) for A in net.absolute_A]
 
-    def norms(self, net: Network, r: Tensor) -> list[Tensor]:
+    def norms(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         uniform = [r.amax(-1) * top for top in net.norms_A]
         weighted = [(r * mu.sqrt()).amax(-1) for mu in net.stretch]
         return [torch.minimum(a, b) * (1 + 16 * ULP) for a, b in zip(uniform, weighted, strict=True)]
@@ -435,7 +435,7 @@ class WindowSlopes(Slopes):
         return self.weight.reshape(len(self.weight), *shape)
 
 
-def input_slopes(net: Network, r: Tensor, active: Tensor) -> list[Slopes]:
+def input_slopes(net: PreparedNetwork, r: Tensor, active: Tensor) -> list[Slopes]:
     """Those of the maps of the input, scaled by radii (boxes, features), in the features that move."""
     radius = r[:, active].unsqueeze(-1)
     return [

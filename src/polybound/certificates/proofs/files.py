@@ -15,7 +15,7 @@ from torch import Tensor
 from polybound.atomic import write_atomically
 from polybound.certificates.certify import Certificates
 from polybound.certificates.input_sets import Domain, checked_domain
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.outputs import OutputBounds
 from polybound.certificates.proofs import FORMAT
 from polybound.certificates.proofs.schema import Claims, Sizes, content_digest, parse_claims, read_content
@@ -40,7 +40,7 @@ def save_certificates(
         raise PolyboundError(
             "there are no proofs to save; they come with method 'auto', 'second' or 'first' and keep=True"
         )
-    net = Network(model)
+    net = PreparedNetwork(model)
     if not all(bool(mu.isfinite().all()) for mu in net.stretch):
         raise PolyboundError("the norms of these weights overflow float64: nothing is proven about them")
     points = _points(found, x)

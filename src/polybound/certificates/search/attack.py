@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.forms import Cells, Forms
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs.exact import exact_forms
 from polybound.theory import ULP
 
@@ -20,7 +20,7 @@ Members = tuple[Tensor, Tensor]
 
 
 def value_and_gradient(
-    net: Network, x: Tensor, cells: Cells, members: Members | None, gradient: bool
+    net: PreparedNetwork, x: Tensor, cells: Cells, members: Members | None, gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Each cell's form (the largest of its members, if there are any) at a point of its own, and its gradient."""
     h = [A(x) for A in net.A]
@@ -44,7 +44,7 @@ def value_and_gradient(
 
 
 def descend(
-    net: Network, cells: Cells, start: Tensor, members: Members | None, steps: tuple[float, ...] = _STEPS
+    net: PreparedNetwork, cells: Cells, start: Tensor, members: Members | None, steps: tuple[float, ...] = _STEPS
 ) -> tuple[Tensor, Tensor]:
     """Signed gradient steps within each cell from given points: the least form seen, (N,), and where.
 
@@ -62,7 +62,7 @@ def descend(
     return best, where
 
 
-def enclosed(net: Network, a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def enclosed(net: PreparedNetwork, a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The forms `a f(x) + b` in float64, and how far they can be off, (points, forms) both.
 
     Args:

@@ -24,7 +24,7 @@ from polybound.certificates.bounds.second_order import Second, second_order
 from polybound.certificates.bounds.slopes import BALL, length
 from polybound.certificates.forms import Cells, Forms, chunks, join
 from polybound.certificates.input_sets import Balls, Boxes, Limits, Sides, least_linear, nearest
-from polybound.certificates.network import Network
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.attack import Members, value_and_gradient
 from polybound.certificates.search.boxes import Ladder
 from polybound.certificates.search.proof_state import InBalls, Ledger, Node
@@ -129,7 +129,7 @@ class Cap:
         return numbers | {"d": self.d[row].tolist(), "v": self.v[row].tolist()}
 
 
-def best_cap(net: Network, problem: Quadratic, v: Tensor, target: Tensor, limits: Limits) -> Cap:
+def best_cap(net: PreparedNetwork, problem: Quadratic, v: Tensor, target: Tensor, limits: Limits) -> Cap:
     """The smallest caps, of some kappa, in the directions of v, outside of which forms exceed the target, (N,)."""
     d = v / v.norm(dim=-1, keepdim=True).clamp_min(2.0**-500)
     size = problem.G.norm(dim=-1).clamp_min(2.0**-500)
@@ -151,7 +151,9 @@ def best_cap(net: Network, problem: Quadratic, v: Tensor, target: Tensor, limits
     return best
 
 
-def best_in_both(net: Network, problem: Quadratic, parts: Parts, limits: Limits) -> tuple[Tensor, Tensor, Tensor]:
+def best_in_both(
+    net: PreparedNetwork, problem: Quadratic, parts: Parts, limits: Limits
+) -> tuple[Tensor, Tensor, Tensor]:
     """The best bounds over the parts within their whole balls, (N,), of some nu, with v and nu."""
     a = _ratio(parts.c - parts.x, parts.R).norm(dim=-1).clamp_min(2.0**-500)
     # With the first of these the slope along a would be gone, if the form fell along a alone.
@@ -351,7 +353,7 @@ def ladder_over(forms: Forms, boxes: Boxes, balls: Balls | None, ledger: Ledger,
 
 
 def descend_in_balls(
-    net: Network,
+    net: PreparedNetwork,
     balls: Balls,
     cells: Cells,
     start: Tensor,

@@ -14,7 +14,7 @@ import onnx
 import torch
 from onnx import TensorProto
 
-from polybound.certificates import Network
+from polybound.certificates import PreparedNetwork
 from polybound.deploy.onnx.affine import as_affine
 from polybound.deploy.onnx.constants import FOLDED, constant_of, fold, sizes_of
 from polybound.deploy.onnx.expressions import Constant, Multiplication, Polynomial, Value, absorbed
@@ -59,9 +59,9 @@ class OnnxNetwork:
         return Factors("NCP" if nested else "CCP", tuple(A), tuple(S), ones, last, constant=True)
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> PreparedNetwork:
         """The factors made ready for bounding, once for all questions; of PN-Conv that takes a minute or so."""
-        network = Network(self.factors)
+        network = PreparedNetwork(self.factors)
         _ = network.stretch, network.norms_S
         return network
 
