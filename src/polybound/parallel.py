@@ -11,22 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from polybound.errors import ArgumentError
+from polybound.errors import check_int
 
-__all__ = ["checked_workers", "in_workers"]
+__all__ = ["in_workers"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 # When the pool is killed, loky's resource tracker cleans up its semaphores and would print a warning about them.
 _QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
-
-
-def checked_workers(workers: int) -> int:
-    """Return a number of processes, if it is one."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ArgumentError("workers", f"must be a whole number of at least 1, got {workers!r}")
-    return workers
 
 
 def in_workers(do: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
@@ -42,7 +35,7 @@ def in_workers(do: Callable[[Task], Result], tasks: Sequence[Task], workers: int
     >>> list(in_workers(abs, [-1, 2, -3], workers=1))
     [1, 2, 3]
     """
-    workers = min(checked_workers(workers), max(1, len(tasks)))
+    workers = min(check_int("workers", workers), max(1, len(tasks)))
     if workers == 1:
         yield from map(do, tasks)
         return

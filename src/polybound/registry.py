@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from importlib import import_module
-from math import inf
 from typing import Any, ClassVar, Generic, TypeVar
 
 from polybound.errors import ArgumentError, PolyboundError
@@ -24,16 +23,9 @@ __all__ = [
     "VARIABLE",
     "Component",
     "Registry",
-    "check_choice",
-    "check_epoch",
-    "check_flag",
-    "check_number",
     "check_plugins",
     "check_start",
-    "check_text",
-    "check_whole",
     "load_plugins",
-    "norm_name",
     "plugin_names",
     "read_setting",
     "setting_text",
@@ -187,25 +179,12 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Refuse anything but a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(name, f"must be a whole number of at least {least}, got {value!r}")
-
-
-def check_epoch(name: str, value: object) -> None:
-    """Refuse anything but an epoch, counted from 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ArgumentError(name, f"is an epoch, counted from 0, got {value!r}")
-
-
 def check_start(name: str, value: object) -> None:
     """Refuse anything but an epoch, counted from 0, or a share of all epochs, from 0.0 on and below 1.0."""
-    if isinstance(value, float):
-        if not 0 <= value < 1:
-            raise ArgumentError(name, f"is a share of the epochs below 1, or an epoch, a whole number; got {value!r}")
-    else:
-        check_epoch(name, value)
+    if isinstance(value, float) and not 0 <= value < 1:
+        raise ArgumentError(name, f"is a share of the epochs below 1, or an epoch, a whole number; got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ArgumentError(name, f"is an epoch, counted from 0, got {value!r}")
 
 
 def start_epoch(start: float, epochs: int) -> int:
@@ -215,42 +194,6 @@ def start_epoch(start: float, epochs: int) -> int:
     (30, 50, 29, 0)
     """
     return int(start * epochs + 1e-9) if isinstance(start, float) else start
-
-
-def check_number(name: str, value: object) -> None:
-    """Refuse anything but a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
-        raise ArgumentError(name, f"must be a finite number of at least 0, got {value!r}")
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse anything but one of a few words."""
-    if value not in choices:
-        raise ArgumentError(name, f"must be one of {', '.join(choices)}, got {value!r}")
-
-
-def norm_name(norm: object) -> str:
-    """A norm by its name, "inf" or "2"; the number will do.
-
-    >>> norm_name(2), norm_name("inf"), norm_name(float("inf"))
-    ('2', 'inf', 'inf')
-    """
-    name = str(norm).removesuffix(".0")
-    if name not in ("inf", "2"):
-        raise ArgumentError("norm", f"must be 'inf' or '2', got {norm!r}")
-    return name
-
-
-def check_text(name: str, value: object) -> None:
-    """Refuse anything but a text."""
-    if not isinstance(value, str):
-        raise ArgumentError(name, f"must be a string, got {value!r}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Refuse anything but True and False."""
-    if not isinstance(value, bool):
-        raise ArgumentError(name, f"must be True or False, got {value!r}")
 
 
 # Modules of other packages that register methods, attacks, data sets, models, experiments or defences.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from polybound.errors import ArgumentError
+from polybound.errors import check_int
 
 __all__ = ["check_seed", "drawn", "seeded"]
 
@@ -20,8 +20,7 @@ def check_seed(seed: object) -> None:
 
     They are the same for seeds 2**63 apart: further apart than that, one network would count as two.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 2**62:
-        raise ArgumentError("seed", f"must be a whole number between -2**62 and 2**62, got {seed!r}")
+    check_int("seed", seed, 1 - 2**62, 2**62 - 1)
 
 
 def seeded(seed: int, *part: int) -> torch.Generator:

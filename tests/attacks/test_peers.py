@@ -168,7 +168,7 @@ def test_outside_suites_know_no_published_protocol(subject):
 def test_a_missing_suite_is_said(subject, monkeypatch, package, name):
     model, x, y = subject
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(PolyboundError, match=f"{package} is not installed: pip install"):
+    with pytest.raises(PolyboundError, match=f"needs {package}: pip install"):
         parse_attack(name)(model, x[:2], y[:2], domain=(-1, 1))
 
 

@@ -33,7 +33,7 @@ REFUSED = [
     (f"{TRAIN} --learning-rate nan", "error: --learning-rate must be"),
     (f"{TRAIN} --optimiser nonsense", "error: --optimiser must be one of"),
     (f"{TRAIN} --batch-size 0", "error: --batch-size must be"),
-    (f"{TRAIN} --validation 2", "error: --validation must be a share"),
+    (f"{TRAIN} --validation 2", "error: --validation must be a number of at least 0 and below 1"),
     (f"{TRAIN} --samples 99999999", "1,437 samples"),
     (f"{TRAIN} --method certified --eps nan", "error: --eps must be"),
     (f"{TRAIN} --adversary pgd-nan-20-0.01", "not of the form"),

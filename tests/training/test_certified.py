@@ -208,8 +208,8 @@ def test_it_certifies_more_and_projects_if_asked():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"weight": 1.5}, "weight is a share"),
-        ({"remainder": 2}, "remainder is a share"),
+        ({"weight": 1.5}, "weight must be a number from 0 to 1"),
+        ({"remainder": 2}, "remainder must be a number from 0 to 1"),
         ({"ramp": -0.1}, "ramp must be"),
         ({"rivals": -1}, "rivals must be"),
         ({"rivals": 1.5}, "rivals must be"),

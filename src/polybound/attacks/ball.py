@@ -14,7 +14,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_domain
 
 __all__ = [
     "PROTOCOLS",
@@ -24,7 +24,6 @@ __all__ = [
     "Protocol",
     "TwoBall",
     "ball_around",
-    "check_domain",
     "check_protocol",
     "clip_range",
     "protocols",
@@ -77,17 +76,6 @@ def clip_range(protocol: str, domain: Sequence[float]) -> tuple[float, float]:
     """
     domain = check_domain(domain)
     return (0.0, 1.0) if check_protocol(protocol) == "published" else domain
-
-
-def check_domain(domain: Sequence[float]) -> tuple[float, float]:
-    """The domain as two numbers, the smaller first."""
-    try:
-        lower, upper = (float(value) for value in domain)
-    except (TypeError, ValueError):
-        raise PolyboundError(f"a domain is the smallest and the largest value of an input, got {domain!r}") from None
-    if not lower < upper:
-        raise PolyboundError(f"a domain is the smallest and the largest value of an input, got {domain!r}")
-    return lower, upper
 
 
 def ball_around(

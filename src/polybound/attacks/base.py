@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks.ball import Ball, ball_around, check_domain, check_protocol, clip_range, round_down, round_up
+from polybound.attacks.ball import Ball, ball_around, check_protocol, clip_range, round_down, round_up
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import Loss
 from polybound.attacks.random import GROUP, BatchRandom, ImageRandom, RandomNumbers
-from polybound.errors import PolyboundError
-from polybound.registry import check_number, norm_name, setting_text
+from polybound.errors import PolyboundError, check_domain, check_norm, check_number
+from polybound.registry import setting_text
 
 __all__ = ["Attack", "adversarial_batch", "climb", "first_success"]
 
@@ -78,7 +78,7 @@ class Attack(ABC):
 
     def __post_init__(self) -> None:
         check_number("eps", self.eps)
-        object.__setattr__(self, "norm", norm_name(self.norm))
+        object.__setattr__(self, "norm", check_norm(self.norm))
 
     @abstractmethod
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:

@@ -13,8 +13,7 @@ from polybound.attacks.base import Attack, first_success
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.random import RandomNumbers
-from polybound.errors import PolyboundError
-from polybound.registry import check_number, check_whole
+from polybound.errors import PolyboundError, check_int, check_number
 
 __all__ = ["RandomSearch", "Square"]
 
@@ -35,7 +34,7 @@ class RandomSearch(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("tries", self.tries)
+        check_int("tries", self.tries)
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         # There are no gradients in which the protocols could differ.
@@ -70,7 +69,7 @@ class Square(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("queries", self.queries)
+        check_int("queries", self.queries)
         check_number("share", self.share)
         if self.norm != "inf":
             raise PolyboundError("the square attack knows the norm inf only; random-EPS-TRIES:norm=2 knows both")

@@ -15,7 +15,8 @@ from polybound.attacks.base import Attack, climb, first_success
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import DLR, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
 from polybound.attacks.random import RandomNumbers
-from polybound.registry import check_choice, check_flag, check_number, check_whole, setting_text
+from polybound.errors import check_choice, check_flag, check_int, check_number
+from polybound.registry import setting_text
 
 __all__ = ["APGD", "APGDT", "FGSM", "PGD", "TPGD"]
 
@@ -86,8 +87,8 @@ class PGD(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("steps", self.steps)
-        check_whole("restarts", self.restarts)
+        check_int("steps", self.steps)
+        check_int("restarts", self.restarts)
         if self.step_size is None:
             object.__setattr__(self, "step_size", 2.5 * self.eps / self.steps)
         check_number("step_size", self.step_size)
@@ -145,7 +146,7 @@ class TPGD(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("steps", self.steps)
+        check_int("steps", self.steps)
         check_number("step_size", self.step_size)
 
     @property
@@ -186,8 +187,8 @@ class APGD(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("steps", self.steps)
-        check_whole("restarts", self.restarts)
+        check_int("steps", self.steps)
+        check_int("restarts", self.restarts)
         check_number("rho", self.rho)
         check_choice("loss", self.loss, ("ce", "dlr"))
 
@@ -284,7 +285,7 @@ class APGDT(APGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("targets", self.targets)
+        check_int("targets", self.targets)
 
     @property
     def label(self) -> str:

@@ -20,8 +20,7 @@ from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack
 from polybound.attacks.classifier import Classifier
 from polybound.attacks.random import GROUP, RandomNumbers
-from polybound.errors import PolyboundError
-from polybound.registry import check_choice, check_number, check_whole
+from polybound.errors import check_choice, check_int, check_number, require
 
 __all__ = ["AutoAttack", "Foolbox"]
 
@@ -93,7 +92,7 @@ class AutoAttack(OtherLibrary):
         check_choice("version", self.version, ("standard", "plus", "rand", "apgd"))
 
     def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
-        suite = _need("pyautoattack")
+        suite = require("pyautoattack", "attacks", "this attack")
         logging.getLogger("auto-attack").setLevel(logging.ERROR)
         chosen: dict[str, Any] = {"version": self.version}
         if self.version == "apgd":
@@ -125,12 +124,12 @@ class Foolbox(OtherLibrary):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("attack", self.attack, ("pgd", "fgsm", "basic", "deepfool"))
-        check_whole("steps", self.steps)
+        check_int("steps", self.steps)
         check_number("step_size", self.step_size)
 
     def _suite(self, model: nn.Module, images: Tensor, y: Tensor, eps: float, seed: int) -> Tensor:
         del seed  # it draws from torch's global generator, which the caller has seeded
-        suite = _need("foolbox")
+        suite = require("foolbox", "attacks", "this attack")
         prefix = "Linf" if self.norm == "inf" else "L2"
         steps: dict[str, Any] = {"rel_stepsize": self.step_size, "steps": self.steps}
         kinds: dict[str, tuple[str, dict[str, Any]]] = {
@@ -145,13 +144,3 @@ class Foolbox(OtherLibrary):
         _, clipped, _ = attack(wrapped, images, y, epsilons=eps)
         found: Tensor = clipped
         return found
-
-
-def _need(package: str) -> Any:
-    """An optional package, or one line that says how to get it."""
-    from importlib import import_module
-
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise PolyboundError(f"{package} is not installed: pip install 'polybound[attacks]' ({error})") from error

@@ -30,10 +30,9 @@ from polybound.certificates.search import boxes as ladder
 from polybound.certificates.search.balls import ladder_over
 from polybound.certificates.search.boxes import TOPS
 from polybound.certificates.search.proof_state import BallDecisions, Decisions
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int
 from polybound.models import Factors, PolynomialNetwork
-from polybound.parallel import checked_workers, in_workers
-from polybound.registry import check_whole
+from polybound.parallel import in_workers
 
 __all__ = [
     "Certificates",
@@ -314,11 +313,11 @@ def certify(
     boxes = checked_boxes(net, x, eps, box, domain)
     labels = checked_labels(net, y, len(boxes.x))
     if nodes is not None:
-        check_whole("nodes", nodes, 0)
+        check_int("nodes", nodes, 0)
     seconds = budget if budget is not None else 10.0 if nodes is None else inf
     checked_method(method, get_args(Method), seconds)
     norm = checked_norm(norm, box, method)
-    checked_workers(workers)
+    check_int("workers", workers)
     balls = Balls.within(boxes, checked_domain(net, domain)) if norm == "2" else None
     limits = seconds, inf if nodes is None else nodes
     asked = Question(net, labels, boxes, balls, tuple(x.shape[1:]), method, *limits, keep)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.network import PreparedNetwork
-from polybound.errors import ArgumentError, PolyboundError
-from polybound.registry import norm_name
+from polybound.errors import ArgumentError, PolyboundError, check_norm
 from polybound.theory import ULP
 
 __all__ = [
@@ -251,7 +250,7 @@ def checked_method(method: str, allowed: Sequence[str], budget: float) -> None:
 
 def checked_norm(norm: str | float, box: object, method: str) -> str:
     """The norm as "inf" or "2"; what there is for boxes only is refused for l_2 balls."""
-    name = norm_name(norm)
+    name = check_norm(norm)
     if name == "2" and box is not None:
         raise PolyboundError("the sides of a box say nothing about an l_2 ball; pass eps")
     if name == "2" and method in ("crown", "zonotope", "interval"):

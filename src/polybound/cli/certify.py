@@ -13,7 +13,7 @@ from polybound.certificates import PreparedNetwork, certify, check_claims, outpu
 from polybound.cli.commands import progress_bar
 from polybound.cli.tables import show_table
 from polybound.data import Dataset, load
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, writable_file
 from polybound.models import PolynomialNetwork
 from polybound.runs import LoadedModel, load_model
 
@@ -61,10 +61,7 @@ def check_target(save: Path | None, eps: list[float]) -> None:
         return
     if len(eps) != 1:
         raise PolyboundError("--save takes the certificates of one --eps")
-    if not save.parent.is_dir():
-        raise PolyboundError(f"{save.parent}: no such folder")
-    if save.is_dir():
-        raise PolyboundError(f"{save}: a folder, not a file")
+    writable_file(save)
 
 
 def run_check(

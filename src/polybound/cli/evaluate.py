@@ -15,9 +15,8 @@ import typer
 from polybound.cli.certify import show_intervals
 from polybound.cli.commands import progress_bar
 from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_choice, writable_file
 from polybound.evaluation import Evaluation, Examples, Table
-from polybound.registry import check_choice
 from polybound.report import check_figure_file
 from polybound.runs import evaluate_runs
 
@@ -46,8 +45,8 @@ def run_evaluation(
     check_choice("count", count, ("robust", "attacked"))
     check_choice("split", options["split"], ("test", "train", "validation"))
     for file in (examples, picture):
-        if file is not None and not file.parent.is_dir():
-            raise PolyboundError(f"{file.parent}: no such folder")
+        if file is not None:
+            writable_file(file)
     if picture is not None:
         check_figure_file(picture)
         if find_spec("matplotlib") is None:

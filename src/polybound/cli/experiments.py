@@ -16,7 +16,7 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from polybound.cli.commands import AsJson, command, hint, progress_bar
 from polybound.cli.show import FIGURE_1, draw_figure
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError, PolyboundError, existing_folder
 
 if TYPE_CHECKING:
     from polybound.evaluation import Table
@@ -134,8 +134,8 @@ def report(
     Figures are PNG, SVG and CSV files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
     """
     for folder in (output.parent, figures):
-        if folder is not None and not folder.is_dir():
-            raise PolyboundError(f"{folder}: no such folder")
+        if folder is not None:
+            existing_folder(folder)
     known = [name for name in names if _is_experiment(name)]
     if not known:
         from polybound.report import report_runs
@@ -438,8 +438,7 @@ def reproduce(
         return
     chosen = choose(names, budget, seeds, samples, limit, dataset, model, method, bound, measure_every)
     target = output or Path(f"{Path(names[0]).stem}.html")
-    if not target.parent.is_dir():
-        raise PolyboundError(f"{target.parent}: no such folder")
+    existing_folder(target.parent)
     _sweep(chosen, runs, data_dir, engine, workers, address)
     make_report(chosen, runs, target, data_dir=data_dir, as_json=as_json)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polybound.cli.commands import AsJson, command
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, writable_file
 
 __all__ = ["add_interchange"]
 
@@ -106,8 +106,8 @@ def verify(
     from polybound.cli.tables import note
     from polybound.deploy import verify as decide
 
-    if output is not None and not output.parent.is_dir():
-        raise PolyboundError(f"{output.parent}: no such folder")
+    if output is not None:
+        writable_file(output)
     verdict = decide(network, question, timeout=timeout)
     if output is not None:
         write_atomically(output, (verdict.text() + "\n").encode())

@@ -11,7 +11,7 @@ import typer
 from rich.progress import MofNCompleteColumn
 
 from polybound.cli.commands import command
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, writable_file
 
 if TYPE_CHECKING:
     from polybound.data import Dataset
@@ -140,10 +140,8 @@ def card(
     from polybound.cli.commands import progress_bar
     from polybound.report import model_card
 
-    if output is not None and not output.absolute().parent.is_dir():
-        raise PolyboundError(f"{output.parent}: no such folder")
-    if output is not None and output.is_dir():
-        raise PolyboundError(f"{output}: a folder, not a file")
+    if output is not None:
+        writable_file(output)
     network, data, options = _subject(model, dataset, data_dir)
     options |= {"images": images} | ({"eps": eps} if eps else {})
     with progress_bar() as bar:

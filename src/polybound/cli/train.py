@@ -14,9 +14,8 @@ from rich.progress import TextColumn
 
 from polybound.cli.commands import progress_bar
 from polybound.cli.tables import note, show_table
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int
 from polybound.evaluation import labels
-from polybound.registry import check_whole
 from polybound.report import EventLog
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_runs
 from polybound.training import Recipe
@@ -69,7 +68,7 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
         if not isinstance(value, list) or not value:
             raise PolyboundError(f"{name} must be a list of numbers, got {value!r}")
     for seed in seeds:
-        check_whole("seed", seed, 0)
+        check_int("seed", seed, 0)
     plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES}
     name, samples, features = options.get("recipe", "default"), 1, 1
 

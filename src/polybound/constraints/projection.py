@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from polybound.constraints.l1 import project_l1_rows
 from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_norm
 from polybound.models import Block, PolynomialNetwork
-from polybound.registry import norm_name, shown
+from polybound.registry import shown
 from polybound.theory import mantissa_product, torus_norm
 
 __all__ = ["Projection"]
@@ -63,7 +63,7 @@ class Projection:
         norm: Literal["inf", "2"] | float = "inf",
         on: Target = "weights",
     ) -> None:
-        name = norm_name(norm)
+        name = check_norm(norm)
         if not isinstance(model, nn.Module):
             raise PolyboundError(f"needs a torch.nn.Module of Linear and Conv layers, got {type(model).__name__}")
         if on not in ("weights", "operator", "product"):

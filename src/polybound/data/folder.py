@@ -17,7 +17,7 @@ import numpy.typing as npt
 from polybound.data.dataset import TEST_SHARE, Samples, hold_out
 from polybound.data.files import DataFile, Directories, MissingDataError, combined
 from polybound.data.sources import SPLITS, Source
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, require
 
 __all__ = ["FolderSource"]
 
@@ -140,10 +140,7 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
 
 
 def _read_image(path: Path) -> npt.NDArray[np.uint8]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise PolyboundError("reading image files needs Pillow: pip install 'polybound[images]'") from error
+    Image = require("PIL.Image", "images", "reading image files")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the limit below is stricter than Pillow's

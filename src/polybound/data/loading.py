@@ -9,7 +9,7 @@ from polybound.data.catalogue import find_source
 from polybound.data.dataset import Dataset, Identity, carve
 from polybound.data.files import Directories, MissingDataError
 from polybound.data.sources import SPLITS
-from polybound.errors import ArgumentError
+from polybound.errors import ArgumentError, check_number
 
 __all__ = ["digest_of", "load", "load_digits", "missing"]
 
@@ -52,8 +52,7 @@ def load(
     source, directories = find_source(name), Directories(data_dir, download=download)
     if split not in SPLITS:
         raise source.no_such_split(split)
-    if not 0 <= validation < 1:
-        raise ArgumentError("validation", f"must be a share from 0 on and below 1, got {validation:g}")
+    check_number("validation", validation, below=1)
     if split == "test" or validation == 0:
         samples, carving = source.read(split, directories), (0.0, 0)
     else:

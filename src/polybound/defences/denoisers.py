@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from polybound.attacks import GROUP, PGD, PROTOCOLS, read_setting
 from polybound.defences.base import Defence, check_image_shape
-from polybound.errors import PolyboundError
-from polybound.registry import check_choice, check_number, check_whole
+from polybound.errors import PolyboundError, check_choice, check_int, check_number
 
 __all__ = [
     "GaussianDenoiser",
@@ -79,7 +78,7 @@ class MedianDenoiser(Defence):
 
 
 def _odd(size: int) -> int:
-    check_whole("size", size)
+    check_int("size", size)
     if size % 2 == 0:
         raise PolyboundError(f"a window must have an odd size, got {size}")
     return size
@@ -140,10 +139,10 @@ class GuidedDenoiser(Defence):
         super().__init__()
         channels, _, _ = check_image_shape(shape)
         for name, count in (("width", width), ("epochs", epochs), ("batch_size", batch_size)):
-            check_whole(name, count)
+            check_int(name, count)
         for name, size in (("learning_rate", learning_rate), ("least_eps", least_eps), ("most_eps", most_eps)):
             check_number(name, size)
-        check_whole("seed", seed, 0)
+        check_int("seed", seed, 0)
         check_choice("protocol", protocol, PROTOCOLS)
         self.width, self.seed, self.epochs, self.batch_size = width, seed, epochs, batch_size
         self.learning_rate, self.protocol = learning_rate, protocol

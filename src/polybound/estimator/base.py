@@ -17,11 +17,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from polybound.certificates import PreparedNetwork
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_choice, check_norm
 from polybound.estimator import files
 from polybound.estimator.scaling import Array, InputScaling, Samples, merged, repeated, scaled_weights
 from polybound.models import CCP, NCP, PolynomialNetwork
-from polybound.registry import check_choice, norm_name
 from polybound.theory import Bound
 from polybound.training import METHODS, History, Method, Recipe, fit
 
@@ -76,7 +75,7 @@ def check_settings(settings: Settings, **more: Any) -> None:
     check_choice("form", settings.form, FORMS)
     _whole("rank", settings.rank)
     _whole("degree", settings.degree)
-    norm_name(settings.norm)
+    check_norm(settings.norm)
     if not 0 < _number("validation_fraction", settings.validation_fraction) < 1:
         raise PolyboundError(
             f"validation_fraction must lie between 0 and 1, without them, got {settings.validation_fraction!r}"

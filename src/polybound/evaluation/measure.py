@@ -17,7 +17,7 @@ from polybound.attacks import GROUP, Attack, Classifier, is_correct
 from polybound.certificates import certify
 from polybound.data import Dataset, Identity
 from polybound.defences import Defence, Defended
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError, PolyboundError, check_int
 from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text, read_radius
 from polybound.models import PolynomialNetwork, polynomial, stack, weights_digest
 from polybound.seeds import check_seed
@@ -361,8 +361,8 @@ def digest_of_module(model: nn.Module) -> str:
 
 def count_images(data: Dataset, limit: int | None) -> int:
     """How many images a limit leaves, after a look at the labels."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ArgumentError("limit", f"must be a whole number of at least 1, got {limit!r}")
+    if limit is not None:
+        check_int("limit", limit)
     if len(data) == 0:
         raise PolyboundError(f"the {data.split} split of {data.name} is empty")
     if int(data.y.min()) < 0 or int(data.y.max()) >= data.classes:

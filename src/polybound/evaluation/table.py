@@ -22,7 +22,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, require
 from polybound.evaluation.score import Score, dated_name
 
 __all__ = [
@@ -248,11 +248,7 @@ class Table:
         Raises:
             PolyboundError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise PolyboundError("a data frame needs pandas: pip install 'polybound[experiments]'") from None
-        return pd.DataFrame(self.rows, columns=self.columns())
+        return require("pandas", "experiments", "a data frame").DataFrame(self.rows, columns=self.columns())
 
 
 def best_place(candidates: Sequence[Sequence[Cell | None]]) -> tuple[int, int] | None:

@@ -13,9 +13,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from polybound.attacks import parse_attack, parse_attacks
 from polybound.defences import canonical_defence
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError, PolyboundError, check_choice, check_int, check_number
 from polybound.models import paper_rank
-from polybound.registry import check_choice, check_number, check_whole
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import METHODS, Method, Plain, Projected, Recipe
 
@@ -117,7 +116,7 @@ class Experiment:
         if unknown := set(self.projections) - set(PROJECTIONS):
             raise PolyboundError(f"there is no projection called {min(unknown)!r}")
         for name, least in {"seeds": 1, "samples": 0, "limit": 0, "measure_every": 0}.items():
-            check_whole(name, getattr(self, name), least)
+            check_int(name, getattr(self, name), least)
         for method in (*self.methods, *self.options, *self.recipes):
             METHODS.find(method)
         # One name for one thing: scores are kept and looked for under canonical names alone.

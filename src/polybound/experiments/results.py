@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from polybound.data import load, missing
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int, existing_folder, require
 from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_radius_of, paper_counts, read_table
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Digests, Measurement, StackJob, StudyJob, covers
 from polybound.models import CCP
-from polybound.registry import check_whole
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, find_runs, is_run, load_models
 from polybound.theory import gamma, theta
 from polybound.training import Plain, Recipe, fit
@@ -88,10 +87,7 @@ class _Search:
     """The state of a search: what Optuna was told, and all points that were tried."""
 
     def __init__(self, options: Mapping[str, Any], root: Path, data_dir: Path | None) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise PolyboundError("the search needs Optuna: pip install 'polybound[experiments]'") from None
+        optuna = require("optuna", "experiments", "the search")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=BATCH)
         self.study, self.states = optuna.create_study(direction="maximize", sampler=sampler), optuna.trial.TrialState
@@ -275,9 +271,7 @@ def read_runs(where: str | Path | Sequence[str | Path]) -> tuple[Table, dict[str
     folders = [Path(where)] if isinstance(where, str | Path) else [Path(path) for path in where]
     table, skipped = Table(), {}
     for folder in folders:
-        if not folder.is_dir():
-            raise PolyboundError(f"{folder}: no such folder")
-        for run in find_runs(folder) or [Run(folder)]:
+        for run in find_runs(existing_folder(folder)) or [Run(folder)]:
             try:
                 run.model()
                 table += run.table()
@@ -316,7 +310,7 @@ def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
         )
     if "epoch" not in row:
         raise PolyboundError(f"not a file of scores: run {row['run']} has no epoch")
-    check_whole("epoch", row["epoch"])
+    check_int("epoch", row["epoch"])
     return {**row, **known[key]}
 
 

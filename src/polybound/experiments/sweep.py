@@ -21,7 +21,7 @@ import joblib
 import torch
 
 from polybound.data import Dataset, missing
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError, PolyboundError, require
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Digests, Job, StackJob, measurements, run_job
 from polybound.experiments.results import resolve, search_job, studies
@@ -170,20 +170,13 @@ def _attempt(job: Job, root: Path, data_dir: Path | None) -> str | None:
     return None
 
 
-def _extra(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise PolyboundError(f"this engine is an extra: pip install 'polybound[{extra}]'") from None
-
-
 def _on_cluster(
     do: Callable[[Job], str | None], todo: list[Job], engine: str, workers: int | None, cluster: str | None
 ) -> list[str | None]:
     """Do jobs on a cluster of Dask or Ray; one on this machine is started where none is given."""
     with ExitStack() as stack:
         if engine == "dask":
-            dask = _extra("distributed", "dask")
+            dask = require("distributed", "dask", "this engine")
             where: Any = cluster
             if where is None:
                 size = workers or joblib.cpu_count()
@@ -191,7 +184,7 @@ def _on_cluster(
                 stack.callback(where.close)
             stack.callback(dask.Client(where).close)
         else:
-            ray = _extra("ray", "ray")
+            ray = require("ray", "ray", "this engine")
             if not ray.is_initialized():
                 given = {"address": cluster} if cluster else {"num_cpus": workers or joblib.cpu_count()}
                 ray.init(**given, log_to_driver=False, include_dashboard=None if cluster else False)

@@ -12,14 +12,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int
 from polybound.models.factors import Block, Factors
 from polybound.seeds import check_seed
 
 __all__ = [
     "Config",
     "PolynomialNetwork",
-    "check_count",
     "damping",
     "factors_of",
     "fill_uniform",
@@ -30,13 +29,6 @@ __all__ = [
 
 Config = dict[str, Any]
 """A model's constructor arguments, as JSON can hold them."""
-
-
-def check_count(name: str, value: int, least: int = 1) -> int:
-    """`value`, if it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise PolyboundError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return value
 
 
 def damping(degree: int) -> float:
@@ -115,11 +107,11 @@ class PolynomialNetwork(nn.Module, ABC):
         self, shape: Sequence[int], classes: int, degree: int, runs: int | None, seed: int | Sequence[int] | None
     ) -> None:
         super().__init__()
-        self.shape = tuple(check_count("each size of the input shape", n) for n in shape)
+        self.shape = tuple(check_int("each size of the input shape", n) for n in shape)
         self.features = math.prod(self.shape)
-        self.classes = check_count("classes", classes)
-        self.degree = check_count("degree", degree)
-        self.runs = None if runs is None else check_count("runs", runs)
+        self.classes = check_int("classes", classes)
+        self.degree = check_int("degree", degree)
+        self.runs = None if runs is None else check_int("runs", runs)
         self._seed = _checked_seed(seed, self.runs or 1)
 
     @property

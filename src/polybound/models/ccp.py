@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Dense, Identity
-from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
+from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
 from polybound.models.factors import Block, Factors
 
 __all__ = ["CCP"]
@@ -72,7 +72,7 @@ class CCP(PolynomialNetwork):
             raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
         if form not in ("residual", "product"):
             raise PolyboundError(f"form must be 'residual' or 'product', got {form!r}")
-        self.rank = check_count("rank", rank)
+        self.rank = check_int("rank", rank)
         self.form = form
         if form == "residual":
             self.V = self._parameter(degree, rank, features, device=device, dtype=dtype)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
+from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
 from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Block, Factors
 
@@ -70,9 +70,9 @@ class ConvCCP(PolynomialNetwork):
         self.dims = len(self.shape) - 1
         if self.dims not in CONVOLUTIONS:
             raise PolyboundError(f"shape must be (channels, 1 to 3 sizes), got {self.shape}")
-        self.channels = check_count("channels", channels)
-        self.kernel = check_count("kernel", kernel)
-        self.pre = None if pre is None else check_count("pre", pre)
+        self.channels = check_int("channels", channels)
+        self.kernel = check_int("kernel", kernel)
+        self.pre = None if pre is None else check_int("pre", pre)
         if self.kernel % 2 == 0 or (self.pre is not None and self.pre % 2 == 0):
             raise PolyboundError(f"kernel sizes must be odd, got kernel={kernel}, pre={pre}")
         self.pool = tuple(sorted(pool))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Dense
-from polybound.models.base import Config, PolynomialNetwork, check_count, damping, fill_uniform, gather
+from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
 from polybound.models.factors import Block, Factors
 
 __all__ = ["NCP"]
@@ -61,7 +61,7 @@ class NCP(PolynomialNetwork):
         super().__init__((features,) if shape is None else shape, classes, degree, runs, seed)
         if self.features != features:
             raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
-        self.rank = check_count("rank", rank)
+        self.rank = check_int("rank", rank)
         self.V = self._parameter(degree, rank, features, device=device, dtype=dtype)
         self.b = self._parameter(rank, device=device, dtype=dtype)
         self.S = self._parameter(degree - 1, rank, rank + 1, device=device, dtype=dtype)

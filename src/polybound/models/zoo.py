@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from polybound.errors import PolyboundError
-from polybound.models.base import PolynomialNetwork, check_count
+from polybound.errors import PolyboundError, check_int
+from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.files import load
@@ -76,7 +76,7 @@ def register_model(name: str, description: str, build: ModelBuilder, rank: int =
         raise PolyboundError(f"a model's name is made of lower-case letters, digits and hyphens, not {name!r}")
     if name in _MODELS:
         raise PolyboundError(f"there is a model called {name!r} already: {_MODELS[name].description}")
-    _MODELS[name] = _Named(description, build, check_count("rank", rank))
+    _MODELS[name] = _Named(description, build, check_int("rank", rank))
 
 
 def _ccp(degree: int) -> ModelBuilder:

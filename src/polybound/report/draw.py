@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, writable_file
 from polybound.evaluation import Evaluation, Examples
 
 __all__ = ["FIGURE_ENDINGS", "check_figure_file", "draw_attacks", "draw_demo"]
@@ -32,10 +32,7 @@ def check_figure_file(path: Path) -> None:
     if path.suffix.lower() not in FIGURE_ENDINGS:
         *most, last = FIGURE_ENDINGS
         raise PolyboundError(f"{path}: a figure's name must end in {', '.join(most)} or {last}")
-    if not path.parent.is_dir():
-        raise PolyboundError(f"{path.parent}: no such folder")
-    if path.is_dir():
-        raise PolyboundError(f"{path}: a folder, not a file")
+    writable_file(path)
 
 
 RIGHT, WRONG = "#0072B2", "#D55E00"

@@ -20,7 +20,7 @@ from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.certificates import PreparedNetwork, certified_radius
 from polybound.data import Dataset
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError, PolyboundError, writable_file
 from polybound.models import PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
@@ -193,10 +193,7 @@ def build_explorer(
         raise PolyboundError(f"a page shows one network or two, not {len(networks)}")
     if not 1 <= images <= IMAGES:
         raise ArgumentError("images", f"must be between 1 and {IMAGES}, got {images!r}")
-    if not target.absolute().parent.is_dir():
-        raise PolyboundError(f"{target.parent}: no such folder")
-    if target.is_dir():
-        raise PolyboundError(f"{target}: a folder, not a file")
+    writable_file(target)
     if not torch.isfinite(data.x[:images]).all() or not len(data):
         raise PolyboundError(f"{data.name}: needs inputs, all of them finite")
     some = replace(data, x=data.x[:images], y=data.y[:images])

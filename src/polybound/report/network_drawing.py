@@ -11,7 +11,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from polybound.atomic import write_atomically
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, writable_file
 from polybound.models import (
     CCP,
     NCP,
@@ -525,10 +525,7 @@ def _write(svg: str, path: str | PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() != ".svg":
         raise PolyboundError(f"{target}: a schematic is an SVG file; its name must end in .svg")
-    if not target.absolute().parent.is_dir():
-        raise PolyboundError(f"{target.parent}: no such folder")
-    if target.is_dir():
-        raise PolyboundError(f"{target}: a folder, not a file")
+    writable_file(target)
     write_atomically(target, svg.encode())
     return target
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polybound.errors import PolyboundError
+from polybound.errors import require
 
 __all__ = ["EventLog"]
 
@@ -22,11 +22,8 @@ class EventLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise PolyboundError("events need tensorboardX: pip install 'polybound[tensorboard]'") from None
-        self._open: Callable[[], Any] = lambda: SummaryWriter(str(folder), flush_secs=10)
+        tensorboard = require("tensorboardX", "tensorboard", "a folder of events")
+        self._open: Callable[[], Any] = lambda: tensorboard.SummaryWriter(str(folder), flush_secs=10)
         self._writer: Any = None  # opened by the first line: a training that is refused leaves no folder
 
     def add(self, line: Mapping[str, Any]) -> None:

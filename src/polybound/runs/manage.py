@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, PolyboundError, existing_folder
 from polybound.runs.folder import (
     LOCK,
     SCORES,
@@ -58,9 +58,7 @@ def list_runs(root: Path) -> list[RunSummary]:
     Raises:
         PolyboundError: there is no such folder.
     """
-    if not root.is_dir():
-        raise PolyboundError(f"{root}: no such folder")
-    return [_summary(run) for run in find_runs(root)]
+    return [_summary(run) for run in find_runs(existing_folder(root))]
 
 
 def _summary(run: Run) -> RunSummary:

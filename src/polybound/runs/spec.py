@@ -10,9 +10,8 @@ from os import PathLike
 from typing import Any
 
 from polybound.data import Dataset, Identity, digest_of, find_source, load
-from polybound.errors import ArgumentError, PolyboundError, reason
+from polybound.errors import PolyboundError, check_int, check_number, check_text, reason
 from polybound.models import PolynomialNetwork, paper_model, paper_rank
-from polybound.registry import check_text, check_whole
 from polybound.seeds import check_seed
 from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
 
@@ -37,11 +36,8 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         check_text("a data set", self.name)
-        check_whole("samples", self.samples, 0)
-        if isinstance(self.held_out, bool) or not isinstance(self.held_out, int | float) or not 0 <= self.held_out < 1:
-            raise ArgumentError(
-                "held_out", f"must be a share of the images from 0 on and below 1, got {self.held_out!r}"
-            )
+        check_int("samples", self.samples, 0)
+        check_number("held_out", self.held_out, below=1)
         object.__setattr__(self, "held_out", float(self.held_out) + 0.0)  # one form: 0 and -0 are 0.0
 
     @classmethod
@@ -91,7 +87,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_text("a model", self.name)
-        check_whole("rank", self.rank, 0)
+        check_int("rank", self.rank, 0)
         if self.rank == 0:
             object.__setattr__(self, "rank", paper_rank(self.name))
 

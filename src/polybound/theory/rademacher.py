@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int, check_norm
 from polybound.models import Factors, PolynomialNetwork, polynomial
-from polybound.registry import norm_name
 from polybound.theory.bound import Bound, number
 from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.rounding import outward, product
@@ -55,9 +54,8 @@ def rademacher(
     >>> float(pb.rademacher(model, n=60000, formula="sharper")) < float(pb.rademacher(model, n=60000))
     True
     """
-    p = float(norm_name(norm))
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise PolyboundError(f"n must be a whole number of at least 1, got {n!r}")
+    p = float(check_norm(norm))
+    check_int("n", n)
     if formula not in ("paper", "sharper"):
         raise PolyboundError(f"formula must be 'paper' or 'sharper', got {formula!r}")
     if radius is not None and not 0 <= radius < inf:

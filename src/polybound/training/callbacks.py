@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polybound.constraints import Projection
-from polybound.errors import NonFiniteError, PolyboundError
+from polybound.errors import NonFiniteError, require
 from polybound.models import PolynomialNetwork
 from polybound.training.losses import Loss
 from polybound.training.samples import TrainingSet
@@ -65,11 +65,7 @@ class History:
 
     def frame(self) -> Any:
         """The history as a pandas `DataFrame`: a row an epoch, and of a stack one for each run of it."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise PolyboundError("a frame needs pandas: pip install 'polybound[experiments]'") from None
-        return pd.DataFrame(self.rows())
+        return require("pandas", "experiments", "a frame").DataFrame(self.rows())
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the losses over the epochs; returns matplotlib's axes.
@@ -78,11 +74,7 @@ class History:
             axes: where to draw; new ones by default.
         """
         if axes is None:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError:
-                raise PolyboundError("a plot needs matplotlib: pip install 'polybound[plot]'") from None
-            _, axes = plt.subplots(layout="constrained")
+            _, axes = require("matplotlib.pyplot", "plot", "a plot").subplots(layout="constrained")
         runs = dict.fromkeys(row.get("run") for row in self.rows())
         for name, style in (("loss", "-"), ("validation loss", "--")):
             for run in runs:

@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from polybound.data import Dataset
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_flag, check_int
 from polybound.models import PolynomialNetwork, polynomial
-from polybound.registry import check_flag, check_whole
 from polybound.seeds import check_seed
 from polybound.training.callbacks import History, HistoryKeeper, measure
 from polybound.training.losses import CrossEntropy, Loss
@@ -188,7 +187,7 @@ def fit(
     seeds = _checked_seeds(seed, model.runs or 1)
     check_flag("norms", norms)
     if early_stopping is not None:
-        check_whole("early_stopping", early_stopping)
+        check_int("early_stopping", early_stopping)
         validation = _SHARE if validation is None else validation
     samples = training_set(model, X, y, loss=loss, domain=domain)
     samples = sample_weights(samples, sample_weight, class_weight, model.classes)

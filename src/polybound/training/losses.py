@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.errors import ArgumentError
-from polybound.registry import Component, Registry, check_number
+from polybound.errors import check_number
+from polybound.registry import Component, Registry
 
 __all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
 
@@ -56,9 +56,7 @@ class CrossEntropy(Loss):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("label_smoothing", self.label_smoothing)
-        if self.label_smoothing >= 1:
-            raise ArgumentError("label_smoothing", f"must be below 1, got {self.label_smoothing!r}")
+        check_number("label_smoothing", self.label_smoothing, below=1)
         super().__post_init__()
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

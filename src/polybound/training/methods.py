@@ -14,19 +14,9 @@ from torch import Tensor
 
 from polybound.certificates import box_of, margin_bounds
 from polybound.constraints import Projection
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_choice, check_int, check_norm, check_number
 from polybound.models import Factors, PolynomialNetwork
-from polybound.registry import (
-    Component,
-    Registry,
-    check_choice,
-    check_number,
-    check_start,
-    check_whole,
-    norm_name,
-    shown,
-    start_epoch,
-)
+from polybound.registry import Component, Registry, check_start, shown, start_epoch
 
 if TYPE_CHECKING:
     from polybound.training.engine import RowsEngine, StepRandom
@@ -243,9 +233,9 @@ class Projected(Method):
     start: int | float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "norm", norm_name(self.norm))
+        object.__setattr__(self, "norm", check_norm(self.norm))
         check_choice("on", self.on, ("weights", "operator", "product"))
-        check_whole("every", self.every)
+        check_int("every", self.every)
         check_start("start", self.start)
         for bound in _numbers(self.bound):
             if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
@@ -375,10 +365,8 @@ class Certified(Method):
     def __post_init__(self) -> None:
         check_number("eps", self.eps)
         for name in ("weight", "remainder", "ramp"):
-            check_number(name, getattr(self, name))
-            if getattr(self, name) > 1:
-                raise PolyboundError(f"{name} is a share, at most 1, got {getattr(self, name)!r}")
-        check_whole("rivals", self.rivals, 0)
+            check_number(name, getattr(self, name), 1)
+        check_int("rivals", self.rivals, 0)
         check_start("start", self.start)
         super().__post_init__()
 
@@ -425,7 +413,7 @@ class CertifiedProjected(Certified):
 
     def __post_init__(self) -> None:
         check_number("bound", self.bound)
-        check_whole("every", self.every)
+        check_int("every", self.every)
         super().__post_init__()
 
     @property

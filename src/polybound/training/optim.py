@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_int, check_number
 from polybound.models import PolynomialNetwork
-from polybound.registry import Component, Registry, check_number, check_start, check_whole
+from polybound.registry import Component, Registry, check_start
 
 __all__ = [
     "OPTIMISERS",
@@ -108,7 +108,7 @@ class Momentum(Optimiser):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_share("momentum", self.momentum)
+        check_number("momentum", self.momentum, below=1)
         check_number("weight_decay", self.weight_decay)
         super().__post_init__()
 
@@ -160,8 +160,8 @@ class AdamW(Optimiser):
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_share("beta1", self.beta1)
-        _check_share("beta2", self.beta2)
+        check_number("beta1", self.beta1, below=1)
+        check_number("beta2", self.beta2, below=1)
         check_number("weight_decay", self.weight_decay)
         super().__post_init__()
 
@@ -195,12 +195,6 @@ class AdamW(Optimiser):
 def _fused(weights: Sequence[Tensor]) -> bool:
     """Whether all that is done to a weight can be one pass over memory: a fifth of a step's time instead of half."""
     return weights[0].device.type in ("cpu", "cuda")
-
-
-def _check_share(name: str, value: float) -> None:
-    check_number(name, value)
-    if value >= 1:
-        raise PolyboundError(f"{name} must be below 1, got {value!r}")
 
 
 # The steps of an optimiser on a model's parameters, with all that it remembers between them.
@@ -307,8 +301,8 @@ class Schedule(Component):
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs)
-        check_whole("batch_size", self.batch_size)
+        check_int("epochs", self.epochs)
+        check_int("batch_size", self.batch_size)
         super().__post_init__()
 
     def factor_at(self, epoch: int) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from polybound.attacks import Attack, check_protocol, parse_attack
-from polybound.errors import ArgumentError, PolyboundError
-from polybound.registry import Component, Registry, check_start, check_whole, start_epoch
+from polybound.errors import ArgumentError, PolyboundError, check_int
+from polybound.registry import Component, Registry, check_start, start_epoch
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Schedule, Steps
@@ -182,7 +182,7 @@ class Recipe:
                 plan.setdefault("weight_decay", min(1.0, max(0.1, 25 * features / samples)))
         if isinstance(plan["schedule"], str):
             batch = plan.setdefault("batch_size", _BATCH)
-            check_whole("batch_size", batch)
+            check_int("batch_size", batch)
             epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, ceil(_STEPS / ceil(samples / batch))))
             plan.setdefault("epochs", epochs)
         method = plan.get("method", "none")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polybound.data import Dataset, carve_indices
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_domain
 from polybound.models import PolynomialNetwork
 from polybound.training.losses import Loss
 
@@ -168,12 +168,7 @@ def _numbers(model: PolynomialNetwork, y: Any) -> Tensor:
 
 
 def _checked_domain(domain: Sequence[float], x: Tensor) -> tuple[float, float]:
-    try:
-        low, high = (float(end) for end in domain)
-    except (TypeError, ValueError):
-        raise PolyboundError(f"a domain is its smallest and largest value, such as (0, 1), got {domain!r}") from None
-    if not low < high:
-        raise PolyboundError(f"a domain is its smallest and largest value, such as (0, 1), got {domain!r}")
+    low, high = check_domain(domain)
     if float(x.min()) < low or float(x.max()) > high:
         raise PolyboundError(f"inputs from {x.min():g} to {x.max():g} are not in the domain [{low:g}, {high:g}]")
     return low, high

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, check_domain
 from polybound.models import Factors, PolynomialNetwork, polynomial
 
 __all__ = [
@@ -103,9 +103,9 @@ def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.
     Raises:
         PolyboundError: the model is a stack, is no plain product, or its degree is above `MAX_DEGREE`.
     """
-    low, high = map(float, domain)
-    if not low < high or not np.isfinite([low, high]).all():
-        raise PolyboundError(f"the domain must be an interval, got {domain}")
+    low, high = check_domain(domain)
+    if not np.isfinite([low, high]).all():
+        raise PolyboundError(f"the domain must be finite, got {domain}")
     if polynomial(model).runs is not None:
         raise PolyboundError(f"one network at a time: this is a stack of {model.runs}; take model.run(0)")
     if model.degree > MAX_DEGREE:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polybound._version import __version__
 from polybound.deploy.onnx.files import OnnxMetadata, write_proto
-from polybound.errors import PolyboundError
+from polybound.errors import PolyboundError, existing_folder
 from polybound.models import CCP, NCP, ConvCCP, PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
@@ -208,8 +208,7 @@ def to_onnx(
     path = Path(path)
     if path.suffix != ".onnx":
         raise PolyboundError(f"{path}: the name of an ONNX file ends in .onnx")
-    if not path.parent.is_dir():
-        raise PolyboundError(f"{path.parent}: no such folder")
+    existing_folder(path.parent)
     model = polynomial(model)
     if class_names and len(class_names) != model.classes:
         raise PolyboundError(f"{len(class_names)} class names for {model.classes} classes")
