@@ -167,7 +167,7 @@ def runs() -> Any:
         pb.Spec(
             data=pb.DataSpec.of("digits", samples=160),
             model=pb.ModelSpec("pn-4"),
-            recipe=pb.Recipe.of(method="projection", bound=bound, epochs=3, start=1, batch_size=32),
+            recipe=pb.Recipe.from_options(method="projection", bound=bound, epochs=3, start=1, batch_size=32),
             seed=seed,
         )
         for seed in (0, 1)
@@ -305,7 +305,7 @@ def files(kind: str) -> Any:
 
 @case()
 def names() -> Any:
-    recipes = [pb.Recipe.of(), pb.Recipe.for_data(1437, 64, method="projection", adversary="fgsm-0.1")]
+    recipes = [pb.Recipe.from_options(), pb.Recipe.for_data(1437, 64, method="projection", adversary="fgsm-0.1")]
     return [recipe.as_dict() for recipe in recipes]
 
 

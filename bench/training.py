@@ -134,7 +134,7 @@ def one_epoch(trainer: Trainer) -> None:
 
 def stacked_rows(degree: int, data: Dataset) -> list[dict[str, Any]]:
     model = pb.paper_model(f"pn-{degree}", runs=len(BOUNDS), seed=[0] * len(BOUNDS))
-    recipe = Recipe.of(method="projection", bound=BOUNDS, start=0)
+    recipe = Recipe.from_options(method="projection", bound=BOUNDS, start=0)
     trainer = Trainer(model, data, recipe, [0] * len(BOUNDS))
     unconstrained = Trainer(model, data, Recipe(), [0] * len(BOUNDS))
     bare, plain = Bare(degree, data), Plain(degree)
@@ -160,7 +160,8 @@ def optimiser_rows(degree: int, data: Dataset) -> list[dict[str, Any]]:
     for runs in (len(BOUNDS), 1):
         model = pb.paper_model(f"pn-{degree}", runs=runs, seed=[0] * runs)
         adamw, plain = (
-            Trainer(model, data, Recipe.of(optimiser=name, learning_rate=1e-9), [0] * runs) for name in ("adamw", "sgd")
+            Trainer(model, data, Recipe.from_options(optimiser=name, learning_rate=1e-9), [0] * runs)
+            for name in ("adamw", "sgd")
         )
         times = interleaved(partial(one_epoch, adamw), partial(one_epoch, plain))
         what = f"PN-{degree}, per run and step: {f'stack of {runs}' if runs > 1 else 'one model'}"
@@ -179,7 +180,9 @@ def curve_row(data: Dataset) -> dict[str, Any]:
     plain, loader = Plain(4), torch.utils.data.DataLoader(PerSample(data), batch_size=BATCH, shuffle=True)
 
     def curve(epochs: int) -> None:
-        recipes = [Recipe.of(method="projection", epochs=epochs, start=epochs // 2, bound=bound) for bound in BOUNDS]
+        recipes = [
+            Recipe.from_options(method="projection", epochs=epochs, start=epochs // 2, bound=bound) for bound in BOUNDS
+        ]
         with TemporaryDirectory() as folder:
             specs = [Spec(DataSpec("noise", data.digest), recipe=recipe) for recipe in recipes]
             train_runs(specs, Path(folder), data=data)

@@ -167,7 +167,7 @@ def test_the_command_line_knows_them(module, monkeypatch, capsys, tmp_path):
     assert made["data"] == "upside_down" and made["method"] == "flat" and made["method.weight"] == 0.2
     scores = json.loads(shell("evaluate", made["run"], "--attacks", "lighter-0.1", "--limit", 20, "--json"))["scores"]
     assert [row["attack"] for row in scores] == ["clean", "lighter-0.1"]
-    spec = pb.Spec(pb.DataSpec.of("upside_down"), recipe=pb.Recipe.of(method="flat"))
+    spec = pb.Spec(pb.DataSpec.of("upside_down"), recipe=pb.Recipe.from_options(method="flat"))
     checkpoint = path_for(tmp_path / "runs", [spec])
     Checkpoint([spec], 1, 0, [0], True, [[]], {"w": torch.zeros(1)}, None, {}).write(checkpoint)
     # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.

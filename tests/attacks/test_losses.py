@@ -1,4 +1,4 @@
-"""Losses of the attacks: slopes are gradients up to a positive factor, values are monotone in the textbook loss."""
+"""Losses of the attacks: logit_grad are gradients up to a positive factor, values are monotone in the textbook loss."""
 
 import pytest
 import torch
@@ -50,9 +50,9 @@ def test_slopes_are_the_gradient_up_to_a_positive_factor(kind, seed, classes, sc
             }[kind]
             # Without the 1e-12, which has a gradient of its own where y is third and the DLR constant.
             (gradient,) = torch.autograd.grad(textbook(0.0), z)
-            slopes = loss.slopes(logits)[e, :, n]
+            logit_grad = loss.logit_grad(logits)[e, :, n]
             if gradient.norm() > 1e-6:  # below, the textbook's own gradient is rounding error
-                cosine = F.cosine_similarity(gradient, slopes, dim=0)
+                cosine = F.cosine_similarity(gradient, logit_grad, dim=0)
                 assert cosine > 1 - 1e-6
             if kind != "ce":
                 assert torch.isclose(loss.values(logits)[e, n], textbook(1e-12).detach(), rtol=1e-8, atol=1e-10)
@@ -65,12 +65,12 @@ def test_published_slopes_are_those_of_autograd_in_the_same_precision(scale, see
     z = logits.clone().requires_grad_()
     entropies = F.cross_entropy(z.transpose(1, 2).reshape(-1, classes), y.repeat(E), reduction="sum")
     (gradient,) = torch.autograd.grad(entropies, z)
-    slopes = cross_entropy(y, "published").slopes(logits)
+    logit_grad = cross_entropy(y, "published").logit_grad(logits)
     # Signs are what counts; a difference of two roundings of 1 may have either.
-    torch.testing.assert_close(slopes, gradient, rtol=1e-4, atol=2e-7)
-    assert torch.equal((slopes == 0).all(1), (gradient == 0).all(1)) or scale < 200
+    torch.testing.assert_close(logit_grad, gradient, rtol=1e-4, atol=2e-7)
+    assert torch.equal((logit_grad == 0).all(1), (gradient == 0).all(1)) or scale < 200
     (gradient,) = torch.autograd.grad(F.kl_div(z.log_softmax(1), clean.softmax(1), reduction="sum"), z)
-    torch.testing.assert_close(divergence(y, clean, "published").slopes(logits), gradient, rtol=1e-4, atol=3e-7)
+    torch.testing.assert_close(divergence(y, clean, "published").logit_grad(logits), gradient, rtol=1e-4, atol=3e-7)
 
 
 @given(st.integers(0, 10**6))
@@ -85,7 +85,7 @@ def test_a_part_of_a_loss_is_the_loss_of_a_part():
     logits, y, target, clean = problem(0, 5, 1.0)
     keep = torch.tensor([4, 1])
     for loss in (CrossEntropy(y), KL(y, clean), DLR(y), TargetedDLR(y, target)):
-        assert torch.equal(loss.pick(keep).slopes(logits[..., keep]), loss.slopes(logits)[..., keep])
+        assert torch.equal(loss.pick(keep).logit_grad(logits[..., keep]), loss.logit_grad(logits)[..., keep])
 
 
 @given(st.integers(0, 10**6), st.integers(2, 7))
@@ -103,9 +103,9 @@ def test_labels_may_be_those_of_each_run(seed, classes):
         for e in range(E):
             alone = make(own[e], slice(e, e + 1))
             assert torch.equal(together.values(logits)[e], alone.values(logits[e : e + 1])[0])
-            assert torch.equal(together.slopes(logits)[e], alone.slopes(logits[e : e + 1])[0])
+            assert torch.equal(together.logit_grad(logits)[e], alone.logit_grad(logits[e : e + 1])[0])
         keep = torch.tensor([3, 0])
-        assert torch.equal(together.pick(keep).slopes(logits[..., keep]), together.slopes(logits)[..., keep])
+        assert torch.equal(together.pick(keep).logit_grad(logits[..., keep]), together.logit_grad(logits)[..., keep])
     assert torch.equal(
         is_correct(logits, own), torch.stack([is_correct(logits[e : e + 1], own[e])[0] for e in range(E)])
     )
@@ -113,4 +113,4 @@ def test_labels_may_be_those_of_each_run(seed, classes):
 
 def test_one_class_has_no_rival():
     loss = CrossEntropy(torch.zeros(2, dtype=torch.int64))
-    assert torch.isfinite(loss.slopes(torch.zeros(1, 1, 2))).all()
+    assert torch.isfinite(loss.logit_grad(torch.zeros(1, 1, 2))).all()

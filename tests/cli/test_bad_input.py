@@ -256,10 +256,10 @@ def test_seeds_of_models(seed):
 
 def test_a_norm_may_be_a_number():
     """`--set norm=2` reads a number; it is the same spec."""
-    one, other = (pb.training.Recipe.of(method="projection", bound=1.0, norm=norm) for norm in (2, "2"))
+    one, other = (pb.training.Recipe.from_options(method="projection", bound=1.0, norm=norm) for norm in (2, "2"))
     assert one == other and one.method.norm == "2"
     with pytest.raises(pb.PolyboundError, match="norm must be 'inf' or '2', got 3"):
-        pb.training.Recipe.of(method="projection", bound=1.0, norm=3)
+        pb.training.Recipe.from_options(method="projection", bound=1.0, norm=3)
 
 
 SETTINGS = [

@@ -11,7 +11,7 @@ from polybound.runs import DataSpec, Spec, train_runs
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    recipe = pb.Recipe.of(epochs=5, learning_rate=0.02, milestones=())
+    recipe = pb.Recipe.from_options(epochs=5, learning_rate=0.02, milestones=())
     (run,) = train_runs([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path_factory.mktemp("runs"))
     return run.path
 

@@ -17,7 +17,7 @@ ATTACK = ("--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    recipe = pb.Recipe.of(epochs=2, learning_rate=0.02)
+    recipe = pb.Recipe.from_options(epochs=2, learning_rate=0.02)
     spec = Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe)
     (run,) = train_runs([spec], tmp_path_factory.mktemp("runs"))
     return run.path

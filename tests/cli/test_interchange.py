@@ -88,7 +88,7 @@ def test_a_benchmark_by_one_command(cli, model_file, tmp_path):
 
 
 def test_run_folders_know_their_data(cli, tmp_path):
-    recipe = pb.Recipe.of(epochs=1)
+    recipe = pb.Recipe.from_options(epochs=1)
     (run,) = train_runs([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path / "runs")
     assert cli("export", run.path, tmp_path / "net.onnx", "--no-bounds").code == 0
     assert pb.deploy.read_onnx(tmp_path / "net.onnx").metadata.class_names == tuple("0123456789")

@@ -201,13 +201,13 @@ def test_train_by_default_is_accurate(cli, tmp_path):
 
 def test_the_papers_recipe_is_named(tmp_path):
     paper = unfold(read_options("paper", {"dataset": "digits", "epochs": 20}, []), None)
-    assert paper[0].recipe == pb.Recipe.of(epochs=20) and paper[0].recipe.schedule.milestones == (5, 15)
+    assert paper[0].recipe == pb.Recipe.from_options(epochs=20) and paper[0].recipe.schedule.milestones == (5, 15)
     (usual,) = unfold(read_options("paper", {"dataset": "digits"}, []), None)
     assert usual.as_dict()["schedule"]["milestones"] == [25, 75] and usual.recipe == pb.Recipe()
     file = tmp_path / "mine.toml"
     file.write_text('recipe = "paper"\ndataset = "digits"\nlearning_rate = 0.02\n')
     (mine,) = unfold(read_options(str(file), {}, []), None)
-    assert mine.recipe == pb.Recipe.of(learning_rate=0.02)
+    assert mine.recipe == pb.Recipe.from_options(learning_rate=0.02)
     (part,) = unfold(read_options("default", {"dataset": "digits", "samples": 200, "validation": 0.2}, []), None)
     assert part.recipe == pb.Recipe.for_data(200, 64)
 
@@ -217,7 +217,7 @@ def test_train_by_other_optimisers(cli, tmp_path):
     words += ["--learning-rate", "0.003", "--label-smoothing", "0.1", "--schedule", "cosine", "--weight-decay", "0.5"]
     (row,) = cli("train", *words, "--optimiser", "adamw").json["runs"]
     recipe = Run(Path(row["run"])).spec().recipe
-    assert recipe == pb.Recipe.of(
+    assert recipe == pb.Recipe.from_options(
         optimiser="adamw", learning_rate=0.003, weight_decay=0.5, schedule="cosine", epochs=4, label_smoothing=0.1
     )
     assert row["accuracy"] > 0.5 and row["loss.label_smoothing"] == 0.1

@@ -26,10 +26,10 @@ def leave_checkpoint(root, spec):
 def original(tmp_path_factory):
     """A folder with a run in each state, checkpoints, and what killed processes leave behind."""
     root = tmp_path_factory.mktemp("original") / "runs"
-    spec = Spec(DataSpec.of("digits", samples=200), recipe=pb.Recipe.of(epochs=2, learning_rate=0.02))
+    spec = Spec(DataSpec.of("digits", samples=200), recipe=pb.Recipe.from_options(epochs=2, learning_rate=0.02))
     (finished,) = train_runs([spec], root)
     evaluate_run(finished.path, "fgsm-0.1", limit=50)
-    train_runs([replace(spec, recipe=pb.Recipe.of(epochs=2, learning_rate=1e9))], root)
+    train_runs([replace(spec, recipe=pb.Recipe.from_options(epochs=2, learning_rate=1e9))], root)
     (damaged,) = train_runs([replace(spec, seed=1)], root)
     content = json.loads((damaged.path / "spec.json").read_text())
     content["spec"]["seed"] = 7

@@ -201,7 +201,7 @@ def test_what_does_not_fit(trained):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    recipe = pb.Recipe.of(epochs=2, learning_rate=0.02)
+    recipe = pb.Recipe.from_options(epochs=2, learning_rate=0.02)
     specs = [Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe, seed=seed) for seed in (0, 1)]
     other = Spec(DataSpec.of("digits"), ModelSpec("pn-4", 8), recipe)
     root = tmp_path_factory.mktemp("runs")
@@ -378,7 +378,7 @@ def test_certified_accuracy_is_next_to_the_attacked_one():
 
 
 def test_certified_scores_of_a_run_are_kept(tmp_path):
-    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
+    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.from_options(epochs=3, learning_rate=0.02))
     (run,) = train_runs([spec], tmp_path)
     options = {"limit": 20, "certify": [0.05]}
     first = pb.evaluate_run(run.path, ["fgsm-0.1"], **options)
@@ -405,7 +405,7 @@ def test_close_radii_are_different_questions():
 
 
 def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
-    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(epochs=3, learning_rate=0.02))
+    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.from_options(epochs=3, learning_rate=0.02))
     (run,) = train_runs([spec], str(tmp_path), epochs=(1,))
     last, early = pb.evaluate_run(run.path, "fgsm-0.1"), pb.evaluate_run(run.path, "fgsm-0.1", epoch=1)
     assert last.scores.values("epoch") == [3] and early.scores.values("epoch") == [1]

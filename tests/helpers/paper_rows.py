@@ -16,7 +16,7 @@ def row_like(spec, attack, protocol, percent):
 
 
 def spec_like(seed=0, model="pn-4", rank=0, data="fashion-mnist", **recipe):
-    return Spec(DataSpec(data, "00ff"), ModelSpec(model, rank), Recipe.of(recipe), seed)
+    return Spec(DataSpec(data, "00ff"), ModelSpec(model, rank), Recipe.from_options(recipe), seed)
 
 
 def rows_like_the_paper(shift=0.0, epochs=100, spread=1.0):

@@ -19,7 +19,7 @@ PLAIN, TIGHT, WIDE = {"method": "none"}, *({"method": "projection", "bound": bou
 @pytest.fixture(scope="module")
 def tiny_run(tmp_path_factory):
     """A run that was measured on five images, on all, and behind a denoiser."""
-    spec = Spec(DataSpec.of("digits"), recipe=Recipe.of(epochs=1))
+    spec = Spec(DataSpec.of("digits"), recipe=Recipe.from_options(epochs=1))
     (run,) = train_runs([spec], tmp_path_factory.mktemp("runs"))
     for options in ({"limit": 5}, {}, {"defence": "median"}):
         evaluate_runs([run.path], [], **options)

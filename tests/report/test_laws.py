@@ -30,11 +30,11 @@ from polybound.training import Recipe
 
 BASES = {
     "none": Recipe(),
-    "projection": Recipe.of(method="projection", bound=1.0),
-    "jacobian": Recipe.of(method="jacobian"),
-    "l2": Recipe.of(method="l2"),
-    "certified": Recipe.of(method="certified"),
-    "adversary": Recipe.of(adversary="fgsm-0.1"),
+    "projection": Recipe.from_options(method="projection", bound=1.0),
+    "jacobian": Recipe.from_options(method="jacobian"),
+    "l2": Recipe.from_options(method="l2"),
+    "certified": Recipe.from_options(method="certified"),
+    "adversary": Recipe.from_options(adversary="fgsm-0.1"),
 }
 SEEDS = (0, 1)
 
@@ -383,7 +383,7 @@ def test_the_chosen_bound_lacks_neither_an_attack_nor_seeds():
     """Its mean over what it has would be the highest."""
 
     def rows(bound, clean, attacked):
-        spec = replace(spec_of("projection"), recipe=Recipe.of(method="projection", bound=bound))
+        spec = replace(spec_of("projection"), recipe=Recipe.from_options(method="projection", bound=bound))
         return [
             {**row, "split": split, "correct": clean if row["attack"] == "clean" else attacked}
             for row in rows_of(spec, {}, [1, 1], [1, 1])

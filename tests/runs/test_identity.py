@@ -16,7 +16,7 @@ from polybound.defences import GuidedDenoiser, find_defence
 from polybound.errors import PolyboundError
 from polybound.runs import DataSpec, ModelSpec, Spec, train_runs
 
-RECIPE = pb.Recipe.of(method="projection", bound=0.5, start=0, epochs=1, learning_rate=0.1, batch_size=64)
+RECIPE = pb.Recipe.from_options(method="projection", bound=0.5, start=0, epochs=1, learning_rate=0.1, batch_size=64)
 SMALL = ModelSpec("pn-4", rank=2)
 
 
@@ -115,7 +115,7 @@ def test_an_address_determines_the_weights_whatever_data_are_handed_over(tmp_pat
     share = draw(st.sampled_from([0.0, 0.0, 0.25, 0.5]))
     about = DataSpec.of("digits", samples=draw(st.sampled_from([64, 64, 70])), held_out=share)
     specs = [
-        Spec(about, SMALL, RECIPE.changed({"bound": bound}), seed)
+        Spec(about, SMALL, RECIPE.replace({"bound": bound}), seed)
         for seed, bound in draw(
             st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.3, 2.0])), min_size=1, max_size=3, unique=True)
         )

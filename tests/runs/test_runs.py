@@ -40,7 +40,7 @@ from polybound.runs import (
 )
 from polybound.runs.folder import Checkpoint, cached, path_for, remember
 
-RECIPE = pb.Recipe.of(epochs=2, learning_rate=0.02, batch_size=256)
+RECIPE = pb.Recipe.from_options(epochs=2, learning_rate=0.02, batch_size=256)
 SPECS = [Spec(DataSpec.of("digits"), recipe=RECIPE, seed=seed) for seed in (0, 1)]
 LIMIT = {"limit": 20}
 
@@ -349,7 +349,7 @@ def test_what_was_interrupted(tmp_path):
 
 
 def test_failures(tmp_path):
-    spec = Spec(DataSpec.of("digits"), recipe=RECIPE.changed({"learning_rate": 1e9}))
+    spec = Spec(DataSpec.of("digits"), recipe=RECIPE.replace({"learning_rate": 1e9}))
     (run,) = train_runs([spec], tmp_path)
     assert run.failure.startswith("the loss of run 0 became nan in epoch 1") and "smaller learning rate" in run.failure
     assert run.finished() and not run.model_file().exists() and run.digest() is None and run.digests() == {}

@@ -14,7 +14,7 @@ from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluat
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two seeds of a small network."""
-    recipe = pb.Recipe.of(epochs=10, optimiser="adamw", learning_rate=0.01)
+    recipe = pb.Recipe.from_options(epochs=10, optimiser="adamw", learning_rate=0.01)
     specs = [Spec(DataSpec.of("digits", samples=256), ModelSpec("pn-4", 8), recipe, seed) for seed in (0, 1)]
     return [run.path for run in train_runs(specs, tmp_path_factory.mktemp("runs"))]
 
@@ -80,7 +80,7 @@ def test_examples_are_of_networks_on_the_same_data_not_on_data_of_the_same_name(
             folder.mkdir(parents=True, exist_ok=True)
             for image in range(4):
                 Image.fromarray(random.integers(0, 256, (4, 4), "uint8")).save(folder / f"{image}.png")
-        spec = Spec(DataSpec.of(name), ModelSpec("pn-4", 2), pb.Recipe.of(epochs=1))
+        spec = Spec(DataSpec.of(name), ModelSpec("pn-4", 2), pb.Recipe.from_options(epochs=1))
         runs += [run.path for run in train_runs([spec], tmp_path / "runs")]
     found = cli("evaluate", *runs, "--attacks", "fgsm-0.1", "--save-examples", tmp_path / "e.npz")
     assert found.code == 1 and f"skipped {runs[0]}" in found.err

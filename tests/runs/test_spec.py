@@ -32,7 +32,7 @@ def test_every_option_of_every_part_is_drawn():
     assert set(Spec(DIGITS).as_dict()["model"]) == set(drawn.PARTS["model"])
     parts = {"data", "model", "method", "adversary", "optimiser", "schedule", "seed"}
     assert set(Spec(DIGITS).as_dict()) == parts  # which has the address of the first runs: no loss is named in it
-    assert set(Spec(DIGITS, recipe=Recipe.of(label_smoothing=0.1)).as_dict()) == {*parts, "loss"}
+    assert set(Spec(DIGITS, recipe=Recipe.from_options(label_smoothing=0.1)).as_dict()) == {*parts, "loss"}
 
 
 @given(drawn.specs)
@@ -106,7 +106,7 @@ def test_different_specs_have_different_labels(specs):
     ids=str,
 )
 def test_equal_specs_have_equal_addresses(one, other):
-    first, second = (Spec(DIGITS, recipe=Recipe.of(**options)) for options in (one, other))
+    first, second = (Spec(DIGITS, recipe=Recipe.from_options(**options)) for options in (one, other))
     assert first == second and first.address == second.address and first.columns() == second.columns()
     assert first.folder_name == second.folder_name and first.label == second.label and hash(first) == hash(second)
     assert json.dumps(first.as_dict(), sort_keys=True) == json.dumps(second.as_dict(), sort_keys=True)
@@ -166,4 +166,4 @@ def test_what_no_run_can_have():
         with pytest.raises(PolyboundError):
             make()
     with pytest.raises(PolyboundError, match="must be finite numbers"):
-        _ = Spec(DIGITS, recipe=Recipe.of(method="projection", bound=float("inf"))).address
+        _ = Spec(DIGITS, recipe=Recipe.from_options(method="projection", bound=float("inf"))).address

@@ -29,12 +29,12 @@ from polybound.runs import (
 from polybound.runs.folder import path_for
 from polybound.training import METHODS, Adversary, Plain, Trainer
 
-RECIPE = pb.Recipe.of(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
+RECIPE = pb.Recipe.from_options(method="projection", epochs=6, start=3, learning_rate=0.02, every=5)
 DIGITS = DataSpec.of("digits")
 
 
 def spec_of(recipe=RECIPE, seed=0, **changes):
-    return Spec(DIGITS, ModelSpec("pn-4"), recipe.changed(changes), seed)
+    return Spec(DIGITS, ModelSpec("pn-4"), recipe.replace(changes), seed)
 
 
 SPECS = [spec_of(bound=bound, seed=seed) for seed in (1, 2) for bound in (0.5, 1.0, 2.0)]
@@ -76,7 +76,7 @@ def test_a_run_of_the_stack_is_the_run_alone(undisturbed):
 
 def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
     """A model that is kept on the way is that of a run which ends there, also if the whole run had been there."""
-    shorter = [replace(spec, recipe=spec.recipe.changed({"epochs": 5})) for spec in SPECS]
+    shorter = [replace(spec, recipe=spec.recipe.replace({"epochs": 5})) for spec in SPECS]
     ended = train_runs(shorter, tmp_path / "ended")
     (before,) = train_runs(SPECS[:1], tmp_path / "all")
     changed = before.model_file().stat().st_mtime_ns
@@ -97,7 +97,7 @@ def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
 def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
     (run,) = train_runs(SPECS[:1], tmp_path)
     history, seen = run.history(), []
-    shorter = replace(SPECS[0], recipe=RECIPE.changed({"bound": 0.5, "epochs": 5}))
+    shorter = replace(SPECS[0], recipe=RECIPE.replace({"bound": 0.5, "epochs": 5}))
     ended = train_runs([shorter], tmp_path / "ended")
     train_runs(SPECS[:1], tmp_path, epochs=(5,), on_progress=seen.append)
     assert {(at.epoch, at.epochs) for at in seen if at.step == 0} == {(epoch, 5) for epoch in range(1, 6)}
@@ -156,9 +156,9 @@ def test_a_held_out_share_is_what_is_validated_on(tmp_path):
 
 def test_a_history_measures_the_networks_that_are_kept(tmp_path):
     """Inside of their bounds, though no projection came just before; and as `fit` measures them."""
-    recipe = RECIPE.changed({"epochs": 3, "start": 1, "every": 1000})
+    recipe = RECIPE.replace({"epochs": 3, "start": 1, "every": 1000})
     data = DataSpec.of("digits", samples=200, held_out=0.25)
-    specs = [Spec(data, ModelSpec("pn-4", rank=2), recipe.changed({"bound": bound})) for bound in (0.2, 0.4)]
+    specs = [Spec(data, ModelSpec("pn-4", rank=2), recipe.replace({"bound": bound})) for bound in (0.2, 0.4)]
     runs = train_runs(specs, tmp_path, epochs=(1, 2))
     train, validation = data.load("train"), data.load("validation")
     for spec, run in zip(specs, runs, strict=True):
@@ -173,11 +173,11 @@ def test_options_that_do_not_matter_are_no_options():
     """What a method does not have cannot be asked of it, so nothing that is irrelevant can make another run."""
     for options in ({"bound": 3.0}, {"eps": 0.2}, {"weight": 1.0}, {"every": 3}, {"start": 3}):
         with pytest.raises(PolyboundError, match="is no option of none training"):
-            pb.Recipe.of(**options)
+            pb.Recipe.from_options(**options)
     plain = Spec(DIGITS)
     assert plain.address == Spec(DIGITS, ModelSpec("pn-4", 16)).address
-    assert plain.address != Spec(DIGITS, recipe=pb.Recipe.of(epochs=3)).address
-    assert plain.address != Spec(DIGITS, recipe=pb.Recipe.of(method="projection")).address
+    assert plain.address != Spec(DIGITS, recipe=pb.Recipe.from_options(epochs=3)).address
+    assert plain.address != Spec(DIGITS, recipe=pb.Recipe.from_options(method="projection")).address
 
 
 @pytest.mark.parametrize("method", METHODS.names())
@@ -191,9 +191,9 @@ def test_the_spec_of_a_run_says_when_what_begins(method, adversary, start, adver
         options["adversary"], options["adversary_start"] = adversary, adversary_start
     if adversary is not None and not part.takes_adversary:
         with pytest.raises(PolyboundError, match="takes no adversary"):
-            pb.Recipe.of(method=method, **options)
+            pb.Recipe.from_options(method=method, **options)
         return
-    recipe = pb.Recipe.of(method=method, **options)
+    recipe = pb.Recipe.from_options(method=method, **options)
     again = Spec.from_dict(json.loads(json.dumps(Spec(DIGITS, recipe=recipe).as_dict()))).recipe
     expected = {0, *([start] if "start" in part.options() else []), *([] if adversary is None else [adversary_start])}
     assert again == recipe and again.phases() == recipe.phases() == sorted(expected)
@@ -202,7 +202,7 @@ def test_the_spec_of_a_run_says_when_what_begins(method, adversary, start, adver
 @pytest.mark.parametrize("attack", ["fgsm-0.1", "pgd-0.1-3-0.05"])
 def test_bounds_share_an_adversary_that_comes_before_them(tmp_path, attack):
     """Until the projection begins there is one network to train, and it is the same as without the others."""
-    recipe = RECIPE.changed({"epochs": 4, "start": 2, "every": 3, "adversary": Adversary(attack), "adversary_start": 1})
+    recipe = RECIPE.replace({"epochs": 4, "start": 2, "every": 3, "adversary": Adversary(attack), "adversary_start": 1})
     specs = [spec_of(recipe, bound=bound) for bound in (0.5, 1.0)]
     seen = []
     runs = train_runs(specs, tmp_path / "both", on_progress=seen.append)
@@ -220,9 +220,9 @@ def test_runs_without_a_bound_train_among_the_bounded(tmp_path):
 
 @pytest.mark.parametrize("options", [{"method": "l2", "weight": 0.1}, {"method": "jacobian"}, {"method": "certified"}])
 def test_every_method_trains_its_seeds_together(tmp_path, options):
-    recipe = pb.Recipe.of(epochs=2, learning_rate=0.02, **options)
+    recipe = pb.Recipe.from_options(epochs=2, learning_rate=0.02, **options)
     if "start" in recipe.method.options():
-        recipe = recipe.changed({"start": 1})
+        recipe = recipe.replace({"start": 1})
     specs = [Spec(DIGITS, recipe=recipe, seed=seed) for seed in (1, 2)]
     for spec, run in zip(specs, train_runs(specs, tmp_path), strict=True):
         assert_near(alone(spec), run.model().state_dict())
@@ -231,7 +231,7 @@ def test_every_method_trains_its_seeds_together(tmp_path, options):
 @pytest.mark.parametrize("bounds", [(1.0, 50.0, 200.0, 1e5), (1.0, 6.0, 6.5, 1e5)])
 def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
     """The norms grow from 5.3 at the branch to 7.2: a bound of 6 seems to leave them alone at first, and does not."""
-    recipe = RECIPE.changed({"learning_rate": 0.08, "start": 1, "milestones": ()})
+    recipe = RECIPE.replace({"learning_rate": 0.08, "start": 1, "milestones": ()})
     specs = [spec_of(recipe, bound=bound, seed=1) for bound in bounds]
     specs.append(Spec(DIGITS, recipe=replace(recipe, method=Plain()), seed=1))
     sizes = []
@@ -255,7 +255,7 @@ def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
 
 
 def test_a_run_that_is_no_longer_finite_ends_and_the_others_go_on(tmp_path):
-    wild = RECIPE.changed({"learning_rate": 5.0, "start": 0, "every": 1})
+    wild = RECIPE.replace({"learning_rate": 5.0, "start": 0, "every": 1})
     specs = [spec_of(wild, bound=bound) for bound in (0.2, 1e9)]
     runs = train_runs(specs, tmp_path)
     assert runs[0].failure is None and runs[0].model_file().exists()

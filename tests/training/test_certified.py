@@ -12,7 +12,7 @@ from polybound.certificates.bounds import differentiable
 from polybound.certificates.bounds.first_order import first_order
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
-from polybound.training import Certified, Moment, Trainer
+from polybound.training import Certified, StepContext, Trainer
 
 F64 = torch.float64
 MODELS = {
@@ -106,7 +106,7 @@ def test_gradients_of_the_loss_are_differences(kind, done):
     def loss(*weights):
         for parameter, weight in zip(parameters, weights, strict=True):
             parameter.data = weight.detach()
-        return method.network_loss(model.factors(), x, y, Moment(done, (0.0, 1.0)))[1]
+        return method.network_loss(model.factors(), x, y, StepContext(done, (0.0, 1.0)))[1]
 
     found = torch.autograd.grad(loss(*[p.detach().clone() for p in parameters]), parameters)
     start = [p.detach().clone() for p in parameters]
@@ -126,29 +126,31 @@ def test_the_loss_is_between_clean_and_proven():
     c, r = box_of(x, 0.2, (0.0, 1.0))
     bounds = margin_bounds(model.factors(), c, r, y)
     proven = torch.log1p(torch.exp(-bounds.lower).sum(-1)).sum()
-    at = Moment(1.0, (0.0, 1.0))
+    at = StepContext(1.0, (0.0, 1.0))
 
-    def loss(moment=at, **options):
-        return Certified(0.2, **{"remainder": 1.0, "rivals": 0} | options).network_loss(model.factors(), x, y, moment)[
+    def loss(context=at, **options):
+        return Certified(0.2, **{"remainder": 1.0, "rivals": 0} | options).network_loss(model.factors(), x, y, context)[
             1
         ]
 
     torch.testing.assert_close(loss(), proven)
     torch.testing.assert_close(loss(weight=0.0), clean)
     torch.testing.assert_close(loss(weight=0.25), 0.25 * proven + 0.75 * clean)
-    torch.testing.assert_close(loss(Moment(0.0, (0.0, 1.0))), clean)  # the radius begins with 0
+    torch.testing.assert_close(loss(StepContext(0.0, (0.0, 1.0))), clean)  # the radius begins with 0
     assert clean < loss(rivals=1) < loss(remainder=0.5) < proven
-    assert loss(Moment(1.0, None)) > proven  # a ball that the domain does not cut is larger
+    assert loss(StepContext(1.0, None)) > proven  # a ball that the domain does not cut is larger
 
 
 def test_the_radius_rises_with_the_steps_and_a_resumed_training_ends_with_the_same_bits():
     data = load_digits("train")
-    recipe = pb.Recipe.of(method="certified", eps=0.2, ramp=0.5, start=1, epochs=3, batch_size=512, optimiser="adamw")
+    recipe = pb.Recipe.from_options(
+        method="certified", eps=0.2, ramp=0.5, start=1, epochs=3, batch_size=512, optimiser="adamw"
+    )
     seen = []
 
     def spied(trainer):
         inner = trainer.engine.step_
-        trainer.engine.step_ = lambda *a: seen.append(recipe.method.eps_at(trainer.engine.moment.done)) or inner(*a)
+        trainer.engine.step_ = lambda *a: seen.append(recipe.method.eps_at(trainer.engine.context.done)) or inner(*a)
         return trainer
 
     model = pb.paper_model("pn-4", shape=data.shape, seed=0)
@@ -156,7 +158,7 @@ def test_the_radius_rises_with_the_steps_and_a_resumed_training_ends_with_the_sa
     whole.run()
     steps = whole.steps
     assert seen == pytest.approx([0.2 * min(1.0, t / steps) for t in range(2 * steps)])
-    assert whole.engine.moment.domain == data.domain
+    assert whole.engine.context.domain == data.domain
 
     other = pb.paper_model("pn-4", shape=data.shape, seed=0)
     first = Trainer(other, data, recipe, [0], [_StopAfter(steps + 2)])
@@ -222,7 +224,7 @@ def test_it_certifies_more_and_projects_if_asked():
 )
 def test_bad_options(options, said):
     with pytest.raises(PolyboundError, match=said):
-        pb.Recipe.of(method="certified-projection", **options)
+        pb.Recipe.from_options(method="certified-projection", **options)
 
 
 @given(ccps(), st.integers(0, 2**32 - 1))

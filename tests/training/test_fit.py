@@ -59,7 +59,7 @@ def test_samples_may_come_as_anything():
 
 
 def test_a_recipe_may_stand_where_the_labels_of_a_data_set_would():
-    data, recipe = load_digits("train").subset(100), pb.Recipe.of(epochs=1, learning_rate=0.5)
+    data, recipe = load_digits("train").subset(100), pb.Recipe.from_options(epochs=1, learning_rate=0.5)
     models = [model_for() for _ in range(3)]
     pb.fit(models[0], data, recipe)
     pb.fit(models[1], data, recipe=recipe)
@@ -374,7 +374,7 @@ def test_steps_are_counted_across_epochs_as_algorithm_1_prints_it():
     """With fewer steps an epoch than `every`: `t mod f = 0`, t from 0, once the projection has begun; and the last."""
     x, y = digits(300)  # 5 steps an epoch
     model = model_for()
-    recipe = pb.Recipe.of(method="projection", bound=0.4, every=7, start=1, epochs=4, batch_size=64)
+    recipe = pb.Recipe.from_options(method="projection", bound=0.4, every=7, start=1, epochs=4, batch_size=64)
     trainer = Trainer(model, training_set(model, x, y, loss=CrossEntropy()), recipe, [0])
     times, project = [], trainer.after_method.projection.apply_
 
@@ -388,15 +388,15 @@ def test_steps_are_counted_across_epochs_as_algorithm_1_prints_it():
 
 
 def test_a_start_is_a_share_of_the_epochs():
-    assert pb.Recipe.of(method="projection", epochs=20).method.start == 10
-    assert pb.Recipe.of(adversary="fgsm-0.1", epochs=7).adversary.start == 3
-    assert pb.Recipe.of(method="certified", epochs=1).method.start == 0
-    assert pb.Recipe.of(method="projection", start=0.0, epochs=8).method.start == 0
-    both = pb.Recipe.of(method="projection", adversary="fgsm-0.1", start=0.25, adversary_start=0.75, epochs=8)
+    assert pb.Recipe.from_options(method="projection", epochs=20).method.start == 10
+    assert pb.Recipe.from_options(adversary="fgsm-0.1", epochs=7).adversary.start == 3
+    assert pb.Recipe.from_options(method="certified", epochs=1).method.start == 0
+    assert pb.Recipe.from_options(method="projection", start=0.0, epochs=8).method.start == 0
+    both = pb.Recipe.from_options(method="projection", adversary="fgsm-0.1", start=0.25, adversary_start=0.75, epochs=8)
     assert (both.method.start, both.adversary.start) == (2, 6)
     for start in (1.0, -0.5, nan, "half", True, 8):
         with pytest.raises(PolyboundError, match="start"):
-            pb.Recipe.of(method="projection", start=start, epochs=8)
+            pb.Recipe.from_options(method="projection", start=start, epochs=8)
     with pytest.raises(PolyboundError, match="only a recipe knows"):
         _ = pb.training.Projected().begins
     # A run of long ago can be read, though nobody can train by its recipe.

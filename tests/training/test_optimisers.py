@@ -134,7 +134,7 @@ def test_engines_of_one_training_share_the_memory():
     """The closed form of the plain epochs, and autograd of the factors in those after."""
     data = digits(64)
     model = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
-    recipe = pb.Recipe.of(method="certified", optimiser="momentum", start=1, epochs=2, batch_size=16)
+    recipe = pb.Recipe.from_options(method="certified", optimiser="momentum", start=1, epochs=2, batch_size=16)
     trainer = Trainer(model, data, recipe, [0])
     assert type(trainer.engine) is NetworkEngine and type(trainer.plain) is ClosedEngine
     trainer.run(1)
@@ -160,7 +160,7 @@ def specs_of(name, **changes):
         Spec(
             DataSpec.of("digits", samples=500),
             ModelSpec("pn-4"),
-            pb.Recipe.of(method="projection", bound=bound, optimiser=name, **options),
+            pb.Recipe.from_options(method="projection", bound=bound, optimiser=name, **options),
             seed,
         )
         for seed in (1, 2)
@@ -232,7 +232,9 @@ def test_a_run_that_overflows_does_not_take_the_others_along(tmp_path):
             trainer.epoch_losses = losses
 
     both = pb.stack([good, bad])
-    recipe = pb.Recipe.of(method="projection", optimiser="adamw", bound=[1.0, 1e9], start=0, every=1, epochs=2)
+    recipe = pb.Recipe.from_options(
+        method="projection", optimiser="adamw", bound=[1.0, 1e9], start=0, every=1, epochs=2
+    )
     Trainer(both, digits(), recipe, [0, 0], [Look()]).run()
     alone = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
     pb.fit(alone, digits(), recipe, bound=1.0)
@@ -241,12 +243,12 @@ def test_a_run_that_overflows_does_not_take_the_others_along(tmp_path):
 
 def test_the_rates_of_the_schedules():
     assert [Cosine(4).factor_at(epoch) for epoch in range(4)] == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466])
-    recipe = pb.Recipe.of(schedule="constant", learning_rate=0.5, epochs=3)
+    recipe = pb.Recipe.from_options(schedule="constant", learning_rate=0.5, epochs=3)
     assert [recipe.rate(epoch) for epoch in range(3)] == [0.5] * 3
     # Another schedule goes through the same epochs, unless they are given too.
-    assert recipe.changed({"schedule": "cosine"}).epochs == 3
-    assert recipe.changed({"schedule": "cosine", "epochs": 5, "batch_size": 8}).schedule == Cosine(5, 8)
-    assert recipe.changed({"schedule": {"name": "steps"}}).epochs == 100
+    assert recipe.replace({"schedule": "cosine"}).epochs == 3
+    assert recipe.replace({"schedule": "cosine", "epochs": 5, "batch_size": 8}).schedule == Cosine(5, 8)
+    assert recipe.replace({"schedule": {"name": "steps"}}).epochs == 100
     assert recipe.scaled(2 / 3).schedule.epochs == 2
 
 
@@ -269,7 +271,7 @@ def test_the_rates_of_the_schedules():
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(PolyboundError, match=message):
-        pb.Recipe.of(**options)
+        pb.Recipe.from_options(**options)
 
 
 def test_an_optimiser_of_ones_own():

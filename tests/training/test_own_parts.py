@@ -127,7 +127,7 @@ def test_a_loss_that_replaces_another_is_the_one_that_is_descended():
 def test_a_method_is_used_by_name_everywhere(tmp_path):
     register_method(LargeLogitPenalty)
     options = {"method": "large-logits", "weight": 0.5, "epochs": 3, "learning_rate": 0.02, "batch_size": 256}
-    specs = [Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(**options), seed=seed) for seed in (1, 2)]
+    specs = [Spec(DataSpec.of("digits"), recipe=pb.Recipe.from_options(**options), seed=seed) for seed in (1, 2)]
     assert Spec.from_dict(json.loads(json.dumps(specs[0].as_dict()))) == specs[0]
     assert specs[0].columns()["method.weight"] == 0.5 and specs[0].recipe.label == "large-logits, weight 0.5"
     runs = train_runs(specs, tmp_path)
@@ -157,14 +157,16 @@ def test_a_method_trains_a_stack_and_takes_an_adversary():
 
 def test_a_method_that_acts_after_a_step(tmp_path):
     register_method(Clip)
-    spec = Spec(DataSpec.of("digits"), recipe=pb.Recipe.of(method="clip", limit=0.04, epochs=2, batch_size=256))
+    spec = Spec(
+        DataSpec.of("digits"), recipe=pb.Recipe.from_options(method="clip", limit=0.04, epochs=2, batch_size=256)
+    )
     (run,) = train_runs([spec], tmp_path, epochs=(1,))
     assert weights_of(run.model()).abs().max() == weights_of(run.model(1)).abs().max() == torch.tensor(0.04)
 
 
 def test_methods_of_different_options_do_not_train_as_one(tmp_path):
     register_method(LargeLogitPenalty)
-    recipes = [pb.Recipe.of(method="large-logits", weight=weight, epochs=2) for weight in (0.1, 0.2)]
+    recipes = [pb.Recipe.from_options(method="large-logits", weight=weight, epochs=2) for weight in (0.1, 0.2)]
     with pytest.raises(PolyboundError, match="different options of large-logits do not train as one stack"):
         train_runs([Spec(DataSpec.of("digits"), recipe=recipe) for recipe in recipes], tmp_path)
 
@@ -172,11 +174,11 @@ def test_methods_of_different_options_do_not_train_as_one(tmp_path):
 def test_an_optimiser_and_a_schedule(tmp_path):
     OPTIMISERS.register(Late)
     SCHEDULES.register(Linear)
-    recipe = pb.Recipe.of(optimiser="late", schedule="linear", epochs=3, end=0.1, batch_size=256)
+    recipe = pb.Recipe.from_options(optimiser="late", schedule="linear", epochs=3, end=0.1, batch_size=256)
     assert [recipe.rate(epoch) for epoch in range(3)] == pytest.approx([0.02, 0.011, 0.002])
     spec = Spec(DataSpec.of("digits"), recipe=recipe)
     assert Spec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
-    assert spec.difference(Spec(spec.data, recipe=recipe.changed({"end": 0.2}))) == {"schedule.end": (0.1, 0.2)}
+    assert spec.difference(Spec(spec.data, recipe=recipe.replace({"end": 0.2}))) == {"schedule.end": (0.1, 0.2)}
     (run,) = train_runs([spec], tmp_path)
     assert [line["rate"] for line in run.history()[:3]] == pytest.approx([0.02, 0.011, 0.002])
     assert recipe.scaled(0.7).schedule == Linear(2, 256, 0.1)
@@ -213,9 +215,9 @@ def test_what_is_not_known_names_what_is():
     with pytest.raises(PolyboundError, match="method none has no option 'weight'; it has none"):
         METHODS.build({"name": "none", "weight": 1.0})
     with pytest.raises(PolyboundError, match="optimiser must be one of sgd, momentum, adamw, got 'adam'"):
-        pb.Recipe.of(optimiser="adam")
+        pb.Recipe.from_options(optimiser="adam")
     with pytest.raises(PolyboundError, match="schedule must be one of steps, cosine, constant, got 'warm'"):
-        pb.Recipe.of(schedule="warm")
+        pb.Recipe.from_options(schedule="warm")
 
 
 def test_a_part_without_a_name_is_refused():

@@ -52,7 +52,7 @@ def test_fit_takes_recipes_by_name():
         pb.fit(model, data, *recipe, epochs=2, **options)
         return model.C
 
-    assert torch.equal(trained("paper"), trained(pb.Recipe.of(epochs=2)))
+    assert torch.equal(trained("paper"), trained(pb.Recipe.from_options(epochs=2)))
     assert torch.equal(trained("default"), trained(pb.Recipe.for_data(100, 64, epochs=2)))
     assert torch.equal(trained(recipe="default"), trained())
     # What is held out does not count.
@@ -63,9 +63,9 @@ def test_fit_takes_recipes_by_name():
     ("epochs", "milestones"), [(100, (25, 75)), (20, (5, 15)), (10, (3, 8)), (2, (1, 2)), (1, (1, 1))]
 )
 def test_milestones_scale_with_the_epochs(epochs, milestones):
-    recipe = pb.Recipe.of(epochs=epochs)
+    recipe = pb.Recipe.from_options(epochs=epochs)
     assert recipe.schedule.milestones == milestones and recipe.rate(0) == 0.001
-    assert pb.Recipe.of(epochs=epochs, milestones=(25, 75)).schedule.milestones == (25, 75)
+    assert pb.Recipe.from_options(epochs=epochs, milestones=(25, 75)).schedule.milestones == (25, 75)
     stored = {"name": "steps", "epochs": epochs, "batch_size": 64, "milestones": [25, 75], "factor": 0.2}
     assert pb.training.SCHEDULES.build(stored).as_dict() == stored
 

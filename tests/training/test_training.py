@@ -118,11 +118,11 @@ def test_the_schedule():
     with pytest.raises(PolyboundError, match="start is an epoch, counted from 0"):
         Adversary("fgsm-0.1", start=-1)
     with pytest.raises(PolyboundError, match="a milestone is an epoch, counted from 0"):
-        pb.Recipe.of(milestones=[3, -1])
+        pb.Recipe.from_options(milestones=[3, -1])
 
 
 def test_a_shorter_recipe_has_everything_at_its_place():
-    recipe = pb.Recipe.of(method="projection", adversary="fgsm-0.1", start=40, adversary_start=20)
+    recipe = pb.Recipe.from_options(method="projection", adversary="fgsm-0.1", start=40, adversary_start=20)
     shorter = recipe.scaled(0.1)
     assert (shorter.epochs, shorter.method.start, shorter.adversary.start) == (10, 4, 2)
     assert shorter.schedule.milestones == (2, 8) and recipe.scaled(1.0) is recipe
@@ -131,13 +131,17 @@ def test_a_shorter_recipe_has_everything_at_its_place():
 
 
 def test_options_find_their_part():
-    recipe = pb.Recipe.of(method="projection", adversary="fgsm-0.1", protocol="published", bound=2, start=3, epochs=7)
+    recipe = pb.Recipe.from_options(
+        method="projection", adversary="fgsm-0.1", protocol="published", bound=2, start=3, epochs=7
+    )
     assert recipe.method == Projected(2.0, start=3) and recipe.adversary == Adversary("fgsm-0.1", "published", 3)
-    assert recipe.changed({"adversary_start": 5}).adversary == Adversary("fgsm-0.1", "published", 5)
-    assert recipe.changed({"adversary": None}) == pb.Recipe.of(method="projection", bound=2.0, start=3, epochs=7)
-    assert recipe.changed({"method": "none"}).adversary == recipe.adversary
+    assert recipe.replace({"adversary_start": 5}).adversary == Adversary("fgsm-0.1", "published", 5)
+    assert recipe.replace({"adversary": None}) == pb.Recipe.from_options(
+        method="projection", bound=2.0, start=3, epochs=7
+    )
+    assert recipe.replace({"method": "none"}).adversary == recipe.adversary
     given = {"attack": "pgd-0.1-20-0.01", "start": 9}
-    assert pb.Recipe.of(adversary=given, start=3, method="projection").adversary.start == 9
+    assert pb.Recipe.from_options(adversary=given, start=3, method="projection").adversary.start == 9
 
 
 def test_the_adversary_comes_when_it_is_told_to():

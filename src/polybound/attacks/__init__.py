@@ -13,7 +13,7 @@ from polybound.attacks.ball import (
     clip_range,
     protocols,
 )
-from polybound.attacks.base import Attack, adversarial_batch, climb, first_success
+from polybound.attacks.base import Attack, adversarial_batch, first_success, pgd_steps
 from polybound.attacks.blackbox import RandomSearch, Square
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.gradient import APGD, APGDT, FGSM, PGD, TPGD
@@ -51,7 +51,6 @@ __all__ = [
     "attack_names",
     "ball_around",
     "check_protocol",
-    "climb",
     "clip_range",
     "cross_entropy",
     "divergence",
@@ -59,6 +58,7 @@ __all__ = [
     "is_correct",
     "parse_attack",
     "parse_attacks",
+    "pgd_steps",
     "protocols",
     "read_setting",
     "register_attack",

@@ -18,7 +18,7 @@ from polybound.attacks.random import GROUP, BatchRandom, ImageRandom, RandomNumb
 from polybound.errors import PolyboundError, check_domain, check_norm, check_number
 from polybound.registry import setting_text
 
-__all__ = ["Attack", "adversarial_batch", "climb", "first_success"]
+__all__ = ["Attack", "adversarial_batch", "first_success", "pgd_steps"]
 
 
 TOLERANCE = 1e-5
@@ -169,13 +169,13 @@ class Attack(ABC):
         return found if classifier.stacked else found[0]
 
 
-def climb(
+def pgd_steps(
     model: Classifier, ball: Ball, z: Tensor, loss: Loss, steps: int, size: float, *, early_stop: bool = False
 ) -> Tensor:
     """Ascend a loss by steps of one size; with `early_stop`, an image stays where it first is misclassified."""
     if not early_stop:
         for _ in range(steps):
-            _, gradient = model.gradient(z, loss.slopes)
+            _, gradient = model.gradient(z, loss.logit_grad)
             z = ball.ascend(z, gradient, size)
         return z
     z = found = z.repeat_interleave(model.runs // len(z), 0)
@@ -183,7 +183,7 @@ def climb(
     standing = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
     for step in range(steps + 1):
         last = step == steps
-        logits, gradient = (model.logits(z), z) if last else model.gradient(z, loss.slopes)
+        logits, gradient = (model.logits(z), z) if last else model.gradient(z, loss.logit_grad)
         fallen = standing & ~is_correct(logits, loss.y)
         store(found, keep, z, standing if last else fallen)
         standing &= ~fallen

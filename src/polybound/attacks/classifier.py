@@ -67,16 +67,16 @@ class Classifier:
             return self.form.logits(self._lift(x))
         return self._forward(x)
 
-    def gradient(self, x: Tensor, slopes: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits, and the gradient by the input, (E, n, d), of a loss that is given by its slopes.
+    def gradient(self, x: Tensor, logit_grad: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits, and the gradient by the input, (E, n, d), of a loss that is given by its gradient by the logits.
 
-        `slopes` maps logits to the loss's derivative by them, both (E, classes, n); it must not change its argument.
+        `logit_grad` maps logits to that gradient, both (E, classes, n); it must not change its argument.
         """
         cast = self._cast(x)
         if self.form is not None:
             with torch.no_grad():
                 logits = self.form.logits(self._lift(cast))
-                gradient = self.form.input_gradient(slopes(logits))
+                gradient = self.form.input_gradient(logit_grad(logits))
             return logits, (gradient[..., :-1] if self.lifted else gradient).to(x.dtype)
         # A gradient for each run: where runs share an input, each needs a copy of it.
         leaf = cast.detach().repeat_interleave(self.runs // len(cast), 0).requires_grad_()
@@ -84,7 +84,7 @@ class Classifier:
             logits = self._forward(leaf)
             if not logits.requires_grad:
                 return logits.detach(), torch.zeros_like(leaf).to(x.dtype)
-        (gradient,) = torch.autograd.grad(logits, leaf, slopes(logits.detach()), allow_unused=True)
+        (gradient,) = torch.autograd.grad(logits, leaf, logit_grad(logits.detach()), allow_unused=True)
         found = torch.zeros_like(leaf) if gradient is None else gradient
         return logits.detach(), found.to(x.dtype)
 

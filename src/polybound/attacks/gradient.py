@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polybound.attacks.ball import Ball
-from polybound.attacks.base import Attack, climb, first_success
+from polybound.attacks.base import Attack, first_success, pgd_steps
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import DLR, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
 from polybound.attacks.random import RandomNumbers
@@ -45,7 +45,7 @@ class FGSM(Attack):
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         del random  # nothing here is random
-        return climb(model, ball, ball.x, cross_entropy(labels, ball.protocol), 1, self.eps)
+        return pgd_steps(model, ball, ball.x, cross_entropy(labels, ball.protocol), 1, self.eps)
 
 
 # PGD: many steps, possibly from random starts.
@@ -102,13 +102,13 @@ class PGD(Attack):
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         loss = cross_entropy(labels, ball.protocol)
-        z = self._climb(model, ball, self._start(ball, random), loss)
+        z = self._from(model, ball, self._start(ball, random), loss)
         if self.restarts == 1 or not self.random_start:
             return z
 
         def again(keep: Tensor) -> Tensor:
             start = self._start(ball, random)[:, keep]
-            return self._climb(model, ball.pick(keep), start, loss.pick(keep))
+            return self._from(model, ball.pick(keep), start, loss.pick(keep))
 
         return first_success(model, labels, z, (again for _ in range(1, self.restarts)))
 
@@ -117,9 +117,9 @@ class PGD(Attack):
             return ball.x
         return ball.inside(random.normal() if self.norm == "2" else ball.x, random.uniform())
 
-    def _climb(self, model: Classifier, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
+    def _from(self, model: Classifier, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
         size = float(self.step_size or 0.0)
-        return climb(model, ball, start, loss, self.steps, size, early_stop=self.early_stop)
+        return pgd_steps(model, ball, start, loss, self.steps, size, early_stop=self.early_stop)
 
 
 # TPGD: away from the clean prediction, without labels.
@@ -157,7 +157,7 @@ class TPGD(Attack):
         # Clipped to the range of pixels, not to the ball: with eps below 0.001 the first step does that.
         start = (ball.x + 0.001 * random.normal()).clamp_(*ball.clip)
         loss = divergence(labels, model.logits(ball.x), ball.protocol)
-        return climb(model, ball, start, loss, self.steps, self.step_size)
+        return pgd_steps(model, ball, start, loss, self.steps, self.step_size)
 
 
 # APGD and its targeted kind: step sizes that adapt themselves.
@@ -218,7 +218,7 @@ class APGD(Attack):
         """From one start, for the images `keep`: the first misclassified point, or the one of greatest loss."""
         ball, loss, z = ball.pick(keep), loss.pick(keep), start[:, keep]
         z = z.repeat_interleave(model.runs // len(z), 0)
-        logits, gradient = model.gradient(z, loss.slopes)
+        logits, gradient = model.gradient(z, loss.logit_grad)
         value = loss.values(logits)
         best, best_z, best_gradient = value.clone(), z.clone(), gradient.clone()
         found, fallen = z.clone(), ~is_correct(logits, loss.y)
@@ -231,7 +231,7 @@ class APGD(Attack):
                 ahead = ball.project_(z + 0.75 * (ahead - z) + 0.25 * (z - before))
             before, z = z, ahead
             last = step == self.steps - 1
-            logits, gradient = (model.logits(z), gradient) if last else model.gradient(z, loss.slopes)
+            logits, gradient = (model.logits(z), gradient) if last else model.gradient(z, loss.logit_grad)
             wrong = ~is_correct(logits, loss.y)
             found = torch.where((wrong & ~fallen).unsqueeze(-1), z, found)
             fallen |= wrong

@@ -1,4 +1,4 @@
-"""What attacks ascend: losses of the logits, given by values and slopes (their derivatives by the logits).
+"""What attacks ascend: losses of the logits, given by their values and their gradients by the logits.
 
 Attacks step along the sign or the direction of a gradient, so a positive factor for each image changes nothing. The
 losses below use that freedom to stay away from rounding: a classifier that is very sure of itself has a cross-entropy
@@ -33,7 +33,7 @@ class Loss(ABC):
         """The loss of each image, (E, n), up to a monotone function."""
 
     @abstractmethod
-    def slopes(self, logits: Tensor) -> Tensor:
+    def logit_grad(self, logits: Tensor) -> Tensor:
         """Its derivative by the logits, (E, classes, n), up to a positive factor for each image."""
 
     def pick(self, keep: Tensor) -> Self:
@@ -63,18 +63,18 @@ class CrossEntropy(Loss):
     classifier is sure, is left out.
 
     >>> loss = CrossEntropy(torch.tensor([0]))
-    >>> loss.slopes(torch.tensor([[[500.0], [0.0], [0.0]]])).flatten().tolist()
+    >>> loss.logit_grad(torch.tensor([[[500.0], [0.0], [0.0]]])).flatten().tolist()
     [-1.0, 0.5, 0.5]
     """
 
     def values(self, logits: Tensor) -> Tensor:
         return _rivals(logits, self.y).logsumexp(1) - self._at(logits, self.y)
 
-    def slopes(self, logits: Tensor) -> Tensor:
-        slopes = _rivals(logits, self.y)
-        if slopes.shape[1] > 1:  # with a single class there is nobody to lose to
-            slopes = slopes.softmax(1)
-        return slopes.scatter_(1, _wide(self.y, logits), -1.0)
+    def logit_grad(self, logits: Tensor) -> Tensor:
+        logit_grad = _rivals(logits, self.y)
+        if logit_grad.shape[1] > 1:  # with a single class there is nobody to lose to
+            logit_grad = logit_grad.softmax(1)
+        return logit_grad.scatter_(1, _wide(self.y, logits), -1.0)
 
 
 class RoundedCrossEntropy(CrossEntropy):
@@ -83,14 +83,14 @@ class RoundedCrossEntropy(CrossEntropy):
     Once `1 - p_y` is lost in the rounding of 1, nothing draws the label's own logit down any more.
 
     >>> loss = RoundedCrossEntropy(torch.tensor([0]))
-    >>> loss.slopes(torch.tensor([[[500.0], [0.0], [0.0]]])).flatten().tolist()
+    >>> loss.logit_grad(torch.tensor([[[500.0], [0.0], [0.0]]])).flatten().tolist()
     [0.0, 0.0, 0.0]
     """
 
-    def slopes(self, logits: Tensor) -> Tensor:
+    def logit_grad(self, logits: Tensor) -> Tensor:
         # By way of the logarithm, as autograd has it: softmax rounds otherwise near 1.
-        slopes = logits.log_softmax(1).exp_()
-        return slopes.scatter_add_(1, _wide(self.y, logits), -torch.ones_like(logits[:, :1]))
+        logit_grad = logits.log_softmax(1).exp_()
+        return logit_grad.scatter_add_(1, _wide(self.y, logits), -torch.ones_like(logits[:, :1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class KL(Loss):
         before, now = self.clean.double().log_softmax(1), logits.double().log_softmax(1)
         return (before.exp() * (before - now)).sum(1)
 
-    def slopes(self, logits: Tensor) -> Tensor:
+    def logit_grad(self, logits: Tensor) -> Tensor:
         # In float64, and scaled up: near its start the two predictions differ by less than float32 can tell.
         difference = logits.double().softmax(1) - self.clean.double().softmax(1)
         scale = difference.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
@@ -113,7 +113,7 @@ class KL(Loss):
 class RoundedKL(KL):
     """The same with the gradient that floating point has."""
 
-    def slopes(self, logits: Tensor) -> Tensor:
+    def logit_grad(self, logits: Tensor) -> Tensor:
         return logits.softmax(1) - self.clean.softmax(1)
 
 
@@ -139,7 +139,7 @@ class DLR(Loss):
         gap = self._gap(logits)
         return (rival - self._at(logits, self.y)) / (1.0 if gap is None else gap[0])
 
-    def slopes(self, logits: Tensor) -> Tensor:
+    def logit_grad(self, logits: Tensor) -> Tensor:
         rival = _rivals(logits, self.y).argmax(1)
         return self._ratio(logits, rival, self._gap(logits))
 
@@ -152,16 +152,16 @@ class DLR(Loss):
 
     def _ratio(self, logits: Tensor, rival: Tensor, gap: tuple[Tensor, list[tuple[Tensor, float]]] | None) -> Tensor:
         """The derivative of `a / b` times b, `a = z_rival - z_y`: `a' - (a / b) b'`."""
-        slopes = torch.zeros_like(logits)
+        logit_grad = torch.zeros_like(logits)
         one = torch.ones_like(logits[:, :1])
-        slopes.scatter_add_(1, _wide(rival, logits), one)
-        slopes.scatter_add_(1, _wide(self.y, logits), -one)
+        logit_grad.scatter_add_(1, _wide(rival, logits), one)
+        logit_grad.scatter_add_(1, _wide(self.y, logits), -one)
         if gap is not None:
             b, parts = gap
             ratio = ((self._at(logits, rival) - self._at(logits, self.y)) / b).unsqueeze(1)
             for index, weight in parts:
-                slopes.scatter_add_(1, _wide(index, logits), -weight * ratio)
-        return slopes
+                logit_grad.scatter_add_(1, _wide(index, logits), -weight * ratio)
+        return logit_grad
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class TargetedDLR(DLR):
         gap = self._gap(logits)
         return (self._at(logits, self.target) - self._at(logits, self.y)) / (1.0 if gap is None else gap[0])
 
-    def slopes(self, logits: Tensor) -> Tensor:
+    def logit_grad(self, logits: Tensor) -> Tensor:
         return self._ratio(logits, self.target, self._gap(logits))
 
     def _gap(self, logits: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]] | None:

@@ -140,7 +140,7 @@ class Experiment:
     def recipe_for(self, method: Method) -> Recipe:
         """The paper's recipe for a method, with the experiment's options, its schedule scaled by the budget."""
         options = {**self.recipe, **self.recipes.get(method.name, {})}
-        return Recipe.of({"method": method, "adversary": self.adversary, **options}).scaled(self.budget)
+        return Recipe.from_options({"method": method, "adversary": self.adversary, **options}).scaled(self.budget)
 
     def projected(self, **options: Any) -> Projected:
         """A projection with this experiment's options."""

@@ -92,7 +92,7 @@ class _Search:
         sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=BATCH)
         self.study, self.states = optuna.create_study(direction="maximize", sampler=sampler), optuna.trial.TrialState
         self.options, self.root, self.data_dir = options, root, data_dir
-        self.recipe = Recipe.of(options["recipe"])
+        self.recipe = Recipe.from_options(options["recipe"])
         self.values = [float(value) for value in options["values"]]
         self.random = Random(0)  # noqa: S311 (not for secrets)
         self.trials: dict[tuple[float, ...], dict[str, Any]] = {}
@@ -152,7 +152,7 @@ def _shortened(recipe: Recipe) -> Recipe:
     """A schedule with fewer epochs after the first projection; the epochs before it are the same."""
     begins = recipe.method.begins
     left = max(1, round(SHORT * (recipe.epochs - begins)))
-    return recipe.changed({"epochs": begins + left})
+    return recipe.replace({"epochs": begins + left})
 
 
 def runs_of(

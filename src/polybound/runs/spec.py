@@ -101,7 +101,7 @@ class Spec:
     """Everything that determines a run. Two runs with the same spec are the same run.
 
     >>> spec = Spec(DataSpec("digits", "00ff"), seed=1)
-    >>> spec.difference(Spec(DataSpec("digits", "00ff"), recipe=Recipe.of(epochs=5), seed=1))
+    >>> spec.difference(Spec(DataSpec("digits", "00ff"), recipe=Recipe.from_options(epochs=5), seed=1))
     {'schedule.epochs': (100, 5), 'schedule.milestones': ([25, 75], [2, 4])}
     """
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from polybound.models import CCP, ConvCCP, PolynomialNetwork, RowsForm, closed_form, has_closed_form
 from polybound.seeds import drawn, seeded
 from polybound.training.losses import CrossEntropy, Loss
-from polybound.training.methods import Method, Moment, Plain, drop_subnormal
+from polybound.training.methods import Method, Plain, StepContext, drop_subnormal
 from polybound.training.optim import SGD, Descent
 
 __all__ = ["AutogradEngine", "ClosedEngine", "Engine", "NetworkEngine", "RowsEngine", "StepRandom", "engine_for"]
@@ -88,10 +88,10 @@ class Engine(ABC):
     one for each run.
 
     Attributes:
-        moment: where in the training the next step is.
+        context: where in the training the next step is.
     """
 
-    moment = Moment()
+    context = StepContext()
 
     def __init__(
         self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
@@ -148,10 +148,10 @@ class ClosedEngine(Engine):
         """Logits (E, classes, batch) of inputs (groups, batch, features)."""
         return self.form.logits(self._lift(x))
 
-    def slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def logit_grad(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The logits' gradient of the loss summed over the batch, (E, classes, batch), and the losses."""
-        slopes, losses = self.loss.slopes(self.logits(x), self.targets_of_runs(y))
-        return slopes, losses.sum((1, 2))
+        logit_grad, losses = self.loss.logit_grad(self.logits(x), self.targets_of_runs(y))
+        return logit_grad, losses.sum((1, 2))
 
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
@@ -160,8 +160,8 @@ class ClosedEngine(Engine):
         weights = None if weights is None else self.targets_of_runs(weights).unsqueeze(1)
         sums = x.new_zeros(self.runs)
 
-        def slopes(logits: Tensor, runs: slice, part: slice) -> Tensor:
-            found, losses = self.loss.slopes(logits, targets[runs, part])
+        def logit_grad(logits: Tensor, runs: slice, part: slice) -> Tensor:
+            found, losses = self.loss.logit_grad(logits, targets[runs, part])
             if weights is not None:
                 found.mul_(weights[runs, :, part])
                 losses.mul_(weights[runs, :, part])
@@ -169,9 +169,9 @@ class ClosedEngine(Engine):
             return drop_subnormal(found).mul_(1 / samples)
 
         if self.descent.plain:
-            self.form.descend_(x, slopes, rate, self.method.decay)
+            self.form.descend_(x, logit_grad, rate, self.method.decay)
         else:
-            self.descent.step_(self.form.gradients_of(x, slopes), rate, self.method.decay)
+            self.descent.step_(self.form.gradients_of(x, logit_grad), rate, self.method.decay)
         return sums / samples
 
 
@@ -248,7 +248,7 @@ class NetworkEngine(AutogradEngine):
         del random, weights  # nothing here is random, and a method with a loss of its own has no weights
         stacked = self.model.runs is not None
         inputs = x.repeat_interleave(self.runs // len(x), 0) if stacked else x[0]
-        losses, objective = self.method.network_loss(self.model.factors(), inputs, self._of_runs(y), self.moment)
+        losses, objective = self.method.network_loss(self.model.factors(), inputs, self._of_runs(y), self.context)
         gradients = torch.autograd.grad(objective.sum(), self.parameters)
         with torch.no_grad():
             pairs = list(zip(self.parameters, gradients, strict=True))

@@ -180,7 +180,7 @@ def fit(
 
     def plan_for(samples: int) -> Recipe:
         if isinstance(recipe, Recipe):
-            return recipe.changed(changes)
+            return recipe.replace(changes)
         return Recipe.named("default" if recipe is None else recipe, samples, model.features, changes)
 
     loss = plan_for(1).loss  # checks all options before the samples; their number changes other parts alone

@@ -32,7 +32,7 @@ class Loss(Component):
         """The losses (*lead, batch) of outputs (*lead, batch, classes), differentiable."""
 
     @abstractmethod
-    def slopes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def logit_grad(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients by outputs (E, classes, batch), which may be overwritten, and the losses (E, 1, batch)."""
 
 
@@ -64,17 +64,17 @@ class CrossEntropy(Loss):
         found = F.cross_entropy(flat, targets.flatten(), reduction="none", label_smoothing=self.label_smoothing)
         return found.view(targets.shape)
 
-    def slopes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def logit_grad(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         labels, smoothing = targets.unsqueeze(1), self.label_smoothing
         normaliser = torch.logsumexp(outputs, 1, keepdim=True)
         losses = normaliser - outputs.gather(1, labels)
         if smoothing:
             losses.mul_(1 - smoothing).add_(normaliser - outputs.mean(1, keepdim=True), alpha=smoothing)
-        slopes = outputs.sub_(normaliser).exp_()
-        slopes.scatter_add_(1, labels, slopes.new_full((1, 1, 1), smoothing - 1.0).expand_as(labels))
+        logit_grad = outputs.sub_(normaliser).exp_()
+        logit_grad.scatter_add_(1, labels, logit_grad.new_full((1, 1, 1), smoothing - 1.0).expand_as(labels))
         if smoothing:
-            slopes.sub_(smoothing / slopes.shape[1])
-        return slopes, losses
+            logit_grad.sub_(smoothing / logit_grad.shape[1])
+        return logit_grad, losses
 
 
 @register_loss
@@ -88,7 +88,7 @@ class Squared(Loss):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs - targets).square().mean(-1)
 
-    def slopes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        slopes = outputs.sub_(targets.transpose(1, 2))
-        losses = slopes.square().mean(1, keepdim=True)
-        return slopes.mul_(2 / slopes.shape[1]), losses
+    def logit_grad(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logit_grad = outputs.sub_(targets.transpose(1, 2))
+        losses = logit_grad.square().mean(1, keepdim=True)
+        return logit_grad.mul_(2 / logit_grad.shape[1]), losses

@@ -28,10 +28,10 @@ __all__ = [
     "CertifiedProjected",
     "JacobianPenalty",
     "Method",
-    "Moment",
     "Plain",
     "ProjectAfterStep",
     "Projected",
+    "StepContext",
     "WeightDecay",
     "cross_entropies",
     "drop_subnormal",
@@ -50,7 +50,7 @@ class AfterStep(Protocol):
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """Where in the training a step is, for losses that change on the way.
 
     Attributes:
@@ -132,16 +132,18 @@ class Method(Component):
         losses = cross_entropies(logits, labels)
         return losses, losses
 
-    def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
+    def network_loss(
+        self, factors: Factors, inputs: Tensor, labels: Tensor, context: StepContext
+    ) -> tuple[Tensor, Tensor]:
         """In the place of `loss`, for one that needs more than logits: what is reported, and what is descended.
 
         Args:
             factors: of the model or stack, differentiable by its weights.
             inputs: (*lead, batch, features).
             labels: (*lead, batch).
-            moment: where in the training the step is.
+            context: where in the training the step is.
         """
-        del factors, inputs, labels, moment
+        del factors, inputs, labels, context
         raise PolyboundError(f"method {self.name} has no loss of the network")
 
     def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> Any:
@@ -172,13 +174,13 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.view(labels.shape).sum(-1)
 
 
-def drop_subnormal(slopes: Tensor) -> Tensor:
+def drop_subnormal(logit_grad: Tensor) -> Tensor:
     """Gradients by logits, with those set to zero that are too small to move a weight.
 
     Once the training data is fitted, most classes of most samples have such; their products with what follows are
     subnormal numbers, with which a CPU takes four times as long. An adversary needs the sign of all of them.
     """
-    return F.hardshrink(slopes, 1e-20)
+    return F.hardshrink(logit_grad, 1e-20)
 
 
 METHODS: Registry[Method] = Registry("method")
@@ -386,8 +388,10 @@ class Certified(Method):
         rising = ceil(self.ramp * (epochs - self.begins) - 1e-9)
         return min(self.begins + rising, epochs - 1)
 
-    def network_loss(self, factors: Factors, inputs: Tensor, labels: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
-        c, r = box_of(inputs, self.eps_at(moment.done), moment.domain)
+    def network_loss(
+        self, factors: Factors, inputs: Tensor, labels: Tensor, context: StepContext
+    ) -> tuple[Tensor, Tensor]:
+        c, r = box_of(inputs, self.eps_at(context.done), context.domain)
         bounds = margin_bounds(factors, c, r, labels, self.rivals or None)
         low = bounds.centre - bounds.slope - self.remainder * bounds.remainder
         losses = self.weight * cross_entropies(bounds.logits.scatter(-1, bounds.rivals, -low), labels)
@@ -460,14 +464,14 @@ class JacobianPenalty(Method):
     def closed_loss(
         self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom
     ) -> tuple[Tensor, Tensor, Tensor]:
-        slopes, losses = engine.slopes(x, y)
-        classes, batch = slopes.shape[1:]
+        logit_grad, losses = engine.logit_grad(x, y)
+        classes, batch = logit_grad.shape[1:]
         if self.how == "exact":
-            one = torch.eye(classes).to(slopes).view(1, classes, -1, 1)
+            one = torch.eye(classes).to(logit_grad).view(1, classes, -1, 1)
             v, scale = one.expand(engine.runs, -1, -1, batch), self.weight
         else:
-            v, scale = random.unit_vectors(slopes.mT).mT.unsqueeze(1), self.weight * classes
-        return drop_subnormal(slopes), engine.rows(v).mul_(scale), losses
+            v, scale = random.unit_vectors(logit_grad.mT).mT.unsqueeze(1), self.weight * classes
+        return drop_subnormal(logit_grad), engine.rows(v).mul_(scale), losses
 
 
 def jacobian_penalty(logits: Tensor, inputs: Tensor, directions: Tensor | None = None) -> Tensor:

@@ -94,8 +94,8 @@ _STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 3000, 20, 200
 class Recipe:
     """One way to train, with every option decided. `Recipe(Projected(bound=1.0))` is the paper's Algorithm 1.
 
-    `Recipe.for_data` is the default of `fit`, `polybound train` and the estimators. `Recipe.of` is the paper's, and so
-    are the parts that a call of `Recipe` leaves out.
+    `Recipe.for_data` is the default of `fit`, `polybound train` and the estimators. `Recipe.from_options` is the
+    paper's, and so are the parts that a call of `Recipe` leaves out.
 
     Attributes:
         method: what is done to the loss and after a step.
@@ -106,7 +106,7 @@ class Recipe:
 
     A `start` that is a share of the epochs becomes an epoch, so that equal recipes have one form.
 
-    >>> Recipe.of(method="projection", bound=2.0, epochs=10).method
+    >>> Recipe.from_options(method="projection", bound=2.0, epochs=10).method
     Projected(bound=2.0, norm='inf', on='weights', every=10, start=5)
     """
 
@@ -145,17 +145,17 @@ class Recipe:
                 )
 
     @classmethod
-    def of(cls, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
+    def from_options(cls, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
         """The paper's recipe with some options: its parts by name, and any of their options.
 
         `start` is that of the method and, unless there is an `adversary_start`, of the adversary; `protocol` is the
         adversary's. Milestones are at 25 % and 75 % of the epochs unless they are given.
         """
-        return cls().changed({"schedule": "steps", **(options or {}), **more})
+        return cls().replace({"schedule": "steps", **(options or {}), **more})
 
     @classmethod
     def for_data(cls, samples: int, features: int, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
-        """The default recipe for so many samples and features, with some options as in `of`.
+        """The default recipe for so many samples and features, with some options as in `from_options`.
 
         AdamW along a cosine, in batches of 64, with a label smoothing of 0.1 unless the method has a loss of its own:
 
@@ -189,16 +189,16 @@ class Recipe:
         method = method if isinstance(method, Method) else METHODS.build(method)
         if "loss" not in plan and not method.own_loss:
             plan.setdefault("label_smoothing", _SMOOTHING)
-        return cls().changed(plan)
+        return cls().replace(plan)
 
     @classmethod
     def named(cls, name: object, samples: int, features: int, options: Mapping[str, Any]) -> Recipe:
         """The recipe of a name, "default" or "paper", with some options."""
         if name not in ("default", "paper"):
             raise PolyboundError(f"recipe must be 'default', 'paper' or a polybound.Recipe, got {name!r}")
-        return cls.of(options) if name == "paper" else cls.for_data(samples, features, options)
+        return cls.from_options(options) if name == "paper" else cls.for_data(samples, features, options)
 
-    def changed(self, options: Mapping[str, Any]) -> Recipe:
+    def replace(self, options: Mapping[str, Any]) -> Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
         left = _numbers(options)
         parts: dict[str, Any] = {"adversary": self._adversary(left)}

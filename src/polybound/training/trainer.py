@@ -18,7 +18,7 @@ from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.seeds import seeded
 from polybound.training.engine import StepRandom, engine_for
-from polybound.training.methods import Moment
+from polybound.training.methods import StepContext
 from polybound.training.optim import Descent
 from polybound.training.recipe import Recipe
 from polybound.training.samples import TrainingSet, training_set
@@ -160,14 +160,14 @@ class Trainer:
             y = y.repeat_interleave(times, 0)
             weights = None if weights is None else weights.repeat_interleave(times, 0)
         engine = self.engine if self.epoch >= self.recipe.method.begins else self.plain
-        engine.moment = self._moment()
+        engine.context = self._context()
         return engine.step_(x, y, rate, random, weights)
 
-    def _moment(self) -> Moment:
+    def _context(self) -> StepContext:
         """Where in the epochs of the method the next step is."""
         begins = self.recipe.method.begins
         done = (self.epoch - begins + self.step / self.steps) / max(self.recipe.epochs - begins, 1)
-        return Moment(max(done, 0.0), self.domain)
+        return StepContext(max(done, 0.0), self.domain)
 
     def _constrain(self) -> None:
         """What the method does after a step."""
