@@ -1,4 +1,4 @@
-"""Every statement of the paper with its functions, and every function with its statements."""
+"""Every statement of the paper with what is computed of it and its functions, and every function with its statements."""
 
 from __future__ import annotations
 
@@ -15,32 +15,43 @@ SOURCE = Path(__file__).with_name("theorems.toml")
 class Statement:
     """A theorem, lemma, definition or algorithm of the paper, and the full names of the functions that compute it."""
 
+    topic: str
     name: str
-    says: str
+    title: str
+    states: str
+    computes: str
     functions: tuple[str, ...]
 
 
 def statements() -> list[Statement]:
-    """All statements, in the paper's order."""
+    """All statements, by topic."""
     found = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["statement"]
-    return [Statement(each["name"], each["says"], tuple(each["functions"])) for each in found]
+    return [Statement(**{**each, "functions": tuple(each["functions"])}) for each in found]
 
 
 def write_theorems(page: Path) -> None:
-    """Put both tables into a page, in the place of `<!-- statements -->` and `<!-- functions -->`."""
+    """Put the statements and the table of functions into a page, where it has `<!-- statements -->` and `<!-- functions -->`."""
     found = statements()
-    rows = [f"| {each.name} | {each.says} | {', '.join(map(link, each.functions))} |" for each in found]
-    forward = "\n".join(["| in the paper | what it says | function |", "| --- | --- | --- |", *rows])
+    lines = []
+    for topic in dict.fromkeys(each.topic for each in found):
+        lines += [f"## {topic}", "", *(section(each) for each in found if each.topic == topic)]
     functions = sorted({function for each in found for function in each.functions})
     back = {name: [each.name for each in found if name in each.functions] for name in functions}
     rows = [f"| {link(name)} | {'; '.join(names)} |" for name, names in back.items()]
     backward = "\n".join(["| function | in the paper |", "| --- | --- |", *rows])
     text = page.read_text(encoding="utf-8")
-    for mark, table in (("<!-- statements -->", forward), ("<!-- functions -->", backward)):
+    for mark, part in (("<!-- statements -->", "\n".join(lines)), ("<!-- functions -->", backward)):
         if mark not in text:
             raise ValueError(f"{page} has no {mark}")
-        text = text.replace(mark, table)
+        text = text.replace(mark, part)
     page.write_text(text, encoding="utf-8")
+
+
+def section(each: Statement) -> str:
+    """One statement: what the paper states, what is computed, and by which functions."""
+    heading = f"### {each.name}: {each.title}" if each.title else f"### {each.name}"
+    parts = [heading, each.states.strip(), f"**Computed.** {each.computes.strip()}"]
+    return "\n\n".join([*parts, f"**Functions.** {', '.join(map(link, each.functions))}\n"])
 
 
 def link(function: str) -> str:
