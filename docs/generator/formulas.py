@@ -68,7 +68,7 @@ class _Formula(InlineProcessor):
         super().__init__(pattern)
         self.display = display
 
-    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # noqa: N802
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:
         del data
         found = mathml(m[1], self.display)
         return self.md.htmlStash.store(found), m.start(0), m.end(0)
@@ -77,7 +77,7 @@ class _Formula(InlineProcessor):
 class Formulas(Extension):
     """An extension of Python-Markdown."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+    def extendMarkdown(self, md: Markdown) -> None:
         # After code (190), before backslashes (180).
         for name, pattern, display in (
             ("formula on its own", r"\$\$(.+?)\$\$", True),
@@ -88,6 +88,6 @@ class Formulas(Extension):
             md.inlinePatterns.register(processor, name, 187 if display else 186)
 
 
-def makeExtension(**options: Any) -> Formulas:  # noqa: N802
+def makeExtension(**options: Any) -> Formulas:
     """What MkDocs calls for `generator.formulas`."""
     return Formulas(**options)

@@ -1,4 +1,4 @@
-"""Every statement of the paper with what is computed of it and its functions, and every function with its statements."""
+"""The page of theorems: every statement of the paper with its functions, and every function with its statements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def statements() -> list[Statement]:
 
 
 def write_theorems(page: Path) -> None:
-    """Put the statements and the table of functions into a page, where it has `<!-- statements -->` and `<!-- functions -->`."""
+    """Put statements and functions into a page, in the place of `<!-- statements -->` and `<!-- functions -->`."""
     found = statements()
     lines = []
     for topic in dict.fromkeys(each.topic for each in found):

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import markdown
 import pytest
 
 import polybound as pb
@@ -36,17 +37,29 @@ def test_every_theorem_of_the_paper_has_its_functions():
     assert numbers == {"Theorem": set(range(1, 12)), "Lemma": {1, 2, 4, 6, 7, 8, 11, 12}, "Algorithm": {1, 2}}
 
 
-def test_the_tables_of_theorems_go_both_ways(tmp_path):
+def test_theorems_lead_to_functions_and_functions_to_theorems(tmp_path):
     page = tmp_path / "theorems.md"
     shutil.copy(DOCS / "ideas" / "theorems.md", page)
     theorems.write_theorems(page)
     forward, _, backward = page.read_text().partition("## From the package")
-    for each in theorems.statements():
-        (row,) = [line for line in forward.splitlines() if line.startswith(f"| {each.name} |")]
+    sections = forward.split("\n### ")[1:]
+    for each, text in zip(theorems.statements(), sections, strict=True):
+        assert text.startswith(each.name) and "**Computed.**" in text
         for function in each.functions:
-            assert theorems.link(function) in row
+            assert theorems.link(function) in text
             (back,) = [line for line in backward.splitlines() if line.startswith(f"| {theorems.link(function)} |")]
             assert each.name in back
+
+
+def test_formulas_become_mathml_and_code_stays():
+    site = markdown.Markdown(extensions=["generator.formulas", "tables", "pymdownx.inlinehilite"])
+    text = site.convert(
+        "A `$x$`, $a * b * c$ and \\$5.\n\n$$\\max_{j} \\lVert U_j \\rVert \\pm 1$$\n\n| $y$ |\n| - |\n| $z_1$ |\n"
+    )
+    assert text.count("<math") == 4 and text.count('display="block"') == 1 and "<code>$x$</code>" in text
+    assert "<munder><mi>max</mi>" in text and "<mo>±</mo>" in text and "<em>" not in text
+    with pytest.raises(ValueError, match="frob"):
+        site.convert(r"$\frob{x}$")
 
 
 def test_every_command_and_option_is_on_the_page():
