@@ -33,8 +33,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"seed {options.seed}", flush=True)
-    begun, total, found = time.monotonic(), Counter(), 0
     honest = subjects()
+    begun, used, total, found = time.monotonic(), time.process_time(), Counter(), 0
     for block in range(options.block, options.block + -(-options.count // BLOCK)):
         counts, wrong = campaign(BLOCK, f"{options.seed} {block}", honest)
         total += counts
@@ -45,7 +45,8 @@ def main():
             with options.findings.open("a") as file:
                 print(json.dumps({"block": block, "subject": name, "outcome": outcome, "content": content}), file=file)
         if block % 10 == 9:
-            print(f"{sum(total.values()):,} mutants, next --block {block + 1}: {dict(total)}", flush=True)
+            rate = sum(total.values()) / (time.process_time() - used)
+            print(f"{sum(total.values()):,} mutants, {rate:,.0f} a CPU second, next --block {block + 1}", flush=True)
         if time.monotonic() - begun > options.seconds:
             break
     print(f"{sum(total.values()):,} mutants of seed {options.seed}: {dict(total)}; {found} findings")

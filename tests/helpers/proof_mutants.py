@@ -46,6 +46,7 @@ class Subject:
         self.sizes = Sizes(self.factors.features, self.factors.degree, self.factors.C.outputs)
         self.texts = [json.dumps(entry) for entry in self.entries]
         self.head_text = json.dumps(self.head)
+        self.judge = Judge(self)
 
     def check(self, content):
         """Schema and proof; the proofs of the file's constants are kept."""
@@ -580,19 +581,17 @@ def _affine(step, x):
 def campaign(count, seed, subjects):
     """Check mutants; returns counts, and the content of each that was accepted though it is false, or crashed the check."""
     mutator, counts, wrong = Mutator(seed), Counter(), []
-    judges = [Judge(subject) for subject in subjects]
     for _ in range(count):
-        place = mutator.random.randrange(len(subjects))
-        subject = subjects[place]
+        subject = subjects[mutator.random.randrange(len(subjects))]
         content = mutator.mutant(subject)
-        found = outcome(subject, judges[place], content)
+        found = outcome(subject, content)
         counts[found] += 1
         if found.startswith(("false", "crash")):
             wrong.append((subject.name, found, content | {"digest": _digest(content)}))
     return counts, wrong
 
 
-def outcome(subject, judge, content):
+def outcome(subject, content):
     """What becomes of a content: it is refused, accepted and true, or a finding."""
     try:
         with flint.ctx.workprec(PRECISION):
@@ -603,7 +602,7 @@ def outcome(subject, judge, content):
         return "refused by proof"
     except Exception as error:  # the finding itself
         return f"crash: {type(error).__name__}: {error}"
-    if not all(judge.true(content, image, status) for image, status in enumerate(found)):
+    if not all(subject.judge.true(content, image, status) for image, status in enumerate(found)):
         return "false"
     return "accepted and true" if set(found) - {"undecided"} else "accepted, nothing claimed"
 
