@@ -68,7 +68,7 @@ REFUSED = [
     ("demo -o plot", "must end in"),
     ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --picture x.gif", "must end in"),
     ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --split nonsense", "error: --split must be"),
-    ("evaluate ok.safetensors --attacks fgsm-0.1", "whose images"),
+    ("evaluate ok.safetensors --attacks fgsm-0.1", "no data set: pass --dataset NAME"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --method nonsense", "error: --method must be"),
     ("sweep table-1 --dry-run --engine nonsense", "engine must be one of"),
     ("sweep table-1 --engine nonsense", "engine must be one of"),

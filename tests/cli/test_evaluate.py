@@ -100,7 +100,9 @@ def test_what_is_refused(refused, folder, tmp_path, monkeypatch):
         assert error.count("\n") == 1 and message in error
     (tmp_path / "other").mkdir()
     assert "no run folder" in refused("evaluate", tmp_path / "other")
-    assert "whose images?" in refused("evaluate", folder / "model.safetensors", "--attacks", "fgsm-0.1")
+    assert "no data set: pass --dataset NAME" in refused(
+        "evaluate", folder / "model.safetensors", "--attacks", "fgsm-0.1"
+    )
     assert json.loads((folder / "spec.json").read_text())  # untouched
     monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
     assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")

@@ -15,7 +15,7 @@ import polybound as pb
 from polybound.attacks import FGSM, PGD
 from polybound.data import Dataset
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.evaluation import certified_name, evaluate, measure, score_of, wilson
+from polybound.evaluation import certified_name, evaluate, score_of, wilson
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
 
@@ -237,7 +237,7 @@ def test_run_folders_remember_their_scores(runs, tmp_path, monkeypatch):
     before = [(path / "scores.csv").read_bytes() for path in runs]
     # Nothing is measured twice ...
     with monkeypatch.context() as patch:
-        patch.setitem(measure.__globals__, "Measuring", None)
+        patch.setitem(evaluate.__globals__, "Predictions", None)
         again = evaluate_runs(runs, "fgsm-0.1", protocol="both")
         assert again.scores.rows == first.scores.rows and again.notes == first.notes
         assert evaluate_run(runs[0], "fgsm-0.1").scores.rows == first.scores.rows[:3]
@@ -271,11 +271,11 @@ def test_every_question_is_a_row_of_its_own(runs, tmp_path, change):
 def test_runs_with_the_same_weights_are_measured_once(runs, tmp_path, monkeypatch):
     folders = [copy_of(runs[i], tmp_path / name) for name, i in (("a", 0), ("b", 1), ("c", 0))]
     stacks, certified = [], []
-    attack, certify = PGD.__call__, measure.__globals__["certify"]
+    attack, certify = PGD.__call__, pb.certify
     monkeypatch.setattr(
         PGD, "__call__", lambda self, model, *a, **o: stacks.append(model.runs) or attack(self, model, *a, **o)
     )
-    monkeypatch.setitem(measure.__globals__, "certify", lambda *a, **o: certified.append(1) or certify(*a, **o))
+    monkeypatch.setattr("polybound.evaluation.measure.certify", lambda *a, **o: certified.append(1) or certify(*a, **o))
     result = evaluate_runs(folders, "pgd-0.1-5-0.03", certify=[0.01], limit=50)
     assert stacks == [2] and len(certified) == 2
     scores = {p.name: {(s.attack, s.protocol, s.counted): s.correct for s in Run(p).scores()} for p in folders}
@@ -339,7 +339,7 @@ def test_model_files_and_runs_of_several_data_sets(runs, tmp_path):
     """Each is measured on its own data, and called by its own name."""
     file = tmp_path / "m.safetensors"
     pb.load(runs[0] / "model.safetensors").save(file)
-    with pytest.raises(PolyboundError, match="whose images"):
+    with pytest.raises(PolyboundError, match="no data set: pass --dataset NAME"):
         evaluate_runs([file], "fgsm-0.1")
     folder = copy_of(runs[2], tmp_path / "run")
     result = evaluate_runs([file, folder], "fgsm-0.1", dataset="digits", limit=30)

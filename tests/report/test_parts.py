@@ -14,7 +14,7 @@ import polybound as pb
 from helpers.paper_rows import row_like, rows_like_the_paper
 from helpers.profiles import examples
 from helpers.report_parts import CURVE, FIGURE, HOSTILE, PICTURES, TABLE
-from polybound.evaluation import EvaluatedModel, Table
+from polybound.evaluation import Table
 from polybound.experiments import compare, experiment_names, find_experiment, published
 from polybound.report import build_report
 from polybound.report.axes import axes_of, columns_of
@@ -230,7 +230,9 @@ def test_bounds_of_runs_are_in_numerical_order_and_names_differ():
     model = pb.models.CCP(4, 2, 2, 2, seed=0)
     about = {"data": "digits", "model": "pn-4", "method": "projection", "seed": 0}
     loaded = [
-        LoadedModel(Path(f"r{n}"), EvaluatedModel(model, "w"), {**about, "method.bound": bound, "run": f"a{n}"})
+        LoadedModel(
+            path=Path(f"r{n}"), model=model, weights="w", about={**about, "method.bound": bound, "run": f"a{n}"}
+        )
         for n, bound in enumerate((100.0, 0.5, 20.0, 2.0))
     ]
     rows = bounds_table(loaded).rows

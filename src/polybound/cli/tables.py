@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polybound.evaluation import Evaluation, Row, network_labels, row_facts, value_label
+from polybound.evaluation import ATTACK_COLUMNS, SEED_COLUMNS, Evaluation, Row, network_labels, row_facts, value_label
 from polybound.evaluation import Table as Scores
 from polybound.theory import BoundTable
 
@@ -21,9 +21,6 @@ __all__ = ["note", "show_bounds", "show_facts", "show_means", "show_scores", "sh
 
 STORED = "*"
 """What marks a score that was read and not measured."""
-
-_OF_THE_SCORE = ("attack", "protocol", "counted", "attack_seed")
-_OF_THE_RUN = ("run", "weights", "correct", "per_class", "available")
 
 
 def width() -> int:
@@ -80,7 +77,7 @@ def _score_label(row: Row) -> str:
 
 def labelled(scores: Scores) -> list[dict[str, Any]]:
     """Rows with their labels, which tell each from all others, and what follows from their counts."""
-    names = network_labels(scores.rows, (*_OF_THE_SCORE, *_OF_THE_RUN))
+    names = network_labels(scores.rows, (*ATTACK_COLUMNS, *SEED_COLUMNS[1:], "available"))
     return [{**row_facts(row), "label": name} for name, row in zip(names, scores, strict=True)]
 
 
@@ -146,7 +143,7 @@ def _show_networks(
 def mean_rows(scores: Scores) -> list[dict[str, Any]]:
     """Mean and standard deviation over the seeds of each configuration, in percent."""
     parts = scores.configurations()
-    free = ("seed", *_OF_THE_SCORE, *_OF_THE_RUN)
+    free = (*ATTACK_COLUMNS, *SEED_COLUMNS, "available")
     names = network_labels([part.rows[0] for part in parts], free)
     found = []
     for name, part in zip(names, parts, strict=True):

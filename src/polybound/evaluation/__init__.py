@@ -1,33 +1,28 @@
-"""Evaluation: accuracy with its interval, clean and under attack, each number with everything that it is about."""
+"""Evaluation: accuracy with its interval, clean and under attack, each number with everything that it is about.
+
+evaluate     what is asked of some networks, measured; notes, examples, intervals of outputs
+measure      one accuracy after another, of stacks of networks; what is known is not measured again
+score        one measurement in counts, with its identity
+table        rows of scores, and the cells that are means over seeds
+difference   how much more accurate one network is than another
+"""
 
 from polybound.evaluation.difference import Difference, difference
-from polybound.evaluation.evaluate import (
-    Evaluation,
-    Examples,
-    evaluate,
-    evaluate_models,
-    keep_examples,
-    masking_notes,
-    output_intervals,
-    questions_for,
-    reader_notes,
-    row_facts,
-    score_of,
-)
-from polybound.evaluation.measure import EvaluatedModel, Progress, Question, count_images, measure
+from polybound.evaluation.evaluate import Evaluation, Examples, evaluate, evaluate_models, row_facts
+from polybound.evaluation.measure import EvaluatedModel, EvaluationSpec, Progress
 from polybound.evaluation.score import (
     CLEAN,
     NODES,
-    Radius,
     Score,
     certified_name,
     certified_radius_of,
     paper_counts,
-    read_radius,
     short_digest,
     wilson,
 )
 from polybound.evaluation.table import (
+    ATTACK_COLUMNS,
+    SEED_COLUMNS,
     Cell,
     MixedError,
     Row,
@@ -38,21 +33,23 @@ from polybound.evaluation.table import (
     labels,
     network_labels,
     read_table,
+    score_of,
     value_label,
 )
 
 __all__ = [
+    "ATTACK_COLUMNS",
     "CLEAN",
     "NODES",
+    "SEED_COLUMNS",
     "Cell",
     "Difference",
     "EvaluatedModel",
     "Evaluation",
+    "EvaluationSpec",
     "Examples",
     "MixedError",
     "Progress",
-    "Question",
-    "Radius",
     "Row",
     "Score",
     "Table",
@@ -60,22 +57,14 @@ __all__ = [
     "certified_name",
     "certified_radius_of",
     "column_label",
-    "count_images",
     "difference",
     "differing",
     "evaluate",
     "evaluate_models",
-    "keep_examples",
     "labels",
-    "masking_notes",
-    "measure",
     "network_labels",
-    "output_intervals",
     "paper_counts",
-    "questions_for",
-    "read_radius",
     "read_table",
-    "reader_notes",
     "row_facts",
     "score_of",
     "short_digest",

@@ -1,11 +1,11 @@
-"""The one function that measures: whatever is asked of some networks and is not known yet."""
+"""Measure accuracies: what is asked about some networks and is not known yet."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -13,16 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks import GROUP, Attack, Classifier, is_correct
+from polybound.attacks import GROUP, PAPER_ATTACKS, Attack, Classifier, is_correct, parse_attacks, protocols
 from polybound.certificates import certify
-from polybound.data import Dataset, Identity
+from polybound.data import Dataset
 from polybound.defences import Defence, Defended
-from polybound.errors import ArgumentError, PolyboundError, check_int
-from polybound.evaluation.score import CLEAN, Score, certified_name, per_class_text, read_radius
+from polybound.errors import PolyboundError, check_int
+from polybound.evaluation.score import CLEAN, Score, certified_name, read_radius
 from polybound.models import PolynomialNetwork, polynomial, stack, weights_digest
 from polybound.seeds import check_seed
 
-__all__ = ["EvaluatedModel", "Measuring", "Progress", "Question", "digest_of_module", "measure", "stacks", "together"]
+__all__ = [
+    "EvaluatedModel",
+    "EvaluationSpec",
+    "Metric",
+    "Predictions",
+    "Progress",
+    "count_images",
+    "digest_of_module",
+    "measure",
+    "stacks",
+]
 
 Progress = Callable[[int, int, str], None]
 """Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
@@ -32,8 +42,8 @@ _MEMORY = 2**26
 
 
 @dataclass(frozen=True)
-class Question:
-    """What to measure of a network: one accuracy.
+class Metric:
+    """One accuracy of a network: clean, under an attack, or certified.
 
     Attributes:
         attack: an attack; None for the clean images.
@@ -47,41 +57,104 @@ class Question:
 
     @property
     def name(self) -> str:
-        """What stands in the score's place for the attack."""
+        """What a score has as its attack."""
         if self.certify is not None:
             return certified_name(self.certify)
         return CLEAN if self.attack is None else self.attack.name
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The ways in which its images are counted, a score for each."""
+        """The ways in which images are counted; there is a score for each."""
         if self.certify is not None:
             return ("verified",)
         return ("-",) if self.attack is None else ("robust", "attacked")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """What to measure.
+
+    Attributes:
+        attacks: names ("pgd-0.1-20-0.01") or attacks; the paper's six by default.
+        protocol: what attacks clip to: "sound", the data's domain; "published", [0, 1] as in the paper; or "both".
+        certify: radii of balls for which to give the certified accuracy as well, as attack "certified-EPS": numbers of
+            l_inf balls, texts like "0.5:norm=2" of l_2 balls. Proofs of an image may take 256 cells of branch and
+            bound, the same on every machine; "0.1:nodes=1000" and "0.1:seconds=5" say otherwise.
+        limit: the number of images, from the first on; all by default.
+        seed: of the attacks.
+        defence: a denoiser in front of the network, "gaussian", "median:size=5" or a `Defence`. Attacks see it.
+        batch_size: images at a time; by default as many as fit into some 64 MB.
+        keep: how many of the first images and their adversarial examples to return.
+        check: on how many of the first images to look for gradient masking: whether black-box attacks within the same
+            ball break more of them than gradient attacks.
+        intervals: for how many of the first images to give the intervals that each output provably stays in, over the
+            balls of `certify`.
+    """
+
+    attacks: str | Attack | Iterable[str | Attack] = PAPER_ATTACKS
+    protocol: str = "sound"
+    certify: Sequence[float | str] = ()
+    limit: int | None = None
+    seed: int = 0
+    defence: str | Defence | None = None
+    batch_size: int | None = None
+    keep: int = 0
+    check: int = 0
+    intervals: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attacks, str | Attack):
+            object.__setattr__(self, "attacks", tuple(self.attacks))
+        object.__setattr__(self, "certify", tuple(self.certify))
+        check_seed(self.seed)
+        for name, least in {"limit": 1, "batch_size": 1, "keep": 0, "check": 0, "intervals": 0}.items():
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, least)
+
+    @classmethod
+    def of(cls, attacks: Any, options: Mapping[str, Any]) -> EvaluationSpec:
+        """The spec of some attacks and further options; a spec stands for itself, but for the options."""
+        return replace(attacks, **options) if isinstance(attacks, EvaluationSpec) else cls(attacks, **options)
+
+    def metrics(self) -> list[Metric]:
+        """Clean, every attack under every protocol that it knows, and certificates."""
+        attacked = [
+            Metric(attack, protocol)
+            for attack in parse_attacks(self.attacks)
+            for protocol in protocols(self.protocol)
+            if protocol == "sound" or not attack.only_sound
+        ]
+        return [Metric(), *attacked, *(Metric(protocol="sound", certify=radius) for radius in self.certify)]
+
+
+@dataclass(eq=False, kw_only=True)
 class EvaluatedModel:
     """A network to be measured.
 
     Attributes:
         model: the network; one that is no stack.
         weights: digest of its weights.
+        name: what notes and examples call it.
+        about: what its rows of a table have besides the scores; "run" at least.
         scores: what is known of it already, on any data; new scores are added.
-        keep: called with new scores as soon as there are some.
         defence: a denoiser in front of the network, wherever it is measured.
         train: images to train that denoiser on for this network, when it is needed; None if it is ready.
     """
 
     model: nn.Module
     weights: str
+    name: str = "model"
+    about: Mapping[str, Any] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
-    keep: Callable[[Sequence[Score]], None] | None = None
     defence: Defence | None = None
     train: Dataset | None = None
 
+    def add(self, scores: Sequence[Score]) -> None:
+        """Add new scores; called as soon as there are some."""
+        self.scores += scores
+
     @cached_property
-    def guard(self) -> Defence | None:
+    def trained_defence(self) -> Defence | None:
         """The denoiser, trained for this network if it needs training."""
         if self.defence is None or self.train is None:
             return self.defence
@@ -100,252 +173,170 @@ class EvaluatedModel:
         trained_elsewhere = self.train is None and any(True for _ in self.defence.parameters())
         return self.defence.name + (f"@{digest_of_module(self.defence)[:16]}" if trained_elsewhere else "")
 
-    def find(self, identity: tuple[object, ...]) -> Score | None:
-        """The score of this identity, if it is known."""
-        return next((score for score in self.scores if score.identity == identity), None)
 
-
-class Measuring:
-    """A classifier, or a stack of them, on the first images of a data set; its clean predictions are made once.
+class Predictions:
+    """The classes that a stack predicts for the first images of a data set, clean and attacked; each computed once.
 
     Args:
-        model: the classifier.
+        models: networks of one architecture, behind the denoiser of the first.
         data: the images.
-        total: how many of them.
-        seed: of the attacks.
-        batch_size: images at a time; by default as many as fit into some 64 MB.
-        progress: called now and then.
+        spec: with the seed of the attacks and the batch size.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Dataset,
-        total: int,
-        *,
-        seed: int = 0,
-        batch_size: int | None = None,
-        progress: Callable[[int, str], None] | None = None,
-    ) -> None:
-        check_seed(seed)
-        self.model, self.data, self.total, self.seed, self.progress = model, data, total, seed, progress
-        self.classifier = Classifier(model, data.shape)
-        self.batch = _images_at_a_time(self.classifier, data, batch_size)
-        self._clean: Tensor | None = None
+    def __init__(self, models: Sequence[EvaluatedModel], data: Dataset, spec: EvaluationSpec) -> None:
+        self.names, self.data, self.spec = [one.name for one in models], data, spec
+        network = models[0].model if len(models) == 1 else stack([one.model for one in models])  # type: ignore[misc]
+        guard = models[0].trained_defence
+        self.network = network if guard is None else Defended(network, guard)
+        self.classifier = Classifier(self.network, data.shape)
+        # A multiple of the group of images that shares its random numbers.
+        image = self.classifier.runs * prod(data.shape) * data.x.element_size()
+        self.batch = max(1, (spec.batch_size or _MEMORY // image) // GROUP) * GROUP
+        self.examples: dict[tuple[str, str], Tensor] = {}
+        """The first `spec.keep` attacked images, (E, keep, ...), by attack and protocol."""
+        self._known: dict[tuple[str, str], Tensor] = {}
 
-    def clean(self) -> Tensor:
-        """The predicted classes, (E, images); -1 where an output is not finite."""
-        if self._clean is None:
+    def of(self, metric: Metric, count: int, progress: Callable[[int, str], None] | None = None) -> Tensor:
+        """The predicted classes of the first `count` images, (E, count); -1 where an output is not finite."""
+        key, shape = (metric.name, metric.protocol), self.data.shape
+        if key not in self._known or self._known[key].shape[1] < count:
+            found, examples = [], []
             with self.classifier as classifier:
-                parts = [
-                    self._predictions(self.data.x[at].flatten(1).unsqueeze(0).to(classifier.device))
-                    for at in self._batches()
-                ]
-            self._clean = torch.cat(parts, 1)
-        return self._clean
-
-    def attacked(self, attack: Attack, protocol: str, keep: list[Tensor] | None = None) -> Tensor:
-        """The predicted classes of the attacked images; those are added to `keep`, if it is given."""
-        parts = []
-        with self.classifier as classifier:
-            for at in self._batches():
-                x, y = self.data.x[at], self.data.y[at]
-                options = {"domain": self.data.domain, "protocol": protocol, "seed": self.seed, "start": at.start}
-                found = attack(self.model, x, y, **options)
-                flat = found.reshape(classifier.runs, len(x), prod(self.data.shape))
-                parts.append(self._predictions(flat.to(classifier.device)))
-                if keep is not None:
-                    keep.append(found if classifier.stacked else found.unsqueeze(0))
-                if self.progress is not None:
-                    self.progress(len(x), f"{attack.name} {protocol}")
-        return torch.cat(parts, 1)
-
-    def _batches(self) -> Iterator[slice]:
-        for start in range(0, self.total, self.batch):
-            yield slice(start, min(start + self.batch, self.total))
-
-    def _predictions(self, x: Tensor) -> Tensor:
-        logits = self.classifier.logits(x)
-        if logits.shape[1] != self.data.classes:
-            raise PolyboundError(f"the model has {logits.shape[1]} classes, {self.data.name} has {self.data.classes}")
-        found = logits.argmax(1)
-        return torch.where(is_correct(logits, found), found, -1).cpu()
+                for start in range(0, count, self.batch):
+                    at = slice(start, min(start + self.batch, count))
+                    x = images = self.data.x[at]
+                    if metric.attack is not None:
+                        options: dict[str, Any] = {"domain": self.data.domain, "protocol": metric.protocol}
+                        options |= {"seed": self.spec.seed, "start": start}
+                        images = metric.attack(self.network, x, self.data.y[at], **options)
+                        if start < self.spec.keep:
+                            examples.append(images if classifier.stacked else images.unsqueeze(0))
+                    logits = classifier.logits(images.reshape(-1, len(x), prod(shape)).to(classifier.device))
+                    if logits.shape[1] != self.data.classes:
+                        raise PolyboundError(
+                            f"the model has {logits.shape[1]} classes, {self.data.name} has {self.data.classes}"
+                        )
+                    best = logits.argmax(1)
+                    found.append(torch.where(is_correct(logits, best), best, -1).cpu())
+                    if progress is not None and metric.attack is not None:
+                        progress(len(x), f"{metric.name} {metric.protocol}")
+            self._known[key] = torch.cat(found, 1)
+            if examples:
+                self.examples[key] = torch.cat(examples, 1)[:, : self.spec.keep]
+        return self._known[key][:, :count]
 
 
 def measure(
-    subjects: Sequence[EvaluatedModel],
+    models: Sequence[EvaluatedModel],
     data: Dataset,
-    questions: Sequence[Question],
-    *,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int | None = None,
+    spec: EvaluationSpec,
+    predictions: Callable[[Sequence[EvaluatedModel]], Predictions],
     progress: Progress | None = None,
 ) -> list[list[Score]]:
-    """Answer all questions about all networks; what is known is not measured again.
+    """Measure the accuracies of networks of one architecture; what is known is not measured again.
 
-    Networks of one architecture are attacked as one stack, those with the same weights once, and the clean images are
-    classified once for all attacks.
+    The networks are attacked as one stack, those with the same weights once.
 
     Args:
-        subjects: the networks; all of one architecture.
-        data: what to measure on.
-        questions: what to measure.
-        limit: the number of images, from the first on; all by default.
-        seed: of the attacks.
-        batch_size: images at a time; by default by memory.
+        models: the networks.
+        data: the images.
+        spec: what to measure.
+        predictions: makes a stack of networks.
         progress: called as `progress(done, total, what)`.
 
     Returns:
-        for each network its scores, in the order of the questions.
+        for each network its scores, in the order of `spec.metrics()`.
     """
-    total = count_images(data, limit)
-    plan = _Plan(data, data.identity, total, seed, batch_size)
-    lacking: dict[tuple[Question, ...], list[EvaluatedModel]] = {}
-    for subject in subjects:
-        missing = tuple(question for question in questions if not plan.known(subject, question))
-        if missing:
-            lacking.setdefault(missing, []).append(subject)
-    parts = [(group, missing) for missing, members in lacking.items() for group in stacks(_distinct(members))]
-    counter = _Counter(progress, sum(total * sum(q.attack is not None for q in missing) for _, missing in parts))
-    for group, missing in parts:
-        for found in plan.answers(group, missing, counter):
-            _hand_out(found, lacking[missing])
-    counter.finish()
-    return [[plan.find(subject, q, way) for q in questions for way in q.counted] for subject in subjects]
+    total, identity = count_images(data, spec.limit), data.identity
+    y = data.y[:total]
+    of_each_class = torch.bincount(y, minlength=data.classes).tolist()
 
-
-class _Counter:
-    """Adds up the images that were attacked, for `Progress`."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, max(total, 1), 0
-
-    def __call__(self, images: int, what: str) -> None:
-        self.done += images
-        if self.progress is not None:
-            self.progress(self.done, self.total, what)
-
-    def finish(self) -> None:
-        if self.progress is not None:
-            self.progress(self.total, self.total, "done")
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """On which images, with which seed."""
-
-    data: Dataset
-    identity: Identity
-    total: int
-    seed: int
-    batch_size: int | None
-
-    def score(
-        self, subject: EvaluatedModel, question: Question, counted: str, correct: int = 0, per_class: str = ""
-    ) -> Score:
-        data, identity = self.data, self.identity
+    def score(model: EvaluatedModel, metric: Metric, counted: str, hits: Tensor | None = None) -> Score:
+        """The score for the images of `hits`; without them, one with the identity that it would have."""
+        correct = [0] if hits is None else torch.bincount(y[hits], minlength=data.classes).tolist()
+        pairs = [] if hits is None else zip(correct, of_each_class, strict=True)
         return Score(
-            weights=subject.weights,
+            weights=model.weights,
             dataset=data.name,
             digest=identity.digest,
             split=identity.split,
             held_out=identity.held_out,
-            attack=question.name,
-            protocol=question.protocol,
-            attack_seed=0 if question.attack is None else self.seed,
-            defence=subject.defence_name,
+            attack=metric.name,
+            protocol=metric.protocol,
+            attack_seed=0 if metric.attack is None else spec.seed,
+            defence=model.defence_name,
             counted=counted,
-            total=self.total,
+            total=total,
             available=len(data),
-            correct=correct,
-            per_class=per_class,
+            correct=sum(correct),
+            per_class=" ".join(f"{right}/{all_}" for right, all_ in pairs),
         )
 
-    def known(self, subject: EvaluatedModel, question: Question) -> bool:
-        ways = (self.score(subject, question, counted).identity for counted in question.counted)
-        return all(subject.find(identity) is not None for identity in ways)
+    def stored(model: EvaluatedModel) -> dict[Metric, list[Score]]:
+        """By metric the scores of a network, where all of them are known."""
+        known = {score.identity: score for score in reversed(model.scores)}
+        found = {one: [known.get(score(model, one, way).identity) for way in one.counted] for one in metrics}
+        return {metric: scores for metric, scores in found.items() if None not in scores}  # type: ignore[misc]
 
-    def find(self, subject: EvaluatedModel, question: Question, counted: str) -> Score:
-        found = subject.find(self.score(subject, question, counted).identity)
-        if found is None:
-            raise AssertionError(f"{question.name} was not measured")
-        return found
+    metrics = spec.metrics()
+    lacking: dict[tuple[Metric, ...], list[EvaluatedModel]] = {}
+    for model in models:
+        known = stored(model)
+        if missing := tuple(metric for metric in metrics if metric not in known):
+            lacking.setdefault(missing, []).append(model)
+    # Large bounds never bind, and their runs have the same weights to the bit: one of them stands for all.
+    work = [
+        (group, missing)
+        for missing, members in lacking.items()
+        for group in stacks(list({model.weights: model for model in reversed(members)}.values())[::-1])
+    ]
+    images, done = sum(total * sum(one.attack is not None for one in missing) for _, missing in work), 0
 
-    def answers(
-        self,
-        group: Sequence[EvaluatedModel],
-        questions: Sequence[Question],
-        counter: _Counter,
-    ) -> Iterator[list[Score]]:
-        """The scores of the group, one question after another, as soon as they are there."""
-        model = together(group)
-        options = {"seed": self.seed, "batch_size": self.batch_size, "progress": counter}
-        measuring = Measuring(model, self.data, self.total, **options)  # type: ignore[arg-type]
-        y = self.data.y[: self.total]
-        clean = measuring.clean() == y
-        for question in questions:
-            if question.certify is not None:
-                for subject in group:  # one by one, so that each is kept as soon as it is done
-                    yield [self._verified(subject, question, question.certify)]
+    def advance(count: int, what: str) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, max(images, 1), what)
+
+    for group, missing in work:
+        stacked = predictions(group)
+        clean = stacked.of(Metric(), total) == y
+        for metric in missing:
+            if metric.certify is not None:
+                ball = read_radius(metric.certify)
+                options: dict[str, Any] = {"norm": ball.norm, "nodes": ball.nodes, "budget": ball.seconds}
+                for model in group:  # one by one, so that each is kept as soon as it is done
+                    network = polynomial(model.model)
+                    status = certify(network, data.x[:total], y, ball.eps, domain=data.domain, **options).status
+                    # What is undecided when the budget is used up does not count as certified.
+                    hits = torch.tensor([word == "verified" for word in status])
+                    _hand_out([score(model, metric, "verified", hits)], lacking[missing])
                 continue
-            hits = {"-": clean}
-            if question.attack is not None:
-                after = measuring.attacked(question.attack, question.protocol) == y
-                hits = {"robust": clean & after, "attacked": after}
-            yield [
-                self._counted(subject, question, way, hits[way][e])
-                for e, subject in enumerate(group)
-                for way in question.counted
-            ]
-
-    def _counted(self, subject: EvaluatedModel, question: Question, way: str, hits: Tensor) -> Score:
-        y = self.data.y[: self.total]
-        counts = torch.bincount(y[hits], minlength=self.data.classes)
-        totals = torch.bincount(y, minlength=self.data.classes)
-        classes = per_class_text(counts.tolist(), totals.tolist())
-        return self.score(subject, question, way, int(counts.sum()), classes)
-
-    def _verified(self, subject: EvaluatedModel, question: Question, radius: float | str) -> Score:
-        model = polynomial(subject.model)
-        if subject.defence is not None:
-            raise PolyboundError("a network behind a denoiser has no certificates")
-        x, y = self.data.x[: self.total], self.data.y[: self.total]
-        eps, norm, nodes, seconds = read_radius(radius)
-        # What is undecided when the budget is used up does not count as certified.
-        options: dict[str, Any] = {"norm": norm, "domain": self.data.domain, "nodes": nodes, "budget": seconds}
-        found = certify(model, x, y, eps, **options).status
-        return self._counted(subject, question, "verified", torch.tensor([word == "verified" for word in found]))
+            hits_by_way = {"-": clean}
+            if metric.attack is not None:
+                attacked = stacked.of(metric, total, advance) == y
+                hits_by_way = {"robust": clean & attacked, "attacked": attacked}
+            scores = [score(m, metric, way, hits_by_way[way][e]) for e, m in enumerate(group) for way in metric.counted]
+            _hand_out(scores, lacking[missing])
+    if progress is not None:
+        progress(max(images, 1), max(images, 1), "done")
+    return [[one for metric in metrics for one in known[metric]] for known in map(stored, models)]
 
 
-def _hand_out(scores: list[Score], subjects: Sequence[EvaluatedModel]) -> None:
+def _hand_out(scores: list[Score], models: Sequence[EvaluatedModel]) -> None:
     """Give scores to all networks that have the weights they are about."""
-    for subject in subjects:
-        if mine := [score for score in scores if score.weights == subject.weights]:
-            subject.scores += mine
-            if subject.keep is not None:
-                subject.keep(mine)
+    for model in models:
+        if mine := [score for score in scores if score.weights == model.weights]:
+            model.add(mine)
 
 
-def _distinct(subjects: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """One of each: large bounds never bind, and their runs have the same weights to the bit."""
-    return list({subject.weights: subject for subject in reversed(subjects)}.values())[::-1]
-
-
-def stacks(subjects: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
-    """What can be attacked together: everything, unless each network has a denoiser of its own."""
-    first = subjects[0].defence
-    together = all(one.defence is first and one.train is None for one in subjects)
-    if together and all(isinstance(subject.model, PolynomialNetwork) for subject in subjects):
-        return [list(subjects)]
-    return [[subject] for subject in subjects]
-
-
-def together(group: Sequence[EvaluatedModel]) -> nn.Module:
-    """The networks of a group behind their denoiser, as one classifier."""
-    model = group[0].model if len(group) == 1 else stack([subject.model for subject in group])  # type: ignore[misc]
-    guard = group[0].guard
-    return model if guard is None else Defended(model, guard)
+def stacks(models: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
+    """What can be attacked as one: everything, unless each network has a denoiser of its own."""
+    first = models[0].defence
+    shared = all(one.defence is first and one.train is None for one in models)
+    if shared and all(isinstance(one.model, PolynomialNetwork) for one in models):
+        return [list(models)]
+    return [[one] for one in models]
 
 
 def digest_of_module(model: nn.Module) -> str:
@@ -361,8 +352,6 @@ def digest_of_module(model: nn.Module) -> str:
 
 def count_images(data: Dataset, limit: int | None) -> int:
     """How many images a limit leaves, after a look at the labels."""
-    if limit is not None:
-        check_int("limit", limit)
     if len(data) == 0:
         raise PolyboundError(f"the {data.split} split of {data.name} is empty")
     if int(data.y.min()) < 0 or int(data.y.max()) >= data.classes:
@@ -370,11 +359,3 @@ def count_images(data: Dataset, limit: int | None) -> int:
             f"{data.name} has labels from {data.y.min()} to {data.y.max()}, but {data.classes} classes"
         )
     return len(data) if limit is None else min(limit, len(data))
-
-
-def _images_at_a_time(classifier: Classifier, data: Dataset, batch_size: int | None) -> int:
-    """A multiple of the group that shares its random numbers."""
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise ArgumentError("batch_size", f"must be a whole number of at least 1, got {batch_size!r}")
-    wanted = batch_size or _MEMORY // (classifier.runs * prod(data.shape) * data.x.element_size())
-    return max(1, wanted // GROUP) * GROUP

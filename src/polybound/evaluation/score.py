@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from math import inf
@@ -23,6 +22,7 @@ __all__ = [
     "paper_counts",
     "read_radius",
     "short_digest",
+    "short_number",
     "wilson",
 ]
 
@@ -50,7 +50,7 @@ class Score:
         defence: name of the denoiser in front of the network; empty without one.
         counted: "robust" (right as they are and attacked), "attacked" (right attacked, however they are: what many
             papers count), "verified" (proven), or "-" without an attack.
-        total: images, the first so many of the split.
+        total: images, from the first of the split on.
         available: images that the split has.
         correct: those that count.
         per_class: those that count and all of each class: "97/100 88/90".
@@ -104,17 +104,12 @@ class Score:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of all fields."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(cls.__dataclass_fields__)
 
 
 def short_digest(digest: str) -> str:
     """The first 16 hexadecimal digits: what scores and specs have."""
     return digest[:16]
-
-
-def per_class_text(counts: Sequence[int], totals: Sequence[int]) -> str:
-    """Counts of each class as `Score.per_class` keeps them."""
-    return " ".join(f"{correct}/{total}" for correct, total in zip(counts, totals, strict=True))
 
 
 class Radius(NamedTuple):
@@ -134,9 +129,9 @@ class Radius(NamedTuple):
 
 
 def read_radius(radius: float | str) -> Radius:
-    """The ball and the budget of a certified accuracy: a number is about l_inf, a text has settings as attacks have.
+    """The ball and the budget of a certified accuracy: a number is an l_inf radius, a text has settings as attacks do.
 
-    Work is counted in cells by default, so that a score is the same on every machine. Seconds are for those who ask.
+    Work is counted in cells by default, so that a score is the same on every machine.
 
     >>> read_radius(0.05), read_radius("0.5:norm=2:seconds=1")
     (Radius(eps=0.05, norm='inf', nodes=256, seconds=None), Radius(eps=0.5, norm='2', nodes=None, seconds=1.0))
@@ -165,12 +160,12 @@ def certified_name(radius: float | str) -> str:
     ('certified-0.05:nodes=256', 'certified-0.5:norm=2:seconds=1')
     """
     eps, norm, nodes, seconds = read_radius(radius)
-    parts = [f"certified-{_number(eps)}", *([] if norm == "inf" else [f"norm={norm}"])]
+    parts = [f"certified-{short_number(eps)}", *([] if norm == "inf" else [f"norm={norm}"])]
     parts += [] if nodes is None else [f"nodes={nodes}"]
-    return ":".join([*parts, *([] if seconds is None else [f"seconds={_number(seconds)}"])])
+    return ":".join([*parts, *([] if seconds is None else [f"seconds={short_number(seconds)}"])])
 
 
-def _number(value: float) -> str:
+def short_number(value: float) -> str:
     """The shortest text that is read back as the same number."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
@@ -232,7 +227,7 @@ def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, f
     from scipy.stats import binomtest
 
     if total < 1 or not 0 <= correct <= total:
-        raise PolyboundError(f"no share can be made of {correct} of {total}")
+        raise PolyboundError(f"need 0 <= correct <= total, total > 0, got {correct} of {total}")
     if not 0 < confidence < 1:
         raise PolyboundError(f"confidence must lie between 0 and 1, got {confidence!r}")
     found = binomtest(correct, total).proportion_ci(confidence, "wilson")

@@ -23,9 +23,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polybound.errors import PolyboundError, require
-from polybound.evaluation.score import Score, dated_name
+from polybound.evaluation.score import Score, dated_name, short_number
 
 __all__ = [
+    "ATTACK_COLUMNS",
+    "SEED_COLUMNS",
     "Cell",
     "MixedError",
     "Row",
@@ -36,24 +38,24 @@ __all__ = [
     "labels",
     "network_labels",
     "read_table",
+    "score_of",
     "value_label",
 ]
 
 
 Row = Mapping[str, Any]
 
-OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
+SEED_COLUMNS = ("seed", "run", "weights", "correct", "per_class")
 """The columns in which the rows of a cell may differ: the seed, and what follows from it."""
+
+ATTACK_COLUMNS = ("attack", "protocol", "counted", "attack_seed")
+"""The columns that tell scores of one network on the same images apart."""
 
 CHECK = "check"
 """The column of a run folder's file that tells whether a line is as it was written; see `Score.check`."""
 
 _SCORE = {field.name: str(field.type) for field in fields(Score)}
 _LEADING = ("data", "model", "method", "adversary", "seed", "epoch")
-
-
-_ASKED = ("run", "epoch", *(name for name in _SCORE if name not in ("total", "correct", "per_class")))
-"""What two measurements of a network have in common that differ in the number of images alone."""
 
 
 class MixedError(PolyboundError):
@@ -139,7 +141,10 @@ class Table:
         found: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             found.setdefault(tuple(_key(row.get(name)) for name in columns), []).append(row)
-        return {tuple(_frozen(rows[0].get(name)) for name in columns): Table(rows) for rows in found.values()}
+        first = [[rows[0].get(name) for name in columns] for rows in found.values()]
+        # Mappings and lists cannot be keys: they are, as text.
+        keys = [tuple(_key(value) if isinstance(value, dict | list) else value for value in row) for row in first]
+        return {key: Table(rows) for key, rows in zip(keys, found.values(), strict=True)}
 
     def configurations(self, *free: str) -> list[Table]:
         """The rows parted so that each part differs in the seed only, and in the columns `free`."""
@@ -213,8 +218,9 @@ class Table:
 
     def fullest(self) -> Table:
         """Of measurements of a network that differ in the number of images alone, those with the most images."""
+        about = ("run", "epoch", *(name for name in _SCORE if name not in ("total", "correct", "per_class")))
+        keys = [_key([row.get(name) for name in about]) for row in self.rows]
         most: dict[str, int] = {}
-        keys = [_key([row.get(name) for name in _ASKED]) for row in self.rows]
         for key, row in zip(keys, self.rows, strict=True):
             most[key] = max(row["total"], most.get(key, 0))
         return Table(row for key, row in zip(keys, self.rows, strict=True) if row["total"] == most[key])
@@ -261,12 +267,11 @@ def best_place(candidates: Sequence[Sequence[Cell | None]]) -> tuple[int, int] |
         candidates: the cells of each, in the same order.
     """
     known = [place for place, cells in enumerate(zip(*candidates, strict=True)) if any(cells)]
-    whole = {
-        number: [cells[place] for place in known]
+    found = {
+        number: [cell for cell in (cells[place] for place in known) if cell is not None]
         for number, cells in enumerate(candidates)
         if known and all(cells[place] is not None for place in known)
     }
-    found = {number: [cell for cell in cells if cell is not None] for number, cells in whole.items()}
     seeds = {number: min(len(cell.seeds) for cell in cells) for number, cells in found.items()}
     competing = [number for number in found if seeds[number] == max(seeds.values())]
     if not competing:
@@ -299,35 +304,34 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
         value = line[name]
         if value is None or None in line:
             raise PolyboundError(f"line {number} has not as many columns as the header")
-        if name == CHECK:
-            continue
         if name in _SCORE:
             try:
                 row[name] = _READERS[_SCORE[name]](value)
             except ValueError:
                 raise PolyboundError(f"line {number}: {name} cannot be {value!r}") from None
-        elif value:
+        elif value and name != CHECK:
             row[name] = _read_value(value)
     row["attack"] = dated_name(row["attack"])
     if not 0 <= row["correct"] <= row["total"] or row["total"] < 1:
         raise PolyboundError(f"line {number}: {row['correct']} of {row['total']} images cannot be right")
-    if row["per_class"] and not _adds_up(row):
-        counts = f"{row['correct']} of {row['total']}"
-        raise PolyboundError(f"line {number}: per_class does not add up to {counts}: {row['per_class']!r}")
+    if classes := row["per_class"]:
+        whole = re.fullmatch(r"\d+/\d+( \d+/\d+)*", classes, re.ASCII)
+        pairs = [map(int, pair.split("/")) for pair in classes.split()] if whole else [(-1, -1)]
+        if [sum(counts) for counts in zip(*pairs, strict=True)] != [row["correct"], row["total"]]:
+            counts = f"{row['correct']} of {row['total']}"
+            raise PolyboundError(f"line {number}: per_class does not add up to {counts}: {classes!r}")
     if line.get(CHECK) and line[CHECK] != _check(row):
         raise PolyboundError(f"line {number} was changed after it was written: its check is no longer {line[CHECK]}")
     return row
 
 
+def score_of(row: Row) -> Score:
+    """The score that a row of a table holds."""
+    return Score(**{name: row[name] for name in _SCORE})
+
+
 def _check(row: Row) -> str:
-    return Score(**{name: row[name] for name in _SCORE}).check(str(row.get("run")))
-
-
-def _adds_up(row: Row) -> bool:
-    if not re.fullmatch(r"\d+/\d+( \d+/\d+)*", row["per_class"], re.ASCII):
-        return False
-    pairs = [[int(count) for count in pair.split("/")] for pair in row["per_class"].split()]
-    return [sum(counts) for counts in zip(*pairs, strict=True)] == [row["correct"], row["total"]]
+    return score_of(row).check(str(row.get("run")))
 
 
 def _written(value: Any) -> Any:
@@ -372,7 +376,7 @@ def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[A
 def of_the_seed(rows: Sequence[Row]) -> tuple[str, ...]:
     """In which columns rows may differ and still be one cell: without a seed, runs are different things."""
     seeded = all(row.get("seed") is not None for row in rows)
-    return OF_THE_SEED if seeded else ("correct", "per_class")
+    return SEED_COLUMNS if seeded else ("correct", "per_class")
 
 
 def _key(value: Any) -> str:
@@ -395,17 +399,12 @@ def _canonical(value: Any) -> Any:
     return [_canonical(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _frozen(value: Any) -> Any:
-    """A value that can be a key of a dictionary: mappings and lists as text."""
-    return _key(value) if isinstance(value, dict | list) else value
-
-
 def _order(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float)
     return not number, float(value) if number else 0.0, str(value)
 
 
-# What rows of a table are called: by what they differ in, never by more and never by less.
+# Label rows by the columns in which they differ.
 
 
 _COLUMNS = {
@@ -425,7 +424,7 @@ _COLUMNS = {
 
 
 def column_label(column: str) -> str:
-    """What people call a column.
+    """The name of a column in tables and labels.
 
     >>> column_label("optimiser.learning_rate"), column_label("total")
     ('learning rate', 'images')
@@ -434,7 +433,7 @@ def column_label(column: str) -> str:
 
 
 def value_label(value: Any) -> str:
-    """A value for people.
+    """A value as text, as tables and labels show it.
 
     >>> value_label({"U1": 1.5, "C": 0.8}), value_label(None), value_label(0.0001)
     ('C 0.8 U1 1.5', 'none', '0.0001')
@@ -445,9 +444,7 @@ def value_label(value: Any) -> str:
         return " ".join(f"{name} {value_label(entry)}" for name, entry in sorted(value.items()))
     if isinstance(value, list | tuple):
         return f"[{' '.join(map(value_label, value))}]"  # 3 is one value, and a list of it another
-    if isinstance(value, float):
-        return short if float(short := f"{value:g}") == value else repr(value)
-    return str(value)
+    return short_number(value) if isinstance(value, float) else str(value)
 
 
 _FIRST = ("method.bound", "method.weight", "method.eps", "adversary")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polybound.atomic import write_atomically
-from polybound.attacks import parse_attacks, protocols
 from polybound.data import digest_of, load, missing
 from polybound.errors import FileFormatError, PolyboundError
-from polybound.evaluation import Row, questions_for
+from polybound.evaluation import EvaluationSpec, Row
 from polybound.experiments.experiment import Experiment
 from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_runs
 
@@ -21,45 +20,25 @@ __all__ = ["Digests", "Job", "Measurement", "StackJob", "StudyJob", "covers", "m
 
 @dataclass(frozen=True)
 class Measurement:
-    """What to measure on trained runs."""
+    """What to measure on trained runs, and on which split."""
 
-    attacks: tuple[str, ...]
-    splits: tuple[str, ...] = ("test",)
-    protocol: str = "both"
-    limit: int | None = None
-    defence: str | None = None
-    certify: tuple[float, ...] = ()
+    spec: EvaluationSpec
+    split: str = "test"
 
     def run(self, runs: Iterable[Run], data_dir: Path | None, epoch: int | None) -> None:
         """Measure what is not known yet, on the runs that did not fail."""
-        paths = [run.path for run in runs if run.failure is None]
-        for split in self.splits if paths else ():
-            evaluate_runs(
-                paths,
-                self.attacks,
-                protocol=self.protocol,
-                split=split,
-                limit=self.limit,
-                defence=self.defence,
-                certify=self.certify,
-                data_dir=data_dir,
-                epoch=epoch,
-            )
-
-    def columns(self) -> set[tuple[str, str, str, str]]:
-        """Split, attack, protocol and way of counting of every score that it leaves."""
-        questions = questions_for(parse_attacks(self.attacks), protocols(self.protocol), self.certify)
-        return {(s, q.name, q.protocol, way) for s in self.splits for q in questions for way in q.counted}
+        if paths := [run.path for run in runs if run.failure is None]:
+            evaluate_runs(paths, self.spec, split=self.split, data_dir=data_dir, epoch=epoch)
 
     def done(self, run: Run, epoch: int) -> bool:
         """Whether nothing is left to measure."""
         found = {
-            (row["split"], row["attack"], row["protocol"], row["counted"])
+            (row["attack"], row["protocol"], row["counted"])
             for row in run.table()
-            if row["epoch"] == epoch and row["attack_seed"] == 0 and row["defence"] == (self.defence or "")
-            if covers(row, self.limit)
+            if row["split"] == self.split and row["epoch"] == epoch and row["attack_seed"] == 0
+            if row["defence"] == (self.spec.defence or "") and covers(row, self.spec.limit)
         }
-        return self.columns() <= found
+        return {(one.name, one.protocol, way) for one in self.spec.metrics() for way in one.counted} <= found
 
 
 def covers(row: Row, limit: int | None) -> bool:
@@ -113,9 +92,8 @@ class StackJob:
         """What is to be measured after which epochs."""
         for wanted in self.measurements:
             yield None, wanted
-        papers = replace(self.measurements[0], splits=("test",), protocol="published", certify=())
         for epoch in self.earlier:
-            yield epoch, papers
+            yield epoch, Measurement(replace(self.measurements[0].spec, protocol="published", certify=()))
 
     def run(self, root: Path, data_dir: Path | None) -> None:
         """Do what is not done."""
@@ -188,11 +166,11 @@ def run_job(job: Job, root: Path, data_dir: Path | None) -> None:
 
 def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]:
     """What an experiment measures on runs of a method."""
-    limit = experiment.limit or None
-    plain = Measurement(experiment.attacks, experiment.splits, "both", limit, certify=experiment.eps)
-    if method != "none":
-        return (plain,)
-    return (plain, *(Measurement(experiment.attacks, ("test",), "both", limit, name) for name in experiment.defences))
+    plain = EvaluationSpec(experiment.attacks, "both", experiment.eps, experiment.limit or None)
+    found = [Measurement(plain, split) for split in experiment.splits]
+    if method == "none":
+        found += [Measurement(replace(plain, certify=(), defence=name)) for name in experiment.defences]
+    return tuple(found)
 
 
 # Which data sets are on this machine, by their digests.

@@ -13,7 +13,16 @@ import torch
 
 from polybound.data import load, missing
 from polybound.errors import PolyboundError, check_int, existing_folder, require
-from polybound.evaluation import CLEAN, MixedError, Row, Table, certified_radius_of, paper_counts, read_table
+from polybound.evaluation import (
+    CLEAN,
+    EvaluationSpec,
+    MixedError,
+    Row,
+    Table,
+    certified_radius_of,
+    paper_counts,
+    read_table,
+)
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Digests, Measurement, StackJob, StudyJob, covers
 from polybound.models import CCP
@@ -104,8 +113,8 @@ class _Search:
         recipes = [replace(schedule, method=replace(schedule.method, **{"bound": dict(point)})) for point in points]
         specs = tuple(Spec(self.data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
         limit, attack = self.options["limit"] or None, self.options["attack"]
-        wanted = Measurement((attack,), ("validation",), self.options["protocol"], limit)
-        StackJob(specs, (wanted,)).run(self.root, self.data_dir)
+        wanted = EvaluationSpec((attack,), self.options["protocol"], limit=limit)
+        StackJob(specs, (Measurement(wanted, "validation"),)).run(self.root, self.data_dir)
         return [_accuracy(Run.of(spec, self.root), self.options) for spec in specs]
 
     def try_points(self, count: int) -> None:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from polybound.attacks import parse_attack
-from polybound.evaluation import CLEAN, Cell, Row, Table, certified_radius_of, labels
+from polybound.evaluation import ATTACK_COLUMNS, CLEAN, SEED_COLUMNS, Cell, Row, Table, certified_radius_of, labels
 from polybound.experiments import Experiment, growth_studies, published_value, ratios, row_kind, studies
 from polybound.report.elements import Figure, Images, Line, Panel
 from polybound.report.labels import (
@@ -31,7 +31,6 @@ __all__ = ["curves", "growth", "initial", "run_figures", "samples", "tradeoff"]
 
 _X = {"bound": "method.bound", "rank": "model.rank", "steps": "steps"}
 _CERTIFIED = ("certified", "certified-projection")
-_OF_THE_SEED = ("seed", "run", "weights", "correct", "per_class")
 _X_LABELS = {"bound": "bound", "rank": "hidden rank", "steps": "adversarial steps"}
 
 
@@ -113,7 +112,7 @@ def _lines(experiment: Experiment, table: Table, name: str) -> list[Line]:
     known = Table({**row, **({"steps": _steps(row)} if experiment.x == "steps" else {})} for row in table)
     known = known.only(lambda row: isinstance(row.get(column), int | float))
     parts = known.configurations(*free)
-    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *_OF_THE_SEED))
+    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *SEED_COLUMNS))
     lines = []
     for more, part in zip(names, parts, strict=True):
         points = part.best_epoch().cells_by(column)
@@ -165,7 +164,7 @@ def _tradeoff_lines(experiment: Experiment, kind: str, table: Table, attack: str
     free = ("method.bound", "method.eps", "attack", "protocol", "counted")
     shown = table.only(lambda row: row["attack"] == "clean" or (row["attack"] == attack and row["protocol"] == "sound"))
     parts = shown.configurations(*free)
-    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *_OF_THE_SEED))
+    names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], (*free, *SEED_COLUMNS))
     lines = []
     for more, part in zip(names, parts, strict=True):
         if points := _pairs(part, attack):
@@ -227,7 +226,7 @@ def _ratio_lines(table: Table) -> list[Line]:
     """gamma/theta over the bounds, a line for each configuration; only seeds are averaged."""
     known = table.only(lambda row: isinstance(row.get("method.bound"), float))
     parts = known.configurations("method.bound", "ratio")
-    free = ("method.bound", "ratio", *_OF_THE_SEED)
+    free = ("method.bound", "ratio", *SEED_COLUMNS)
     names = [""] if len(parts) == 1 else labels([part.rows[0] for part in parts], free)
     lines = []
     for more, part in zip(names, parts, strict=True):
@@ -272,8 +271,7 @@ MOST_LINES = 16
 Headings = Sequence[tuple[str, Table]]
 """The scores by what their runs have in common, each part with its heading."""
 
-_COLUMN = ("attack", "protocol", "counted", "attack_seed")
-_FREE = ("seed", "run", "weights", "correct", "per_class", "total", "available")
+_FREE = (*SEED_COLUMNS, "total", "available")
 _BOUND = "method.bound"
 _TOGETHER = ("data", "data.digest", "model", "model.rank")
 _LEVELS = (_BOUND, "method.weight", "method.eps")
@@ -299,7 +297,7 @@ def _over_bounds(headings: Headings) -> Figure:
         if len(known.values(_BOUND)) < 2:
             continue
         lines = []
-        for column, mine in known.groups(*_COLUMN).items():
+        for column, mine in known.groups(*ATTACK_COLUMNS).items():
             lines += _bound_lines(column_name(*column), mine)
         panels += _in_parts(heading, "bound", "accuracy in %", lines, log_x=True, from_zero=True)
     return Figure("Accuracy over the bounds", panels, notes=["Mean over seeds; the bars are standard deviations."])
@@ -320,7 +318,7 @@ def _bound_lines(name: str, table: Table) -> list[Line]:
 def _trade_off(table: Table, headings: Headings) -> Figure:
     """Clean against attacked accuracy of all configurations, a panel for each attack and heading."""
     panels = []
-    columns = [column for column in table.groups(*_COLUMN) if column[0] != CLEAN]
+    columns = [column for column in table.groups(*ATTACK_COLUMNS) if column[0] != CLEAN]
     for heading, part in headings:
         for column in columns:
             lines = _points(part, column)
@@ -333,16 +331,16 @@ def _trade_off(table: Table, headings: Headings) -> Figure:
 
 def _points(table: Table, column: tuple[Any, ...]) -> list[Line]:
     """A line for each method, and each other difference, from the smallest to the largest bound, weight or radius."""
-    free = (*_LEVELS, *_COLUMN)
+    free = (*_LEVELS, *ATTACK_COLUMNS)
     parts = table.configurations(*free)
     names = labels([part.rows[0] for part in parts], (*free, *_FREE))
     lines = []
     for name, part in zip(names, parts, strict=True):
         points = []
-        for one in part.configurations(*_COLUMN):
+        for one in part.configurations(*ATTACK_COLUMNS):
             clean, attacked = (
                 one.where(attack=CLEAN).cell(),
-                one.where(dict(zip(_COLUMN, column, strict=True))).cell(),
+                one.where(dict(zip(ATTACK_COLUMNS, column, strict=True))).cell(),
             )
             if clean is not None and attacked is not None:
                 points.append((*level_of(one.rows[0]), clean.mean, attacked.mean))

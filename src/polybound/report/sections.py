@@ -8,7 +8,19 @@ from itertools import product
 from pathlib import Path
 
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, Cell, Row, Score, Table, best_place, difference, labels, paper_counts
+from polybound.evaluation import (
+    ATTACK_COLUMNS,
+    CLEAN,
+    SEED_COLUMNS,
+    Cell,
+    Row,
+    Score,
+    Table,
+    best_place,
+    difference,
+    labels,
+    paper_counts,
+)
 from polybound.experiments import EPOCHS, Experiment, paper_method, resolve, row_kind, runs_of, search_job
 from polybound.models import ConvCCP
 from polybound.report.differences import Pair, best_bound, chosen_on_validation, pairs_table, questions_table
@@ -38,8 +50,6 @@ __all__ = ["bounds_table", "by_heading", "highest_pairs", "runs_section", "score
 # Report of any run folders: their scores, and what is proven of their weights.
 
 
-_COLUMN = ("attack", "protocol", "counted", "attack_seed")
-_OF_THE_RUN = ("seed", "run", "weights", "correct", "per_class")
 _HEADING = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples", "split", "defence")
 
 
@@ -80,9 +90,9 @@ def highest_pairs(headings: Sequence[tuple[str, Table]]) -> list[Pair]:
     """
     found = []
     for heading, table in headings:
-        for column, rows in table.groups(*_COLUMN).items():
+        for column, rows in table.groups(*ATTACK_COLUMNS).items():
             rivals = rows.where(total=max(rows.values("total"))).configurations()
-            left = list(zip(labels([one.rows[0] for one in rivals], _OF_THE_RUN), rivals, strict=True))
+            left = list(zip(labels([one.rows[0] for one in rivals], SEED_COLUMNS), rivals, strict=True))
             ranked: list[tuple[str, Table]] = []
             while left and (best := best_place([[one.cell()] for _, one in left])) is not None:
                 ranked.append(left.pop(best[0]))
@@ -106,17 +116,17 @@ def by_heading(table: Table) -> list[tuple[str, Table]]:
 
 def scores_table(table: Table) -> Shown:
     """A row for each configuration and set of images, named by what differs; a column for each attack."""
-    columns = list(table.groups(*_COLUMN))
+    columns = list(table.groups(*ATTACK_COLUMNS))
     columns.sort(key=lambda column: column[0] != CLEAN)
     header = ["method", "seeds", "images", *(column_name(*column) for column in columns)]
     cells: list[list[Value]] = []
     groups: list[tuple[int, str]] = []
     for heading, part in by_heading(table):
         groups.append((len(cells), heading))
-        configurations = sorted(part.configurations(*_COLUMN), key=_order)
-        names = labels([one.rows[0] for one in configurations], (*_OF_THE_RUN, *_COLUMN, "total", "available"))
+        configurations = sorted(part.configurations(*ATTACK_COLUMNS), key=_order)
+        names = labels([one.rows[0] for one in configurations], (*SEED_COLUMNS, *ATTACK_COLUMNS, "total", "available"))
         for name, one in zip(names, configurations, strict=True):
-            found = [one.where(dict(zip(_COLUMN, column, strict=True))).cell() for column in columns]
+            found = [one.where(dict(zip(ATTACK_COLUMNS, column, strict=True))).cell() for column in columns]
             for seeds in dict.fromkeys(cell.seeds for cell in found if cell is not None):
                 values = [cell if cell is not None and cell.seeds == seeds else None for cell in found]
                 cells.append([name, len(seeds), images_text(one.rows[0]), *values])
