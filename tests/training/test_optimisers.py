@@ -198,7 +198,7 @@ def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, mo
     write = Checkpoint.write
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "write", interrupt)
-        patch.setattr("polybound.runs.train._Keeper.after_step", _save_every_step)
+        patch.setattr("polybound.runs.train.Session.after_step", _save_every_step)
         with pytest.raises(Interrupted):
             train_runs(specs, tmp_path / "cut")
     (file,) = checkpoints(tmp_path / "cut")
@@ -216,7 +216,7 @@ def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, mo
 
 def _save_every_step(self, trainer):
     if trainer.step < trainer.steps:
-        self.session.save(trainer)
+        self._save(trainer)
 
 
 def test_a_run_that_overflows_does_not_take_the_others_along(tmp_path):

@@ -50,51 +50,7 @@ __all__ = [
     "lock_names",
     "locked",
     "path_for",
-    "remember",
 ]
-
-
-# Files that are read once: what was read stays known until the file changes.
-
-
-T = TypeVar("T")
-_MOST = 2**29
-"""Bytes of files whose contents are kept."""
-
-Signature = tuple[int, int, int]
-_known: OrderedDict[Path, tuple[Signature, Any]] = OrderedDict()
-
-
-def cached(file: Path, read: Callable[[Path], T]) -> T:
-    """What `read` makes of a file, read again only if the file is another one by now."""
-    path, now = file.absolute(), _signature(file)
-    found = _known.get(path)
-    if found is not None and found[0] == now:
-        _known.move_to_end(path)
-        kept: T = found[1]
-        return kept
-    value = read(file)
-    _put(path, now, value)
-    return value
-
-
-def remember(file: Path, value: Any) -> None:
-    """What a file holds that was just written."""
-    _put(file.absolute(), _signature(file), value)
-
-
-def _put(path: Path, signature: Signature, value: Any) -> None:
-    _known[path] = signature, value
-    _known.move_to_end(path)
-    size = sum(kept[0][2] for kept in _known.values())
-    while size > _MOST and len(_known) > 1:
-        size -= _known.popitem(last=False)[1][0][2]
-
-
-def _signature(file: Path) -> Signature:
-    """Every file is written under a new name and renamed: another content is another inode, or another time."""
-    found = file.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 SPEC, HISTORY, MODEL, SCORES = "spec.json", "history.jsonl", "model.safetensors", "scores.csv"
@@ -178,7 +134,7 @@ class Run:
 
     @property
     def failure(self) -> str | None:
-        """Why the run ended without a model; None if it did not."""
+        """Why the run ended without a model; None if it has one, or has not ended."""
         return next((str(line["failure"]) for line in self.history() if "failure" in line), None)
 
     def model_file(self, epoch: int | None = None) -> Path:
@@ -213,10 +169,13 @@ class Run:
         return deepcopy(self._checked_model(epoch))  # for whoever wants to train it on
 
     def _checked_model(self, epoch: int | None) -> PolynomialNetwork:
-        file = self.model_file(epoch)
+        file, spec_file = self.model_file(epoch), self.path / SPEC
         if not is_run(self.path):
             raise PolyboundError(f"{self.path}: no run folder")
-        self._check_spec()
+        # A spec may be whole, but another run's: training wrote down whose weights these are.
+        address = self.spec().address
+        if other := next((line["run"] for line in self.history() if line.get("run", address) != address), None):
+            raise FileFormatError(f"{spec_file}: another run's spec; what is trained here is {other}")
         if self.failure is not None:
             raise PolyboundError(f"{self.path}: no model; it ended with: {self.failure}")
         if not file.exists():
@@ -225,12 +184,6 @@ class Run:
         if digest != self.digest(epoch):
             raise FileFormatError(f"{file}: not the model that this run trained; its weights have another digest")
         return model
-
-    def _check_spec(self) -> None:
-        """Refuse a spec that is whole, but another run's: training wrote down whose weights these are."""
-        address = self.spec().address
-        if other := next((line["run"] for line in self.history() if line.get("run", address) != address), None):
-            raise FileFormatError(f"{self.path / SPEC}: another run's spec; what is trained here is {other}")
 
     def finished(self, epoch: int | None = None) -> bool:
         """Whether the run ended, well or badly; a model that cannot be read must be made again.
@@ -248,9 +201,11 @@ class Run:
         try:
             self._checked_model(epoch)
         except FileFormatError:
-            if _readable(file):
-                raise
-            return False
+            try:
+                load_network(file)
+            except FileFormatError:
+                return False
+            raise
         return True
 
     def scores(self) -> list[Score]:
@@ -259,20 +214,20 @@ class Run:
 
     def table(self) -> Table:
         """All that was measured on this run's weights, with its spec; scores of other weights are left out."""
-        file = self.path / SCORES
-        if not file.exists():
+        if not (stored := self._stored()).rows:
             return Table()
         address = self.spec().address
-        known = (score_of(row) for row in cached(file, _read_scores) if row.get("run") == address)
-        return self._rows(dict.fromkeys(known))
+        return self._rows(dict.fromkeys(score_of(row) for row in stored if row.get("run") == address))
 
     def unverified(self) -> list[Score]:
         """The stored scores whose lines have no check: from before there was one, or somebody took it away."""
+        stored = self._stored()
+        return [score_of(stored.rows[place]) for place in sorted(stored.unchecked)]
+
+    def _stored(self) -> Table:
+        """What scores.csv holds, of whatever weights."""
         file = self.path / SCORES
-        if not file.exists():
-            return []
-        table = cached(file, _read_scores)
-        return [score_of(table.rows[place]) for place in sorted(table.unchecked)]
+        return cached(file, _read_scores) if file.exists() else Table()
 
     def _rows(self, scores: Iterable[Score]) -> Table:
         """The scores of this run's weights with what the run is; the same weights may be those of several epochs."""
@@ -303,7 +258,6 @@ class Run:
             rows = [*known, *self._rows({s.identity: s for s in scores if s.identity not in found}.values())]
             whole = Table(rows, (place for place, row in enumerate(rows) if score_of(row) in doubtful))
             self._write(SCORES, whole.to_csv(checked=True))
-            remember(self.path / SCORES, whole)
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
@@ -335,12 +289,32 @@ def _read_scores(file: Path) -> Table:
         raise FileFormatError(f"{file}: {error}; delete it to measure again") from error
 
 
-def _readable(file: Path) -> bool:
-    try:
-        load_network(file)
-    except FileFormatError:
-        return False
-    return True
+# Files that are read once: what was read stays known until the file changes.
+
+
+T = TypeVar("T")
+_MOST = 2**29
+"""Bytes of files whose contents are kept."""
+
+_known: OrderedDict[Path, tuple[tuple[int, int, int], Any]] = OrderedDict()
+
+
+def cached(file: Path, read: Callable[[Path], T]) -> T:
+    """What `read` makes of a file, read again only if the file was replaced.
+
+    A report asks for the same runs in every table; without this, each of them takes seven times as long.
+    """
+    # Every file is written under a new name and renamed: another content is another inode, or another time.
+    path, found = file.absolute(), file.stat()
+    now = found.st_ino, found.st_mtime_ns, found.st_size
+    if path not in _known or _known[path][0] != now:
+        _known[path] = now, read(file)
+    _known.move_to_end(path)
+    value: T = _known[path][1]
+    size = sum(kept[0][2] for kept in _known.values())
+    while size > _MOST and len(_known) > 1:
+        size -= _known.popitem(last=False)[1][0][2]
+    return value
 
 
 # The state of runs that train together, in one safetensors file, and the locks that are held meanwhile.
@@ -348,6 +322,7 @@ def _readable(file: Path) -> bool:
 
 _REFUSED = (SafetensorError, KeyError, TypeError, ValueError, RecursionError)
 
+_STATE = ("epoch", "step", "leader", "parted", "histories")
 _MEMORY = "optimiser "  # no parameter's name has a blank in it
 
 
@@ -393,17 +368,17 @@ def locked(files: Iterable[Path], *, wait: bool = True) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkpoint:
-    """The state after some step.
+    """The state of runs that train together, after some step.
 
     Attributes:
         specs: of the runs.
+        leader: for each run, the run that it is trained as.
+        parted: whether the runs of a seed have branched.
+        histories: of the runs.
         epoch: epochs done.
         step: steps done in the present epoch.
-        leader: for each run, the run that it is trained as.
-        parted: whether the runs of a seed have branched by now.
-        histories: of the runs.
         tensors: the stack's parameters.
         sums: losses summed over the steps of the present epoch.
         peaks: by leader, the largest norm relative to its bound so far.
@@ -411,20 +386,19 @@ class Checkpoint:
     """
 
     specs: list[Spec]
-    epoch: int
-    step: int
     leader: list[int]
     parted: bool
     histories: list[list[dict[str, Any]]]
-    tensors: dict[str, Tensor]
-    sums: Tensor | None
-    peaks: dict[int, Tensor]
+    epoch: int = 0
+    step: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    sums: Tensor | None = None
+    peaks: dict[int, Tensor] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def write(self, file: Path) -> None:
         """Write it atomically."""
-        names = ("epoch", "step", "leader", "parted", "histories")
-        state = {name: getattr(self, name) for name in names}
+        state = {name: getattr(self, name) for name in _STATE}
         content = json.dumps(state | {"specs": [spec.as_dict() for spec in self.specs]})
         extra = {f"peak {run}": peak.cpu() for run, peak in self.peaks.items()}
         extra |= {f"{_MEMORY}{name}": tensor.cpu().contiguous() for name, tensor in self.memory.items()}
@@ -444,18 +418,9 @@ class Checkpoint:
             sums = tensors.pop("sums").cpu() if "sums" in tensors else None
             peaks = {i: tensors.pop(f"peak {i}") for i in range(len(specs)) if f"peak {i}" in tensors}
             memory = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_MEMORY)}
-            return cls(
-                specs=specs,
-                epoch=state["epoch"],
-                step=state["step"],
-                leader=state["leader"],
-                parted=state["parted"],
-                histories=state["histories"],
-                tensors=tensors,
-                sums=sums,
-                peaks=peaks,
-                memory={name.removeprefix(_MEMORY): tensor for name, tensor in memory.items()},
-            )
+            memory = {name.removeprefix(_MEMORY): tensor for name, tensor in memory.items()}
+            known = {name: state[name] for name in _STATE}
+            return cls(specs=specs, tensors=tensors, sums=sums, peaks=peaks, memory=memory, **known)
         except _REFUSED as error:
             raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
 
