@@ -14,7 +14,7 @@ from polybound.constraints.l1 import project_l1_rows
 from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
 from polybound.errors import PolyboundError, check_norm
-from polybound.models import Block, PolynomialNetwork
+from polybound.models import PolynomialNetwork, WeightGroup
 from polybound.registry import shown
 from polybound.theory import mantissa_product, torus_norm
 
@@ -71,53 +71,53 @@ class Projection:
         if on != "weights" and name != "inf":
             raise PolyboundError(f"on={on!r} goes with norm='inf'")
         self.model, self._options = model, f"norm={name!r}, on={on!r}"
-        blocks = self._blocks()
-        if on == "product" and not any(block.coupled for block in blocks):
+        groups = self._groups()
+        if on == "product" and not any(group.coupled for group in groups):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
         kinds = [
-            _Product if on == "product" and block.coupled else (_Rows if name == "inf" else _Spectral)
-            for block in blocks
+            _Product if on == "product" and group.coupled else (_Rows if name == "inf" else _Spectral)
+            for group in groups
         ]
-        names = [kind.names_of(block) for kind, block in zip(kinds, blocks, strict=True)]
-        self.names = tuple(name for group in names for name in group)
+        names = [kind.names_of(group) for kind, group in zip(kinds, groups, strict=True)]
+        self.names = tuple(name for named in names for name in named)
         lead = model.lead if isinstance(model, PolynomialNetwork) else ()
         radii = _radii(bound, self.names, lead)
         self._rules = []
-        for kind, block, group in zip(kinds, blocks, names, strict=True):
-            radius = torch.stack([radii[name] for name in group], dim=-1)
-            if block.floors and kind is _Rows and not isinstance(bound, Mapping):
-                radius = torch.maximum(radius, torch.tensor(block.floors, dtype=radius.dtype))
-            self._rules.append(kind(block, radius, on))
+        for kind, group, named in zip(kinds, groups, names, strict=True):
+            radius = torch.stack([radii[name] for name in named], dim=-1)
+            if group.floors and kind is _Rows and not isinstance(bound, Mapping):
+                radius = torch.maximum(radius, torch.tensor(group.floors, dtype=radius.dtype))
+            self._rules.append(kind(group, radius, on))
 
     def __repr__(self) -> str:
         bounds = [f"{name} {shown(bound.tolist())}" for name, bound in self.bounds().items()]
         return f"Projection({type(self.model).__name__}, {', '.join(bounds)}, {self._options})"
 
-    def _blocks(self) -> list[Block]:
+    def _groups(self) -> list[WeightGroup]:
         # Asked for anew each time: moving a model, or loading a state, may replace its parameters.
-        return self.model.blocks() if isinstance(self.model, PolynomialNetwork) else _layers(self.model)
+        return self.model.weight_groups() if isinstance(self.model, PolynomialNetwork) else _layers(self.model)
 
     @torch.no_grad()
     def apply_(self) -> None:
         """Project all weights, in place."""
-        for rule, block in zip(self._rules, self._blocks(), strict=True):
+        for rule, group in zip(self._rules, self._groups(), strict=True):
             if not rule.free:
-                rule.project(block)
+                rule.project(group)
 
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
         """The present norms by name, in float64; one value for each run of a stack."""
         norms: dict[str, Tensor] = {}
-        for rule, block in zip(self._rules, self._blocks(), strict=True):
-            norms |= dict(zip(rule.names, rule.norms(block).cpu().unbind(-1), strict=True))
+        for rule, group in zip(self._rules, self._groups(), strict=True):
+            norms |= dict(zip(rule.names, rule.norms(group).cpu().unbind(-1), strict=True))
         return norms
 
     @torch.no_grad()
     def ratio(self, run: int) -> Tensor:
         """The largest of a run's norms relative to its bound, in the precision of the weights; for norm "inf"."""
         ratios = []
-        for rule, block in zip(self._rules, self._blocks(), strict=True):
-            rows = _joined(block)
+        for rule, group in zip(self._rules, self._groups(), strict=True):
+            rows = _joined(group)
             lead = rows.ndim > 3
             norms = (rows[run] if lead else rows).abs().sum(-1).amax(-1)
             ratios.append((norms / (rule.radius[run] if lead else rule.radius).to(norms.device)).amax())
@@ -135,17 +135,17 @@ class Projection:
         return all(bool((value <= bounds[name]).all()) for name, value in self.norms().items())
 
 
-def _layers(model: nn.Module) -> list[Block]:
+def _layers(model: nn.Module) -> list[WeightGroup]:
     """The Linear and Conv layers of any module."""
-    blocks = []
+    groups = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             bias = None if layer.bias is None else layer.bias.unsqueeze(0)
             dims = 0 if isinstance(layer, nn.Linear) else layer.weight.ndim - 2
-            blocks.append(Block((name or "weight",), layer.weight.unsqueeze(0), bias, dims=dims))
-    if not blocks:
+            groups.append(WeightGroup((name or "weight",), layer.weight.unsqueeze(0), bias, dims=dims))
+    if not groups:
         raise PolyboundError(f"{type(model).__name__} has no Linear or Conv layer to project")
-    return blocks
+    return groups
 
 
 def _radii(
@@ -171,85 +171,85 @@ def _radii(
 
 
 class _Rule(ABC):
-    """What is done with one block; `radius` is (*lead, names)."""
+    """What is done with one group of weights; `radius` is (*lead, names)."""
 
-    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
-        self.names = self.names_of(block)
+    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
+        self.names = self.names_of(group)
         self.radius = radius
         self.free = bool(torch.isinf(radius).all())
         del on  # the same for most kinds of norms
 
     @staticmethod
-    def names_of(block: Block) -> tuple[str, ...]:
-        return block.names
+    def names_of(group: WeightGroup) -> tuple[str, ...]:
+        return group.names
 
     @abstractmethod
-    def project(self, block: Block) -> None: ...
+    def project(self, group: WeightGroup) -> None: ...
 
     @abstractmethod
-    def norms(self, block: Block) -> Tensor: ...
+    def norms(self, group: WeightGroup) -> Tensor: ...
 
 
-def _joined(block: Block) -> Tensor:
+def _joined(group: WeightGroup) -> Tensor:
     """Matrices (*lead, names, rows, columns), kernels matricised; a view unless there is a bias to join."""
-    rows = block.weight.flatten(-block.dims - 1) if block.dims else block.weight
-    return rows if block.bias is None else torch.cat([rows, block.bias.unsqueeze(-1)], dim=-1)
+    rows = group.weight.flatten(-group.dims - 1) if group.dims else group.weight
+    return rows if group.bias is None else torch.cat([rows, group.bias.unsqueeze(-1)], dim=-1)
 
 
-def _write_back(block: Block, rows: Tensor) -> None:
+def _write_back(group: WeightGroup, rows: Tensor) -> None:
     """Undo the copy that joining a bias made."""
-    if block.bias is not None:
-        block.weight.copy_(rows[..., :-1].reshape(block.weight.shape))
-        block.bias.copy_(rows[..., -1])
+    if group.bias is not None:
+        group.weight.copy_(rows[..., :-1].reshape(group.weight.shape))
+        group.bias.copy_(rows[..., -1])
 
 
 class _Rows(_Rule):
     """Row-l1 norms: `max_j ||row j||_1 + constant <= radius`."""
 
-    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
-        super().__init__(block, radius, on)
-        fixed = block.constants if on == "operator" and block.constants else (0.0,) * len(block.names)
+    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
+        super().__init__(group, radius, on)
+        fixed = group.constants if on == "operator" and group.constants else (0.0,) * len(group.names)
         self.constants = torch.tensor(fixed, dtype=torch.float64)
         if not (radius >= self.constants).all():
-            worst = block.names[int((radius - self.constants).reshape(-1, len(fixed)).amin(0).argmin())]
+            worst = group.names[int((radius - self.constants).reshape(-1, len(fixed)).amin(0).argmin())]
             raise PolyboundError(f"the constant column of {worst} alone has norm 1: its bound must be at least 1")
         room = (radius - self.constants).unsqueeze(-1)
         # A plain number spares the projection a tensor of radii.
         self.room: float | Tensor = float(room.flatten()[0]) if (room == room.flatten()[0]).all() else room
 
-    def project(self, block: Block) -> None:
-        rows = _joined(block)
+    def project(self, group: WeightGroup) -> None:
+        rows = _joined(group)
         if isinstance(self.room, Tensor):
             self.room = self.room.to(rows.device)
-        _write_back(block, project_l1_rows(rows, self.room, out=rows))
+        _write_back(group, project_l1_rows(rows, self.room, out=rows))
 
-    def norms(self, block: Block) -> Tensor:
-        rows = _joined(block).double().abs().sum(-1)
+    def norms(self, group: WeightGroup) -> Tensor:
+        rows = _joined(group).double().abs().sum(-1)
         return rows.amax(-1) + self.constants.to(rows.device)
 
 
 class _Spectral(_Rule):
     """Spectral norms: of matrices with their bias, of kernels on the torus."""
 
-    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
-        super().__init__(block, radius, on)
-        if block.dims and not block.space:
-            raise PolyboundError(f"the l2 norm of {block.names[0]} depends on the size of its input: use norm='inf'")
+    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
+        super().__init__(group, radius, on)
+        if group.dims and not group.space:
+            raise PolyboundError(f"the l2 norm of {group.names[0]} depends on the size of its input: use norm='inf'")
 
-    def project(self, block: Block) -> None:
-        if block.dims:
-            block.weight.copy_(project_spectral_conv(block.weight, self.radius, block.space))
+    def project(self, group: WeightGroup) -> None:
+        if group.dims:
+            group.weight.copy_(project_spectral_conv(group.weight, self.radius, group.space))
         else:
-            rows = _joined(block)
+            rows = _joined(group)
             projected = project_spectral(rows, self.radius)
-            if block.bias is None:
+            if group.bias is None:
                 rows.copy_(projected)
-            _write_back(block, projected)
+            _write_back(group, projected)
 
-    def norms(self, block: Block) -> Tensor:
-        if block.dims:
-            return torus_norm(block.weight, block.space)
-        norms: Tensor = torch.linalg.matrix_norm(_joined(block).double(), 2)
+    def norms(self, group: WeightGroup) -> Tensor:
+        if group.dims:
+            return torus_norm(group.weight, group.space)
+        norms: Tensor = torch.linalg.matrix_norm(_joined(group).double(), 2)
         return norms
 
 
@@ -257,20 +257,20 @@ class _Product(_Rule):
     """The product over the factors of a unit's row-l1 norms (constant columns included): `theta` of the units."""
 
     @staticmethod
-    def names_of(block: Block) -> tuple[str, ...]:
-        del block  # whatever its factors are called
+    def names_of(group: WeightGroup) -> tuple[str, ...]:
+        del group  # whatever its factors are called
         return ("product",)
 
-    def __init__(self, block: Block, radius: Tensor, on: Target) -> None:
-        super().__init__(block, radius, on)
-        self.offset = torch.tensor(block.constants or (0.0,) * len(block.names), dtype=torch.float64)
+    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
+        super().__init__(group, radius, on)
+        self.offset = torch.tensor(group.constants or (0.0,) * len(group.names), dtype=torch.float64)
 
-    def project(self, block: Block) -> None:
-        rows = _joined(block)
+    def project(self, group: WeightGroup) -> None:
+        rows = _joined(group)
         rows.copy_(project_product(rows, self.radius.squeeze(-1), offset=self.offset))
 
-    def norms(self, block: Block) -> Tensor:
-        rows = _joined(block).double().abs().sum(-1)
+    def norms(self, group: WeightGroup) -> Tensor:
+        rows = _joined(group).double().abs().sum(-1)
         sizes = rows + self.offset.to(rows.device).unsqueeze(-1)
         # A plain product could be infinity times zero.
         mantissa, exponent = mantissa_product(sizes.movedim(-2, 0))

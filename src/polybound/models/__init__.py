@@ -4,10 +4,10 @@ from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, factors_of, polynomial, stack
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
-from polybound.models.factors import Block, Factors, lift
+from polybound.models.factors import Factors, WeightGroup, lift
 from polybound.models.files import load, read_metadata, save, weights_digest
 from polybound.models.ncp import NCP
-from polybound.models.passes.dense import ClosedForm, RowsForm, closed_form, has_closed_form
+from polybound.models.passes.dense import JacobianGradients, ManualGradients, closed_form, has_closed_form
 from polybound.models.windows import (
     SAVING,
     Windowed,
@@ -38,18 +38,18 @@ __all__ = [
     "PAPER_MODELS",
     "SAVING",
     "Affine",
-    "Block",
     "Chain",
-    "ClosedForm",
     "Conv",
     "ConvCCP",
     "Dense",
     "Factors",
     "Identity",
+    "JacobianGradients",
+    "ManualGradients",
     "ModelBuilder",
     "PolynomialNetwork",
     "Pool",
-    "RowsForm",
+    "WeightGroup",
     "Windowed",
     "Windows",
     "closed_form",

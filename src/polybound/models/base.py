@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
-from polybound.models.factors import Block, Factors
+from polybound.models.factors import Factors, WeightGroup
 from polybound.seeds import check_seed
 
 __all__ = [
@@ -124,7 +124,7 @@ class PolynomialNetwork(nn.Module, ABC):
         """The canonical factors of the paper's lemmas, sharing this model's parameters."""
 
     @abstractmethod
-    def blocks(self) -> list[Block]:
+    def weight_groups(self) -> list[WeightGroup]:
         """The weights as published, as views that a projection may change in place."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Dense, Identity
 from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
-from polybound.models.factors import Block, Factors
+from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["CCP"]
 
@@ -180,13 +180,13 @@ class CCP(PolynomialNetwork):
         s1 = self.C.new_ones(*self.lead, self.rank)
         return Factors("CCP", A, (identity,) * (self.degree - 1), s1, Dense(Q, beta), self.form == "residual")
 
-    def blocks(self) -> list[Block]:
+    def weight_groups(self) -> list[WeightGroup]:
         names = tuple(f"U{n}" for n in range(1, self.degree + 1))
         if self.form == "residual":
-            maps = Block(names, self.V, constants=(0.0,) + (1.0,) * (self.degree - 1), coupled=True)
+            maps = WeightGroup(names, self.V, constants=(0.0,) + (1.0,) * (self.degree - 1), coupled=True)
         else:
-            maps = Block(names, self.U, coupled=True)
-        return [maps, Block(("C",), self.C.unsqueeze(-3))]
+            maps = WeightGroup(names, self.U, coupled=True)
+        return [maps, WeightGroup(("C",), self.C.unsqueeze(-3))]
 
     def to_product(self) -> CCP:
         """The same function in product form, its matrices those of the paper's Lemma 11 (rank grows by one).

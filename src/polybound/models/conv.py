@@ -13,7 +13,7 @@ from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
 from polybound.models.collapse import can_collapse, collapsed_factors
-from polybound.models.factors import Block, Factors
+from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["ConvCCP"]
 
@@ -215,10 +215,10 @@ class ConvCCP(PolynomialNetwork):
         s1 = self.C.new_ones(*self.lead, A[0].outputs)
         return Factors("CCP", tuple(A), tuple(S), s1, C, constant=True)
 
-    def blocks(self) -> list[Block]:
+    def weight_groups(self) -> list[WeightGroup]:
         names = tuple(f"U{n}" for n in range(1, self.degree + 1))
-        blocks = [
-            Block(
+        groups = [
+            WeightGroup(
                 names,
                 self.K,
                 constants=(0.0,) + (1.0,) * (self.degree - 1),
@@ -227,9 +227,9 @@ class ConvCCP(PolynomialNetwork):
                 coupled=True,
                 floors=(1.0,) + (0.0,) * (self.degree - 1),  # as published: the first kernel onto max(bound, 1)
             ),
-            Block(("C",), self.C.unsqueeze(-3)),
+            WeightGroup(("C",), self.C.unsqueeze(-3)),
         ]
         if self.pre is not None:
             kernel, bias = self.P.unsqueeze(-self.dims - 3), self.c.unsqueeze(-2)
-            blocks.insert(0, Block(("pre",), kernel, bias, dims=self.dims, space=self.shape[1:]))
-        return blocks
+            groups.insert(0, WeightGroup(("pre",), kernel, bias, dims=self.dims, space=self.shape[1:]))
+        return groups

@@ -14,7 +14,7 @@ from torch import Tensor
 from polybound.models.affine import Affine, Dense, Identity
 from polybound.models.windows import Windowed, written_out
 
-__all__ = ["Block", "Factors", "lift"]
+__all__ = ["Factors", "WeightGroup", "lift"]
 
 
 def lift(step: Affine, constant_unit: bool) -> Tensor:
@@ -166,7 +166,7 @@ class Factors:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class WeightGroup:
     """Matrices, or kernels, of one size; views of parameters, to be changed in place.
 
     Attributes:

@@ -10,7 +10,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Dense
 from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
-from polybound.models.factors import Block, Factors
+from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["NCP"]
 
@@ -144,12 +144,12 @@ class NCP(PolynomialNetwork):
         S = tuple(Dense(S[..., :-1], S[..., -1]) for S in self.S.unbind(-3))
         return Factors("NCP", A, S, self.b, Dense(self.C[..., :-1], self.C[..., -1]), constant=True)
 
-    def blocks(self) -> list[Block]:
+    def weight_groups(self) -> list[WeightGroup]:
         steps = range(1, self.degree + 1)
-        blocks = [
-            Block(tuple(f"A{n}" for n in steps), self.V),
-            Block(("S1",), self.b.unsqueeze(-1).unsqueeze(-3)),
-            Block(tuple(f"S{n}" for n in steps[1:]), self.S),
-            Block(("C",), self.C.unsqueeze(-3)),
+        groups = [
+            WeightGroup(tuple(f"A{n}" for n in steps), self.V),
+            WeightGroup(("S1",), self.b.unsqueeze(-1).unsqueeze(-3)),
+            WeightGroup(tuple(f"S{n}" for n in steps[1:]), self.S),
+            WeightGroup(("C",), self.C.unsqueeze(-3)),
         ]
-        return [block for block in blocks if block.names]
+        return [group for group in groups if group.names]

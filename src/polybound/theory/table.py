@@ -67,5 +67,5 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
     rows += [lipschitz(factors, inf, method, radius=radius) for method in ("paper", "rowwise", "local")]
     for p in (2.0, 1.0):
         rows += [lipschitz(factors, p, method, radius=radius) for method in ("paper", "rowwise")]
-    notes = (RESIDUAL_NOTE,) if any(fixed for block in model.blocks() for fixed in block.constants or ()) else ()
+    notes = (RESIDUAL_NOTE,) if any(fixed for group in model.weight_groups() for fixed in group.constants or ()) else ()
     return BoundTable(repr(model), tuple(rows), notes)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models import CCP, ConvCCP, PolynomialNetwork, RowsForm, closed_form, has_closed_form
+from polybound.models import CCP, ConvCCP, JacobianGradients, PolynomialNetwork, closed_form, has_closed_form
 from polybound.seeds import drawn, seeded
 from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain, StepContext, drop_subnormal
@@ -82,7 +82,7 @@ def _has_closed_loss(method: type[Method]) -> bool:
 
 
 class Engine(ABC):
-    """Steps of E runs, for flat inputs (groups, batch, features); a group is what shares a batch, as in `ClosedForm`.
+    """Steps of E runs, for flat inputs (groups, batch, features); a group shares a batch, as in `ManualGradients`.
 
     All targets are (groups, batch), or (groups, batch, outputs) if they are numbers. Losses are means over the batch,
     one for each run.
@@ -178,7 +178,7 @@ class ClosedEngine(Engine):
 class RowsEngine(ClosedEngine):
     """Losses of the logits and of rows of the Jacobian, which the method has in closed form."""
 
-    form: RowsForm
+    form: JacobianGradients
 
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:

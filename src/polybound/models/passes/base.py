@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["ClosedForm", "RowsForm", "Slopes"]
+__all__ = ["JacobianGradients", "LogitGradient", "ManualGradients"]
 
 
-Slopes = Callable[[Tensor, slice, slice], Tensor]
+LogitGradient = Callable[[Tensor, slice, slice], Tensor]
 """A loss by its derivative: from logits (runs, classes, samples), and which runs and samples these are."""
 
 
-class ClosedForm(ABC):
+class ManualGradients(ABC):
     """The passes of E runs (E = 1 for a single model), for inputs of shape (groups, batch, features).
 
     The runs of a stack lie in `groups` of equal size, one after another; the runs of a group share their inputs. Call
@@ -50,16 +50,16 @@ class ClosedForm(ABC):
     def input_gradient(self, d: Tensor) -> Tensor:
         """The gradient of each run by its inputs: (E, batch, features)."""
 
-    def gradients_of(self, x: Tensor, slopes: Slopes) -> list[tuple[Tensor, Tensor]]:
+    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> list[tuple[Tensor, Tensor]]:
         """As `logits` and `gradients`, for a loss that may be asked for in parts, so that each stays in the cache."""
         return self.gradients(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x)
 
-    def descend_(self, x: Tensor, slopes: Slopes, rate: float, decay: float = 0.0) -> None:
+    def descend_(self, x: Tensor, slopes: LogitGradient, rate: float, decay: float = 0.0) -> None:
         """As `logits` and `update_`, for a loss that may be asked for in parts."""
         self.update_(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x, rate, decay)
 
 
-class RowsForm(ClosedForm):
+class JacobianGradients(ManualGradients):
     """What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients here."""
 
     @abstractmethod

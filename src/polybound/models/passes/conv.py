@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from polybound.models.conv import ConvCCP
-from polybound.models.passes.base import RowsForm, Slopes
-from polybound.models.passes.conv_geometry import Folded, Unfolded, levels
-from polybound.models.passes.conv_memory import Block, Kernels, Layout, Operation, Tape, spread
+from polybound.models.passes.base import JacobianGradients, LogitGradient
+from polybound.models.passes.conv_geometry import Col2Im, Im2Col, levels
+from polybound.models.passes.conv_memory import ActivationBuffer, Kernels, Layout, Operation, RowBlock, spread
 
 __all__ = ["ClosedConvCCP", "Tangents", "Tile"]
 
@@ -45,8 +45,8 @@ __all__ = ["ClosedConvCCP", "Tangents", "Tile"]
 class _Pair:
     """The same rows of the factors and of their changes, and what is to be done with both."""
 
-    still: Block
-    moving: Block
+    still: RowBlock
+    moving: RowBlock
     forward: list[Operation] = field(default_factory=list)
     backward: list[Operation] = field(default_factory=list)
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Tangents:
         moving: another one: its factors will be the g_n, its products the t_n, its slopes the a_n.
     """
 
-    def __init__(self, still: Tape, moving: Tape) -> None:
+    def __init__(self, still: ActivationBuffer, moving: ActivationBuffer) -> None:
         self.still, self.moving = still, moving
         self._pairs = [self._level(number) for number in range(len(still.blocks))]
 
@@ -69,7 +69,7 @@ class Tangents:
         for operation, inputs, out in self._pairs[number][place].forward:
             operation(*inputs, out=out)
 
-    def backward(self, number: int) -> Iterator[tuple[Block, Block]]:
+    def backward(self, number: int) -> Iterator[tuple[RowBlock, RowBlock]]:
         """The gradients by a level's factors and by their changes, each in the place of what it is of, by blocks."""
         for pair in self._pairs[number]:
             for operation, inputs, out in pair.backward:
@@ -181,14 +181,14 @@ class Tile:
         for tensor in (*rows, *lines, of_Q, of_beta):
             tensor.zero_()
 
-    def forward(self, images: Unfolded, tape: Tape) -> Tensor:
+    def forward(self, images: Im2Col, tape: ActivationBuffer) -> Tensor:
         """Logits (e, classes, n)."""
         for number, place in self._multiply(images, tape):
             for operation, inputs, out in tape.blocks[number][place].forward:
                 operation(*inputs, out=out)
         return torch.baddbmm(self.beta, self.Q, tape.finish())
 
-    def _multiply(self, images: Unfolded, tape: Tape) -> Iterator[tuple[int, int]]:
+    def _multiply(self, images: Im2Col, tape: ActivationBuffer) -> Iterator[tuple[int, int]]:
         """The factors of the images, block by block: the number of its level, and its place there."""
         for number, level in enumerate(self.levels):
             if level.wide:
@@ -200,7 +200,7 @@ class Tile:
                 block.correct()
                 yield number, place
 
-    def backward(self, tape: Tape, d: Tensor, into: Tape) -> Iterator[tuple[int, Block]]:
+    def backward(self, tape: ActivationBuffer, d: Tensor, into: ActivationBuffer) -> Iterator[tuple[int, RowBlock]]:
         """From the logits' gradient d, (e, classes, n), that of all factors, block by block.
 
         It comes in the place of a tape's factors: of these, or of others, and then these stay.
@@ -216,7 +216,7 @@ class Tile:
                 block.split()
                 yield number, block
 
-    def collect(self, images: Unfolded, tape: Tape, d: Tensor) -> None:
+    def collect(self, images: Im2Col, tape: ActivationBuffer, d: Tensor) -> None:
         """Add the gradients by the kernels and by C, for the logits' gradient d of some images."""
         *_, of_Q, of_beta = self.collected
         of_Q.baddbmm_(d, tape.y.mT)
@@ -225,24 +225,24 @@ class Tile:
             self._collect_rows(number, block, images)
         self._collect_lines(tape, images)
 
-    def _collect_rows(self, number: int, block: Block, images: Unfolded) -> None:
+    def _collect_rows(self, number: int, block: RowBlock, images: Im2Col) -> None:
         kernels, windows = self.collected[2][number], images.windows[number]
         for r, (_, row) in enumerate(block.rows, block.part.start):
             kernels[r].addmm_(windows[r], row)
 
-    def _collect_lines(self, tape: Tape, images: Unfolded) -> None:
+    def _collect_lines(self, tape: ActivationBuffer, images: Im2Col) -> None:
         for number, level in enumerate(self.levels):
             if level.wide:
                 self.collected[1][number].baddbmm_(images.lines[number], tape.strips[number].mT)
 
-    def move(self, directions: Unfolded, tangents: Tangents) -> None:
+    def move(self, directions: Im2Col, tangents: Tangents) -> None:
         """The derivatives of all products as the images of the last `forward` move in these directions."""
         for number, place in self._multiply(directions, tangents.moving):
             tangents.forward(number, place)
         tangents.moving.finish()
 
     def collect_moving(
-        self, images: Unfolded, directions: Unfolded, tangents: Tangents, d: Tensor | None, v: Tensor
+        self, images: Im2Col, directions: Im2Col, tangents: Tangents, d: Tensor | None, v: Tensor
     ) -> None:
         """As `collect`, of `<d, logits> + <v, the logits' derivative in the directions>`; without d, of the latter."""
         *_, of_Q, of_beta = self.collected
@@ -269,7 +269,7 @@ class Tile:
             into["P"][self.runs] = of_P[..., :-1].reshape(into["P"][self.runs].shape)
             into["c"][self.runs] = of_P[..., -1]
 
-    def fold(self, tape: Tape, folded: Folded, d: Tensor, into: Tape) -> Tensor:
+    def fold(self, tape: ActivationBuffer, folded: Col2Im, d: Tensor, into: ActivationBuffer) -> Tensor:
         """The gradient by the images of a single run, (n, features), for the logits' gradient d; see `backward`."""
         rows, lines = self._swapped()
         folded.clear()
@@ -300,7 +300,7 @@ KEPT = 128_000_000
 """Bytes of factors that `logits` keeps for `input_gradient`; where there are more, they are computed again."""
 
 
-class ClosedConvCCP(RowsForm):
+class ClosedConvCCP(JacobianGradients):
     """`y_n = h_n y_(n-1)`, pooled here and there, so `dh_n = dy_n y_(n-1)` and `dy_(n-1) = dy_n h_n`.
 
     Args:
@@ -329,12 +329,12 @@ class ClosedConvCCP(RowsForm):
         )
         self.batch = max(1, self.cache // self.bytes)
         self._descent = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
-        self._unfolded: dict[int, Unfolded] = {}
-        self._folded: dict[int, Folded] = {}
-        self._tapes: dict[tuple[int, int, int], Tape] = {}
-        self._spare: dict[int, tuple[Tape, Unfolded]] = {}
-        self._tangents: dict[Tape, Tangents] = {}
-        self._kept: list[tuple[Tile, slice, Tape]] | None = None
+        self._unfolded: dict[int, Im2Col] = {}
+        self._folded: dict[int, Col2Im] = {}
+        self._tapes: dict[tuple[int, int, int], ActivationBuffer] = {}
+        self._spare: dict[int, tuple[ActivationBuffer, Im2Col]] = {}
+        self._tangents: dict[ActivationBuffer, Tangents] = {}
+        self._kept: list[tuple[Tile, slice, ActivationBuffer]] | None = None
         self._all_tiles: dict[tuple[int, int], Tile] = {}
 
     def freeze(self, frozen: bool) -> None:
@@ -357,18 +357,18 @@ class ClosedConvCCP(RowsForm):
         kept, self._kept = self._kept, None  # gradients take the place of factors, so these are good once
         return self._by_images(d, self._computed() if kept is None else kept, keep=False)
 
-    def _by_images(self, d: Tensor, parts: Iterable[tuple[Tile, slice, Tape]], *, keep: bool) -> Tensor:
+    def _by_images(self, d: Tensor, parts: Iterable[tuple[Tile, slice, ActivationBuffer]], *, keep: bool) -> Tensor:
         """The gradients by the images; `keep`: of tapes that are to stay as they are."""
         result = self._x.new_empty(self.runs, *self._x.shape[1:])
         for tile, samples, tape in parts:
             folded = self._folded.get(tape.n)
             if folded is None:
-                folded = self._folded[tape.n] = Folded(self.levels, self.shape, tape.n, self._x)
+                folded = self._folded[tape.n] = Col2Im(self.levels, self.shape, tape.n, self._x)
             into = self._spare_of(tape.n)[0] if keep else tape
             result[tile.runs, samples] = tile.fold(tape, folded, d[tile.runs, :, samples], into)
         return result
 
-    def _computed(self) -> Iterator[tuple[Tile, slice, Tape]]:
+    def _computed(self) -> Iterator[tuple[Tile, slice, ActivationBuffer]]:
         """What `logits` had to leave, computed again."""
         for tile, samples, images in self._parts(self._x, self._tiles(len(self._x), 1)):
             tape = self._tape(images.n, 1, 0)
@@ -381,17 +381,17 @@ class ClosedConvCCP(RowsForm):
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
         self.descend_(x, lambda _, runs, samples: d[runs, :, samples], rate, decay)
 
-    def descend_(self, x: Tensor, slopes: Slopes, rate: float, decay: float = 0.0) -> None:
+    def descend_(self, x: Tensor, slopes: LogitGradient, rate: float, decay: float = 0.0) -> None:
         self._gradients(x, slopes, self._descent)
         for name, parameter in self.parameters.items():
             parameter.mul_(1.0 - rate * decay).sub_(self._descent[name], alpha=rate)
 
-    def gradients_of(self, x: Tensor, slopes: Slopes) -> list[tuple[Tensor, Tensor]]:
+    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> list[tuple[Tensor, Tensor]]:
         found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         self._gradients(x, slopes, found)
         return [(self.parameters[name], gradient) for name, gradient in found.items()]
 
-    def _gradients(self, x: Tensor, slopes: Slopes, found: dict[str, Tensor]) -> None:
+    def _gradients(self, x: Tensor, slopes: LogitGradient, found: dict[str, Tensor]) -> None:
         self._kept = None  # the tapes are used for something else now
         self._x = x
         each = self.runs // len(x)
@@ -455,7 +455,7 @@ class ClosedConvCCP(RowsForm):
             found[-1].composed = self.frozen
         return found
 
-    def _parts(self, x: Tensor, tiles: list[Tile]) -> Iterator[tuple[Tile, slice, Unfolded]]:
+    def _parts(self, x: Tensor, tiles: list[Tile]) -> Iterator[tuple[Tile, slice, Im2Col]]:
         """All pairs of a tile and some of its images, unfolded."""
         groups, batch, _ = x.shape
         each, n = self.runs // groups, self._images_of(batch)
@@ -468,30 +468,30 @@ class ClosedConvCCP(RowsForm):
                 for tile in mine:
                     yield tile, samples, images
 
-    def _images(self, n: int) -> Unfolded:
+    def _images(self, n: int) -> Im2Col:
         if n not in self._unfolded:
             if len(self._unfolded) > 1:  # a batch has at most two sizes of parts
                 for memory in (self._unfolded, self._folded, self._tapes, self._spare, self._tangents):
                     memory.clear()
-            self._unfolded[n] = Unfolded(self.levels, self.shape, n, self.parameters["K"])
+            self._unfolded[n] = Im2Col(self.levels, self.shape, n, self.parameters["K"])
         return self._unfolded[n]
 
-    def _spare_of(self, n: int) -> tuple[Tape, Unfolded]:
+    def _spare_of(self, n: int) -> tuple[ActivationBuffer, Im2Col]:
         """Memory for what is done with a tape of n images of one run: another tape, and directions of the images."""
         if n not in self._spare:
-            directions = Unfolded(self.levels, self.shape, n, self.parameters["K"], constant=0.0)
-            self._spare[n] = Tape(self.layout, n, 1), directions
+            directions = Im2Col(self.levels, self.shape, n, self.parameters["K"], constant=0.0)
+            self._spare[n] = ActivationBuffer(self.layout, n, 1), directions
         return self._spare[n]
 
-    def _moving(self, tape: Tape) -> tuple[Tangents, Unfolded]:
+    def _moving(self, tape: ActivationBuffer) -> tuple[Tangents, Im2Col]:
         """The tangents of a tape, and memory for the directions in which its images move."""
         moving, directions = self._spare_of(tape.n)
         if tape not in self._tangents:
             self._tangents[tape] = Tangents(tape, moving)
         return self._tangents[tape], directions
 
-    def _tape(self, n: int, size: int, number: int) -> Tape:
+    def _tape(self, n: int, size: int, number: int) -> ActivationBuffer:
         key = n, size, number
         if key not in self._tapes:
-            self._tapes[key] = Tape(self.layout, n, size)
+            self._tapes[key] = ActivationBuffer(self.layout, n, size)
         return self._tapes[key]

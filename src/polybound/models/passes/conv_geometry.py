@@ -24,7 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["Folded", "Level", "Unfolded", "levels"]
+__all__ = ["Col2Im", "Im2Col", "Level", "levels"]
 
 
 def levels(
@@ -263,7 +263,7 @@ class Level:
 # A few images with their columns unfolded, as `conv_geometry` arranges them, and gradients by them folded back.
 
 
-class Unfolded:
+class Im2Col:
     """n images, rows of the image first and images last; memory that is filled again for the next n images.
 
     Args:
@@ -347,11 +347,11 @@ class Unfolded:
         return found
 
 
-class Folded:
-    """The gradient by n images, folded back from those by the windows and lines of `Unfolded`.
+class Col2Im:
+    """The gradient by n images, folded back from those by the windows and lines of `Im2Col`.
 
     Attributes:
-        windows: as those of `Unfolded`, to be added to.
+        windows: as those of `Im2Col`, to be added to.
         lines: the same of the lines.
     """
 

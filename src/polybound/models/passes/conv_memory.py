@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polybound.models.passes.conv_geometry import Level
 
-__all__ = ["Block", "Kernels", "Layout", "Operation", "Tape", "spread"]
+__all__ = ["ActivationBuffer", "Kernels", "Layout", "Operation", "RowBlock", "spread"]
 
 
 class Kernels:
@@ -179,7 +179,7 @@ class Layout:
 
 
 @dataclass
-class Block:
+class RowBlock:
     """Some rows of a level: few enough that their factors stay in the nearest cache until they are used."""
 
     rows: list[tuple[Tensor, Tensor]]  # of the factors, (F e channels, columns n), and the same transposed
@@ -200,7 +200,7 @@ class Block:
             strip.copy_(column)
 
 
-class Tape:
+class ActivationBuffer:
     """Factors of some images by some runs, and all that is done with them, row by row: memory that is used again.
 
     Attributes:
@@ -224,9 +224,9 @@ class Tape:
         self.by_units = size, layout.channels, height, width, n
         self.last = self.y.view(self.by_units).permute(2, 0, 1, 3, 4)
         self.slope = self.slopes[layout.degree].view(self.last.shape)
-        self._elsewhere: tuple[Tape, list[list[Block]]] | None = None
+        self._elsewhere: tuple[ActivationBuffer, list[list[RowBlock]]] | None = None
 
-    def _level(self, level: Level) -> list[Block]:
+    def _level(self, level: Level) -> list[RowBlock]:
         rows, columns, layout = level.rows.positions, level.columns.positions, self.layout
         h = self.like.new_empty(rows, level.count, self.units, columns * self.n)
         each = dict(enumerate(h.unbind(1), level.factors.start + 1))
@@ -246,13 +246,13 @@ class Tape:
         blocks = []
         for first in range(0, rows, step):
             part = slice(first, min(first + step, rows))
-            block = Block(views[part], part, [(column[part], strip[part]) for column, strip in pairs], [], [], [])
+            block = RowBlock(views[part], part, [(column[part], strip[part]) for column, strip in pairs], [], [], [])
             self._forward(block, each, half)
             self._backward(block, each, each)
             blocks.append(block)
         return blocks
 
-    def blocks_into(self, other: Tape) -> list[list[Block]]:
+    def blocks_into(self, other: ActivationBuffer) -> list[list[RowBlock]]:
         """For each level, blocks whose `backward` puts the gradients by these factors into those of another tape.
 
         So that the factors stay, for what is still to be done with them.
@@ -279,7 +279,7 @@ class Tape:
         dy = dy.view(self.by_units).permute(2, 0, 1, 3, 4)
         torch.mul(dy, 0.25 if self.layout.degree in self.layout.pool else 1.0, out=self.slope)
 
-    def _forward(self, block: Block, each: dict[int, Tensor], half: Tensor) -> None:
+    def _forward(self, block: RowBlock, each: dict[int, Tensor], half: Tensor) -> None:
         """`y_n = h_n y_(n-1)`; where a pooling follows, sums of two rows of the product, and then of two columns."""
         part = block.part
         for n, factor in each.items():
@@ -297,7 +297,7 @@ class Tape:
             elif before is not None:
                 block.forward.append((torch.mul, (factor[part], before[part]), y[part]))
 
-    def _backward(self, block: Block, each: dict[int, Tensor], into: dict[int, Tensor]) -> None:
+    def _backward(self, block: RowBlock, each: dict[int, Tensor], into: dict[int, Tensor]) -> None:
         """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter into the place of h_n, here or elsewhere.
 
         The gradient by the second factor comes in the place of the first and the other way round, where there is no

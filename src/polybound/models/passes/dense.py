@@ -22,10 +22,10 @@ from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
-from polybound.models.passes.base import ClosedForm, RowsForm
+from polybound.models.passes.base import JacobianGradients, ManualGradients
 from polybound.models.passes.conv import ClosedConvCCP
 
-__all__ = ["ClosedForm", "RowsForm", "closed_form", "has_closed_form"]
+__all__ = ["JacobianGradients", "ManualGradients", "closed_form", "has_closed_form"]
 
 
 _NOTHING = 1e-20
@@ -37,7 +37,7 @@ def has_closed_form(model: object) -> bool:
     return isinstance(model, CCP | NCP) or (isinstance(model, ConvCCP) and model.dims == 2)
 
 
-def closed_form(model: PolynomialNetwork) -> ClosedForm:
+def closed_form(model: PolynomialNetwork) -> ManualGradients:
     """The closed-form passes of a CCP, an NCP or a ConvCCP of images, on the model's own parameters."""
     if isinstance(model, CCP):
         return ClosedCCP(model)
@@ -48,7 +48,7 @@ def closed_form(model: PolynomialNetwork) -> ClosedForm:
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
-class _ClosedDense(ClosedForm):
+class _ClosedDense(ManualGradients):
     """What CCP and NCP share: affine maps of the whole input, all in one matrix product."""
 
     def __init__(self, weight: Tensor, C: Tensor) -> None:
@@ -117,7 +117,7 @@ class _ClosedDense(ClosedForm):
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
-class ClosedCCP(_ClosedDense, RowsForm):
+class ClosedCCP(_ClosedDense, JacobianGradients):
     """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
 
     A loss of the rows of the Jacobian takes a forward pass of tangents and one more backward pass.
