@@ -12,7 +12,7 @@ from helpers.networks import F64, randomise, seeds
 from polybound.attacks import Classifier
 from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
-from polybound.models.passes.conv import ClosedConvCCP
+from polybound.models.passes.conv import ConvGradients
 from polybound.training import Callback, JacobianPenalty, Trainer, WeightDecay
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 
@@ -84,7 +84,7 @@ def networks(draw):
 @given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), seeds)
 def test_any_network_of_images(model, groups, cache, seed):
     """Of any size, also one that poolings do not divide or that is smaller than the kernel, for any size of parts."""
-    check(model, ClosedConvCCP(model, cache), min(groups, model.runs or 1), seed=seed)
+    check(model, ConvGradients(model, cache), min(groups, model.runs or 1), seed=seed)
 
 
 def check_rows(model, form, groups, directions, batch=5, seed=0):
@@ -111,7 +111,7 @@ def check_rows(model, form, groups, directions, batch=5, seed=0):
 
 @given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), st.sampled_from([1, 3]), seeds)
 def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, cache, directions, seed):
-    check_rows(model, ClosedConvCCP(model, cache), min(groups, model.runs or 1), directions, seed=seed)
+    check_rows(model, ConvGradients(model, cache), min(groups, model.runs or 1), directions, seed=seed)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
@@ -136,7 +136,7 @@ def test_what_is_computed_again_is_the_same(monkeypatch, directions):
     found = []
     for kept in (0, 10**9):
         monkeypatch.setattr("polybound.models.passes.conv.KEPT", kept)
-        form = ClosedConvCCP(model, 20000)
+        form = ConvGradients(model, 20000)
         form.logits(x)
         by_images = form.input_gradient(d)
         form.logits(x)
@@ -152,7 +152,7 @@ def test_parts_change_nothing_but_rounding_and_the_same_call_gives_the_same_bits
     x = inputs(model, 1, 11, 0).to(dtype)
 
     def gradients(cache, earlier=()):
-        form = ClosedConvCCP(model, cache)
+        form = ConvGradients(model, cache)
         for batch in earlier:  # memory that was used for something else
             form.logits(x[:, :batch])
         return [gradient for _, gradient in form.gradients_of(x, lambda logits, *_: logits.softmax(1))]

@@ -1,4 +1,4 @@
-"""Where the products of a collapsed PN-Conv meet: constants of `conv` that depend on sizes alone.
+"""Where the products of a collapsed PN-Conv meet: the constants of `conv`, which depend on sizes alone.
 
 A factor is linear in the image x: row r and column j of it, pooled by s, see x through:
 
@@ -17,40 +17,64 @@ K.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-__all__ = ["Col2Im", "Im2Col", "Level", "levels"]
+__all__ = ["Col2Im", "Geometry", "Im2Col", "Level", "Step", "run"]
+
+Step = Callable[[], object]
+"""An operation on memory that stays where it is: listed once, run again for every batch."""
 
 
-def levels(
-    shape: Sequence[int], degree: int, kernel: int, pre: int | None, pool: Sequence[int], like: Tensor
-) -> list[Level]:
-    """One level for each resolution of the factors of a ConvCCP, the finest first; tensors like `like`."""
-    return list(_levels(tuple(shape), degree, kernel, pre, tuple(pool), like.dtype, like.device))
+def run(steps: list[Step]) -> None:
+    """Run the steps in order."""
+    for step in steps:
+        step()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a ConvCCP of images, and the type and place of its tensors."""
+
+    shape: tuple[int, ...]
+    channels: int
+    degree: int
+    kernel: int
+    pre: int | None
+    pool: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """One level for each resolution of the factors, the finest first."""
+        return _levels(self)
+
+    @property
+    def swapped(self) -> bool:
+        """Whether gradients by the first two factors take each other's place: there is no pooling in between."""
+        return self.degree > 1 and 1 not in self.pool
+
+    def empty(self, *sizes: int) -> Tensor:
+        """Memory that is not yet filled."""
+        return torch.empty(sizes, dtype=self.dtype, device=self.device)
+
+    def full(self, value: float, *sizes: int) -> Tensor:
+        """A tensor of one value."""
+        return torch.full(sizes, value, dtype=self.dtype, device=self.device)
 
 
 @lru_cache(maxsize=16)
-def _levels(
-    shape: tuple[int, ...],
-    degree: int,
-    kernel: int,
-    pre: int | None,
-    pool: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Level, ...]:
-    """The same, made once: nothing changes a level."""
-    pooled = [sum(after < n for after in pool) for n in range(1, degree + 1)]
-    found = []
-    for times in sorted(set(pooled)):
-        factors = slice(pooled.index(times), pooled.index(times) + pooled.count(times))
-        found.append(Level(shape, factors, kernel, pre, times, len(pool)).to(dtype, device))
-    return tuple(found)
+def _levels(sizes: Geometry) -> tuple[Level, ...]:
+    """Made once for all models of these sizes: nothing changes a level."""
+    pooled = [sum(after < n for after in sizes.pool) for n in range(1, sizes.degree + 1)]
+    factors = {times: slice(pooled.index(times), pooled.index(times) + pooled.count(times)) for times in pooled}
+    return tuple(Level(sizes, times, some) for times, some in sorted(factors.items()))
 
 
 class Axis:
@@ -59,7 +83,7 @@ class Axis:
     Attributes:
         middle: (U, S T), of all positions that are far from the border.
         whole: (T,), the taps of K that count there.
-        left, right: for positions near the border, what is missing of the middle, by position.
+        left, right: what is missing of the middle at the positions near the border, by position.
     """
 
     def __init__(self, size: int, positions: int, taps: tuple[int, int], stride: int) -> None:
@@ -67,8 +91,8 @@ class Axis:
         self.U = self.T + self.S + stride - 2
         self.reach = self.T // 2 + self.S // 2
         self.middle, self.whole = self._operator(0, None)
-        self.left = self._missing(-1)
-        self.right = self._missing(1)
+        sides = ({r: self._operator(r, side) for r in range(positions)} for side in (-1, 1))
+        self.left, self.right = ({r: pair for r, pair in side.items() if bool(pair[1].any())} for side in sides)
 
     def _operator(self, position: int, outside: int | None) -> tuple[Tensor, Tensor]:
         """All taps at a position, or those whose tap of K lies before (-1) or behind (1) the image."""
@@ -83,10 +107,6 @@ class Axis:
                         found[a + t + sigma, sigma, t] += 1 / self.stride
         return found.flatten(1), counts
 
-    def _missing(self, outside: int) -> dict[int, tuple[Tensor, Tensor]]:
-        found = {r: self._operator(r, outside) for r in range(self.positions)}
-        return {r: pair for r, pair in found.items() if bool(pair[1].any())}
-
     def missing(self, position: int) -> tuple[Tensor, Tensor]:
         """What a position lacks of the middle, on both sides."""
         sides = [side[position] for side in (self.left, self.right) if position in side]
@@ -98,7 +118,7 @@ class Axis:
         return self.stride * position - self.reach + u
 
     def window(self, position: int) -> tuple[int, int]:
-        """First and last but one place of the image that a position sees."""
+        """The half-open range of pixels that a position sees."""
         return max(0, self.place(position, 0)), min(self.size, self.place(position, self.U))
 
 
@@ -118,85 +138,67 @@ class Level:
         corrected: (side, number, place) of the columns that are corrected.
     """
 
-    def __init__(
-        self, shape: Sequence[int], factors: slice, kernel: int, pre: int | None, times: int, pools: int
-    ) -> None:
-        self.inputs, height, width = shape
+    def __init__(self, sizes: Geometry, times: int, factors: slice) -> None:
+        self.inputs, height, width = sizes.shape
         self.factors, self.count, self.stride = factors, factors.stop - factors.start, 2**times
-        self.halvings = pools - times
-        self.last = width >> pools
+        pools = len(sizes.pool)
+        self.halvings, self.last = pools - times, width >> pools
         rows, columns = ((n >> pools) << self.halvings for n in (height, width))
-        self.rows = Axis(height, rows, (kernel, pre or 1), self.stride)
-        self.columns = Axis(width, columns, (kernel, pre or 1), self.stride)
+        self.rows = Axis(height, rows, (sizes.kernel, sizes.pre or 1), self.stride)
+        self.columns = Axis(width, columns, (sizes.kernel, sizes.pre or 1), self.stride)
         self.U = self.rows.U
         self._arrange_windows()
-        self._arrange_lines(pre is not None)
-        self._arrange_exceptions()
-
-    def to(self, dtype: torch.dtype, device: torch.device) -> Level:
-        """Itself, with its tensors on the device and, but for indices, of the type."""
+        self._arrange_lines(sizes.pre is not None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                setattr(self, name, value.to(device, dtype if value.is_floating_point() else None))
-        return self
+                setattr(self, name, value.to(sizes.device, sizes.dtype if value.is_floating_point() else None))
 
     def _arrange_windows(self) -> None:
         axis, block = self.rows, self.inputs * self.U
-        ones = self._rows_of_ones()
+        # Rows of the image after which a row of ones comes: the fewest that every window has one.
+        ones: list[int] = []
+        for low, high in map(axis.window, range(axis.positions)):
+            if not ones or ones[-1] < low:
+                ones.append(high - 1)
         start = [rho * block + sum(after < rho for after in ones) for rho in range(axis.size + 1)]
-        operators, counts = list[Tensor](), list[Tensor]()
-        order, seen = list[tuple[str, int, int]](), dict[tuple[object, ...], tuple[int, int]]()
-        kinds: dict[bytes, int] = {}
-        self.windows: list[tuple[int, int, int, int]] = []
-        for r in range(axis.positions):
-            missing, without = axis.missing(r)
-            kind = kinds.setdefault(missing.numpy().tobytes() + without.numpy().tobytes(), len(kinds))
-            if kind == len(operators):
-                operators.append(axis.middle - missing)
-                counts.append(axis.whole - without)
-            low, high = axis.window(r)
-            inside = tuple(after - low for after in ones if low <= after < high)
-            key = kind, low - axis.place(r, 0), high - low, inside
-            if key not in seen:
-                rows = self._table_rows(kind, low - axis.place(r, 0), high - low, inside)
-                seen[key] = len(order), len(order) + len(rows)
-                order += rows
-            self.windows.append((start[low], start[high], *seen[key]))
-        self.kinds = len(kinds)
-        self.table_rows = self.kinds * (self.U * block + 1) + 1
-        self.A, self.a = torch.cat(operators), torch.stack(counts)
-        self.order = torch.tensor([self._place_in_table(*row) for row in order])
         bounds = sorted({0, *(after + 1 for after in ones), axis.window(axis.positions - 1)[1]})
         self.segments = [(start[low], low, high) for low, high in pairwise(bounds)]
         self.depth = start[bounds[-1]]
 
-    def _rows_of_ones(self) -> list[int]:
-        """Rows of the image after which a row of ones comes: the fewest that every window has one."""
-        found: list[int] = []
-        for r in range(self.rows.positions):
-            low, high = self.rows.window(r)
-            if not found or found[-1] < low:
-                found.append(high - 1)
-        return found
+        distinct: dict[bytes, tuple[int, Tensor, Tensor]] = {}
+        kinds = []
+        for r in range(axis.positions):
+            missing, without = axis.missing(r)
+            operator, counts = axis.middle - missing, axis.whole - without
+            key = operator.numpy().tobytes() + counts.numpy().tobytes()
+            kinds.append(distinct.setdefault(key, (len(distinct), operator, counts))[0])
+        self.A = torch.cat([operator for _, operator, _ in distinct.values()])
+        self.a = torch.stack([counts for _, _, counts in distinct.values()])
+        # The table has the taps of every kind, then the constant of every kind, then a row of zeros.
+        self.kinds, taps = len(distinct), self.U * block
+        self.table_rows = self.kinds * (taps + 1) + 1
 
-    def _table_rows(self, kind: int, first: int, count: int, ones: tuple[int, ...]) -> list[tuple[str, int, int]]:
-        """What each row of a window is to be multiplied with: taps of a kernel, its constant (once), nothing."""
-        rows: list[tuple[str, int, int]] = []
-        for u in range(count):
-            width = self.inputs * self.U
-            rows += [("tap", kind, (first + u) * width + n) for n in range(width)]
-            if u in ones:
-                rows.append(("constant" if u == ones[0] else "nothing", kind, 0))
-        return rows
-
-    def _place_in_table(self, what: str, kind: int, number: int) -> int:
-        size = self.U * self.inputs * self.U
-        if what == "tap":
-            return kind * size + number
-        return len(self.a) * size + (kind if what == "constant" else len(self.a))
+        self.windows: list[tuple[int, int, int, int]] = []
+        order = list[int]()
+        seen = dict[tuple[object, ...], tuple[int, int]]()
+        for r, kind in enumerate(kinds):
+            low, high = axis.window(r)
+            first = low - axis.place(r, 0)
+            inside = tuple(after - low for after in ones if low <= after < high)
+            key_of_rows = kind, first, high - low, inside
+            if key_of_rows not in seen:
+                begin = len(order)
+                for u in range(high - low):
+                    at = kind * taps + (first + u) * block
+                    order += range(at, at + block)
+                    if u in inside:  # the constant counts once
+                        order.append(self.kinds * taps + (kind if u == inside[0] else self.kinds))
+                seen[key_of_rows] = begin, len(order)
+            self.windows.append((start[low], start[high], *seen[key_of_rows]))
+        self.order = torch.tensor(order)
 
     def _arrange_lines(self, pre: bool) -> None:
-        axis = self.columns
+        axis, rows = self.columns, self.rows
         sides = (axis.left, axis.right)
         self.lines = min(axis.S // 2, axis.size) if pre else 0
         self.wide = max(len(side) for side in sides) if pre else 0
@@ -214,10 +216,7 @@ class Level:
                         B[side, line, number] = -operator[v]
         self.B, self.b = torch.cat([axis.middle, B.flatten(0, 2)]), b.flatten(0, 1)
 
-    def _arrange_exceptions(self) -> None:
-        rows = self.rows
-        lacking = {r: rows.missing(r) for r in range(rows.positions)}
-        lacking = {r: pair for r, pair in lacking.items() if bool(pair[1].any())}
+        lacking = {r: rows.missing(r) for r in range(rows.positions) if r in rows.left or r in rows.right}
         self.exceptional = list(lacking)
         self.exceptions = [
             (r, u, rows.place(r, u))
@@ -232,13 +231,12 @@ class Level:
     @cached_property
     def folding(self) -> tuple[Tensor, Tensor]:
         """Zeros and ones that add up what belongs to one pixel: (width, U columns) and, of lines, (height, ...)."""
-        axis = self.columns
+        axis, rows, width = self.columns, self.rows, self.inputs * self.lines
         columns = torch.zeros(axis.size, self.U, axis.positions, dtype=self.A.dtype)
         for v in range(self.U):
             for j in range(axis.positions):
                 if 0 <= axis.place(j, v) < axis.size:
                     columns[axis.place(j, v), v, self.in_order(j)] = 1.0
-        rows, width = self.rows, self.inputs * self.lines
         depth = len(self.A_lines) * width
         lines = torch.zeros(rows.size, width, self.lines_depth, rows.positions, dtype=self.A.dtype)
         taps = lines[:, :, :depth].view(rows.size, width, len(self.A_lines), width, rows.positions)
@@ -260,17 +258,12 @@ class Level:
         return place + rest
 
 
-# A few images with their columns unfolded, as `conv_geometry` arranges them, and gradients by them folded back.
-
-
 class Im2Col:
-    """n images, rows of the image first and images last; memory that is filled again for the next n images.
+    """n images with their columns unfolded, rows of the image first and images last; `fill` takes the next n images.
 
     Args:
-        levels: of the network.
-        shape: of an image.
+        sizes: of the network.
         n: how many images.
-        like: a tensor of the right type and device.
         constant: what multiplies the constants of the factors: 1, or 0 for directions, which see the linear part alone.
 
     Attributes:
@@ -278,73 +271,53 @@ class Im2Col:
         lines: for each level, the lines that corrections of columns see, (2, depth, rows n).
     """
 
-    def __init__(
-        self, levels: list[Level], shape: tuple[int, ...], n: int, like: Tensor, constant: float = 1.0
-    ) -> None:
-        self.n, (self.inputs, self.height, self.width) = n, shape
-        self.constant = constant
-        self.reach = levels[0].rows.reach
+    def __init__(self, sizes: Geometry, n: int, constant: float = 1.0) -> None:
+        self.n, (self.inputs, self.height, self.width) = n, sizes.shape
+        levels = sizes.levels
+        reach = levels[0].rows.reach
         right = max(level.columns.place(level.columns.positions - 1, level.U) for level in levels)
         below = max(level.rows.place(level.rows.positions - 1, level.U) for level in levels)
-        self.image = like.new_zeros(self.height, self.inputs, self.reach + max(right, self.width), n)
-        self.inside = self.image[:, :, self.reach : self.reach + self.width]
-        self.edges = like.new_zeros(2, self.reach + max(below, self.height), self.inputs * levels[0].lines, n)
-        # All that is to be done for new images: copies, in this order.
-        self.copies = [self._edge(side, edge) for side, edge in enumerate(levels[0].edges) if levels[0].lines]
+        image = sizes.full(0.0, self.height, self.inputs, reach + max(right, self.width), n)
+        self.inside = image[:, :, reach : reach + self.width]
+        edges = sizes.full(0.0, 2, reach + max(below, self.height), self.inputs * levels[0].lines, n)
         self.windows: list[list[Tensor]] = []
         self.lines: list[Tensor] = []
+        copies: list[tuple[Tensor, Tensor]] = []  # all that is to be done for new images, in this order
+        for side, edge in enumerate(levels[0].edges if levels[0].lines else ()):
+            source = self.inside[:, :, edge]
+            copies.append((edges[side, reach : reach + self.height].view(source.shape), source))
         for level in levels:
-            V = like.new_full((level.depth, level.columns.positions * n), constant)
+            # V in pieces, copied from overlapping views of the image.
+            V = sizes.full(constant, level.depth, level.columns.positions * n)
             self.windows.append([V[first:last] for first, last, *_ in level.windows])
-            self.copies += self._columns(level, V)
-            L = self._constant_lines(level)
+            by_row, by_input, *_ = image.stride()
+            steps = [level.stride * 2**m * n for m in range(level.halvings + 1)]  # of the halves, and of what is left
+            block = self.inputs * level.U
+            for start, low, high in level.segments:
+                shape = high - low, self.inputs, level.U, *(2,) * level.halvings, level.last, n
+                source = image.as_strided(shape, (by_row, by_input, n, *steps, 1), low * by_row)
+                copies.append((V[start : start + (high - low) * block].view(shape), source))
+            # Lines by taps of the rows, those of exceptional rows by themselves, and those that are constant.
+            rows, width = level.rows.positions, self.inputs * level.lines
+            L = sizes.full(0.0, 2, level.lines_depth, rows, n)
             self.lines.append(L.flatten(2))
+            first = level.lines_depth - len(level.exceptional)
+            L[:, first - 1] = constant
+            for number, r in enumerate(level.exceptional):
+                L[:, first + number, r] = constant
             if level.wide and level.lines:
-                self.copies += self._lines(level, L)
+                by_side, by_row, *_ = edges.stride()
+                shape = 2, level.U, width, rows, n
+                taps = edges.as_strided(shape, (by_side, by_row, n, level.stride * by_row, 1))
+                copies.append((L[:, : level.U * width].view(shape), taps))
+                for number, (r, _, place) in enumerate(level.exceptions, level.U):
+                    copies.append((L[:, number * width : (number + 1) * width, r], edges[:, reach + place]))
+        self.copies: list[Step] = [partial(into.copy_, source) for into, source in copies]
 
     def fill(self, x: Tensor) -> None:
         """Take the images x, (n, inputs * height * width)."""
         self.inside.copy_(x.reshape(self.n, self.inputs, self.height, self.width).permute(2, 1, 3, 0))
-        for into, source in self.copies:
-            into.copy_(source)
-
-    def _edge(self, side: int, edge: slice) -> tuple[Tensor, Tensor]:
-        source = self.inside[:, :, edge]
-        return self.edges[side, self.reach : self.reach + self.height].view(source.shape), source
-
-    def _columns(self, level: Level, V: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Pieces of V, and the views of the image that they are copies of."""
-        by_row, by_input, n, _ = self.image.stride()
-        steps = [level.stride * 2**m * n for m in range(level.halvings + 1)]  # of the halves, and of what is left
-        pieces = []
-        for start, low, high in level.segments:
-            sizes = high - low, self.inputs, level.U, *(2,) * level.halvings, level.last, n
-            source = self.image.as_strided(sizes, (by_row, by_input, n, *steps, 1), low * by_row)
-            block = self.inputs * level.U
-            pieces.append((V[start : start + (high - low) * block].view(sizes), source))
-        return pieces
-
-    def _constant_lines(self, level: Level) -> Tensor:
-        """Lines, all of them zero but for those that are constant."""
-        L = self.image.new_zeros(2, level.lines_depth, level.rows.positions, self.n)
-        first = level.lines_depth - len(level.exceptional)
-        L[:, first - 1] = self.constant
-        for number, r in enumerate(level.exceptional):
-            L[:, first + number, r] = self.constant
-        return L
-
-    def _lines(self, level: Level, L: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Lines by taps of the rows, and those of exceptional rows by themselves."""
-        by_side, by_row, n, _ = self.edges.stride()
-        rows, width = level.rows.positions, self.inputs * level.lines
-        sizes = 2, level.U, width, rows, n
-        taps = self.edges.as_strided(sizes, (by_side, by_row, n, level.stride * by_row, 1))
-        first = level.U * width
-        found = [(L[:, :first].view(sizes), taps)]
-        for number, (r, _, place) in enumerate(level.exceptions):
-            start = first + number * width
-            found.append((L[:, start : start + width, r], self.edges[:, self.reach + place]))
-        return found
+        run(self.copies)
 
 
 class Col2Im:
@@ -355,15 +328,14 @@ class Col2Im:
         lines: the same of the lines.
     """
 
-    def __init__(self, levels: list[Level], shape: tuple[int, ...], n: int, like: Tensor) -> None:
-        self.levels, self.n, (self.inputs, self.height, self.width) = levels, n, shape
-        self.V = [like.new_zeros(level.depth, level.columns.positions * n) for level in levels]
+    def __init__(self, sizes: Geometry, n: int) -> None:
+        self.levels, self.n, (inputs, height, self.width) = sizes.levels, n, sizes.shape
+        self.V = [sizes.full(0.0, level.depth, level.columns.positions * n) for level in self.levels]
         self.windows = [
-            [V[first:last] for first, last, *_ in level.windows] for level, V in zip(levels, self.V, strict=True)
+            [V[first:last] for first, last, *_ in level.windows] for level, V in zip(self.levels, self.V, strict=True)
         ]
-        self.lines = [like.new_empty(2, level.lines_depth, level.rows.positions * n) for level in levels]
-        self.folding = [level.folding for level in levels]
-        self.image = like.new_zeros(self.height, self.inputs, self.width, n)
+        self.lines = [sizes.empty(2, level.lines_depth, level.rows.positions * n) for level in self.levels]
+        self.image = sizes.full(0.0, height, inputs, self.width, n)
 
     def clear(self) -> None:
         """Set all gradients to zero."""
@@ -373,13 +345,15 @@ class Col2Im:
     def image_gradient(self) -> Tensor:
         """The gradient by the images, (n, inputs * height * width)."""
         self.image.zero_()
-        for level, V, L, (columns, lines) in zip(self.levels, self.V, self.lines, self.folding, strict=True):
+        for level, V, L in zip(self.levels, self.V, self.lines, strict=True):
+            columns, lines = level.folding
             for start, low, high in level.segments:
-                count = (high - low) * self.inputs
+                count = (high - low) * level.inputs
                 piece = V[start : start + count * level.U].view(count, -1, self.n)
                 self.image[low:high].view(count, self.width, self.n).baddbmm_(columns.expand(count, -1, -1), piece)
             if level.wide and level.lines:
                 found = torch.matmul(lines, L.view(2, -1, self.n))
                 for side, edge in enumerate(level.edges):
-                    self.image[:, :, edge] += found[side].view(self.height, self.inputs, level.lines, self.n)
+                    into = self.image[:, :, edge]
+                    into += found[side].view(into.shape)
         return self.image.permute(3, 1, 0, 2).reshape(self.n, -1)

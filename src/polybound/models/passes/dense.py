@@ -23,7 +23,7 @@ from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
 from polybound.models.passes.base import JacobianGradients, ManualGradients
-from polybound.models.passes.conv import ClosedConvCCP
+from polybound.models.passes.conv import ConvGradients
 
 __all__ = ["JacobianGradients", "ManualGradients", "closed_form", "has_closed_form"]
 
@@ -44,7 +44,7 @@ def closed_form(model: PolynomialNetwork) -> ManualGradients:
     if isinstance(model, NCP):
         return _ClosedNCP(model)
     if isinstance(model, ConvCCP) and has_closed_form(model):
-        return ClosedConvCCP(model)
+        return ConvGradients(model)
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
