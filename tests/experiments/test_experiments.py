@@ -43,9 +43,9 @@ from polybound.experiments import (
 from polybound.experiments.results import Digests
 from polybound.experiments.sweep import jobs_of
 from polybound.report import build_report
+from polybound.report.draw import draw
 from polybound.report.elements import Figure
 from polybound.report.elements import Table as Shown
-from polybound.report.static import draw
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.theory import theta
 from polybound.training import Plain

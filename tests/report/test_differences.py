@@ -5,11 +5,10 @@ import pytest
 from helpers.paper_rows import row_like, spec_like
 from polybound.evaluation import Table
 from polybound.experiments import find_experiment
-from polybound.report.build import report_runs
-from polybound.report.differences import chosen_on_validation, pairs_of, pairs_table, questions_table
-from polybound.report.elements import Part, Section
-from polybound.report.sections import by_heading, highest_pairs, scores_table
-from polybound.report.summary import summarise
+from polybound.report.build import highest_pairs, report_runs
+from polybound.report.elements import ExperimentResult, Section
+from polybound.report.summary import pairs_of, pairs_table, questions_table, summarise
+from polybound.report.tables import by_heading, chosen_on_validation, scores_table
 from polybound.runs import DataSpec, Spec, evaluate_runs, train_runs
 from polybound.training import Recipe
 
@@ -36,7 +35,7 @@ def rows_of(values, attack="fgsm-0.1", **changes):
 
 
 def part(rows, name="table-1"):
-    return Part(find_experiment(name), Table(rows), Section(name, name))
+    return ExperimentResult(find_experiment(name), Table(rows), Section(name, name))
 
 
 def test_a_question_has_its_difference_interval_images_and_seeds():

@@ -20,11 +20,12 @@ from helpers.profiles import examples
 from polybound.cli.tables import labelled, mean_rows, show_means, show_scores
 from polybound.evaluation import Evaluation, MixedError, Score, Table, paper_counts
 from polybound.experiments import Experiment, compare
+from polybound.report.build import LAYOUTS
 from polybound.report.elements import Figure, Images, Line, Panel, Section
 from polybound.report.elements import Table as Shown
 from polybound.report.labels import cell_text
 from polybound.report.page import page
-from polybound.report.sections import _LAYOUTS, scores_table
+from polybound.report.tables import scores_table
 from polybound.runs import DataSpec, Spec
 from polybound.training import Recipe
 
@@ -306,7 +307,7 @@ def shown_by(layout, case):
     if "adversary" in case.first[0]:
         experiment = replace(experiment, methods=("none",), adversary={"attack": "fgsm-0.1"})
     try:
-        return _LAYOUTS[layout](experiment, case.table)
+        return LAYOUTS[layout](experiment, case.table)
     except MixedError:
         return None
 
@@ -351,7 +352,7 @@ def test_a_line_of_curves_is_of_one_configuration(case):
 def test_a_point_of_a_trade_off_is_of_one_configuration(case):
     experiment = replace(EXPERIMENT, layout="tradeoff", methods=("projection", "certified"))
     try:
-        made = _LAYOUTS["tradeoff"](experiment, case.table)
+        made = LAYOUTS["tradeoff"](experiment, case.table)
     except MixedError:
         return
     attacked, clean = allowed(case), allowed(case, attack=False)
@@ -395,7 +396,7 @@ def test_the_chosen_bound_lacks_neither_an_attack_nor_seeds():
     once = [row for row in rows(2.0, 900, 900) if row["seed"] == 0]
     experiment = replace(EXPERIMENT, layout="chosen", methods=("projection",))
     for lacking in (unattacked, once):
-        ((method, bound, *_),) = _LAYOUTS["chosen"](experiment, Table([*lacking, *whole])).rows
+        ((method, bound, *_),) = LAYOUTS["chosen"](experiment, Table([*lacking, *whole])).rows
         assert (method, bound) == ("projection", "1")
 
 

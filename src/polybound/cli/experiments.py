@@ -7,12 +7,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import MofNCompleteColumn, Progress, TaskID
+from rich.progress import MofNCompleteColumn
 
 from polybound.cli.commands import AsJson, command, hint, progress_bar
 from polybound.cli.show import FIGURE_1, draw_figure
@@ -181,13 +180,12 @@ def make_report(
     options: dict[str, Any] = {"title": title, "command": _command(), "scores": scores, "data_dir": data_dir}
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("report", total=len(chosen))
-        step = partial(_step, bar, task)
-        made = build_report(chosen, runs, output, figures=figures, on_progress=step, **options)
+
+        def show(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=name)
+
+        made = build_report(chosen, runs, output, figures=figures, on_progress=show, **options)
     _show(made, as_json)
-
-
-def _step(bar: Progress, task: TaskID, done: int, name: str) -> None:
-    bar.update(task, completed=done, description=name)
 
 
 def _show(made: Report, as_json: bool) -> None:

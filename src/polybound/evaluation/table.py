@@ -35,6 +35,7 @@ __all__ = [
     "best_place",
     "column_label",
     "differing",
+    "images_label",
     "labels",
     "network_labels",
     "read_table",
@@ -445,6 +446,15 @@ def value_label(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{' '.join(map(value_label, value))}]"  # 3 is one value, and a list of it another
     return short_number(value) if isinstance(value, float) else str(value)
+
+
+def images_label(total: int, available: int) -> str:
+    """The number of images that something was measured on, and of all images if these are more.
+
+    >>> images_label(200, 10000), images_label(360, 360)
+    ('200 of 10,000', '360')
+    """
+    return f"{total:,}" if total == available else f"{total:,} of {available:,}"
 
 
 _FIRST = ("method.bound", "method.weight", "method.eps", "adversary")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from polybound.certificates import PreparedNetwork, certified_radius
 from polybound.data import Dataset
 from polybound.errors import ArgumentError, PolyboundError, writable_file
 from polybound.models import PolynomialNetwork, polynomial
+from polybound.report.text import content_policy
 from polybound.theory import lipschitz
 
 __all__ = ["Feature", "build_explorer", "describe_data", "describe_network"]
@@ -215,18 +215,8 @@ def _page(title: str, content: Mapping[str, Any]) -> str:
     style = (folder / "page.css").read_text(encoding="utf-8")
     scripts = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{scripts}\n}})();'
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
-            "img-src data: blob:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
     parts = {
-        "policy": policy,
+        "policy": content_policy([script], [style]),
         "title": html.escape(title),
         "style": style,
         # No text in it can end the element that it stands in.
@@ -237,7 +227,3 @@ def _page(title: str, content: Mapping[str, Any]) -> str:
     # Split first, so that nothing that is filled in is taken for a place to fill.
     pieces = page.split("@@")
     return "".join(piece if i % 2 == 0 else parts[piece] for i, piece in enumerate(pieces))
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

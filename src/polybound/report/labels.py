@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polybound.attacks import parse_attack
 from polybound.errors import PolyboundError
-from polybound.evaluation import CLEAN, NODES, Cell, Difference, Row, certified_radius_of, network_labels, value_label
+from polybound.evaluation import CLEAN, NODES, Cell, Row, certified_radius_of, network_labels, value_label
 from polybound.experiments import DATASETS, MODELS
 from polybound.runs import LoadedModel
 
 __all__ = [
+    "BOUND",
     "METHODS",
     "PROTOCOLS",
     "attack_label",
     "cell_text",
     "column_name",
     "dataset_label",
-    "images_text",
-    "level_of",
+    "level_text",
+    "levels",
     "model_label",
     "network_names",
 ]
 
+BOUND = "method.bound"
 METHODS = {
     "none": "no projection",
     "projection": "projection",
@@ -39,14 +40,11 @@ METHODS = {
     "l2+at": "L2 + AT",
     "layerwise-projection": "layer-wise",
 }
-PROTOCOLS = {
-    "published": "published protocol",
-    "sound": "sound protocol",
-}
+PROTOCOLS = {"published": "published protocol", "sound": "sound protocol"}
 
 
 def attack_label(attack: str) -> str:
-    """As the paper writes it.
+    """The paper's name of an attack.
 
     >>> attack_label("pgd-0.1-20-0.01"), attack_label("certified-0.05:nodes=256")
     ('PGD-(0.1, 20, 0.01)', 'certified at 0.05')
@@ -87,42 +85,49 @@ def cell_text(cell: Cell | None) -> str:
     return f"{cell}{chosen}{'*' if isinstance(cell.epoch, str) else ''}"
 
 
-def images_text(row: Row | Difference) -> str:
-    """On how many images something was measured.
-
-    >>> images_text({"total": 200, "available": 10000}), images_text({"total": 360, "available": 360})
-    ('200 of 10,000', '360')
-    """
-    total, available = (row.total, row.available) if isinstance(row, Difference) else (row["total"], row["available"])
-    return f"{total:,}" if total == available else f"{total:,} of {available:,}"
-
-
 def column_name(attack: str, protocol: str, counted: str, seed: int) -> str:
-    """What a column of scores is of.
+    """The heading of a column of scores, from the values of `ATTACK_COLUMNS`; `counted` follows from the protocol.
 
     >>> column_name("fgsm-0.1", "sound", "robust", 0), column_name("clean", "-", "-", 0)
     ('FGSM-0.1, sound', 'clean')
     """
-    del counted  # it follows from the protocol
+    del counted
     parts = [attack_label(attack), *([] if protocol == "-" else [protocol])]
     return ", ".join([*parts, *([f"attack seed {seed}"] if seed else [])])
 
 
-def level_of(row: Row) -> tuple[float, str]:
-    """How tight a row's method is, to sort by and to show: its bound, its weight or its radius.
+def _level(row: Row) -> tuple[str, Any]:
+    """The bound of a row's method, its radius or its weight, with the column."""
+    found = ((name, row.get(name)) for name in (BOUND, "method.eps", "method.weight"))
+    return next(((name, level) for name, level in found if level is not None), ("", None))
 
-    Of a bound for each matrix it is the largest. What has none comes first.
 
-    >>> level_of({"method.bound": 10.0}), level_of({"method.bound": {"U1": 2.0, "C": 1.0}}), level_of({})
-    ((10.0, '10'), (2.0, 'C 1 U1 2'), (-inf, ''))
+def levels(row: Row) -> tuple[float, ...]:
+    """A key to sort rows by how tight their method is; of a bound for each matrix the largest comes first.
+
+    >>> levels({"method.bound": 10.0}), levels({"method.bound": {"U1": 1.0, "C": 2.0}}), levels({})
+    ((10.0, 10.0), (2.0, 1.0, 2.0), ())
     """
-    for name in ("method.bound", "method.weight", "method.eps"):
-        level: Any = row.get(name)
-        if isinstance(level, dict) and level and all(isinstance(value, int | float) for value in level.values()):
-            return float(max(level.values())), value_label(level)
-        if isinstance(level, int | float):
-            return float(level), value_label(level)
-    return -inf, ""
+    level = _level(row)[1]
+    values = list(level.values()) if isinstance(level, dict) else [] if level is None else [level]
+    known = [float(value) for value in values if isinstance(value, int | float)]
+    return (max(known), *known) if known else ()
+
+
+def level_text(row: Row, pattern: Mapping[str, float]) -> str:
+    """The bound, weight or radius of a method: of a multiple of a pattern the factor, of other bounds by matrix C's.
+
+    >>> level_text({"method.bound": {"U1": 2.0, "C": 4.0}}, {"U1": 1.0, "C": 2.0}), level_text({"method.eps": 0.1}, {})
+    ('2x', 'eps 0.1')
+    """
+    name, level = _level(row)
+    if isinstance(level, dict) and pattern and set(level) == set(pattern):
+        factors = {round(level[matrix] / pattern[matrix], 6) for matrix in pattern}
+        if len(factors) == 1:
+            return f"{factors.pop():g}x"
+    if isinstance(level, dict):
+        level = level.get("C", level)
+    return "" if level is None else f"{'eps ' if name == 'method.eps' else ''}{value_label(level)}"
 
 
 def network_names(loaded: Sequence[LoadedModel]) -> list[str]:

@@ -1,27 +1,37 @@
-"""The report: one HTML file that needs nothing else, neither a network nor a server."""
+"""The report: one HTML file that needs nothing else, neither a network nor a server; Plotly draws its figures."""
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
+import io
 import json
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from math import isfinite, log10
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
+from PIL import Image
 
 from polybound.errors import PolyboundError
-from polybound.report.axes import columns_of
-from polybound.report.drawing import drawings_of, legend_of
-from polybound.report.elements import SYMBOLS, Figure, Section, Table
-from polybound.report.styles import COLOURS
+from polybound.report.elements import (
+    COLOURS,
+    SYMBOLS,
+    Figure,
+    Line,
+    Panel,
+    Range,
+    Section,
+    Table,
+    markers_every,
+    place_texts,
+    style,
+)
 from polybound.report.summary import Summary
-from polybound.report.text import figure_to_csv
+from polybound.report.text import content_policy, figure_to_csv
 
 __all__ = ["page"]
 
@@ -33,7 +43,7 @@ def page(
     configurations: Sequence[Mapping[str, Any]],
     summary: Summary | None = None,
 ) -> str:
-    """The whole report as HTML: what was found, then the figures, then the tables, folded.
+    """Return the whole report as HTML: what was found, then the figures, then the tables, folded.
 
     The page's content security policy allows no request and no script but its own; all names are shown as text.
 
@@ -47,164 +57,204 @@ def page(
     Raises:
         PolyboundError: Plotly is not installed.
     """
-    made = _Figures()
+    drawings: list[dict[str, Any]] = []
+    listed = [pair for section in sections for pair in _figures(section)]
     headline = None if summary is None else summary.headline
-    own = headline is None or any(part is headline for section in sections for part in section.parts)
-    first = None if own or headline is None else made.add(headline, "headline")
-    pairs = [pair for section in sections for pair in _figures(section, made)]
-    first = next((shown for part, shown in pairs if part is headline), first)
-    figures = [shown for part, shown in pairs if part is not headline]
-    opening = None if summary is None else _opening(summary, first)
+    if headline is not None and all(part is not headline for part, _ in listed):
+        listed.insert(0, (headline, {"id": "headline", "title": headline.title, "notes": headline.notes}))
+    shown = [
+        (part, about | _figure(part, number, about["id"], drawings)) for number, (part, about) in enumerate(listed)
+    ]
+    first = next((one for part, one in shown if part is headline), None)
+    figures = [one for part, one in shown if part is not headline]
     tables = [_tables(section) for section in sections if any(isinstance(part, Table) for part in section.parts)]
-    plotly = _plotly() if made.drawings else b""
+    plotly = ""
+    if drawings:
+        try:
+            plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+        except ModuleNotFoundError:
+            raise PolyboundError("the report needs Plotly: pip install 'polybound[experiments]'") from None
+    css = _file("page.css")
+    for place, name in enumerate(("light", "dark")):
+        colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(COLOURS))
+        css = css.replace(f"{{{{ {name} }}}}", colours)
     script = _file("page.js")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_file("page.html"))
-    return template.render(
-        title=title,
-        policy=_policy(script, plotly.decode()),
-        style=_style(),
-        script=script,
-        opening=opening,
-        figures=figures,
-        tables=tables,
-        unfolded=not figures or len(tables) == 1,
-        protocols=any(section.protocols for section in sections),
-        facts=facts,
-        configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
-        drawings=made.drawings,
-        plotly=base64.b64encode(gzip.compress(plotly, 9, mtime=0)).decode() if plotly else "",
-        symbols=SYMBOLS,
-        dict=dict,
+    return (
+        Environment(autoescape=True, undefined=StrictUndefined)
+        .from_string(_file("page.html"))
+        .render(
+            title=title,
+            # Styles may stand anywhere, as Plotly makes some; without requests they can do no harm.
+            policy=content_policy([script, plotly], ["'unsafe-inline'"]),
+            style=css,
+            script=script,
+            opening=None if summary is None else _opening(summary, first),
+            figures=figures,
+            tables=tables,
+            unfolded=not figures or len(tables) == 1,
+            protocols=any(section.protocols for section in sections),
+            facts=facts,
+            configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
+            drawings=drawings,
+            plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode() if plotly else "",
+            symbols=SYMBOLS,
+            dict=dict,
+        )
     )
-
-
-class _Figures:
-    """The drawings of all figures so far, and the figures as the template takes them."""
-
-    def __init__(self) -> None:
-        self.drawings: list[dict[str, Any]] = []
-        self.count = 0
-
-    def add(self, figure: Figure, name: str, notes: Sequence[str] = ()) -> dict[str, Any]:
-        self.count += 1
-        first = len(self.drawings)
-        self.drawings += drawings_of(figure, self.count)
-        data = base64.b64encode(figure_to_csv(figure).encode()).decode()
-        images = [
-            {"title": row.title, "pictures": [(caption, _data_url(pixels)) for caption, pixels in row.pictures]}
-            for row in figure.images
-        ]
-        return {
-            "id": name,
-            "number": self.count,
-            "title": figure.title,
-            "legend": legend_of(figure) if len(figure.labels) > 1 or _published(figure) else [],
-            "plots": [(first + place, panel.title) for place, panel in enumerate(figure.panels)],
-            "columns": columns_of(figure),
-            "images": images,
-            "notes": [*figure.notes, *notes],
-            "file": f"{name}.csv",
-            "csv": f"data:text/csv;base64,{data}",
-        }
-
-
-def _published(figure: Figure) -> bool:
-    return any(panel.published for panel in figure.panels)
-
-
-def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any]:
-    judged = summary.met + summary.missed
-    rest = summary.published - judged
-    counts = (("met", summary.met), ("missed", summary.missed), ("rest", rest))
-    words = {"met": "met", "missed": "missed", "rest": "not run, or not in full"}
-    shares = [(name, f"{n} {words[name]}", f"{100 * n / summary.published:.2f}") for name, n in counts if n]
-    return {
-        "verdict": summary.verdict,
-        "shares": shares if judged and not summary.lead else [],
-        "compared": summary.compared,
-        "differences": summary.differences,
-        "headline": headline,
-        "misses": summary.misses,
-        "missing": summary.missing,
-    }
-
-
-def _figures(section: Section, made: _Figures) -> list[tuple[Figure, dict[str, Any]]]:
-    """The figures of a section as the template takes them, each with what is said of the section."""
-    parts = [part for part in section.parts if isinstance(part, Figure) and not part.empty]
-    tables = any(isinstance(part, Table) for part in section.parts)
-    found = []
-    for number, part in enumerate(parts):
-        name = f"{section.name}{'-figure' if tables else ''}{f'-{number + 1}' if number else ''}"
-        made_of_it = made.add(part, name, [] if tables else [*section.notes, *_not_run(section)])
-        title = part.title if tables or number else section.title
-        found.append((part, made_of_it | {"title": title, "link": title if tables else section.name}))
-    return found
-
-
-def _not_run(section: Section) -> list[str]:
-    shown = "; ".join(f"{what} ({why})" for what, why in section.missing)
-    return [f"Not run: {shown}."] if shown else []
-
-
-def _tables(section: Section) -> dict[str, Any]:
-    parts = [part for part in section.parts if isinstance(part, Table)]
-    counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
-    count = ", ".join(f"{counts[name]} {name}" for name in SYMBOLS if counts[name])
-    notes = [*section.notes, *_not_run(section)]
-    return {"name": section.name, "title": section.title, "parts": parts, "count": count, "notes": notes}
 
 
 def _file(name: str) -> str:
     return (files("polybound.report") / "report_page" / name).read_text(encoding="utf-8")
 
 
-def _style() -> str:
-    style = _file("page.css")
-    for place, name in enumerate(("light", "dark")):
-        colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(COLOURS))
-        style = style.replace(f"{{{{ {name} }}}}", colours)
-    return style
+def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any]:
+    """What the page begins with: the verdict, its counts as shares of a bar, the comparisons, one figure."""
+    judged = summary.met + summary.missed
+    counts = {"met": summary.met, "missed": summary.missed, "not run, or not in full": summary.published - judged}
+    classes = ("met", "missed", "rest")
+    shares = [
+        (name, f"{n} {words}", f"{100 * n / summary.published:.2f}")
+        for name, (words, n) in zip(classes, counts.items(), strict=True)
+        if n
+    ]
+    tables = {name: getattr(summary, name) for name in ("compared", "differences", "misses", "missing")}
+    shares = shares if judged and not summary.lead else []
+    return {"verdict": summary.verdict, "shares": shares, "headline": headline, **tables}
 
 
-def _policy(*scripts: str) -> str:
-    """What the page may do: run these scripts, show pictures that are inside it, and ask for nothing.
+def _tables(section: Section) -> dict[str, Any]:
+    parts = [part for part in section.parts if isinstance(part, Table)]
+    counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
+    count = ", ".join(f"{counts[name]} {name}" for name in SYMBOLS if counts[name])
+    return {"name": section.name, "title": section.title, "parts": parts, "count": count, "notes": _notes(section)}
 
-    Styles may stand anywhere, as Plotly makes some; without requests they can do no harm.
+
+def _notes(section: Section) -> list[str]:
+    lacking = "; ".join(f"{what} ({why})" for what, why in section.missing)
+    return [*section.notes, *([f"Not run: {lacking}."] if lacking else [])]
+
+
+def _figures(section: Section) -> list[tuple[Figure, dict[str, Any]]]:
+    """The figures of a section with their names; where it has no table, with what is noted of the section too."""
+    tables = any(isinstance(part, Table) for part in section.parts)
+    found = []
+    for number, part in enumerate(part for part in section.parts if isinstance(part, Figure) and not part.empty):
+        title = part.title if tables or number else section.title
+        name = f"{section.name}{'-figure' if tables else ''}{f'-{number + 1}' if number else ''}"
+        notes = [*part.notes, *([] if tables else _notes(section))]
+        about = {"id": name, "title": title, "link": title if tables else section.name, "notes": notes}
+        found.append((part, about))
+    return found
+
+
+# A figure as the template and Plotly take it. Colours are numbers: the page has two for each, for light and dark.
+
+
+_SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+_DASHES = ("solid", "dash", "dashdot", "dot")
+
+# The same for the legend: dashes and outlines of SVG paths.
+_STROKES = ("", "6 3", "6 2 2 2", "2 2")
+_SHAPES = (
+    "M11.5 6a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0Z",
+    "M12 3h6v6h-6Z",
+    "M15 2l4 7h-8Z",
+    "M15 2l4 4l-4 4l-4 -4Z",
+    "M15 10l4 -7h-8Z",
+    "M13.5 2h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5Z",
+)
+_STAR = "M15 1l1.5 3.4l3.7 .4l-2.8 2.5l.8 3.7l-3.2 -1.9l-3.2 1.9l.8 -3.7l-2.8 -2.5l3.7 -.4Z"
+
+
+def _figure(figure: Figure, number: int, name: str, drawings: list[dict[str, Any]]) -> dict[str, Any]:
+    """A figure with its legend and its data as CSV; its panels are added to `drawings`."""
+    first, numbers = len(drawings), {label: place for place, label in enumerate(figure.labels)}
+    drawings += [_panel(panel, *figure.limits(panel), numbers) | {"figure": str(number)} for panel in figure.panels]
+    kinds = {line.label: line.kind for panel in figure.panels for line in panel.lines}
+    legend: list[dict[str, Any]] = []
+    for label, place in numbers.items():
+        colour, marker, dash = style(place)
+        look = {"dash": None if kinds[label] == "marks" else _STROKES[dash], "shape": _SHAPES[marker], "open": False}
+        legend.append({"label": label, "button": True, "colour": f"--c{colour}", **look})
+    if any(panel.published for panel in figure.panels):
+        look = {"dash": None, "shape": _STAR, "open": True}
+        legend.append({"label": "the paper", "button": False, "colour": "--text", **look})
+    return {
+        "number": number,
+        "legend": legend if len(legend) > 1 else [],
+        "plots": [(first + place, panel.title) for place, panel in enumerate(figure.panels)],
+        "columns": figure.per_row,
+        "images": [
+            {"title": row.title, "pictures": [(caption, _picture(pixels)) for caption, pixels in row.pictures]}
+            for row in figure.images
+        ],
+        "file": f"{name}.csv",
+        "csv": f"data:text/csv;base64,{base64.b64encode(figure_to_csv(figure).encode()).decode()}",
+    }
+
+
+def _panel(panel: Panel, x_range: Range, y_range: Range, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """A panel as the page's script takes it; of the stars that are the paper's values each says so."""
+    lines = [
+        _line(line, numbers.get(line.label), places)
+        for line, places in zip(panel.lines, place_texts(panel, x_range, y_range), strict=True)
+    ]
+    star = {"mode": "markers", "symbol": "star-open", "size": 13, "open": True}
+    lines += [
+        _line(line, numbers[line.label], []) | star | {"hints": ["the paper"] * len(line.x)} for line in panel.published
+    ]
+    closest = any(line.kind == "marks" or line.texts for line in panel.lines)
+    points = sorted({x for line in panel.lines for x in line.x})
+    x, y = _axis(panel.x_label, x_range, panel.log_x, points), _axis(panel.y_label, y_range, panel.log_y)
+    return {"lines": lines, "x": x, "y": y, "hover": "closest" if closest else "x unified"}
+
+
+def _line(line: Line, number: int | None, places: Sequence[str]) -> dict[str, Any]:
+    colour, marker, dash = style(number or 0)
+    guide, marks = line.kind == "guide", line.kind == "marks"
+    shapes = [*([] if marks else ["lines"]), *([] if guide else ["markers"]), *(["text"] if any(places) else [])]
+    first, step = markers_every(len(line.x), number or 0)
+    made: dict[str, Any] = {
+        "name": line.label,
+        "x": _numbers(line.x),
+        "y": _numbers(line.y),
+        "mode": "+".join(shapes),
+        "dash": "solid" if guide else _DASHES[dash],
+        "symbol": _SYMBOLS[marker],
+        "size": 6 if marks else 7 if step == 1 else [7 if n % step == first else 0 for n in range(len(line.x))],
+        "colour": None if guide else colour,
+        "guide": guide,
+    }
+    if any(places):
+        made["texts"] = [text if place else "" for text, place in zip(line.texts, places, strict=True)]
+        made["places"] = [place or "top center" for place in places]
+    if line.texts or line.hints:
+        made["hints"] = list(line.hints or line.texts)
+    return made | ({"spread": _numbers(line.spread)} if any(line.spread) else {})
+
+
+def _axis(title: str, ends: Range, log: bool, points: Sequence[float] = ()) -> dict[str, Any]:
+    """An axis; Plotly chooses the ticks of a linear one.
+
+    The ticks of a logarithmic axis are its points, if they are few and near, or 1, 2 and 5 times powers of ten.
     """
-    allowed = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts
-    )
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {allowed}",
-            "style-src 'unsafe-inline'",
-            "img-src data: blob:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
+    if not log:
+        return {"title": title, "log": False, "range": list(ends)}
+    low, high = map(log10, ends)
+    near = high - low < 2.3
+    powers = range(int(low) - 1, int(high) + 2, 1 if near else 1 + int(high - low) // 8)
+    ticks = [digit * 10.0**power for power in powers for digit in ((1, 2, 5) if near else (1,))]
+    ticks = list(points) if near and 1 < len(points) <= 8 else [tick for tick in ticks if ends[0] <= tick <= ends[1]]
+    return {"title": title, "log": True, "range": [low, high], "ticks": ticks, "texts": [f"{tick:g}" for tick in ticks]}
 
 
-def _plotly() -> bytes:
-    try:
-        return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
-    except ModuleNotFoundError:
-        raise PolyboundError("the report needs Plotly: pip install 'polybound[experiments]'") from None
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    """Numbers as JSON has them; what is not finite is left out of the line."""
+    return [round(float(value), 6) if isfinite(value) else None for value in values]
 
 
-def _data_url(pixels: list[list[list[int]]]) -> str:
+def _picture(pixels: list[list[list[int]]]) -> str:
     """A small picture as a PNG file inside the page."""
-    channels, height, width = len(pixels), len(pixels[0]), len(pixels[0][0])
-    lines = b""
-    for y in range(height):
-        line = b"".join(bytes(pixels[c][y][x] for c in range(channels)) for x in range(width))
-        lines += b"\0" + line
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+    array, stream = np.array(pixels, np.uint8), io.BytesIO()
+    Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0)).save(stream, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

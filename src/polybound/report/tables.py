@@ -1,4 +1,4 @@
-"""The paper's tables with published, reproduced and sound values; and which values are missing, and why."""
+"""Tables of experiments, with the paper's values, and of runs; and which of the paper's values are missing, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from polybound.evaluation import Cell, Row, Table, labels
+from polybound.evaluation import (
+    ATTACK_COLUMNS,
+    CLEAN,
+    SEED_COLUMNS,
+    Cell,
+    MixedError,
+    Row,
+    Table,
+    best_place,
+    difference,
+    images_label,
+    labels,
+    value_label,
+)
 from polybound.experiments import (
     DATASETS,
     Comparison,
@@ -20,20 +33,44 @@ from polybound.experiments import (
     paper_method,
     published,
     published_value,
+    row_kind,
+    search_job,
 )
-from polybound.report.differences import BOUND
+from polybound.models import ConvCCP
 from polybound.report.elements import Table as Shown
 from polybound.report.elements import Value
-from polybound.report.labels import METHODS, PROTOCOLS, attack_label, dataset_label, model_label
+from polybound.report.labels import (
+    BOUND,
+    METHODS,
+    PROTOCOLS,
+    attack_label,
+    column_name,
+    dataset_label,
+    levels,
+    model_label,
+    network_names,
+)
+from polybound.runs import LoadedModel
+from polybound.theory import gamma, lipschitz, theta
 
-__all__ = ["highest", "missing_parts", "missing_values", "paper_table", "seeds_text"]
-
-
-_VERDICTS = {"within": "met", "off": "missed"}
+__all__ = [
+    "best_bound",
+    "bounds_table",
+    "by_heading",
+    "chosen_on_validation",
+    "chosen_table",
+    "missing_parts",
+    "missing_values",
+    "paper_table",
+    "scores_table",
+    "search_table",
+    "seeds_text",
+    "significance_table",
+]
 
 
 def seeds_text(table: Table) -> str:
-    """How many seeds the numbers made of these rows have: as many, or so many to so many.
+    """The number of seeds of the numbers made of these rows, as ", 5 seeds" or ", 1 to 5 seeds".
 
     Of a method's bounds those with the most seeds count, as they alone compete for the best.
     """
@@ -51,115 +88,7 @@ def seeds_text(table: Table) -> str:
     return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}"
 
 
-def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table]]:
-    """The columns of a table: the paper's name of each, its heading, and its rows.
-
-    Where a method has several options other than its bound, each has a column of its own.
-    """
-    suffix = "" if experiment.adversary is None else "+at"
-    names = ["at" if suffix and name == "none" else f"{name}{suffix}" for name in experiment.methods]
-    names += ["layerwise-projection"] if experiment.kind == "search" else []
-    names += [f"{name}-denoising" for name in experiment.defences]
-    found: list[tuple[str, str, Table]] = []
-    for name in names:
-        mine = table.only(lambda row, name=name: paper_method(row) == name)  # type: ignore[misc]
-        variants: dict[str, list[Row]] = {}
-        for row in mine:
-            fixed = {key: row[key] for key in row if key.startswith(("method.", "adversary")) and key != BOUND}
-            variants.setdefault(str(sorted(fixed.items())), []).append(row)
-        firsts = [rows[0] for rows in variants.values()]
-        shown = labels(firsts, _unlike_methods(mine), method=False) if len(variants) > 1 else [""]
-        for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
-            heading = ", ".join(filter(None, (METHODS.get(name, name), label)))
-            found.append((name, heading, Table(rows)))
-    return found
-
-
-def _unlike_methods(table: Table) -> list[str]:
-    return [name for row in table for name in row if not name.startswith(("method.", "adversary"))]
-
-
-def paper_table(experiment: Experiment, table: Table) -> Shown:
-    """Published, reproduced and sound values of every method, below each other for each attack."""
-    made = _Rows(experiment, table.where(split="test"))
-    for dataset, model in _shown(experiment, table):
-        made.add_group(dataset, model)
-    header = ["attack", "value", *(label for _, label, _ in made.columns)]
-    return Shown(
-        experiment.title,
-        header,
-        made.cells,
-        made.groups,
-        frozenset(made.bold),
-        made.notes(),
-        verdicts=made.verdicts,
-        comparisons=made.comparisons,
-        lead=2,
-    )
-
-
-class _Rows:
-    """The rows of a table while they are made, with what is said of their cells."""
-
-    def __init__(self, experiment: Experiment, table: Table) -> None:
-        self.experiment, self.table = experiment, table
-        self.columns = _columns(experiment, table)
-        self.attacks = [*(["clean"] if _shows_clean(experiment) else []), *experiment.attacks]
-        self.cells: list[list[Value]] = []
-        self.groups: list[tuple[int, str]] = []
-        self.bold: set[tuple[int, int]] = set()
-        self.verdicts: dict[tuple[int, int], str] = {}
-        self.comparisons: list[Comparison] = []
-
-    def add_group(self, dataset: str, model: str) -> None:
-        """The rows of a data set and a model."""
-        seeds = seeds_text(self.table.where(data=dataset, model=model))
-        self.groups.append((len(self.cells), f"{dataset_label(dataset)}, {model_label(model)}{seeds}"))
-        for attack in self.attacks:
-            values = [
-                published_value(dataset_label(dataset), model_label(model), name, attack) for name, _, _ in self.columns
-            ]
-            if any(values):
-                self.cells.append([attack_label(attack), "paper", *values])
-            for protocol in ("-",) if attack == "clean" else ("published", "sound"):
-                wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
-                self._add_row(wanted, values if protocol != "sound" else [None] * len(values))
-
-    def _add_row(self, wanted: dict[str, str], values: Sequence[Published | None]) -> None:
-        parts = [rows.where(wanted) for _, _, rows in self.columns]
-        found = [part.best_epoch().best(BOUND) for part in parts]  # as the paper takes both
-        number, protocol = len(self.cells), wanted["protocol"]
-        self.bold |= {(number, place + 2) for place in highest(found)}
-        for place, (value, cell, part) in enumerate(zip(values, found, parts, strict=True)):
-            self.verdicts[number, place + 2] = self._verdict(value, cell, part, protocol)
-        label = "here" if protocol == "-" else PROTOCOLS[protocol]
-        self.cells.append([attack_label(wanted["attack"]), label, *found])
-
-    def _verdict(self, value: Published | None, cell: Cell | None, rows: Table, protocol: str) -> str:
-        if cell is None:
-            return "not run"
-        if value is None:
-            return "not published"
-        found = judge(value, cell, rows, protocol)
-        self.comparisons.append(found)
-        return _VERDICTS.get(found.verdict, "not judged")
-
-    def notes(self) -> list[str]:
-        """What bold, brackets, stars and verdicts mean, as far as they occur."""
-        cells = [cell for row in self.cells for cell in row if isinstance(cell, Cell)]
-        notes = []
-        if self.bold:
-            notes.append("Bold: the highest mean of its line, among the methods that were run.")
-        if met := [name for name in _MEANINGS if name in self.verdicts.values()]:
-            notes.append(" ".join(_MEANINGS[name] for name in met))
-        if any(cell.chosen is not None for cell in cells):
-            notes.append(
-                "In brackets the bound, which is the best of all for each line on its own, as in the paper; "
-                "honest-table has one bound for all lines."
-            )
-        if any(isinstance(cell.epoch, str) for cell in cells):
-            notes.append("* The best of the epochs measured, for each seed on its own, as in the paper.")
-        return notes
+# The paper's tables.
 
 
 _MEANINGS = {
@@ -171,13 +100,85 @@ _MEANINGS = {
 }
 
 
-def _shown(experiment: Experiment, table: Table) -> list[tuple[str, str]]:
-    """The data sets and models for which something was run; all, if nothing was."""
+def paper_table(experiment: Experiment, table: Table) -> Shown:
+    """Published, reproduced and sound values of every method, below each other for each attack."""
+    table = table.where(split="test")
+    columns = _columns(experiment, table)
+    # The paper's tables of adversarial training and of further attacks leave the clean accuracy out.
+    ours = not experiment.published
+    clean = ours or any(one.table == experiment.published and one.attack == CLEAN for one in published())
     every = list(product(experiment.datasets, experiment.models))
-    return [pair for pair in every if table.where(data=pair[0], model=pair[1]).rows] or every
+    cells: list[list[Value]] = []
+    groups: list[tuple[int, str]] = []
+    bold: set[tuple[int, int]] = set()
+    verdicts: dict[tuple[int, int], str] = {}
+    comparisons: list[Comparison] = []
+    for dataset, model in [pair for pair in every if table.where(data=pair[0], model=pair[1]).rows] or every:
+        seeds = seeds_text(table.where(data=dataset, model=model))
+        names = dataset_label(dataset), model_label(model)
+        groups.append((len(cells), f"{', '.join(names)}{seeds}"))
+        for attack in [*([CLEAN] if clean else []), *experiment.attacks]:
+            values = [published_value(*names, name, attack) for name, _, _ in columns]
+            if any(values):
+                cells.append([attack_label(attack), "paper", *values])
+            for protocol in ("-",) if attack == CLEAN else ("published", "sound"):
+                wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
+                parts = [rows.where(wanted) for _, _, rows in columns]
+                found = [part.best_epoch().best(BOUND) for part in parts]  # as the paper takes both
+                bold |= {(len(cells), place + 2) for place in _highest(found)}
+                for place, (value, cell, part) in enumerate(zip(values, found, parts, strict=True), 2):
+                    if cell is None:
+                        verdict = "not run"
+                    elif value is None or protocol == "sound":
+                        verdict = "not published"
+                    else:
+                        comparisons.append(judge(value, cell, part, protocol))
+                        verdict = {"within": "met", "off": "missed"}.get(comparisons[-1].verdict, "not judged")
+                    verdicts[len(cells), place] = verdict
+                label = "here" if protocol == "-" else PROTOCOLS[protocol]
+                cells.append([attack_label(attack), label, *found])
+    notes = ["Bold: the highest mean of its line, among the methods that were run."] if bold else []
+    if met := [name for name in _MEANINGS if name in verdicts.values()]:
+        notes.append(" ".join(_MEANINGS[name] for name in met))
+    shown = [cell for row in cells for cell in row if isinstance(cell, Cell)]
+    if any(cell.chosen is not None for cell in shown):
+        notes.append(
+            "In brackets the bound, which is the best of all for each line on its own, as in the paper; honest-table "
+            "has one bound for all lines."
+        )
+    if any(isinstance(cell.epoch, str) for cell in shown):
+        notes.append("* The best of the epochs measured, for each seed on its own, as in the paper.")
+    about = {"notes": notes, "verdicts": verdicts, "comparisons": comparisons}
+    header = ["attack", "value", *(heading for _, heading, _ in columns)]
+    return Shown(experiment.title, header, cells, groups, frozenset(bold), lead=2, **about)  # type: ignore[arg-type]
 
 
-def highest(values: Sequence[Cell | None]) -> list[int]:
+def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table]]:
+    """The columns of a table: the paper's name of each, its heading, and its rows.
+
+    Where a method has several options other than its bound, each has a column of its own.
+    """
+    suffix = "" if experiment.adversary is None else "+at"
+    names = ["at" if suffix and name == "none" else f"{name}{suffix}" for name in experiment.methods]
+    names += ["layerwise-projection"] if experiment.kind == "search" else []
+    names += [f"{name}-denoising" for name in experiment.defences]
+    found: list[tuple[str, str, Table]] = []
+    for name in names:
+        mine = table.only(lambda row: paper_method(row) == name)  # noqa: B023
+        variants: dict[str, list[Row]] = {}
+        for row in mine:
+            fixed = {key: row[key] for key in row if key.startswith(("method.", "adversary")) and key != BOUND}
+            variants.setdefault(str(sorted(fixed.items())), []).append(row)
+        others = [key for row in mine for key in row if not key.startswith(("method.", "adversary"))]
+        firsts = [rows[0] for rows in variants.values()]
+        shown = labels(firsts, others, method=False) if len(variants) > 1 else [""]
+        for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
+            heading = ", ".join(filter(None, (METHODS.get(name, name), label)))
+            found.append((name, heading, Table(rows)))
+    return found
+
+
+def _highest(values: Sequence[Cell | None]) -> list[int]:
     """The places of the highest mean, to the two digits that are shown, if there is one to be higher than."""
     means = [round(value.mean, 2) for value in values if value is not None]
     if len(means) < 2:
@@ -185,11 +186,182 @@ def highest(values: Sequence[Cell | None]) -> list[int]:
     return [place for place, value in enumerate(values) if value is not None and round(value.mean, 2) == max(means)]
 
 
-def _shows_clean(experiment: Experiment) -> bool:
-    """The paper's tables of adversarial training and of further attacks leave the clean accuracy out."""
-    if not experiment.published:
-        return True
-    return any(value.table == experiment.published and value.attack == "clean" for value in published())
+def best_bound(rows: Table) -> tuple[Table, str] | None:
+    """The rows of the best bound, and the bound; None without rows, or if they differ in more than bound and seed."""
+    try:
+        cell = rows.best(BOUND)
+    except MixedError:
+        return None
+    if cell is None:
+        return None
+    bound = rows.rows[0].get(BOUND) if cell.chosen is None else cell.chosen[1]
+    return rows.where({BOUND: bound}), "" if bound is None else value_label(bound)
+
+
+def significance_table(experiment: Experiment, table: Table) -> Shown:
+    """Projection against none, paired by seed."""
+    cells: list[list[Value]] = []
+    for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
+        part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="", split="test")
+        top = best_bound(part.only(lambda row: row_kind(row) == "single"))
+        found = None if top is None else difference(top[0], part.where(method="none"))
+        if top is not None and found is not None and found.p == found.p:
+            names = (dataset_label(dataset), model_label(model), attack_label(attack))
+            cells.append([*names, top[1], found, len(found.seeds), f"{found.p:.2g}"])
+    header = ["data set", "model", "attack", "bound", "difference", "seeds", "p"]
+    note = (
+        "Points by which the projection, at the bound that is the best of its line, is ahead of no projection: mean "
+        "over the seeds that both have, its 95 % interval, and the p-value of a paired t-test. As the bound was chosen "
+        "on the same images, p is smaller than for one chosen beforehand."
+    )
+    title = "Projection against none, sound protocol"
+    return Shown(title, header, cells, notes=[note], aside=True, name="significance")
+
+
+def chosen_on_validation(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[Table, str] | None:
+    """The test rows of the alternative of a method that is best on validation, and its bound or weight.
+
+    Args:
+        table: rows of both splits.
+        columns: attacks and protocols; the mean over all of them counts.
+    """
+    parts = table.configurations("split", *ATTACK_COLUMNS, "total", "available", "held_out")
+    found = [part.where(split="validation") for part in parts]
+    best = best_place([[part.where(attack=a, protocol=p).cell() for a, p in columns] for part in found])
+    if best is None:
+        return None
+    first = parts[best[0]].rows[0]
+    level = first.get(BOUND, first.get("method.weight"))
+    return parts[best[0]].where(split="test"), "" if level is None else value_label(level)
+
+
+def chosen_table(experiment: Experiment, table: Table) -> Shown:
+    """One model a line, whose bound or weight has the best mean validation accuracy over clean and all attacks."""
+    columns = [(CLEAN, "-"), *((attack, "sound") for attack in experiment.attacks)]
+    cells: list[list[Value]] = []
+    groups = []
+    for dataset, model in product(experiment.datasets, experiment.models):
+        part = table.where(data=dataset, model=model)
+        if not part.rows:
+            continue
+        groups.append((len(cells), f"{dataset_label(dataset)}, {model_label(model)}{seeds_text(part)}"))
+        for method in experiment.methods:
+            mine = part.only(lambda row: paper_method(row) == method)  # noqa: B023
+            if found := chosen_on_validation(mine, columns):
+                values = [found[0].where(attack=attack, protocol=protocol).cell() for attack, protocol in columns]
+                cells.append([METHODS.get(method, method), found[1], *values])
+    note = (
+        f"One bound or weight a line, chosen on a validation split ({100 * experiment.validation:g} % of train): the "
+        "best mean accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
+    )
+    meaning = "○ not published: the paper chooses the best bound for each attack on its own, on the test split."
+    places = [
+        (row, column) for row, line in enumerate(cells) for column, one in enumerate(line) if isinstance(one, Cell)
+    ]
+    header = ["method", "bound or weight", CLEAN, *map(attack_label, experiment.attacks)]
+    verdicts = dict.fromkeys(places, "not published")
+    return Shown(experiment.title, header, cells, groups, notes=[note, meaning], verdicts=verdicts)
+
+
+def search_table(experiment: Experiment, root: Path, data_dir: Path | None) -> Shown | None:
+    """The best points of a search; None if it was not run."""
+    job = search_job(experiment, data_dir)
+    if not job.done(root):
+        return None
+    result = job.result(root)
+    measures = ("mean", "full", "short")  # the finalists, then what was trained to the end, then the rest
+
+    def order(trial: dict[str, float | None]) -> list[float]:
+        return [-1.0 if (share := trial[name]) is None else share for name in measures]
+
+    trials = sorted(result["trials"], key=order)[::-1]
+    names = list(result["bounds"])
+    cells: list[list[Value]] = []
+    for trial in trials[:10]:
+        shares = [trial[name] for name in reversed(measures)]
+        percents = ["" if share is None else f"{100 * share:.2f}" for share in shares]
+        cells.append([*(f"{trial['bounds'][name]:g}" for name in names), *percents])
+    pruned = sum(trial["full"] is None for trial in trials)
+    note = (
+        f"The ten best of {len(trials)} points, {pruned} of them pruned after a shorter schedule; accuracy in % under "
+        f"{attack_label(experiment.search['attack'])} on a validation split, {experiment.search['protocol']} protocol."
+    )
+    header = [*names, "shorter schedule", "whole schedule", f"mean of {experiment.search['seeds']} seeds"]
+    return Shown("The search", header, cells, notes=[note], aside=True, name="search")
+
+
+# Tables of any runs: their scores, and the bounds of their weights.
+
+
+def by_heading(table: Table) -> list[tuple[str, Table]]:
+    """The rows by what they have in common: data set, model, rank, epochs, split and defence."""
+    names = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples", "split", "defence")
+    found = []
+    for part in table.groups(*names).values():
+        row = part.rows[0]
+        heading = dataset_label(row["data"])
+        if len(table.where(data=row["data"]).values("data.digest")) > 1:
+            heading += f" ({row['data.digest']})"
+        heading += f", {model_label(row['model'])}, rank {row['model.rank']}, {row['schedule.epochs']} epochs"
+        heading += f", {row['data.samples']:,} training samples" if row["data.samples"] else ""
+        heading += "" if row["split"] == "test" else f", {row['split']} split"
+        heading += f", {row['defence']} denoising" if row["defence"] else ""
+        found.append((heading, part))
+    return found
+
+
+def scores_table(table: Table) -> Shown:
+    """A row for each configuration and set of images, named by what differs; a column for each attack."""
+    columns = sorted(table.groups(*ATTACK_COLUMNS), key=lambda column: column[0] != CLEAN)
+    cells: list[list[Value]] = []
+    groups: list[tuple[int, str]] = []
+
+    def order(part: Table) -> tuple[object, ...]:
+        """Methods together, by bound, weight or radius, full measurements before limited ones."""
+        row = part.rows[0]
+        return str(row["method"]), levels(row), -row["total"], str(row)
+
+    for heading, part in by_heading(table):
+        groups.append((len(cells), heading))
+        configurations = sorted(part.configurations(*ATTACK_COLUMNS), key=order)
+        free = (*SEED_COLUMNS, *ATTACK_COLUMNS, "total", "available")
+        names = labels([one.rows[0] for one in configurations], free)
+        for name, one in zip(names, configurations, strict=True):
+            images = images_label(one.rows[0]["total"], one.rows[0]["available"])
+            found = [one.where(dict(zip(ATTACK_COLUMNS, column, strict=True))).cell() for column in columns]
+            for seeds in dict.fromkeys(cell.seeds for cell in found if cell is not None):
+                values = [cell if cell is not None and cell.seeds == seeds else None for cell in found]
+                cells.append([name, len(seeds), images, *values])
+    counted = {
+        "published": "also images that are misclassified as they are, as in the paper",
+        "sound": "images that are right as they are and attacked",
+    }
+    known = [name for name in PROTOCOLS if name in table.values("protocol")]
+    notes = [f"{name}: {PROTOCOLS[name]}, counting {counted[name]}." for name in known]
+    header = ["method", "seeds", "images", *(column_name(*column) for column in columns)]
+    return Shown("Accuracy in %", header, cells, groups, notes=notes)
+
+
+def bounds_table(loaded: Sequence[LoadedModel]) -> Shown:
+    """The norms of the product of each run's weights, and Lipschitz constants, by bound.
+
+    Convolutional networks are left out: for images of 28 x 28 each would take minutes.
+    """
+
+    def order(pair: tuple[str, LoadedModel]) -> tuple[object, ...]:
+        """Runs of one data set, model and method together, by bound and seed; files, which have none, first."""
+        about = pair[1].about
+        names = (str(about.get(key, "")) for key in ("data", "model", "method"))
+        return *names, levels(about), int(about.get("seed") or 0), pair[0]
+
+    dense = [one for one in loaded if not isinstance(one.model, ConvCCP)]
+    cells: list[list[Value]] = []
+    for name, one in sorted(zip(network_names(dense), dense, strict=True), key=order):
+        constants = [lipschitz(one.model, method=method).value for method in ("paper", "rowwise")]
+        cells.append([name, *map(float, (theta(one.model), gamma(one.model), *constants))])
+    note = "In the l_inf norm, for inputs in [-1, 1]. theta: norm of the product of all factors; gamma: its relaxation."
+    header = ["run", "theta", "gamma", "Lipschitz, paper", "Lipschitz, row-wise"]
+    return Shown("Bounds", header, cells, notes=[note], name="bounds")
 
 
 # What an experiment of the paper has and a report has not, with the reason.
@@ -209,7 +381,8 @@ def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = 
     found = []
     for dataset in dict.fromkeys(data for data, _ in lacking):
         models = [model_label(model) for data, model in lacking if data == dataset]
-        count = _published_values(experiment, dataset_label(dataset), models)
+        key = experiment.published or None, dataset_label(dataset)
+        count = sum((value.table, value.dataset) == key and value.model in models for value in published())
         why = NO_DATA if dataset in absent else NOT_RUN
         what = f"{dataset_label(dataset)}: {', '.join(models)}"
         found.append((what, f"{why}; {count} published values" if count else why))
@@ -218,29 +391,18 @@ def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = 
     return [*found, *((METHODS.get(name, name), NOT_RUN) for name in others)]
 
 
-def _published_values(experiment: Experiment, dataset: str, models: Sequence[str]) -> int:
-    """How many values the experiment's own table has for these."""
-    return sum(
-        bool(experiment.published)
-        and (value.table, value.dataset) == (experiment.published, dataset)
-        and value.model in models
-        for value in published()
-    )
-
-
 def missing_values(
     run: Collection[tuple[str, str, str, str]], experiments: Sequence[Experiment], data_dir: Path | None = None
-) -> Shown | None:
-    """All published values that were not run, each counted once, by data set and reason; None if all were.
+) -> list[list[Value]]:
+    """Rows for all published values that were not run, each value counted once: what, how many, and why.
 
     Args:
-        run: the keys of the values that were.
+        run: the keys of the values that were run.
         experiments: those of the report.
         data_dir: where the data lies.
     """
     names = {label: name for name, label in DATASETS.items()}
-    measured = {names[key[0]] for key in run}
-    absent = absent_data(set(names.values()) - measured, data_dir)
+    absent = absent_data(set(names.values()) - {names[key[0]] for key in run}, data_dir)
     tables = {experiment.published for experiment in experiments}
     found: dict[tuple[str, str], list[Published]] = {}
     for value in {value.key: value for value in published() if value.key not in run}.values():
@@ -248,9 +410,7 @@ def missing_values(
         why = NO_DATA if names[value.dataset] in absent else NOT_RUN
         why = why if inside or why == NO_DATA else f"{_paper_tables()[value.table]} is not part of this report"
         found.setdefault((value.dataset, why), []).append(value)
-    rows: list[list[Value]] = [[f"{d}: {_models(values)}", len(values), why] for (d, why), values in found.items()]
-    header = ["not run", "published values", "why"]
-    return Shown("What is missing, and why", header, rows, name="missing") if rows else None
+    return [[f"{d}: {_models(values)}", len(values), why] for (d, why), values in found.items()]
 
 
 def _models(values: Sequence[Published]) -> str:

@@ -1,8 +1,10 @@
-"""Tables as Markdown, LaTeX and CSV; figures as CSV."""
+"""Tables as Markdown, LaTeX and CSV; figures as CSV; the content security policy of a page."""
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +14,7 @@ from typing import Literal
 from polybound.errors import PolyboundError, reason
 from polybound.report.elements import Figure, Line, Panel, Table
 
-__all__ = ["figure_to_csv", "read_figure", "to_csv", "to_latex", "to_markdown"]
-
-
-_LATEX = {"✓": r"$\checkmark$", "✗": r"$\times$", "○": r"$\circ$", "±": r"$\pm$"}
+__all__ = ["content_policy", "figure_to_csv", "read_figure", "to_csv", "to_latex", "to_markdown"]
 
 
 def to_markdown(table: Table) -> str:
@@ -39,44 +38,36 @@ def to_markdown(table: Table) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A text that begins neither a tag nor a cell, and is as thick as it is."""
+    """Escape Markdown and HTML."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|").replace("*", r"\*")
     return " ".join(text.split("\n"))
 
 
 def to_latex(table: Table) -> str:
-    r"""A LaTeX table for the packages booktabs and amssymb.
+    r"""A LaTeX table for the packages booktabs and amssymb; no text in it is taken for a command.
 
-    >>> print(to_latex(Table("T", ["a", "b"], [["1 %", "2"]])).splitlines()[3])
-    a & b \\
+    >>> print(to_latex(Table("T", ["a", "b"], [["1 %", "a_b \\x ^~ ±"]])).splitlines()[5])
+    1 \% & a\_b \textbackslash{}x \^{}\~{} $\pm$ \\
     """
+
+    def escape(text: str) -> str:
+        words = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+        return "".join(words.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+
     headings = dict(table.groups)
     lines = [r"\begin{table}", rf"\begin{{tabular}}{{{'l' * 2 + 'r' * (len(table.header) - 2)}}}", r"\toprule"]
-    lines += [" & ".join(map(_escape, table.header)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(escape, table.header)) + r" \\", r"\midrule"]
     for number, row in enumerate(table.texts):
         if number in headings:
             lines += [r"\midrule"] if number else []
-            lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{_escape(headings[number])}}}}} \\")
-        cells = [table.marked(number, place, _escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
-        lines.append(" & ".join(map(_signs, cells)) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escape(table.title)}}}", r"\end{table}"]
-    return "\n".join(map(_signs, lines))
-
-
-def _signs(text: str) -> str:
-    for sign, command in _LATEX.items():
-        text = text.replace(sign, command)
-    return text
-
-
-def _escape(text: str) -> str:
-    r"""A text in which LaTeX finds no command.
-
-    >>> print(_escape("a_b \\x ^~"))
-    a\_b \textbackslash{}x \^{}\~{}
-    """
-    words = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
-    return "".join(words.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+            lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{escape(headings[number])}}}}} \\")
+        cells = [table.marked(number, place, escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{escape(table.title)}}}", r"\end{table}"]
+    found = "\n".join(lines)
+    for sign, command in {"✓": r"$\checkmark$", "✗": r"$\times$", "○": r"$\circ$", "±": r"$\pm$"}.items():
+        found = found.replace(sign, command)
+    return found
 
 
 def to_csv(table: Table) -> str:
@@ -101,7 +92,8 @@ def to_csv(table: Table) -> str:
 
 _COLUMNS = ("panel", "line", "kind", "x_name", "x", "y_name", "y", "std", "text")
 _LOG = " (logarithmic)"
-_KINDS: dict[str, Literal["line", "marks", "guide"]] = {"line": "line", "marks": "marks", "guide": "guide"}
+_KINDS: dict[str, Literal["line", "marks", "guide"]]
+_KINDS = {"line": "line", "marks": "marks", "guide": "guide", "paper": "marks"}
 
 
 def figure_to_csv(figure: Figure) -> str:
@@ -132,33 +124,42 @@ def read_figure(file: Path, title: str) -> Figure:
         PolyboundError: the file is no such figure.
     """
     try:
-        rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
-        panels = dict.fromkeys(row["panel"] for row in rows)
-        return Figure(title, [_read_panel([row for row in rows if row["panel"] == name]) for name in panels])
+        panels: dict[str, dict[tuple[str, str], list[dict[str, str]]]] = {}
+        for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))):
+            panels.setdefault(row["panel"], {}).setdefault((row["line"], row["kind"]), []).append(row)
+        found = []
+        for name, lines in panels.items():
+            first = next(iter(lines.values()))[0]
+            x_name, y_name = first["x_name"], first["y_name"]
+            made: dict[bool, list[Line]] = {True: [], False: []}
+            for (label, kind), rows in lines.items():
+                points = [float(row["x"]) for row in rows], [float(row["y"]) for row in rows]
+                spread = [float(row["std"]) for row in rows] if all(row["std"] for row in rows) else []
+                texts = [row["text"] for row in rows] if any(row["text"] for row in rows) else []
+                made[kind == "paper"].append(Line(label, *points, spread, texts, _KINDS[kind]))
+            axes = x_name.removesuffix(_LOG), y_name.removesuffix(_LOG), made[False]
+            log_x, log_y = x_name.endswith(_LOG), y_name.endswith(_LOG)
+            found.append(Panel(name, *axes, log_x, log_y, published=made[True]))
+        return Figure(title, found)
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise PolyboundError(f"{file}: not the data of a figure ({reason(error)})") from None
 
 
-def _read_panel(rows: list[dict[str, str]]) -> Panel:
-    x_name, y_name = rows[0]["x_name"], rows[0]["y_name"]
-    keys = dict.fromkeys((row["line"], row["kind"]) for row in rows)
-    lines, published = [], []
-    for label, kind in keys:
-        mine = [row for row in rows if (row["line"], row["kind"]) == (label, kind)]
-        known = [row["std"] for row in mine]
-        spread = [float(std) for std in known] if all(known) else []
-        texts = [row["text"] for row in mine] if any(row["text"] for row in mine) else []
-        points = [float(row["x"]) for row in mine], [float(row["y"]) for row in mine]
-        if kind == "paper":
-            published.append(Line(label, *points, spread, texts, "marks"))
-        else:
-            lines.append(Line(label, *points, spread, texts, _KINDS[kind]))
-    return Panel(
-        rows[0]["panel"],
-        x_name.removesuffix(_LOG),
-        y_name.removesuffix(_LOG),
-        lines,
-        log_x=x_name.endswith(_LOG),
-        log_y=y_name.endswith(_LOG),
-        published=published,
-    )
+# What pages may do.
+
+
+def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+    """A content security policy: run these scripts, use these styles, show pictures inside the page, request nothing.
+
+    Args:
+        scripts: the text of each.
+        styles: the text of each, or a keyword of the policy in quotes.
+    """
+
+    def allowed(texts: Sequence[str]) -> str:
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        pairs = zip(texts, digests, strict=True)
+        return " ".join(text if text.startswith("'") else f"'sha256-{digest}'" for text, digest in pairs)
+
+    rules = ["default-src 'none'", f"script-src {allowed(scripts)}", f"style-src {allowed(styles)}"]
+    return "; ".join([*rules, "img-src data: blob:", "base-uri 'none'", "form-action 'none'"])

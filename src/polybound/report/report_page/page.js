@@ -29,8 +29,8 @@ function trace(line, figure) {
 function axis(about) {
   const line = colour("--line");
   return { title: { text: plain(about.title), standoff: 6 }, type: about.log ? "log" : "linear", range: about.range,
-    tickvals: about.ticks, ticktext: about.texts.map(plain), gridcolor: line, linecolor: line, zeroline: false,
-    automargin: true };
+    gridcolor: line, linecolor: line, zeroline: false, automargin: true,
+    ...(about.log ? { tickvals: about.ticks, ticktext: about.texts } : { nticks: 8 }) };
 }
 
 function draw() {
