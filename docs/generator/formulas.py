@@ -32,7 +32,7 @@ def mathml(latex: str, display: bool = False) -> str:
     '<math display="inline"><mrow><msup><mi>x</mi><mn>2</mn></msup></mrow></math>'
     """
     # The browser is told which bar is the left one.
-    text = re.sub(r"\\([lr])([vV]ert)(?![A-Za-z])", _fence, " ".join(latex.split()))
+    text = re.sub(r"(?<!left)(?<!right)\\([lr])([vV]ert)(?![A-Za-z])", _fence, " ".join(latex.split()))
     element = convert_to_element(text, display="block" if display else "inline")
     element.attrib.pop("xmlns", None)  # HTML needs none
     for each in element.iter():
