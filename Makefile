@@ -56,7 +56,7 @@ LOWEST := build/lowest
 lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tests/lowest.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[encrypted,test]'
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[dev,docs]'
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal
 
