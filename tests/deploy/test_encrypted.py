@@ -11,9 +11,8 @@ import polybound as pb
 from helpers.encrypted_networks import images, network
 from helpers.profiles import examples
 from polybound.deploy import BatchClient, BatchServer, Client, Server, plan_batches, plan_encryption
-from polybound.deploy.encrypted.messages import HEADER, split
 from polybound.deploy.encrypted.polynomial import read_polynomial
-from polybound.deploy.encrypted.seal import Exchange, galois_elements, make_context, sealapi
+from polybound.deploy.encrypted.seal import HEADER, Scheme, sealapi, split
 from polybound.errors import PolyboundError
 
 
@@ -116,7 +115,7 @@ def test_another_domain(degree):
 
 @pytest.mark.parametrize("image", [np.zeros(11), np.full(12, 1.1), np.full(12, np.nan), np.full(12, np.inf)])
 def test_a_client_encrypts_images_of_the_plan_only(pair, image):
-    with pytest.raises(PolyboundError, match=r"image of shape|between"):
+    with pytest.raises(PolyboundError, match=r"must have shape|between"):
         pair.client.encrypt(image)
 
 
@@ -130,15 +129,8 @@ def test_keys_and_requests_are_seeded(pair):
 
 def test_a_reply_holds_the_logits_and_random_values(pair):
     """The slots besides the logits differ from reply to reply, spread over the range of the logits."""
-    request, context = pair.client.encrypt(images()[0]), pair.client._context
-    found = []
-    for _ in range(2):
-        reply = pair.client._exchange.load_into(
-            sealapi.Ciphertext(), context, pair.server.classify(request, pair.keys), "the reply"
-        )
-        plain = sealapi.Plaintext()
-        pair.client._decryptor.decrypt(reply, plain)
-        found.append(np.array(pair.client._encoder.decode_double(plain)))
+    request, client = pair.client.encrypt(images()[0]), pair.client
+    found = [client.key.decrypt(pair.server.classify(request, pair.keys), client._reply) for _ in range(2)]
     first, classes, reach = pair.plan.layout.first, pair.plan.layout.classes, pair.plan.ranges.logits.max()
     used = np.arange(first, first + classes)
     np.testing.assert_allclose(found[0][used], found[1][used], atol=2 * pair.plan.error)
@@ -160,10 +152,9 @@ def test_without_the_key_a_request_is_noise(pair):
     stranger = Client(pair.plan.public)
     values = []
     for client in (pair.client, stranger):
-        ciphertext = client._exchange.load_into(sealapi.Ciphertext(), client._context, part, "it")
         plain = sealapi.Plaintext()
-        client._decryptor.decrypt(ciphertext, plain)
-        values.append(np.array(client._encoder.decode_complex(plain)))
+        client.key._decryptor.decrypt(client.key.scheme.load(sealapi.Ciphertext(), part, "it"), plain)
+        values.append(np.array(client.key.scheme.encoder.decode_complex(plain)))
     pixels = images()[0]
     np.testing.assert_allclose(values[0][:6], pixels[:6] + 1j * pixels[6:], atol=1e-3)
     assert np.abs(values[1]).min() > 1e6
@@ -173,12 +164,11 @@ def test_keys_are_public_ones(pair):
     """None of what is sent can be loaded as a secret key, nor holds one."""
     import zstandard
 
-    limits = pair.server.key_forms
-    context, exchange = pair.client._context, Exchange()
+    limits, key = pair.server.key_forms, pair.client.key
     for part in split(pair.content, limits, "it"):
         with pytest.raises(PolyboundError):
-            exchange.load_into(sealapi.SecretKey(), context, part, "it")
-    secret = exchange.to_bytes(pair.client._generator.secret_key())
+            key.scheme.load(sealapi.SecretKey(), part, "it")
+    secret = key.scheme.to_bytes(key._generator.secret_key())
     words = zstandard.ZstdDecompressor().decompressobj().decompress(secret[HEADER.size :])[-1024:]
     request = split(pair.client.encrypt(images()[0]), pair.server.request_forms, "it")
     sent = [*split(pair.content, limits, "it"), *request]
@@ -234,28 +224,26 @@ def test_requests_of_other_parameters_are_refused(pair):
 
 
 def test_keys_for_other_rotations_are_refused(pair):
-    client, ring = pair.client, pair.plan.public.ring
-    parts = [bytes(part) for part in split(pair.content, pair.server.key_forms, "it")]
-    for steps in ([1], [5] * (len(pair.plan.layout.steps) + 1), list(range(5, 6 + len(pair.plan.layout.steps)))):
-        other = client._generator.create_galois_keys(galois_elements(ring, sorted(set(steps))))
-        with pytest.raises(PolyboundError, match=r"bytes, where|other parameters"):
-            pair.server.load_keys(b"".join([parts[0], client._exchange.to_bytes(other), parts[2]]))
+    key, parts = pair.client.key, [bytes(part) for part in split(pair.content, pair.server.key_forms, "it")]
+    for steps in ([1], range(5, 5 + len(pair.plan.layout.steps))):
+        other = key._generator.create_galois_keys(key.scheme.rotations(steps))
+        with pytest.raises(PolyboundError, match=r"bytes instead of|other parameters"):
+            pair.server.load_keys(b"".join([parts[0], key.scheme.to_bytes(other), parts[2]]))
 
 
 def test_seal_itself_refuses_what_is_not_secure():
     with pytest.raises(PolyboundError, match="refuses"):
-        make_context(8192, [60, 60, 60, 60])
+        Scheme(8192, [60, 60, 60, 60])
 
 
 def test_files_are_private_and_gone(pair):
-    folder = pair.server.exchange.folder
+    folder = pair.server.scheme.folder
     assert folder.stat().st_mode & 0o777 == 0o700
     pair.logits(images()[0])
     assert not list(folder.iterdir())
-    exchange = Exchange()
-    path = exchange.folder
-    exchange.close()
-    assert not path.exists()
+    other = Scheme(8192, [60, 60])
+    other.close()
+    assert not other.folder.exists()
 
 
 @pytest.mark.parametrize(("degree", "compressed"), [(1, False), (2, True), (3, False), (4, False)])

@@ -18,9 +18,8 @@ import zstandard
 
 from helpers.encrypted_networks import images, network
 from polybound.deploy import Client, RemoteClassifier, Server, plan_encryption
-from polybound.deploy.encrypted.messages import HEADER, split
 from polybound.deploy.encrypted.plan import PLAN_HEADER
-from polybound.deploy.encrypted.seal import Exchange, sealapi
+from polybound.deploy.encrypted.seal import HEADER, sealapi, split
 from polybound.errors import PolyboundError
 
 MODEL = network(2, 4, 12)
@@ -130,8 +129,8 @@ def test_two_processes_and_what_passes_between_them(server, plan):
     wire.join(10)
     sent = bytes(wire.sent)
     # The secret key is not in what the server received, packed or not, nor in its files.
-    exchange, client = Exchange(), remote.client
-    secret = exchange.to_bytes(client._generator.secret_key())
+    client = remote.client
+    secret = client.key.scheme.to_bytes(client.key._generator.secret_key())
     words = zstandard.ZstdDecompressor().decompressobj().decompress(secret[HEADER.size :])
     assert secret[64:128] not in sent
     bodies = bodies_of(sent)
@@ -149,10 +148,9 @@ def test_two_processes_and_what_passes_between_them(server, plan):
     part = split(bodies[1], Server(plan).request_forms, "it")[0]
     values = []
     for owner in (client, Client(plan.public)):
-        ciphertext = exchange.load_into(sealapi.Ciphertext(), owner._context, part, "it")
         result = sealapi.Plaintext()
-        owner._decryptor.decrypt(ciphertext, result)
-        values.append(np.abs(np.array(owner._encoder.decode_complex(result))))
+        owner.key._decryptor.decrypt(owner.key.scheme.load(sealapi.Ciphertext(), part, "it"), result)
+        values.append(np.abs(np.array(owner.key.scheme.encoder.decode_complex(result))))
     assert values[0].max() < 2 and values[1].min() > 1e6
 
 

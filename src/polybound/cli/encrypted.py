@@ -56,11 +56,10 @@ def _plan(name: str, domain: tuple[float, float], tolerance: float) -> Plan:
 def show_plan(name: str, domain: tuple[float, float], tolerance: float, as_json: bool) -> None:
     """Show a network's plan."""
     plan = _plan(name, domain, tolerance)
-    p = plan.parameters
     facts: dict[str, Any] = {
-        "ring": p.ring,
-        "bits of the moduli": list(p.bits),
-        "scales (bits)": {"pixels": p.pixels, "weights": round(p.weights, 2), "output": p.output},
+        "ring": plan.ring,
+        "bits of the moduli": list(plan.bits),
+        "scales (bits)": {"pixels": plan.pixels, "weights": round(plan.weights, 2), "output": plan.output},
         "ciphertexts of an image": plan.layout.uploads,
         "keys for rotations": len(plan.layout.steps) + 1,
         "largest factor": float(plan.ranges.factors.max()),

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polybound.deploy.encrypted.client import within
-from polybound.deploy.encrypted.messages import Format, split
+from polybound.deploy.encrypted.client import SecretKey
 from polybound.deploy.encrypted.noise import (
     DEVIATIONS,
     MARGIN,
     MODULUS_BITS,
-    Demand,
+    Gains,
     fresh_variance,
     rounding_variance,
     switch_variance,
@@ -36,7 +35,7 @@ from polybound.deploy.encrypted.polynomial import (
     tree_groups,
     usual_ranges,
 )
-from polybound.deploy.encrypted.seal import Exchange, make_context, sealapi
+from polybound.deploy.encrypted.seal import Scheme, sealapi
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
@@ -98,8 +97,8 @@ class BatchPlan:
 
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone."""
-        demand = Demand.of(self.polynomial, ranges_at(self.polynomial, np.asarray(images, dtype=np.float64)))
-        return _error(self.parameters, demand)
+        ranges = ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
+        return _error(self.parameters, Gains.of(self.polynomial, ranges))
 
 
 def plan_batches(
@@ -117,13 +116,17 @@ def plan_batches(
     """
     polynomial = model if isinstance(model, Polynomial) else read_polynomial(model, domain)
     ranges = proven_ranges(polynomial)
-    proven, usual = Demand.of(polynomial, ranges), Demand.of(polynomial, usual_ranges(polynomial))
-    norm = float(np.abs(polynomial.W).sum(-1).max()) + 1e-9
+    proven, usual = Gains.of(polynomial, ranges), Gains.of(polynomial, usual_ranges(polynomial))
     for ring in MODULUS_BITS:
         for primes in range(2, 9):
-            found = _best(ring, primes, norm, polynomial, proven, usual, tolerance)
-            if found is not None:
-                return BatchPlan(polynomial, ranges, *found)
+            best: tuple[float, BatchParameters, float] | None = None
+            for candidate in _candidates(ring, primes, polynomial, ranges):
+                error = _error(candidate, proven)
+                badness = error * _error(candidate, usual)
+                if error <= tolerance and (best is None or badness < best[0]):
+                    best = badness, candidate, error
+            if best is not None:
+                return BatchPlan(polynomial, ranges, *best[1:])
     raise PolyboundError(
         f"the model does not fit an error of {tolerance:g} in batches: over the domain its factors reach "
         f"{ranges.factors.max():.3g}, a product {ranges.products.max():.3g} and a logit {ranges.logits.max():.3g}; "
@@ -131,31 +134,18 @@ def plan_batches(
     )
 
 
-def _best(
-    ring: int, primes: int, norm: float, polynomial: Polynomial, proven: Demand, usual: Demand, tolerance: float
-) -> tuple[BatchParameters, float] | None:
-    """The parameters with this number of primes that do best on usual values, among those within the tolerance."""
-    best: tuple[float, BatchParameters, float] | None = None
-    for candidate in _candidates(ring, primes, norm, polynomial, proven.ranges):
-        error = _error(candidate, proven)
-        badness = error * _error(candidate, usual)
-        if error <= tolerance and (best is None or badness < best[0]):
-            best = badness, candidate, error
-    return None if best is None else best[1:]
-
-
-def _candidates(
-    ring: int, primes: int, norm: float, polynomial: Polynomial, ranges: Ranges
-) -> Iterator[BatchParameters]:
-    domain = polynomial.low, polynomial.high
-    depth = len(ranges.nodes) - 1
+def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) -> Iterator[BatchParameters]:
+    """The parameters with this number of primes that have room for the ranges."""
+    norm = float(np.abs(polynomial.W).sum(-1).max()) + 1e-9
+    factors = np.log2(max(float(ranges.factors.max()), ranges.partial, 1.0))
+    nodes = [np.log2(max(float(level.max()), 1.0)) for level in ranges.nodes[1:]]
     for bits in (28, 30, 31, 32):
         special = min(60, MODULUS_BITS[ring] - primes * bits)
         # Rounding may raise the l1 norm by half a unit for each pixel.
         weights = int(np.floor(np.log2(2.0 ** (53 - bits) - polynomial.features / 2) - np.log2(norm)))
         if special < bits or weights < 6:
             continue
-        for drops in combinations((1, 2), repeat=depth):
+        for drops in combinations((1, 2), repeat=len(nodes)):
             left = primes - sum(drops)
             if left < 1:
                 continue
@@ -164,35 +154,27 @@ def _candidates(
                 scale = final - output
                 for drop in reversed(drops):
                     scale = (scale + drop * bits) / 2
-                found = BatchParameters(
-                    ring, (bits,) * primes + (special,), float(scale - weights), weights, float(output), drops, domain
-                )
-                if _has_room(found, ranges):
+                pixels, domain = float(scale - weights), (polynomial.low, polynomial.high)
+                sizes = (bits,) * primes + (special,)
+                found = BatchParameters(ring, sizes, pixels, weights, float(output), drops, domain)
+                levels, spent = found.scales(), 0
+                room = 4 <= pixels <= 40 and pixels <= bits * primes - 4 and levels[-1] >= 4
+                room = room and levels[0] + factors + MARGIN < primes * bits - 1
+                for level, drop, node in zip(levels, drops, nodes, strict=False):
+                    room = room and 2 * level + node + MARGIN < (primes - spent) * bits - 1 and level >= 4
+                    spent += drop
+                if room:
                     yield found
 
 
-def _has_room(p: BatchParameters, ranges: Ranges) -> bool:
-    if not 4 <= p.pixels <= 40 or p.pixels > p.bits[0] * p.primes - 4:
-        return False
-    before = np.log2(max(float(ranges.factors.max()), ranges.partial, 1.0))
-    if p.scales()[0] + before + MARGIN >= p.primes * p.bits[0] - 1:
-        return False
-    left = p.primes
-    for scale, drop, nodes in zip(p.scales(), p.drops, ranges.nodes[1:], strict=False):
-        if 2 * scale + np.log2(max(float(nodes.max()), 1.0)) + MARGIN >= left * p.bits[0] - 1 or scale < 4:
-            return False
-        left -= drop
-    return p.scales()[-1] >= 4
-
-
-def _error(p: BatchParameters, demand: Demand) -> float:
+def _error(p: BatchParameters, gains: Gains) -> float:
     """The estimate of the largest error of a logit: the noise of `noise.py` without rotations."""
-    gains, ring, levels = demand.gains, p.ring, p.scales()
+    ring, levels = p.ring, p.scales()
     total = gains.pixels * fresh_variance(ring) * 4.0**-p.pixels
-    total = total + gains.factors * demand.ranges.length**2 / 12 * 4.0**-p.weights
+    total = total + gains.factors * gains.length**2 / 12 * 4.0**-p.weights
     left = p.primes
     for n, drop in enumerate(p.drops, 1):
-        switch = switch_variance(ring, tuple(map(float, p.bits[:left])), float(p.bits[-1]))
+        switch = switch_variance(ring, p.bits[:left], p.bits[-1])
         error = switch * 4.0 ** (-2 * levels[n - 1]) + 2 * rounding_variance(ring) * 4.0 ** -levels[n]
         total = total + gains.levels[n - 1] * error
         left -= drop
@@ -210,21 +192,14 @@ class BatchClient:
 
     def __init__(self, parameters: BatchParameters, features: int) -> None:
         self.parameters, self.features = parameters, features
-        self._context = make_context(parameters.ring, parameters.bits)
-        self._generator = sealapi.KeyGenerator(self._context)
-        self._encryptor = sealapi.Encryptor(self._context, self._generator.secret_key())
-        self._decryptor = sealapi.Decryptor(self._context, self._generator.secret_key())
-        self._encoder = sealapi.CKKSEncoder(self._context)
-        self._exchange = Exchange()
-        form = Format(self._context, self._exchange)
-        self._pixel = form.ciphertext(form.primes, 2.0**parameters.pixels, seeded=False)
-        self._reply = form.ciphertext(form.primes - sum(parameters.drops), None, seeded=False)
+        self._key = SecretKey(parameters.ring, parameters.bits, parameters.domain)
+        scheme = self._key.scheme
+        self._pixel = scheme.ciphertext(scheme.primes, 2.0**parameters.pixels, seeded=False)
+        self._reply = scheme.ciphertext(scheme.primes - sum(parameters.drops), None, seeded=False)
 
     def keys(self) -> bytes:
         """The public keys that a server needs: for products, and to encrypt zeros."""
-        public = sealapi.PublicKey()
-        self._generator.create_public_key(public)
-        return b"".join([self._exchange.to_bytes(key) for key in (self._generator.create_relin_keys(), public)])
+        return self._key.public_keys()
 
     def encrypt(self, images: Array, compressed: bool = False) -> list[bytes]:
         """The ciphertexts of all pixels of up to N / 2 images (images, features).
@@ -235,20 +210,13 @@ class BatchClient:
             PolyboundError: the images have another shape, or values outside of the plan's domain.
         """
         images = np.asarray(images, dtype=np.float64)
-        if images.shape[1:] != (self.features,) or not 0 < len(images) <= self.parameters.ring // 2:
-            raise PolyboundError(
-                f"1 to {self.parameters.ring // 2} images of {self.features} pixels are wanted, got {images.shape}"
-            )
-        pixels = within(images, self.parameters.domain).T
-        found = [self._exchange.to_bytes(self._encrypt(pixel)) for pixel in pixels]
-        return found if compressed else [self._pixel.read(content, "a pixel") for content in found]
-
-    def _encrypt(self, values: Array) -> Any:
-        plain, result = sealapi.Plaintext(), sealapi.Ciphertext()
-        self._encoder.encode(values.tolist(), 2.0**self.parameters.pixels, plain)
+        most = self.parameters.ring // 2
+        if images.shape[1:] != (self.features,) or not 0 < len(images) <= most:
+            raise PolyboundError(f"a batch must be 1 to {most} images of {self.features} pixels, got {images.shape}")
+        scale = 2.0**self.parameters.pixels
         # Not seeded: the server works on the residues of both polynomials.
-        self._encryptor.encrypt_symmetric(plain, result)
-        return result
+        found = [self._key.encrypt(pixel, scale, seeded=False) for pixel in self._key.pixels(images).T]
+        return found if compressed else [self._pixel.read(content, "a pixel") for content in found]
 
     def decrypt(self, reply: list[bytes], images: int) -> Array:
         """The logits (images, classes) of a reply.
@@ -256,15 +224,7 @@ class BatchClient:
         Raises:
             PolyboundError: the reply is damaged, or of other parameters.
         """
-        found, what = [], "the reply"
-        for content in reply:
-            result = self._exchange.load_into(
-                sealapi.Ciphertext(), self._context, self._reply.read(content, what), what
-            )
-            plain = sealapi.Plaintext()
-            self._decryptor.decrypt(result, plain)
-            found.append(self._encoder.decode_double(plain)[:images])
-        return np.array(found).T
+        return np.array([self._key.decrypt(content, self._reply)[:images] for content in reply]).T
 
 
 class BatchServer:
@@ -277,15 +237,12 @@ class BatchServer:
     def __init__(self, plan: BatchPlan) -> None:
         self.plan = plan
         p = plan.parameters
-        self._context = make_context(p.ring, p.bits)
-        self._evaluator = sealapi.Evaluator(self._context)
-        self._encoder = sealapi.CKKSEncoder(self._context)
-        self._exchange = Exchange()
-        form = Format(self._context, self._exchange)
-        self._moduli = form.moduli(form.primes)
-        self._key_forms = [form.relinearisation_keys(), form.public_key()]
-        self._pixel = form.ciphertext(form.primes, 2.0**p.pixels, seeded=False)
-        self._factor = form.ciphertext(form.primes, 2.0**p.pixels * 2.0**p.weights, seeded=False)
+        self._scheme = scheme = Scheme(p.ring, p.bits)
+        self._evaluator = sealapi.Evaluator(scheme.context)
+        self._moduli = scheme.moduli(scheme.primes)
+        self._key_forms = [scheme.relinearisation_keys(), scheme.public_key()]
+        self._pixel = scheme.ciphertext(scheme.primes, 2.0**p.pixels, seeded=False)
+        self._factor = scheme.ciphertext(scheme.primes, 2.0**p.pixels * 2.0**p.weights, seeded=False)
         self._weights = np.rint(plan.polynomial.W.reshape(-1, plan.polynomial.features) * 2.0**p.weights)
         largest = np.abs(self._weights).sum(1).max() * max(self._moduli)
         if largest >= 2.0**53:
@@ -297,12 +254,9 @@ class BatchServer:
         Raises:
             PolyboundError: they are damaged, or of other parameters.
         """
-        what, kinds = "the keys", (sealapi.RelinKeys(), sealapi.PublicKey())
-        products, public = (
-            self._exchange.load_into(kind, self._context, form.read(part, what), what)
-            for kind, form, part in zip(kinds, self._key_forms, split(content, self._key_forms, what), strict=True)
-        )
-        return products, sealapi.Encryptor(self._context, public)
+        kinds = sealapi.RelinKeys(), sealapi.PublicKey()
+        products, public = self._scheme.load_all(kinds, self._key_forms, content, "the keys")
+        return products, sealapi.Encryptor(self._scheme.context, public)
 
     def classify(self, request: list[bytes], keys: tuple[Any, Any]) -> list[bytes]:
         """The encrypted logits, one ciphertext a class.
@@ -310,10 +264,15 @@ class BatchServer:
         Raises:
             PolyboundError: the request is not one of the plan's.
         """
-        residues = self._residues(request)
+        residues, polynomial = self._residues(request), self.plan.polynomial
         try:
-            units = [self._product(self._factors(residues, unit), keys) for unit in range(self.plan.polynomial.rank)]
-            return [self._exchange.to_bytes(logit) for logit in self._logits(units, keys)]
+            units = [
+                self._unit(residues[:, :, unit :: polynomial.rank], unit, keys[0]) for unit in range(polynomial.rank)
+            ]
+            return [
+                self._scheme.to_bytes(self._logit(row, float(bias), units, keys[1]))
+                for row, bias in zip(polynomial.C, polynomial.beta, strict=True)
+            ]
         except (RuntimeError, ValueError) as error:
             # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
             raise PolyboundError(f"the batch cannot be evaluated: {error}") from None
@@ -337,56 +296,44 @@ class BatchServer:
         residues: npt.NDArray[np.int64] = sums.astype(np.int64) % np.array(self._moduli)[:, None, None]
         return residues
 
-    def _factors(self, rows: npt.NDArray[np.int64], unit: int) -> list[Any]:
-        """The factors of one unit, constants included."""
-        polynomial, found = self.plan.polynomial, []
-        for i in range(polynomial.degree):
-            content = self._factor.filled(rows[:, :, i * polynomial.rank + unit].astype(np.uint64))
-            factor = self._exchange.load_into(sealapi.Ciphertext(), self._context, content, "a factor")
-            self._add_constant(factor, float(polynomial.b[i, unit]))
-            found.append(factor)
-        return found
+    def _unit(self, rows: npt.NDArray[np.int64], unit: int, relinearisation: Any) -> Any:
+        """The product of the factors of one unit, from the residues of their maps.
 
-    def _product(self, factors: list[Any], keys: tuple[Any, Any]) -> Any:
-        """The product of the factors of one unit, as a tree; where a factor is missing, one stands for it."""
-        nodes: list[Any] = [*factors, *[None] * (len(tree_groups(len(factors))[0]) - len(factors))]
+        It is a tree; where a factor is missing, one stands for it.
+        """
+        evaluator, scheme = self._evaluator, self._scheme
+        nodes: list[Any] = []
+        for i, constant in enumerate(self.plan.polynomial.b[:, unit]):
+            content = self._factor.filled(rows[:, :, i].astype(np.uint64))
+            factor = scheme.load(sealapi.Ciphertext(), content, "a factor")
+            evaluator.add_plain_inplace(factor, scheme.plain(float(constant), factor.scale, factor.parms_id()))
+            nodes.append(factor)
+        nodes += [None] * (len(tree_groups(len(nodes))[0]) - len(nodes))
         for drop in self.plan.parameters.drops:
             half = len(nodes) // 2
-            nodes = [self._multiplied(nodes[i], nodes[i + half], drop, keys) for i in range(half)]
+            for left, right in zip(nodes[:half], nodes[half:], strict=True):
+                if right is None:
+                    evaluator.multiply_plain_inplace(left, scheme.plain(1.0, left.scale, left.parms_id()))
+                else:
+                    evaluator.multiply_inplace(left, right)
+                    evaluator.relinearize_inplace(left, relinearisation)
+                for _ in range(drop):
+                    evaluator.rescale_to_next_inplace(left)
+            nodes = nodes[:half]
         return nodes[0]
 
-    def _multiplied(self, left: Any, right: Any, drop: int, keys: tuple[Any, Any]) -> Any:
-        evaluator = self._evaluator
-        if right is None:
-            evaluator.multiply_plain_inplace(left, self._constant(1.0, left.parms_id(), left.scale))
-        else:
-            evaluator.multiply_inplace(left, right)
-            evaluator.relinearize_inplace(left, keys[0])
-        for _ in range(drop):
-            evaluator.rescale_to_next_inplace(left)
-        return left
-
-    def _logits(self, units: list[Any], keys: tuple[Any, Any]) -> Iterator[Any]:
-        polynomial, scale = self.plan.polynomial, 2.0**self.plan.parameters.output
-        for row, bias in zip(polynomial.C, polynomial.beta, strict=True):
-            # A fresh zero under the client's key hides how the sum was computed.
-            total = sealapi.Ciphertext()
-            keys[1].encrypt_zero(units[0].parms_id(), total)
-            total.scale = units[0].scale * scale
-            for value, unit in zip(row, units, strict=True):
-                # SEAL refuses products with zero, which tell that they are.
-                if abs(value) * scale >= 0.5:
-                    product = sealapi.Ciphertext()
-                    self._evaluator.multiply_plain(unit, self._constant(float(value), unit.parms_id(), scale), product)
-                    self._evaluator.add_inplace(total, product)
-            self._add_constant(total, float(bias))
-            yield total
-
-    def _add_constant(self, value: Any, constant: float) -> None:
-        plain = self._constant(constant, value.parms_id(), value.scale)
-        self._evaluator.add_plain_inplace(value, plain)
-
-    def _constant(self, value: float, parms_id: Any, scale: float) -> Any:
-        plain = sealapi.Plaintext()
-        self._encoder.encode(value, parms_id, scale, plain)
-        return plain
+    def _logit(self, row: Array, bias: float, units: list[Any], encryptor: Any) -> Any:
+        """One row of the output map on the units."""
+        evaluator, scheme, scale = self._evaluator, self._scheme, 2.0**self.plan.parameters.output
+        # A fresh zero under the client's key hides how the sum was computed.
+        total = sealapi.Ciphertext()
+        encryptor.encrypt_zero(units[0].parms_id(), total)
+        total.scale = units[0].scale * scale
+        for value, unit in zip(row.tolist(), units, strict=True):
+            # SEAL refuses products with zero, which tell that they are.
+            if abs(value) * scale >= 0.5:
+                product = sealapi.Ciphertext()
+                evaluator.multiply_plain(unit, scheme.plain(value, scale, unit.parms_id()), product)
+                evaluator.add_inplace(total, product)
+        evaluator.add_plain_inplace(total, scheme.plain(bias, total.scale, total.parms_id()))
+        return total

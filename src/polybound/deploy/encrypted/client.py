@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from time import perf_counter
@@ -12,50 +13,100 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from polybound.deploy.encrypted.messages import Format
 from polybound.deploy.encrypted.packing import pack
 from polybound.deploy.encrypted.plan import PLAN_HEADER, PublicPlan
 from polybound.deploy.encrypted.polynomial import Array
-from polybound.deploy.encrypted.seal import CONJUGATION, Exchange, galois_elements, make_context, sealapi
+from polybound.deploy.encrypted.seal import Form, Scheme, sealapi
 from polybound.errors import PolyboundError
 
-__all__ = ["Answer", "Client", "RemoteClassifier", "within"]
+__all__ = ["Answer", "Client", "RemoteClassifier", "SecretKey"]
 
 
-def within(pixels: Array, domain: tuple[float, float]) -> Array:
-    """The pixels, cut to the domain where they are outside by rounding only.
+class SecretKey:
+    """A secret key, which never leaves this object: what it encrypts and decrypts.
 
-    Raises:
-        PolyboundError: they are further outside, or no numbers.
+    Args:
+        ring: dimension N.
+        bits: sizes of the primes in bits, the special prime last.
+        domain: the smallest and the largest value of a pixel.
+
+    Attributes:
+        scheme: SEAL with these parameters.
     """
-    low, high = domain
-    # Not below: NaN is outside as well.
-    if not ((pixels >= low - 1e-6) & (pixels <= high + 1e-6)).all():
-        raise PolyboundError(f"pixels must lie between {low:g} and {high:g}")
-    return np.clip(pixels, low, high)
+
+    def __init__(self, ring: int, bits: Sequence[int], domain: tuple[float, float]) -> None:
+        self.scheme = Scheme(ring, bits)
+        self._domain = domain
+        self._generator = sealapi.KeyGenerator(self.scheme.context)
+        self._encryptor = sealapi.Encryptor(self.scheme.context, self._generator.secret_key())
+        self._decryptor = sealapi.Decryptor(self.scheme.context, self._generator.secret_key())
+
+    def public_keys(self, elements: Sequence[int] = ()) -> bytes:
+        """The public keys that a server needs: for products, for these Galois elements, and to encrypt zeros."""
+        found = [self._generator.create_relin_keys()]
+        if elements:
+            found.append(self._generator.create_galois_keys(elements))
+        public = sealapi.PublicKey()
+        self._generator.create_public_key(public)
+        return b"".join([self.scheme.to_bytes(key) for key in (*found, public)])
+
+    def pixels(self, values: Array) -> Array:
+        """The pixels, cut to the domain where they are outside by rounding only.
+
+        Raises:
+            PolyboundError: they are further outside, or no numbers.
+        """
+        low, high = self._domain
+        # Not below: NaN is outside as well.
+        if not ((values >= low - 1e-6) & (values <= high + 1e-6)).all():
+            raise PolyboundError(f"pixels must lie between {low:g} and {high:g}")
+        return np.clip(values, low, high)
+
+    def encrypt(self, slots: Any, scale: float, *, seeded: bool) -> bytes:
+        """A ciphertext in SEAL's format; seeded, its second half is a seed, and it is half as large.
+
+        Raises:
+            PolyboundError: the scale has no room for the values.
+        """
+        try:
+            plain = self.scheme.plain(slots, scale)
+        except (RuntimeError, ValueError) as error:
+            raise PolyboundError(f"the plan's scale has no room for its domain ({error})") from None
+        if seeded:
+            return self.scheme.to_bytes(self._encryptor.encrypt_symmetric(plain))
+        result = sealapi.Ciphertext()
+        self._encryptor.encrypt_symmetric(plain, result)
+        return self.scheme.to_bytes(result)
+
+    def decrypt(self, reply: bytes, form: Form) -> Array:
+        """The slots of a ciphertext of this form.
+
+        Raises:
+            PolyboundError: it is damaged, or of other parameters.
+        """
+        result = self.scheme.load(sealapi.Ciphertext(), form.read(reply, "the reply"), "the reply")
+        plain = sealapi.Plaintext()
+        self._decryptor.decrypt(result, plain)
+        slots: Array = np.array(self.scheme.encoder.decode_double(plain))
+        return slots
 
 
 class Client:
     """One secret key for one plan.
 
     Args:
-        plan: what the server published; it is checked again here.
+        plan: what the server published.
 
     Attributes:
         plan: the plan.
+        key: the secret key.
     """
 
     def __init__(self, plan: PublicPlan) -> None:
-        plan.check()
         self.plan = plan
-        self._context = make_context(plan.ring, plan.bits)
-        self._generator = sealapi.KeyGenerator(self._context)
-        self._encryptor = sealapi.Encryptor(self._context, self._generator.secret_key())
-        self._decryptor = sealapi.Decryptor(self._context, self._generator.secret_key())
-        self._encoder = sealapi.CKKSEncoder(self._context)
-        self._exchange = Exchange()
+        self.key = SecretKey(plan.ring, plan.bits, plan.domain)
         # The server drops all primes but one.
-        self._reply = Format(self._context, self._exchange).ciphertext(1, None, seeded=False)
+        self._reply = self.key.scheme.ciphertext(1, None, seeded=False)
 
     @property
     def reply_limit(self) -> int:
@@ -64,11 +115,7 @@ class Client:
 
     def keys(self) -> bytes:
         """The public keys that a server needs: for products, for rotations, and to encrypt zeros. Sent once."""
-        elements = galois_elements(self.plan.ring, [*self.plan.layout.steps, CONJUGATION])
-        public = sealapi.PublicKey()
-        self._generator.create_public_key(public)
-        found = [self._generator.create_relin_keys(), self._generator.create_galois_keys(elements), public]
-        return b"".join([self._exchange.to_bytes(key) for key in found])
+        return self.key.public_keys(self.key.scheme.rotations(self.plan.layout.steps))
 
     def encrypt(self, image: Any) -> bytes:
         """A request for one image of the plan's shape, its entries within the plan's domain.
@@ -76,15 +123,11 @@ class Client:
         Raises:
             PolyboundError: it is something else.
         """
-        pixels = self.pixels(image)
-        return b"".join([self._exchange.to_bytes(self._encrypt(slots)) for slots in pack(self.plan.layout, pixels)])
-
-    def pixels(self, image: Any) -> Array:
-        """The pixels of an image as a flat array, checked."""
         values = np.asarray(image, dtype=np.float64)
         if values.size != self.plan.layout.features:
-            raise PolyboundError(f"an image of shape {self.plan.shape} is wanted, got {values.shape}")
-        return within(values.ravel(), self.plan.domain)
+            raise PolyboundError(f"an image must have shape {self.plan.shape}, got {values.shape}")
+        pixels, scale = self.key.pixels(values.ravel()), 2.0**self.plan.pixels
+        return b"".join([self.key.encrypt(slots, scale, seeded=True) for slots in pack(self.plan.layout, pixels)])
 
     def decrypt(self, reply: bytes) -> Array:
         """The logits (classes,) of a reply.
@@ -92,22 +135,8 @@ class Client:
         Raises:
             PolyboundError: the reply is damaged, or of other parameters.
         """
-        what = "the reply"
-        result = self._exchange.load_into(sealapi.Ciphertext(), self._context, self._reply.read(reply, what), what)
-        plain = sealapi.Plaintext()
-        self._decryptor.decrypt(result, plain)
         first, classes = self.plan.layout.first, self.plan.layout.classes
-        logits: Array = np.array(self._encoder.decode_double(plain)[first : first + classes])
-        return logits
-
-    def _encrypt(self, slots: Any) -> Any:
-        plain = sealapi.Plaintext()
-        try:
-            self._encoder.encode(slots.tolist(), 2.0**self.plan.pixels, plain)
-        except (RuntimeError, ValueError) as error:
-            raise PolyboundError(f"the plan's scale has no room for its domain ({error})") from None
-        # Symmetric and serializable: the second half is a seed, and the ciphertext half as large.
-        return self._encryptor.encrypt_symmetric(plain)
+        return self.key.decrypt(reply, self._reply)[first : first + classes]
 
 
 # A client of a server over HTTP: fetches the plan and checks it, sends the keys once, classifies images.
@@ -222,13 +251,10 @@ class RemoteClassifier:
             self._connection.close()
             raise PolyboundError(f"{self._url}: the answer is larger than {limit} bytes")
         if response.status >= 400 and not (may_forget and response.status == 404):
-            raise PolyboundError(f"{self._url}: {response.status}, {_reason(content)}")
+            try:
+                # The server's own words, shortened, and without what a terminal would take for commands.
+                why = "".join(c for c in str(json.loads(content)["error"])[:300] if c.isprintable())
+            except (ValueError, KeyError, TypeError, RecursionError):
+                why = "no reason given"
+            raise PolyboundError(f"{self._url}: {response.status}, {why}")
         return response.status, content
-
-
-def _reason(content: bytes) -> str:
-    """The server's own words, shortened, and without what a terminal would take for commands."""
-    try:
-        return "".join(c for c in str(json.loads(content)["error"])[:300] if c.isprintable())
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "no reason given"

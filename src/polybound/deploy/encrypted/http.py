@@ -64,14 +64,6 @@ class NoRoomError(PolyboundError):
     """There is no room now; later there may be."""
 
 
-@dataclass
-class _Kept:
-    """Keys that are kept, and until when they are safe."""
-
-    keys: Keys
-    safe: float
-
-
 class Service:
     """A server, the keys of its clients, and the bytes that are on their way to it.
 
@@ -89,7 +81,8 @@ class Service:
         self.public = plan.public
         self.clients, self.limits = clients, limits or Limits()
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._keys: dict[str, Keys] = {}
+        self._safe: dict[str, float] = {}
         self._in_flight = 0
 
     def next_to_go(self) -> str | None:
@@ -98,12 +91,12 @@ class Service:
         Raises:
             NoRoomError: all were used recently.
         """
-        if len(self._kept) < self.clients:
+        if len(self._keys) < self.clients:
             return None
-        oldest = min(self._kept, key=lambda digest: self._kept[digest].safe)
-        left = self._kept[oldest].safe - self._clock()
+        oldest = min(self._safe, key=self._safe.__getitem__)
+        left = self._safe[oldest] - self._clock()
         if left > 0:
-            raise NoRoomError(f"the keys of {len(self._kept)} clients are in use: there may be room in {left:.0f} s")
+            raise NoRoomError(f"the keys of {len(self._keys)} clients are in use: there may be room in {left:.0f} s")
         return oldest
 
     def add_keys(self, content: bytes) -> str:
@@ -113,17 +106,17 @@ class Service:
             PolyboundError: they cannot be read, or there is no room.
         """
         digest = hashlib.sha256(content).hexdigest()
-        if digest not in self._kept:
+        if digest not in self._keys:
             keys = self.server.load_keys(content)
             oldest = self.next_to_go()
             if oldest is not None:
-                del self._kept[oldest]
-            self._kept[digest] = _Kept(keys, self._clock() + self.limits.keep_unused)
+                del self._keys[oldest], self._safe[oldest]
+            self._keys[digest], self._safe[digest] = keys, self._clock() + self.limits.keep_unused
         return digest
 
     def knows(self, digest: str) -> bool:
         """Whether the keys of that digest are kept."""
-        return digest in self._kept
+        return digest in self._keys
 
     def classify(self, content: bytes, digest: str) -> bytes:
         """The reply to a request under the keys of that digest, which are safe for a while after it.
@@ -131,9 +124,8 @@ class Service:
         Raises:
             PolyboundError: the request cannot be read.
         """
-        kept = self._kept[digest]
-        reply = self.server.classify(content, kept.keys)
-        kept.safe = self._clock() + self.limits.keep
+        reply = self.server.classify(content, self._keys[digest])
+        self._safe[digest] = self._clock() + self.limits.keep
         return reply
 
     def reserve(self, size: int) -> None:
@@ -209,14 +201,14 @@ class _Doorkeeper(HTTPServer):
 class _Handler(RequestHandler):
     """Errors as JSON; no answer to a foreign name."""
 
-    def initialize(self, service: Service, hosts: _Hosts, begin: Callable[[IOStream], None]) -> None:
-        self.service, self.hosts, self.begin = service, hosts, begin
+    def initialize(self, service: Service, host: str, begin: Callable[[IOStream], None]) -> None:
+        self.service, self.host, self.begin = service, host, begin
 
     def prepare(self) -> None:
         self.connection = cast(HTTP1Connection, self.request.connection)
         self.begin(self.connection.stream)
         # A page of another site may reach a local server under that site's name (DNS rebinding), not under an address.
-        if not self.hosts.includes(self.request.headers.get("Host", "")):
+        if not _is_own(self.request.headers.get("Host", ""), self.host):
             raise HTTPError(403, "this server has another name than the request's Host")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:  # noqa: ARG002
@@ -235,7 +227,22 @@ class _Handler(RequestHandler):
         self.set_header("Content-Type", "application/json")
 
 
-class _Plan(_Handler):
+def _is_own(header: str, bound: str) -> bool:
+    """Whether a header `Host` names the loopback, the host that is bound, or any address if all are bound."""
+    try:
+        parts = urlsplit(f"//{header}")
+        name = (parts.hostname or "").rstrip(".")
+        _ = parts.port  # a ValueError if it is none
+        if parts.netloc != header or "@" in header:
+            return False
+        if name in {"127.0.0.1", "localhost", "::1", bound.lower()}:
+            return True
+        return bound in ("", "0.0.0.0", "::") and bool(ipaddress.ip_address(name))  # noqa: S104
+    except ValueError:
+        return False
+
+
+class _GetPlan(_Handler):
     def get(self) -> None:
         self.finish(self.service.public.to_json())
 
@@ -248,10 +255,9 @@ class _Upload(_Handler):
     100-continue`) sees it after its body, which is read and thrown away: it would not see the answer before.
     """
 
-    def initialize(self, service: Service, hosts: _Hosts, begin: Callable[[IOStream], None]) -> None:
-        super().initialize(service, hosts, begin)
-        self._body = bytearray()
-        self._reserved = 0
+    def initialize(self, *args: Any, **given: Any) -> None:
+        super().initialize(*args, **given)
+        self._body, self._reserved = bytearray(), 0
         self._refusal: HTTPError | None = None
 
     def prepare(self) -> None:
@@ -318,7 +324,7 @@ class _Upload(_Handler):
         self.on_finish()
 
 
-class _Keys(_Upload):
+class _PostKeys(_Upload):
     def size_limit(self) -> int:
         return self.service.server.key_limit
 
@@ -331,7 +337,7 @@ class _Keys(_Upload):
         self.finish(json.dumps({"keys": digest}))
 
 
-class _Classify(_Upload):
+class _PostImage(_Upload):
     def size_limit(self) -> int:
         return self.service.server.request_limit
 
@@ -349,30 +355,10 @@ class _Classify(_Upload):
         self.finish(reply)
 
 
-class _Nothing(_Handler):
+class _NotFound(_Handler):
     def prepare(self) -> None:
         super().prepare()
         raise HTTPError(404, "there is /plan, /keys and /classify/DIGEST")
-
-
-class _Hosts:
-    """The names under which a server answers: the loopback's, its own, and if it listens everywhere, any address."""
-
-    def __init__(self, bound: str) -> None:
-        self._names = {"127.0.0.1", "localhost", "::1", bound.lower()}
-        self._anywhere = bound in ("", "0.0.0.0", "::")  # noqa: S104
-
-    def includes(self, header: str) -> bool:
-        """Whether the header `Host` has one of them."""
-        try:
-            parts = urlsplit(f"//{header}")
-            name = (parts.hostname or "").rstrip(".")
-            _ = parts.port  # a ValueError if it is none
-            if parts.netloc != header or "@" in header:
-                return False
-            return name in self._names or (self._anywhere and bool(ipaddress.ip_address(name)))
-        except ValueError:
-            return False
 
 
 def _descriptors() -> int:
@@ -414,14 +400,11 @@ def serve(
     async def run() -> None:
         server: _Doorkeeper
         sockets = bind_sockets(port, host)
-        given = {"service": service, "hosts": _Hosts(host), "begin": lambda stream: server.begin(stream)}
-        routes: list[Any] = [
-            (r"/plan", _Plan, given),
-            (r"/keys", _Keys, given),
-            (r"/classify/([0-9a-f]{64})", _Classify, given),
-        ]
+        given = {"service": service, "host": host, "begin": lambda stream: server.begin(stream)}
+        paths = {"/plan": _GetPlan, "/keys": _PostKeys, "/classify/([0-9a-f]{64})": _PostImage}
+        routes: list[Any] = [(path, handler, given) for path, handler in paths.items()]
         application = Application(
-            routes, default_handler_class=_Nothing, default_handler_args=given, log_function=lambda _: None
+            routes, default_handler_class=_NotFound, default_handler_args=given, log_function=lambda _: None
         )
         # Uploads are read piece by piece, and have limits of their own.
         server = _Doorkeeper(
@@ -449,4 +432,4 @@ def serve(
     try:
         asyncio.run(run())
     finally:
-        service.server.exchange.close()
+        service.server.scheme.close()

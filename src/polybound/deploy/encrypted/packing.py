@@ -14,55 +14,15 @@ whole logit, that of class `s mod T`: there are no partial sums.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from polybound.deploy.encrypted.polynomial import Array, Polynomial
 
-__all__ = [
-    "ComplexArray",
-    "Layout",
-    "constants",
-    "factor_diagonals",
-    "output_constants",
-    "output_diagonals",
-    "pack",
-    "padded",
-    "peaks",
-]
-
-
-def padded(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
-
-
-@lru_cache
-def peaks(slots: int) -> npt.NDArray[np.float64]:
-    """How much the error of a key switch is larger in a slot than in the mean of all: a ratio of variances.
-
-    SEAL's digits lie between 0 and q_i, not around 0. Their mean adds `(1 + X + ... + X^(N-1)) e(X) q_i / 2` to the
-    error, which at the root of unity z of a slot is `2 / (1 - z)` times e(z): large where z is near 1.
-    """
-    ring = 2 * slots
-    exponents = np.array([pow(3, slot, 2 * ring) for slot in range(slots)])
-    return 0.25 + 0.75 / (ring * np.sin(np.pi * exponents / (2 * ring)) ** 2)
-
-
-@lru_cache
-def _calmest(slots: int, period: int, window: int) -> tuple[int, float]:
-    """The first slot of the calmest window, a multiple of the period, and its highest peak."""
-    height = peaks(slots)
-    starts = np.arange(0, slots, period)
-    worst = np.zeros(len(starts))
-    for n in range(window):
-        np.maximum(worst, height[(starts + n) % slots], out=worst)
-    best = int(np.argmin(worst))
-    return int(starts[best]), float(worst[best])
+__all__ = ["Layout", "constants", "factor_diagonals", "output_constants", "output_diagonals", "pack", "peaks"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +64,7 @@ class Layout:
     @property
     def units(self) -> int:
         """The rank M, padded."""
-        return padded(self.rank)
+        return _padded(self.rank)
 
     @property
     def rows(self) -> int:
@@ -114,7 +74,7 @@ class Layout:
     @property
     def columns(self) -> int:
         """The number n' of columns, padded."""
-        return max(padded(self.pairs), self.rows, self.slots // self.rows)
+        return max(_padded(self.pairs), self.rows, self.slots // self.rows)
 
     @property
     def diagonals(self) -> int:
@@ -134,7 +94,7 @@ class Layout:
     @property
     def class_period(self) -> int:
         """The number T of slots after which the logits repeat."""
-        return padded(self.classes)
+        return _padded(self.classes)
 
     @property
     def first(self) -> int:
@@ -200,9 +160,34 @@ class Layout:
         slot = np.arange(self.slots)
         return (slot + self.diagonals * (slot // self.columns)) % self.columns
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
+
+@lru_cache
+def peaks(slots: int) -> npt.NDArray[np.float64]:
+    """How much the error of a key switch is larger in a slot than in the mean of all: a ratio of variances.
+
+    SEAL's digits lie between 0 and q_i, not around 0. Their mean adds `(1 + X + ... + X^(N-1)) e(X) q_i / 2` to the
+    error, which at the root of unity z of a slot is `2 / (1 - z)` times e(z): large where z is near 1.
+    """
+    ring = 2 * slots
+    exponents = np.array([pow(3, slot, 2 * ring) for slot in range(slots)])
+    return 0.25 + 0.75 / (ring * np.sin(np.pi * exponents / (2 * ring)) ** 2)
+
+
+def _padded(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
+@lru_cache
+def _calmest(slots: int, period: int, window: int) -> tuple[int, float]:
+    """The first slot of the calmest window, a multiple of the period, and its highest peak."""
+    height = peaks(slots)
+    starts = np.arange(0, slots, period)
+    worst = np.zeros(len(starts))
+    for n in range(window):
+        np.maximum(worst, height[(starts + n) % slots], out=worst)
+    best = int(np.argmin(worst))
+    return int(starts[best]), float(worst[best])
 
 
 # Images to slots, and the network's weights to diagonals: plain numbers only, by the layout's formulas.
@@ -221,23 +206,18 @@ def pack(layout: Layout, image: Array) -> list[ComplexArray]:
     return [np.roll(slots, -t) for t in range(layout.uploads)]
 
 
-def _rows(layout: Layout, polynomial: Polynomial) -> ComplexArray:
-    """The factors' maps as (rows, columns) complex numbers, whose real part with the packed pixels is `W x / 2`."""
-    n, d = layout.pairs, layout.features
-    rows = np.zeros((layout.rows, layout.columns), dtype=np.complex128)
-    for i, W in enumerate(polynomial.W):
-        block = rows[i * layout.units : i * layout.units + polynomial.rank]
-        block[:, :n] = W[:, :n] / 2
-        block[:, : d - n] -= 1j * W[:, n:] / 2
-    return rows
-
-
 def factor_diagonals(layout: Layout, polynomial: Polynomial) -> Iterator[list[list[ComplexArray]]]:
     """The slots of the factors' weights, giant step by giant step, each (baby, uploads).
 
     Partial sum g is rotated by `g uploads baby` after it was formed, so its weights are rotated back by as much.
     """
-    rows, column, slot = _rows(layout, polynomial), layout.column(), np.arange(layout.slots)
+    # The maps as complex numbers whose real part, with the packed pixels, is `W x / 2`.
+    n, rows = layout.pairs, np.zeros((layout.rows, layout.columns), dtype=np.complex128)
+    for i, W in enumerate(polynomial.W):
+        block = rows[i * layout.units : i * layout.units + polynomial.rank]
+        block[:, :n] = W[:, :n] / 2
+        block[:, : layout.features - n] -= 1j * W[:, n:] / 2
+    column, slot = layout.column(), np.arange(layout.slots)
     stride = layout.uploads * layout.baby
     for g in range(layout.giant):
         partial = []

@@ -1,10 +1,10 @@
-"""The plan: ring, moduli, scales and packing for one network, from proven ranges; and its public part."""
+"""The plan of encrypted inference: ring, moduli, scales and packing for one network, from proven ranges."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from math import isfinite, prod
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polybound.deploy.encrypted.noise import MODULUS_BITS, Choice, Demand, Parameters, best_parameters, error_of
+from polybound.deploy.encrypted.noise import MODULUS_BITS, Gains, Parameters, best_parameters, error_of
 from polybound.deploy.encrypted.packing import Layout
 from polybound.deploy.encrypted.polynomial import (
     Array,
@@ -28,10 +28,6 @@ from polybound.models import PolynomialNetwork
 
 __all__ = ["PLAN_HEADER", "Plan", "PublicPlan", "plan_encryption"]
 
-
-# What a client is told of a plan, and checks before it trusts it.
-
-
 PLAN_HEADER = "Polybound-Plan"
 """The header of a request that names the digest of its plan."""
 
@@ -40,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PublicPlan:
-    """The public part of a plan, the same for client and server.
+    """What a client is told of a plan. There is none that is not safe, or does not fit together.
 
     Attributes:
         layout: where everything lies in the slots.
@@ -50,7 +46,10 @@ class PublicPlan:
         shape: of one image.
         domain: the smallest and the largest value of a pixel.
         class_names: one for each class.
-        error: the estimate of the largest error of a logit.
+        error: the estimate of the largest error of a logit over the domain.
+
+    Raises:
+        PolyboundError: a client must not follow such a plan; the message says why.
     """
 
     layout: Layout
@@ -62,114 +61,111 @@ class PublicPlan:
     class_names: tuple[str, ...]
     error: float
 
-    @cached_property
-    def digest(self) -> str:
-        """The SHA-256, in hexadecimal, of all of it: keys and requests name the plan that they are for."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    def to_json(self) -> str:
-        """As JSON."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str | bytes) -> PublicPlan:
-        """A plan from JSON, checked: a server that offers unsafe parameters is refused.
-
-        Raises:
-            PolyboundError: it is no plan, or one that a client must not follow.
-        """
-        try:
-            content = json.loads(text)
-            if content.pop("version") != _VERSION:
-                raise PolyboundError("the server's plan has another version: use the same polybound on both sides")
-            layout = Layout(**{field.name: _count(content["layout"][field.name]) for field in fields(Layout)})
-            plan = PublicPlan(
-                layout,
-                _count(content["ring"]),
-                tuple(_count(b) for b in content["bits"]),
-                float(content["pixels"]),
-                tuple(_count(n) for n in content["shape"]),
-                (float(content["domain"][0]), float(content["domain"][1])),
-                tuple(str(name) for name in content["class_names"]),
-                float(content["error"]),
+    def __post_init__(self) -> None:
+        if self.ring not in MODULUS_BITS:
+            raise PolyboundError(f"ring must be one of {', '.join(map(str, MODULUS_BITS))}, got {self.ring}")
+        if len(self.bits) < 2 or not all(isinstance(b, int) and 20 <= b <= 60 for b in self.bits):
+            raise PolyboundError(f"at least two primes of 20 to 60 bits are needed, got {list(self.bits)}")
+        if sum(self.bits) > MODULUS_BITS[self.ring]:
+            raise PolyboundError(
+                f"a modulus of {sum(self.bits)} bits is not secure with ring {self.ring}: at most "
+                f"{MODULUS_BITS[self.ring]} bits give 128-bit security"
             )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-            if isinstance(error, PolyboundError):
-                raise
-            raise PolyboundError(f"the server's plan cannot be read ({error!r})") from None
-        plan.check()
-        return plan
-
-    def check(self) -> None:
-        """Refuse what is not safe, or does not fit together.
-
-        Raises:
-            PolyboundError: the message says which.
-        """
-        Parameters(self.ring, self.bits, self.pixels, 20.0, 20.0).check()
+        if not 1 <= self.pixels <= 60:
+            raise PolyboundError("scales must lie between 2 and 2^60")
         layout = self.layout
         if layout.slots != self.ring // 2 or not layout.fits() or layout.depth > 3 or layout.uploads > 8:
             raise PolyboundError("the plan's packing does not fit its ring")
         if prod(self.shape) != layout.features or len(self.class_names) != layout.classes:
             raise PolyboundError("the plan's image shape or class names do not fit its packing")
         if not all(name.isprintable() and len(name) <= 100 for name in self.class_names):
-            raise PolyboundError("the plan's class names are no names")
+            raise PolyboundError("the plan's class names must be printable, and of at most 100 letters")
         if len(self.bits) < layout.depth + 2 or sum(self.bits[:-1]) < self.pixels + 2:
             raise PolyboundError("the plan's moduli are too few for its network")
         low, high = self.domain
         if not (isfinite(low) and isfinite(high) and low < high and isfinite(self.error)):
             raise PolyboundError("the plan's domain or error is not a number")
 
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256, in hexadecimal, of all of it: keys and requests name the plan that they are for."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**20:
-        raise ValueError(f"{value!r} is no count")
-    return value
+    def to_json(self) -> str:
+        """The public part as JSON."""
+        content = {field.name: getattr(self, field.name) for field in fields(PublicPlan)}
+        return json.dumps({"version": _VERSION, **content, "layout": asdict(self.layout)}, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> PublicPlan:
+        """A plan from JSON.
+
+        Raises:
+            PolyboundError: it is no plan, or one that a client must not follow.
+        """
+
+        def count(value: Any) -> int:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**20:
+                raise ValueError(f"{value!r} is no count")
+            return value
+
+        try:
+            content = json.loads(text)
+            if content.pop("version") != _VERSION:
+                raise PolyboundError("the server's plan has another version: use the same polybound on both sides")
+            return PublicPlan(
+                Layout(**{field.name: count(content["layout"][field.name]) for field in fields(Layout)}),
+                count(content["ring"]),
+                tuple(count(b) for b in content["bits"]),
+                float(content["pixels"]),
+                tuple(count(n) for n in content["shape"]),
+                (float(content["domain"][0]), float(content["domain"][1])),
+                tuple(str(name) for name in content["class_names"]),
+                float(content["error"]),
+            )
+        except PolyboundError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+            raise PolyboundError(f"the server's plan cannot be read ({error!r})") from None
 
 
-TOLERANCE = 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """How a network is evaluated encrypted; `public` is what a client is told of it.
+@dataclass(frozen=True)
+class Plan(PublicPlan):
+    """How a network is evaluated encrypted: what clients are told, and what the server alone knows.
 
     Attributes:
+        weights: binary logarithm of the scale of the factors' maps.
+        output: of the scale of the output map.
         polynomial: the network, with the domain.
         ranges: proven bounds of all values over the domain.
-        layout: where everything lies in the slots.
-        parameters: ring, moduli and scales.
-        error: the estimate of the largest error of a logit over the domain.
-        class_names: one name for each class.
     """
 
+    weights: float
+    output: float
     polynomial: Polynomial = field(repr=False)
     ranges: Ranges = field(repr=False)
-    layout: Layout
-    parameters: Parameters
-    error: float
-    class_names: tuple[str, ...]
 
     @cached_property
     def public(self) -> PublicPlan:
         """What a client needs: nothing of the weights but the size of the network, and the estimated error."""
-        p = self.parameters
-        domain = (self.polynomial.low, self.polynomial.high)
-        shape = tuple(self.polynomial.shape)
-        return PublicPlan(self.layout, p.ring, p.bits, p.pixels, shape, domain, self.class_names, self.error)
+        return PublicPlan(*(getattr(self, field.name) for field in fields(PublicPlan)))
+
+    @property
+    def parameters(self) -> Parameters:
+        """Ring, moduli and scales."""
+        return Parameters(self.ring, self.bits, self.pixels, self.weights, self.output)
 
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone: smaller, since their values are."""
-        demand = Demand.of(self.polynomial, ranges_at(self.polynomial, np.asarray(images, dtype=np.float64)))
-        scales = self.parameters.scales()
-        return float(error_of(self.layout, demand.gains, scales, demand.ranges.length).max())
+        ranges = ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
+        return float(error_of(self.layout, Gains.of(self.polynomial, ranges), self.parameters).max())
 
 
 def plan_encryption(
     model: PolynomialNetwork | Polynomial,
     domain: tuple[float, float] = (-1.0, 1.0),
     class_names: Sequence[str] | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float = 1.0,
     uploads: int = 2,
 ) -> Plan:
     """The fastest plan whose error over the whole domain is within the tolerance, at 128-bit security.
@@ -191,16 +187,34 @@ def plan_encryption(
         raise PolyboundError(f"{len(names)} class names for {polynomial.classes} classes")
     if not tolerance > 0 or uploads not in (1, 2, 4, 8):
         raise PolyboundError(f"the tolerance must be positive and uploads 1, 2, 4 or 8, got {tolerance:g}, {uploads}")
+    layouts = _layouts(polynomial, uploads)
+    if not layouts:
+        rows = polynomial.rank << (polynomial.degree - 1).bit_length()
+        raise PolyboundError(
+            f"{rows} rows of all factors (the rank times the degree, padded) and {polynomial.features} pixels do not "
+            f"fit {max(MODULUS_BITS) // 2} slots: a smaller rank or smaller images would"
+        )
     ranges = proven_ranges(polynomial)
-    found = _fastest(polynomial, ranges, tolerance, uploads)
+    found = _first_fit(polynomial, ranges, layouts, tolerance)
     if found is None:
-        raise PolyboundError(_refusal(polynomial, ranges, tolerance, uploads))
-    layout, choice = found
-    return Plan(polynomial, ranges, layout, choice.parameters, choice.error, names)
+        bound = _largest_bound(polynomial, layouts, tolerance)
+        unit = int(np.argmax(ranges.products))
+        advice = f"row-l1 norms bounded by {bound:.3g} would fit" if bound else "no bound of the row-l1 norms would fit"
+        raise PolyboundError(
+            f"the model does not fit an error of {tolerance:g}: over the domain its factors reach "
+            f"{ranges.factors.max():.3g}, the product of unit {unit} reaches {ranges.products[unit]:.3g} and a logit "
+            f"{ranges.logits.max():.3g}; {advice}"
+        )
+    layout, p, error = found
+    pixels, weights, output = float(p.pixels), float(p.weights), float(p.output)
+    box = polynomial.low, polynomial.high
+    return Plan(
+        layout, p.ring, p.bits, pixels, tuple(polynomial.shape), box, names, error, weights, output, polynomial, ranges
+    )
 
 
-def _layouts(polynomial: Polynomial, uploads: int) -> Iterator[tuple[float, Layout, int]]:
-    """All packings that have room, with the relative time that they take and the spare primes, the fastest first."""
+def _layouts(polynomial: Polynomial, uploads: int) -> list[tuple[Layout, int]]:
+    """All packings that have room, each with a number of spare primes, the fastest first."""
     depth = (polynomial.degree - 1).bit_length()
     found = []
     for ring in MODULUS_BITS:
@@ -209,66 +223,41 @@ def _layouts(polynomial: Polynomial, uploads: int) -> Iterator[tuple[float, Layo
                 sizes = (polynomial.features, polynomial.classes, polynomial.rank, depth, ring // 2)
                 layout = Layout(*sizes, uploads, baby)
                 layout = layout if layout.fits() else Layout(*sizes, 1, baby)
-                if layout.fits():
-                    found.append((_time(layout, spare), layout, spare))
-    yield from sorted(found, key=lambda candidate: candidate[0])
+                if not layout.fits():
+                    continue
+                # Rotations, counted by the primes that each goes through; plain products cost a tenth.
+                primes = depth + 1 + spare
+                first = layout.uploads * (baby - 1) + layout.giant + len(layout.folds) + 0.1 * layout.diagonals
+                time = first * primes * (primes + 1)
+                for n in range(depth):
+                    time += 2.2 * (primes - n) * (primes - n + 1)
+                last = primes - depth
+                time += (layout.out_baby + layout.out_giant + len(layout.out_folds)) * last * (last + 1)
+                found.append((time * layout.slots * float(np.log2(layout.slots)), layout, spare))
+    return [(layout, spare) for _, layout, spare in sorted(found, key=lambda candidate: candidate[0])]
 
 
-def _time(layout: Layout, spare: int) -> float:
-    """Rotations, counted by the primes that each goes through; plain products cost a tenth."""
-    primes = layout.depth + 1 + spare
-    first = layout.uploads * (layout.baby - 1) + layout.giant + len(layout.folds) + 0.1 * layout.diagonals
-    time = first * primes * (primes + 1)
-    for n in range(layout.depth):
-        time += 2.2 * (primes - n) * (primes - n + 1)
-    last = primes - layout.depth
-    time += (layout.out_baby + layout.out_giant + len(layout.out_folds)) * last * (last + 1)
-    return time * layout.slots * float(np.log2(layout.slots))
-
-
-def _fastest(polynomial: Polynomial, ranges: Ranges, tolerance: float, uploads: int) -> tuple[Layout, Choice] | None:
-    proven, usual = Demand.of(polynomial, ranges), Demand.of(polynomial, usual_ranges(polynomial))
-    for _, layout, spare in _layouts(polynomial, uploads):
-        choice = best_parameters(layout, proven, usual, spare, tolerance)
-        if choice is not None and choice.error <= tolerance:
-            return layout, choice
+def _first_fit(
+    polynomial: Polynomial, ranges: Ranges, layouts: Iterable[tuple[Layout, int]], tolerance: float
+) -> tuple[Layout, Parameters, float] | None:
+    """The first packing with an error within the tolerance, its parameters and its error."""
+    proven, usual = Gains.of(polynomial, ranges), Gains.of(polynomial, usual_ranges(polynomial))
+    for layout, spare in layouts:
+        best = best_parameters(layout, ranges, proven, usual, spare, tolerance)
+        if best is not None and best[1] <= tolerance:
+            return layout, *best
     return None
 
 
-def _refusal(polynomial: Polynomial, ranges: Ranges, tolerance: float, uploads: int) -> str:
-    """What is too large, and what would fit."""
-    layouts = [layout for _, layout, _ in _layouts(polynomial, uploads)]
-    if not layouts:
-        rows = polynomial.rank << (polynomial.degree - 1).bit_length()
-        most = max(MODULUS_BITS) // 2
-        return (
-            f"{rows} rows of all factors (the rank times the degree, padded) and {polynomial.features} pixels do not "
-            f"fit {most} slots: a smaller rank or smaller images would"
-        )
-    unit = int(np.argmax(ranges.products))
-    largest = float(ranges.products[unit])
-    logit = float(ranges.logits.max())
-    bound = _largest_bound(polynomial, tolerance, uploads)
-    advice = f"row-l1 norms bounded by {bound:.3g} would fit" if bound else "no bound of the row-l1 norms would fit"
-    factor = float(ranges.factors.max())
-    return (
-        f"the model does not fit an error of {tolerance:g}: over the domain its factors reach {factor:.3g}, the "
-        f"product of unit {unit} reaches {largest:.3g} and a logit {logit:.3g}; {advice}"
-    )
-
-
-def _largest_bound(polynomial: Polynomial, tolerance: float, uploads: int) -> float:
+def _largest_bound(polynomial: Polynomial, layouts: Sequence[tuple[Layout, int]], tolerance: float) -> float:
     """The largest bound of the l1 norms of all rows, to some digits, that makes the model fit; 0 if none does."""
     # What fits anything fits the packing with the most slots and the fewest rotations of pixels.
-    most = [found for found in _layouts(polynomial, uploads) if found[1].baby == 1]
-    widest = max(layout.slots for _, layout, _ in most)
-    candidates = [(layout, spare) for _, layout, spare in most if layout.slots == widest]
+    widest = max(layout.slots for layout, _ in layouts if layout.baby == 1)
+    candidates = [(layout, spare) for layout, spare in layouts if layout.baby == 1 and layout.slots == widest]
 
     def fits(bound: float) -> bool:
         smaller = polynomial.bounded(bound)
-        proven, usual = Demand.of(smaller, proven_ranges(smaller)), Demand.of(smaller, usual_ranges(smaller))
-        choices = (best_parameters(layout, proven, usual, spare, tolerance) for layout, spare in candidates)
-        return any(choice is not None and choice.error <= tolerance for choice in choices)
+        return _first_fit(smaller, proven_ranges(smaller), candidates, tolerance) is not None
 
     low, high = 0.0, float(max(np.abs(polynomial.W).sum(-1).max(), np.abs(polynomial.C).sum(-1).max()))
     # By factors first: the norms may be far too large.

@@ -11,14 +11,13 @@ import numpy.typing as npt
 import torch
 
 from polybound.errors import PolyboundError, check_domain
-from polybound.models import Factors, PolynomialNetwork, polynomial
+from polybound.models import PolynomialNetwork, polynomial
 
 __all__ = [
     "MAX_DEGREE",
     "Array",
     "Polynomial",
     "Ranges",
-    "outward",
     "proven_ranges",
     "ranges_at",
     "read_polynomial",
@@ -114,35 +113,26 @@ def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.
         raise PolyboundError(f"encrypted inference takes up to {2**16} inputs: this model has {model.features}")
     factors = model.factors().double()
     if not factors.coupled and not (factors.kind == "NCP" and factors.degree == 2):
-        raise PolyboundError(_why_not(factors))
-    weights, constants = _maps(factors.dense)
-    C, beta = factors.dense.C.matrix().numpy(), factors.C.constant.numpy()
+        if factors.kind != "NCP":
+            raise PolyboundError("the model pools between its products: a CCP without pooling fits")
+        raise PolyboundError(
+            f"an NCP of degree {factors.degree} needs {2 * factors.degree - 1} multiplications in a row, one encrypted "
+            "image allows for its product tree only: an NCP of degree 2 or a CCP fits"
+        )
+    dense = factors.dense
+    W, b = [a.matrix() for a in dense.A], [a.constant for a in dense.A]
+    W[0], b[0] = dense.s1.unsqueeze(-1) * W[0], dense.s1 * b[0]
+    if not dense.coupled:
+        between = dense.S[0]
+        W[0], b[0] = between.matrix() @ W[0], between(b[0].unsqueeze(0)).squeeze(0)
+    weights, constants = torch.stack(W).numpy(), torch.stack(b).numpy()
+    C, beta = dense.C.matrix().numpy(), factors.C.constant.numpy()
     if not all(np.isfinite(values).all() for values in (weights, constants, C, beta)):
         raise PolyboundError("the model has weights that are not finite")
     return Polynomial(weights, constants, C, beta, model.shape, low, high)
 
 
-def _maps(factors: Factors) -> tuple[Array, Array]:
-    scale = factors.s1.unsqueeze(-1)
-    W = [a.matrix() for a in factors.A]
-    b = [a.constant for a in factors.A]
-    W[0], b[0] = scale * W[0], factors.s1 * b[0]
-    if not factors.coupled:
-        between = factors.S[0]
-        W[0], b[0] = between.matrix() @ W[0], between(b[0].unsqueeze(0)).squeeze(0)
-    return torch.stack(W).numpy(), torch.stack(b).numpy()
-
-
-def _why_not(factors: Factors) -> str:
-    if factors.kind == "NCP":
-        return (
-            f"an NCP of degree {factors.degree} needs {2 * factors.degree - 1} multiplications in a row, one encrypted "
-            "image allows for its product tree only: an NCP of degree 2 or a CCP fits"
-        )
-    return "the model pools between its products: a CCP without pooling fits"
-
-
-# How large every value of the circuit can become, for all inputs of the domain: bounds, never below the truth.
+# How large every value of the circuit can become.
 
 
 _ULP = 2.0**-52
@@ -225,7 +215,26 @@ def proven_ranges(polynomial: Polynomial) -> Ranges:
     slack = size * (d + 16) * _ULP
 
     def reach(chosen: Sequence[int]) -> Array:
-        return _product_range(W[list(chosen)], constant[list(chosen)], slack[list(chosen)])
+        rows, shift, off = W[list(chosen)], constant[list(chosen)], slack[list(chosen)]
+        j = len(rows)
+        if j == 0:
+            return np.ones(polynomial.rank)
+        single = outward(np.abs(rows).sum(-1) + np.abs(shift), d) + off
+        plain = outward(single.prod(0), j)
+        if j == 1 or not (single > 0).all():
+            return plain
+        t = np.exp(np.log(single).mean(0)) / single
+        # Whatever rounding did to t, its product is taken as it is.
+        correction = outward(1 / t.prod(0), j)
+        weighted, shifts = rows * t[..., None], shift * t
+        largest = np.zeros(polynomial.rank)
+        for signs in combinations((1.0, -1.0), repeat=j - 1):
+            sign = np.array((1.0, *signs))
+            total = np.abs(np.tensordot(sign, weighted, 1)).sum(-1) + np.abs(sign @ shifts)
+            largest = np.maximum(largest, total)
+        rounding = (j + d + 16) * _ULP * (single * t).sum(0) + (off * t).sum(0)
+        means = outward((outward(largest, d) + rounding) / j, j) ** j * correction
+        return np.minimum(plain, outward(means, 4 * j))
 
     return _ranges(polynomial, reach, max(abs(polynomial.low), abs(polynomial.high)))
 
@@ -256,29 +265,6 @@ def usual_ranges(polynomial: Polynomial) -> Ranges:
         return product
 
     return _ranges(polynomial, reach, max(abs(polynomial.low), abs(polynomial.high)))
-
-
-def _product_range(W: Array, constant: Array, slack: Array) -> Array:
-    """Bounds of `prod_i |W_i t + constant_i|` over `|t|_inf <= 1`: W is (j, m, d); (m,)."""
-    j, m, d = W.shape
-    if j == 0:
-        return np.ones(m)
-    single = outward(np.abs(W).sum(-1) + np.abs(constant), d) + slack
-    plain = outward(single.prod(0), j)
-    if j == 1 or not (single > 0).all():
-        return plain
-    t = np.exp(np.log(single).mean(0)) / single
-    # Whatever rounding did to t, its product is taken as it is.
-    correction = outward(1 / t.prod(0), j)
-    weighted, shifts = W * t[..., None], constant * t
-    largest = np.zeros(m)
-    for signs in combinations((1.0, -1.0), repeat=j - 1):
-        sign = np.array((1.0, *signs))
-        total = np.abs(np.tensordot(sign, weighted, 1)).sum(-1) + np.abs(sign @ shifts)
-        largest = np.maximum(largest, total)
-    rounding = (j + d + 16) * _ULP * (single * t).sum(0) + (slack * t).sum(0)
-    means = outward((outward(largest, d) + rounding) / j, j) ** j * correction
-    return np.minimum(plain, outward(means, 4 * j))
 
 
 def _ranges(

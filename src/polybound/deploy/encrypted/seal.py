@@ -1,71 +1,104 @@
-"""Microsoft SEAL, through TenSEAL's bindings: contexts, and its own file format as bytes.
+"""Microsoft SEAL through TenSEAL's bindings. SEAL itself is only ever given bytes that were checked here.
 
-The bindings write to paths only; all files lie in private temporary directories and are gone after use. Secret keys
-are never written.
+SEAL's loader trusts what it reads: a changed number of key parts ends the process later, a damaged inner header at
+once, and small messages may unpack to gigabytes. An object is a header and its members, in bytes:
+
+    header       magic number 2 | own size 1 | version 2 | compression 1 | nothing 2 | size with the header 8
+    ciphertext   parms_id 32 | NTT form 1 | polynomials 8 | ring 8 | primes 8 | scale 8 | correction factor 8
+                 | header 16 | number of words 8 | words
+                 | header 16 | generator 1 | seed 64              instead of the words of the second polynomial
+    keys         parms_id 32 | places 8 | at each place: number of parts 8 | as many ciphertexts, with headers
+
+All after the first header may be compressed by zstd. The plan determines every byte of this but the residues, the
+seeds and the scale of a reply. A `Form` holds those bytes, compares them, and checks the rest for its range. What it
+accepts is handed on uncompressed, and has the form's size.
 """
 
 from __future__ import annotations
 
 import shutil
+import struct
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NewType
 
+import numpy as np
+import numpy.typing as npt
+import zstandard
 from tenseal import sealapi
 
 from polybound.errors import PolyboundError
 
-if TYPE_CHECKING:
-    from polybound.deploy.encrypted.messages import Checked
+__all__ = ["HEADER", "Checked", "Form", "Scheme", "sealapi", "split"]
 
-__all__ = ["CONJUGATION", "Exchange", "galois_elements", "make_context", "sealapi"]
+Checked = NewType("Checked", bytes)
+"""An object in SEAL's format whose bytes a `Form` has checked."""
 
-CONJUGATION = -1
-"""The step that stands for complex conjugation."""
+HEADER = struct.Struct("<HBBBBHQ")
+"""SEAL's header: magic number, its own size, major and minor version, compression, nothing, size with the header."""
 
-
-def make_context(ring: int, bits: Sequence[int]) -> Any:
-    """The context of a CKKS scheme; SEAL itself refuses what is below 128-bit security.
-
-    Raises:
-        PolyboundError: it refused.
-    """
-    parameters = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)
-    parameters.set_poly_modulus_degree(ring)
-    try:
-        parameters.set_coeff_modulus(sealapi.CoeffModulus.Create(ring, list(bits)))
-        context = sealapi.SEALContext(parameters, True, sealapi.SEC_LEVEL_TYPE.TC128)
-    except (RuntimeError, ValueError) as error:
-        raise PolyboundError(f"SEAL refuses ring {ring} with primes of {list(bits)} bits ({error})") from None
-    if not context.parameters_set():
-        raise PolyboundError(
-            f"SEAL refuses ring {ring} with primes of {list(bits)} bits ({context.parameters_error_message()})"
-        )
-    return context
+_MAGIC, _PLAIN, _ZSTD = 0xA15E, 0, 2
+_FIELDS = struct.Struct("<4QBQQQ")
+_COUNT, _SCALE = struct.Struct("<Q"), struct.Struct("<d")
+_GENERATOR = b"\x01"  # BLAKE2xb, SEAL's default
 
 
-def galois_elements(ring: int, steps: Sequence[int]) -> list[int]:
-    """The Galois elements of rotations by these steps: `3^step mod 2 N`; `2 N - 1` is the conjugation."""
-    return [2 * ring - 1 if step == CONJUGATION else pow(3, step, 2 * ring) for step in steps]
+class Scheme:
+    """A CKKS scheme: its context, its encoder, and the forms of its objects as bytes.
 
+    The bindings read and write paths only. All files lie in a private temporary directory and are removed after use.
+    Secret keys are never written.
 
-class Exchange:
-    """SEAL's objects to bytes and back, by way of a private temporary directory.
+    Args:
+        ring: dimension N.
+        bits: sizes of the primes in bits, the special prime last.
 
     Attributes:
-        folder: that directory; it is removed with the object.
+        context: SEAL's context.
+        encoder: from slots to plaintexts and back.
+        folder: the temporary directory; it is removed with the object.
+        primes: the number of data primes.
+
+    Raises:
+        PolyboundError: SEAL refuses the parameters, as it does below 128-bit security.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ring: int, bits: Sequence[int]) -> None:
+        parameters = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)
+        parameters.set_poly_modulus_degree(ring)
+        refusal = f"SEAL refuses ring {ring} with primes of {list(bits)} bits"
+        try:
+            parameters.set_coeff_modulus(sealapi.CoeffModulus.Create(ring, list(bits)))
+            self.context = sealapi.SEALContext(parameters, True, sealapi.SEC_LEVEL_TYPE.TC128)
+        except (RuntimeError, ValueError) as error:
+            raise PolyboundError(f"{refusal} ({error})") from None
+        if not self.context.parameters_set():
+            raise PolyboundError(f"{refusal} ({self.context.parameters_error_message()})")
+        self.encoder = sealapi.CKKSEncoder(self.context)
         self.folder = Path(tempfile.mkdtemp(prefix="polybound-"))
-        self._count = 0
-        self._cleanup = weakref.finalize(self, shutil.rmtree, self.folder, True)
+        self.close = weakref.finalize(self, shutil.rmtree, self.folder, True)
+        self._files = 0
+        _, _, major, minor, *_ = HEADER.unpack(self.to_bytes(sealapi.Plaintext("0"))[: HEADER.size])
+        self._version, self._ring = (major, minor), ring
+        self._levels: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        level = self.context.key_context_data()
+        while level is not None:
+            moduli = tuple(modulus.value() for modulus in level.parms().coeff_modulus())
+            self._levels[len(moduli)] = tuple(level.parms_id()), moduli
+            level = level.next_context_data()
+        self.primes = max(self._levels) - 1
 
-    def _path(self) -> Path:
-        self._count += 1
-        return self.folder / f"{self._count}.seal"
+    def plain(self, slots: npt.NDArray[Any] | float, scale: float, parms_id: Any = None) -> Any:
+        """The plaintext of some slots, or of one number in all of them; at the first level unless another is named."""
+        plain = sealapi.Plaintext()
+        values = slots.tolist() if isinstance(slots, np.ndarray) else slots
+        self.encoder.encode(values, self.context.first_parms_id() if parms_id is None else parms_id, scale, plain)
+        return plain
 
     def to_bytes(self, value: Any) -> bytes:
         """A ciphertext or public keys in SEAL's format, seeded if `value` is what SEAL calls serializable."""
@@ -76,7 +109,7 @@ class Exchange:
         finally:
             path.unlink(missing_ok=True)
 
-    def load_into(self, value: Any, context: Any, content: Checked, what: str) -> Any:
+    def load(self, value: Any, content: Checked, what: str) -> Any:
         """The object, filled from bytes that were checked: SEAL's loader ends the process on some that are damaged.
 
         Raises:
@@ -85,13 +118,249 @@ class Exchange:
         path = self._path()
         try:
             path.write_bytes(content)
-            value.load(context, str(path))
+            value.load(self.context, str(path))
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             raise PolyboundError(f"{what} cannot be read: {error}") from None
         finally:
             path.unlink(missing_ok=True)
         return value
 
-    def close(self) -> None:
-        """Remove the directory now."""
-        self._cleanup()
+    def load_all(self, values: Sequence[Any], forms: Sequence[Form], content: bytes, what: str) -> list[Any]:
+        """The objects of a message, filled from its parts after each was checked against its form.
+
+        Raises:
+            PolyboundError: they are damaged, incomplete or of other parameters; the message names `what`.
+        """
+        parts = zip(values, forms, split(content, forms, what), strict=True)
+        return [self.load(value, form.read(part, what), what) for value, form, part in parts]
+
+    def _path(self) -> Path:
+        self._files += 1
+        return self.folder / f"{self._files}.seal"
+
+    def moduli(self, primes: int) -> tuple[int, ...]:
+        """The primes of the level that has this number of them."""
+        return self._levels[primes][1]
+
+    def rotations(self, steps: Iterable[int]) -> list[int]:
+        """The Galois elements of rotations by these steps, `3^step mod 2 N`, and of the conjugation, `2 N - 1`."""
+        return [*(pow(3, step, 2 * self._ring) for step in steps), 2 * self._ring - 1]
+
+    def ciphertext(self, primes: int, scale: float | None, seeded: bool) -> Form:
+        """The form of two polynomials in NTT form.
+
+        Args:
+            primes: at the level that has this number of primes.
+            scale: None leaves it to the sender.
+            seeded: whether the second polynomial is a seed.
+        """
+        return Form(self._version, tuple(self._ciphertext(primes, scale, seeded)))
+
+    def public_key(self) -> Form:
+        """The form of a public key: a ciphertext with the special prime."""
+        return self.ciphertext(self.primes + 1, 1.0, seeded=False)
+
+    def relinearisation_keys(self) -> Form:
+        """The form of the key for products of two ciphertexts, seeded."""
+        return self._keys([True])
+
+    def rotation_keys(self, elements: Iterable[int]) -> Form:
+        """The form of the keys of these Galois elements, seeded.
+
+        Element e is at the place (e - 1) / 2 of as many as the ring.
+        """
+        chosen = {(element - 1) // 2 for element in elements}
+        return self._keys([place in chosen for place in range(self._ring)])
+
+    def _keys(self, places: Sequence[bool]) -> Form:
+        part = self._ciphertext(self.primes + 1, 1.0, seeded=True)
+        part = [_header(self._version, sum(map(len, part))), *part]
+        pieces: list[_Piece] = [struct.pack("<4QQ", *self._levels[self.primes + 1][0], len(places))]
+        for present in places:
+            # A key has a part for each data prime.
+            pieces += [_COUNT.pack(self.primes), *part * self.primes] if present else [_COUNT.pack(0)]
+        joined: list[_Piece] = []
+        for piece in pieces:
+            if isinstance(piece, bytes) and joined and isinstance(joined[-1], bytes):
+                joined[-1] += piece
+            else:
+                joined.append(piece)
+        return Form(self._version, tuple(joined))
+
+    def _ciphertext(self, primes: int, scale: float | None, seeded: bool) -> list[_Piece]:
+        parms_id, moduli = self._levels[primes]
+        words = _Words(1 if seeded else 2, moduli, self._ring)
+        factor = _COUNT.pack(1) + _header(self._version, _COUNT.size + len(words)) + _COUNT.pack(len(words) // 8)
+        fields = _FIELDS.pack(*parms_id, 1, 2, self._ring, primes)
+        seed = _Seed()
+        info = _header(self._version, len(_GENERATOR) + len(seed)) + _GENERATOR
+        known: list[_Piece] = [fields + _SCALE.pack(scale or 1.0) + factor]
+        if scale is None:
+            known = [fields, _Scale(prod(moduli)), factor]
+        return [*known, words, info, seed] if seeded else [*known, words]
+
+
+def _header(version: tuple[int, int], size: int) -> bytes:
+    """The header of an uncompressed object whose members have this size."""
+    return HEADER.pack(_MAGIC, HEADER.size, *version, _PLAIN, 0, HEADER.size + size)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Polynomials by their residues: (polynomials, primes, ring)."""
+
+    polynomials: int
+    moduli: tuple[int, ...]
+    ring: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.polynomials, len(self.moduli), self.ring
+
+    def __len__(self) -> int:
+        return 8 * prod(self.shape)
+
+    def check(self, content: memoryview) -> str:
+        residues = np.frombuffer(content, "<u8").reshape(self.shape)
+        if (residues.max((0, 2)) >= np.array(self.moduli, dtype=np.uint64)).any():
+            return "its residues are not below their primes"
+        if self.polynomials == 2 and not residues[1].any():
+            return "its second polynomial is zero, so nothing is encrypted"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Seed:
+    """The seed of a polynomial that the receiver draws."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def check(self, _: memoryview) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A scale that the receiver does not know; it lies below the modulus."""
+
+    modulus: int
+
+    def __len__(self) -> int:
+        return _SCALE.size
+
+    def check(self, content: memoryview) -> str:
+        (scale,) = _SCALE.unpack(content)
+        return "" if 1 <= scale < self.modulus else "its scale is out of range"
+
+
+_Piece = bytes | _Words | _Seed | _Scale
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an object must be, byte by byte.
+
+    Attributes:
+        version: SEAL's major and minor version.
+        pieces: the object's members in their order: bytes that are given, and what a sender is free to choose.
+    """
+
+    version: tuple[int, int]
+    pieces: tuple[_Piece, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """The size of the members, uncompressed."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def limit(self) -> int:
+        """The largest size of an object: compressed, random words grow a little."""
+        return HEADER.size + self.size + self.size // 128 + 512
+
+    def check(self, content: bytes | memoryview, what: str, scratch: bytearray | None = None) -> memoryview:
+        """The members of an object, uncompressed; `scratch` is memory of `size + 1` bytes for them.
+
+        No more than one byte beyond the form's size is ever decompressed.
+
+        Raises:
+            PolyboundError: the object is damaged, or of other parameters than the form's; the message names `what`.
+        """
+        view = memoryview(content)
+        if len(view) < HEADER.size:
+            raise PolyboundError(f"{what}: an object is truncated")
+        magic, own, major, minor, compression, _, size = HEADER.unpack(view[: HEADER.size])
+        if magic != _MAGIC or own != HEADER.size or size != len(view):
+            raise PolyboundError(f"{what}: an object is not in SEAL's format, or truncated")
+        if (major, minor) != self.version or compression not in (_PLAIN, _ZSTD):
+            raise PolyboundError(f"{what}: an object of another version of SEAL, or not compressed by zstd")
+        body = view[HEADER.size :]
+        if compression == _ZSTD:
+            unpacked = memoryview(bytearray(self.size + 1) if scratch is None else scratch)
+            try:
+                # The window is memory as well: that of an honest sender is at most the content's size.
+                reader = zstandard.ZstdDecompressor(max_window_size=max(self.size, 2**21)).stream_reader(body)
+                length = reader.readinto(unpacked)
+            except zstandard.ZstdError as error:
+                raise PolyboundError(f"{what}: an object cannot be decompressed ({error})") from None
+            body = unpacked[:length]
+        if len(body) != self.size:
+            found = "more" if len(body) > self.size else str(len(body))
+            raise PolyboundError(f"{what}: an object has {found} bytes instead of {self.size}")
+        at = 0
+        for piece in self.pieces:
+            part = body[at : at + len(piece)]
+            at += len(piece)
+            if isinstance(piece, bytes):
+                if part != piece:
+                    raise PolyboundError(f"{what}: an object of other parameters than the plan's, or damaged")
+            elif complaint := piece.check(part):
+                raise PolyboundError(f"{what}: an object is damaged, {complaint}")
+        return body
+
+    def read(self, content: bytes | memoryview, what: str) -> Checked:
+        """The object, checked and uncompressed.
+
+        Raises:
+            PolyboundError: as `check`.
+        """
+        body = self.check(content, what)
+        return Checked(b"".join([_header(self.version, len(body)), body]))
+
+    def residues(self, content: bytes | memoryview, what: str, scratch: bytearray) -> npt.NDArray[np.uint64]:
+        """The residues (polynomials, primes, ring) of a ciphertext without a seed, valid until `scratch` changes."""
+        body, words = self.check(content, what, scratch), self.pieces[-1]
+        assert isinstance(words, _Words)  # noqa: S101
+        return np.frombuffer(body, "<u8", offset=self.size - len(words)).reshape(words.shape)
+
+    def filled(self, residues: npt.NDArray[np.uint64]) -> Checked:
+        """A ciphertext of this form, without a seed and of a known scale, with these residues."""
+        given = b"".join(piece for piece in self.pieces if isinstance(piece, bytes))
+        words = np.ascontiguousarray(residues, dtype="<u8")
+        return Checked(b"".join([_header(self.version, len(given) + words.nbytes), given, words.data.cast("B")]))
+
+
+def split(content: bytes, forms: Sequence[Form], what: str) -> list[memoryview]:
+    """The parts of a message, one for each form; only their headers and sizes are checked.
+
+    Raises:
+        PolyboundError: there are more or fewer, one is too large, or it is none of SEAL's; the message names `what`.
+    """
+    rest = memoryview(content)
+    parts = []
+    for number, form in enumerate(forms, 1):
+        if len(rest) < HEADER.size:
+            raise PolyboundError(f"{what} ends before its part {number} of {len(forms)}")
+        magic, own, *_, size = HEADER.unpack(rest[: HEADER.size])
+        if magic != _MAGIC or own != HEADER.size:
+            raise PolyboundError(f"{what}: part {number} is not in SEAL's format")
+        if not HEADER.size < size <= len(rest):
+            raise PolyboundError(f"{what} is truncated: part {number} claims {size} bytes, {len(rest)} are there")
+        if size > form.limit:
+            raise PolyboundError(f"{what}: part {number} has {size} bytes, more than {form.limit}")
+        parts.append(rest[:size])
+        rest = rest[size:]
+    if len(rest):
+        raise PolyboundError(f"{what} goes on for {len(rest)} bytes after its last part")
+    return parts
