@@ -1,7 +1,6 @@
 """The plan of encrypted inference: ranges that hold, packings that are right, parameters that are safe."""
 
 import json
-from dataclasses import replace
 from itertools import product
 
 import numpy as np

@@ -23,7 +23,7 @@ ANSWERS = {"verified": "unsat", "falsified": "sat", "undecided": "timeout"}
 
 def agree(model, x, y, eps, domain, folder):
     """Both ways to the same answers; how often each was given."""
-    files = export_benchmark(model, folder, x, y, eps, domain=domain, bounds=False)
+    files = export_benchmark(model, folder, x, y, eps=eps, domain=domain, bounds=False)
     certificates = pb.certify(model, x, y, eps, domain=domain)
     network, counts = read_onnx(files[0]), {"unsat": 0, "sat": 0, "timeout": 0}
     for index, status in enumerate(certificates.status):
@@ -158,7 +158,7 @@ def test_the_answer_is_printed_as_vnn_comp_has_it(square, tmp_path):
 def test_no_time_is_a_timeout(tmp_path):
     model = pb.paper_model("pn-10", (1, 8, 8), seed=0)
     x = torch.zeros(1, 1, 8, 8)
-    files = export_benchmark(model, tmp_path, x, model(x).argmax(1), 1.0, bounds=False)
+    files = export_benchmark(model, tmp_path, x, model(x).argmax(1), eps=1.0, bounds=False)
     assert verify(files[0], files[1], timeout=0.0).answer in ("timeout", "sat")
     with pytest.raises(pb.PolyboundError, match="timeout"):
         verify(files[0], files[1], timeout=float("nan"))

@@ -168,7 +168,7 @@ def test_bytes_that_are_no_text(tmp_path):
 def test_a_benchmark_has_vnn_comps_layout(tmp_path):
     model = pb.paper_model("pn-4", (1, 8, 8), seed=0)
     data = pb.data.load_digits("test")
-    files = export_benchmark(model, tmp_path / "b", data.x[:3], data.y[:3], [0.01, 0.1], name="digits", timeout=30)
+    files = export_benchmark(model, tmp_path / "b", data.x[:3], data.y[:3], eps=[0.01, 0.1], name="digits", timeout=30)
     rows = [line.split(",") for line in (tmp_path / "b" / "instances.csv").read_text().splitlines()]
     assert len(rows) == 6 and files[-1].name == "instances.csv"
     for network, question, seconds in rows:
@@ -201,11 +201,11 @@ def test_questions_that_make_no_sense_are_refused(tmp_path, change, complaint):
 def test_numbers_of_any_library_are_written_as_numbers(y, eps, tmp_path):
     model = pb.CCP(2, 2, 2, 2, seed=0)
     domain = (np.float64(-1), np.float64(1))
-    files = export_benchmark(model, tmp_path, torch.zeros(2, 2), y, eps, domain=domain, bounds=False)
+    files = export_benchmark(model, tmp_path, torch.zeros(2, 2), y, eps=eps, domain=domain, bounds=False)
     assert [file.name for file in files[1:3]] == ["network_0_eps_0.25.vnnlib", "network_1_eps_0.25.vnnlib"]
     assert "(>= Y_0 Y_1)" in files[1].read_text() and read_vnnlib(files[1]).outputs == 2
 
 
 def test_labels_that_are_no_whole_numbers_are_refused(tmp_path):
     with pytest.raises(pb.PolyboundError, match="whole numbers"):
-        export_benchmark(pb.CCP(2, 2, 2, 2, seed=0), tmp_path, torch.zeros(1, 2), torch.tensor([0.5]), 0.1)
+        export_benchmark(pb.CCP(2, 2, 2, 2, seed=0), tmp_path, torch.zeros(1, 2), torch.tensor([0.5]), eps=0.1)

@@ -97,7 +97,7 @@ def export_properties(
         x, y = x[right], y[right]
     name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in _stem(about.path)) or "network"
     options = options | _described(data, options) | {"name": name, "timeout": timeout}
-    return export_benchmark(model, folder, x[:images], y[:images], eps, **options)
+    return export_benchmark(model, folder, x[:images], y[:images], eps=eps, **options)
 
 
 def _stem(path: Path) -> str:

@@ -33,15 +33,16 @@ def robustness_vnnlib(
 ) -> str:
     """The VNN-LIB 1.0 text that asks for an input near x that is not classified as its label.
 
-    It is "unsat" just where `polybound.certify` says "verified": another output that is as large is a counterexample.
+    The answer is "unsat" exactly where `polybound.certify` says "verified". An output that is as large as that of the
+    label is a counterexample for both.
 
     Args:
         x: one input, of any shape.
         label: its class.
         eps: radius of the l_inf ball.
         classes: number of classes.
-        domain: what the ball is cut to; None for nothing.
-        about: a line of comment.
+        domain: the ball is intersected with this box; None for no box.
+        about: a comment.
 
     >>> import torch
     >>> print(robustness_vnnlib(torch.tensor([0.5]), 0, 0.25, classes=2))
@@ -70,35 +71,28 @@ def robustness_vnnlib(
     lines += [f"(declare-const Y_{j} Real)" for j in range(classes)]
     lines.append("")
     for i, value in enumerate(values):
-        lower, upper = _side(value, -eps, domain), _side(value, eps, domain)
-        lines += [f"(assert (>= X_{i} {_decimal(lower)}))", f"(assert (<= X_{i} {_decimal(upper)}))"]
+        if not isfinite(value):
+            raise PolyboundError("the inputs are not all finite")
+        if domain is not None and not domain[0] <= value <= domain[1]:
+            raise PolyboundError(
+                f"the inputs leave the domain [{domain[0]:g}, {domain[1]:g}]; pass the domain of your data"
+            )
+        for relation, reach in ((">=", -eps), ("<=", eps)):
+            side = rounded(Fraction(value) + Fraction(reach), up=reach > 0)
+            if domain is not None:
+                side = min(max(side, domain[0]), domain[1])
+            # All digits and no exponent, which not every reader knows.
+            lines.append(f"(assert ({relation} X_{i} {Decimal(repr(side)):f}))")
     rivals = [f"    (and (>= Y_{j} Y_{label}))" for j in range(classes) if j != label]
     return "\n".join([*lines, "", "(assert (or", *rivals, "))", ""])
 
 
 def _labels(y: Tensor | Sequence[int]) -> list[int]:
-    """Labels as whole numbers of Python, whatever numbers they are."""
+    """The labels as Python integers."""
     values = torch.as_tensor(y).reshape(-1).tolist()
     if not all(isfinite(value) and value == int(value) for value in values):
         raise PolyboundError("labels must be whole numbers")
     return [int(value) for value in values]
-
-
-def _decimal(value: float) -> str:
-    """All digits and no exponent, which not every reader knows."""
-    return f"{Decimal(repr(value)):f}"
-
-
-def _side(value: float, reach: float, domain: tuple[float, float] | None) -> float:
-    """A side of the box, rounded outwards."""
-    if not isfinite(value):
-        raise PolyboundError("the inputs are not all finite")
-    if domain is not None and not domain[0] <= value <= domain[1]:
-        raise PolyboundError(
-            f"the inputs leave the domain [{domain[0]:g}, {domain[1]:g}]; pass the domain of your data"
-        )
-    side = rounded(Fraction(value) + Fraction(reach), up=reach > 0)
-    return side if domain is None else min(max(side, domain[0]), domain[1])
 
 
 def export_benchmark(
@@ -106,23 +100,23 @@ def export_benchmark(
     folder: str | PathLike[str],
     x: Tensor,
     y: Tensor | Sequence[int],
-    eps: float | Sequence[float],
     *,
+    eps: float | Sequence[float],
     name: str = "network",
     timeout: float = 60.0,
     domain: tuple[float, float] | None = (-1.0, 1.0),
     **options: Any,
 ) -> list[Path]:
-    """Write a benchmark as VNN-COMP has them: `onnx/NAME.onnx`, a file in `vnnlib/` for each input, `instances.csv`.
+    """Write a benchmark in VNN-COMP's layout: `onnx/NAME.onnx`, a file in `vnnlib/` for each input, `instances.csv`.
 
     Args:
         model: one model.
-        folder: where to; it is made if it is not there.
+        folder: the benchmark's folder; it is made if it does not exist.
         x: inputs, (images, *shape).
         y: their labels.
-        eps: radius of the l_inf balls; several make that many properties of each input.
-        name: what the files are called.
-        timeout: seconds that the instances give a verifier.
+        eps: radius of the l_inf balls; with several radii, each input has a property for each.
+        name: the first part of the files' names.
+        timeout: seconds that `instances.csv` allows a verifier.
         domain: the smallest and largest value of an entry of an input.
         options: further options of `to_onnx`.
 

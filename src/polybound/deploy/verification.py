@@ -19,6 +19,9 @@ from polybound.errors import ArgumentError, PolyboundError
 
 __all__ = ["Verdict", "verify"]
 
+_MOST_ROUNDINGS = 2**40
+_HUGE = 1e300
+
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
@@ -86,16 +89,13 @@ def verify(
     for region in asked.regions:
         answer, point = _decide(net, region, max(0.0, begun + timeout - time.perf_counter()))
         if point is not None:
-            return _shown(net, region, point, begun)
+            inputs, outputs, replayed = _replayed(net, region, point)
+            return Verdict("sat", time.perf_counter() - begun, inputs, outputs, replayed)
         answers.append(answer)
     seconds = time.perf_counter() - begun
     if all(answer == "unsat" for answer in answers):
         return Verdict("unsat", seconds)
     return Verdict("timeout" if seconds >= timeout else "unknown", seconds)
-
-
-_MOST_ROUNDINGS = 2**40
-_HUGE = 1e300
 
 
 def _decide(net: OnnxNetwork, region: Region, seconds: float) -> tuple[str, Tensor | None]:
@@ -146,28 +146,27 @@ def _unsafe(net: OnnxNetwork, region: Region, box: tuple[Tensor, Tensor], outwar
     return moved
 
 
-def _shown(net: OnnxNetwork, region: Region, point: Tensor, begun: float) -> Verdict:
-    """The counterexample in the file's own precision if that is one too, as onnxruntime sees it."""
-    best: tuple[Tensor, Tensor, bool] | None = None
-    for candidate in _candidates(net, region, point):
-        if not torch.equal(candidate, point) and not _holds(net, region, candidate):
-            continue
+def _replayed(net: OnnxNetwork, region: Region, point: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """A counterexample, its outputs, and whether onnxruntime, in the file's own precision, confirms it.
+
+    Near the point that was found there may be another counterexample whose entries the file's precision holds.
+    """
+    candidates = [point]
+    if net.polynomial.single:
+        lower, upper = (_float32(sides, up) for sides, up in ((region.lower, True), (region.upper, False)))
+        near = torch.minimum(torch.maximum(point.float(), lower), upper).double()
+        near = torch.where(lower <= upper, near, point)
+        if not torch.equal(near, point) and _holds(net, region, near):
+            candidates.insert(0, near)
+    for candidate in candidates:
         outputs = run_onnx(net.path, candidate.reshape(1, *net.shape))
-        if outputs is not None and _meets(region, outputs[0]):
-            return Verdict("sat", time.perf_counter() - begun, candidate, outputs[0], True)
-        best = best or (candidate, net.network(candidate.unsqueeze(0))[0], False)
-    if best is None:
-        raise AssertionError("the counterexample itself is a candidate")
-    return Verdict("sat", time.perf_counter() - begun, *best)
-
-
-def _candidates(net: OnnxNetwork, region: Region, point: Tensor) -> list[Tensor]:
-    """A point near a counterexample whose entries the file's precision holds, where the box has such, and it itself."""
-    if not net.polynomial.single:
-        return [point]
-    lower, upper = (_float32(sides, up) for sides, up in ((region.lower, True), (region.upper, False)))
-    near = torch.minimum(torch.maximum(point.float(), lower), upper).double()
-    return [torch.where(lower <= upper, near, point), point]
+        if outputs is None or not torch.isfinite(outputs[0]).all():
+            continue
+        values = [Fraction(value) for value in outputs[0].tolist()]
+        for rows in region.polytopes:
+            if all(sum((weight * values[j] for j, weight in row.Y.items()), row.constant) <= 0 for row in rows):
+                return candidate, outputs[0], True
+    return candidates[0], net.network(candidates[0].unsqueeze(0))[0], False
 
 
 def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:
@@ -176,19 +175,6 @@ def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:
     cut = [min(max(side, -largest), largest) for side in sides]
     near = torch.tensor([float(side) for side in cut], dtype=torch.float64).float()
     other = torch.nextafter(near, torch.full_like(near, torch.inf if up else -torch.inf))
-    wrong = [
-        Fraction(value) < side if up else Fraction(value) > side
-        for value, side in zip(near.tolist(), sides, strict=True)
-    ]
+    pairs = zip(near.tolist(), sides, strict=True)
+    wrong = [Fraction(value) < side if up else Fraction(value) > side for value, side in pairs]
     return torch.where(torch.tensor(wrong), other, near)
-
-
-def _meets(region: Region, outputs: Tensor) -> bool:
-    """Whether outputs as they stand meet the conditions of one of the polytopes."""
-    if not torch.isfinite(outputs).all():
-        return False
-    values = [Fraction(value) for value in outputs.tolist()]
-    return any(
-        all(sum((weight * values[j] for j, weight in row.Y.items()), row.constant) <= 0 for row in rows)
-        for rows in region.polytopes
-    )

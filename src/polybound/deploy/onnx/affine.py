@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polybound.deploy.onnx.rounding import quantum
+from polybound.deploy.onnx.constants import quantum
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.theory import DENSE_LIMIT
@@ -55,18 +54,18 @@ class Diagonal(Affine):
 
 def same_steps(one: Sequence[Affine], other: Sequence[Affine]) -> bool:
     """Whether two chains are the same maps with the same numbers."""
-    return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
 
+    def same(a: Affine, b: Affine) -> bool:
+        if a is b:
+            return True
+        if type(a) is not type(b) or (a.inputs, a.outputs) != (b.inputs, b.outputs):
+            return False
+        if isinstance(a, Conv | Pool) and isinstance(b, Conv | Pool) and a.shape != b.shape:
+            return False
+        weights = [getattr(step, "weight", step.constant) for step in (a, b)]
+        return torch.equal(*weights) and torch.equal(a.constant, b.constant)
 
-def _same(one: Affine, other: Affine) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or (one.inputs, one.outputs) != (other.inputs, other.outputs):
-        return False
-    if isinstance(one, Conv | Pool) and isinstance(other, Conv | Pool) and one.shape != other.shape:
-        return False
-    weights = [getattr(step, "weight", step.constant) for step in (one, other)]
-    return torch.equal(*weights) and torch.equal(one.constant, other.constant)
+    return len(one) == len(other) and all(map(same, one, other))
 
 
 def is_linear(steps: Sequence[Affine]) -> bool:
@@ -125,20 +124,12 @@ def as_affine(steps: Sequence[Affine], inputs: int) -> Affine:
 # Convolutions and average poolings with ONNX's attributes, as affine maps.
 
 
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
-    1: functional.conv1d,
-    2: functional.conv2d,
-    3: functional.conv3d,
-}
-_POOLINGS: dict[int, Callable[..., Tensor]] = {
-    1: functional.avg_pool1d,
-    2: functional.avg_pool2d,
-    3: functional.avg_pool3d,
-}
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_POOLINGS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 
 def _dims(shape: Sequence[int]) -> int:
-    if len(shape) - 1 not in _CONVOLUTIONS:
+    if not 2 <= len(shape) <= 4:
         raise PolyboundError(f"it needs channels and one to three sizes, not {tuple(shape)}")
     return len(shape) - 1
 
@@ -153,11 +144,6 @@ def _margins(attributes: Mapping[str, Any], window: Sequence[int], strides: Sequ
     if auto in ("SAME_UPPER", "SAME_LOWER") and set(strides) == {1} and all(size % 2 for size in window):
         return [size // 2 for size in window] * 2
     raise PolyboundError(f"auto_pad {auto} is read for windows of odd size and stride 1 only")
-
-
-def _padded(x: Tensor, margins: Sequence[int]) -> Tensor:
-    dims = len(margins) // 2
-    return functional.pad(x, list(chain(*((margins[d], margins[d + dims]) for d in reversed(range(dims))))))
 
 
 def convolution(
@@ -184,12 +170,7 @@ def convolution(
         step = Conv(weight, bias, shape)
         return step, step.out_shape
     options: dict[str, Any] = {"stride": strides, "dilation": dilations, "groups": groups}
-
-    def convolve(x: Tensor) -> Tensor:
-        return _CONVOLUTIONS[dims](_padded(x.reshape(-1, *shape), margins), weight, **options)
-
-    out = _out_shape(convolve, shape)
-    dense = written_out(lambda x: convolve(x).flatten(1), prod(shape))
+    dense, out = _swept(lambda x: _CONVOLUTIONS[dims - 1](x, weight, **options), shape, margins)
     return Dense(dense.weight, None if bias is None else bias.repeat_interleave(prod(out[1:]))), out
 
 
@@ -214,15 +195,21 @@ def average_pool(attributes: Mapping[str, Any], shape: tuple[int, ...]) -> tuple
             raise PolyboundError(f"its window does not fit {tuple(shape)}")
         return step, step.out_shape
 
-    def pool(x: Tensor) -> Tensor:
-        return _POOLINGS[dims](_padded(x.reshape(-1, *shape), margins), window, strides)
-
-    out = _out_shape(pool, shape)
-    return written_out(lambda x: pool(x).flatten(1), prod(shape)), out
+    return _swept(lambda x: _POOLINGS[dims - 1](x, window, strides), shape, margins)
 
 
-def _out_shape(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> tuple[int, ...]:
+def _swept(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], margins: Sequence[int]
+) -> tuple[Dense, tuple[int, ...]]:
+    """The matrix of a linear function of images with margins of zeros, and the shape that comes out."""
+    dims = len(shape) - 1
+    sides = [side for d in reversed(range(dims)) for side in (margins[d], margins[d + dims])]
+
+    def linear(x: Tensor) -> Tensor:
+        return function(functional.pad(x.reshape(-1, *shape), sides))
+
     try:
-        return tuple(function(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+        out = tuple(linear(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
     except RuntimeError:
         raise PolyboundError(f"its window does not fit {tuple(shape)}") from None
+    return written_out(lambda x: linear(x).flatten(1), prod(shape)), out

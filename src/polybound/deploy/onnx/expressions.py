@@ -1,4 +1,4 @@
-"""What the tensors of a graph are: constants, or affine maps of the input or of one product. How they add and multiply.
+"""Tensors that depend on the input: affine maps of the input or of one product. How they add and multiply.
 
 The input is x, or `y_1` through its maps. Each product makes a new `y_n = A_n(x) * S_n(y_(n-1))`. Every other tensor
 that depends on the input is an affine map of one of these.
@@ -6,7 +6,6 @@ that depends on the input is an affine map of one of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,41 +13,15 @@ import torch
 from torch import Tensor
 
 from polybound.deploy.onnx.affine import Diagonal, Steps, divisor, folded, is_linear, same_steps
-from polybound.deploy.onnx.rounding import met, product
+from polybound.deploy.onnx.constants import met, product
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense
 
-__all__ = [
-    "Constant",
-    "Multiplication",
-    "Polynomial",
-    "Product",
-    "Value",
-    "absorbed",
-    "add",
-    "multiply",
-    "scale",
-    "shift",
-]
+__all__ = ["Multiplication", "Polynomial", "Product", "Value", "absorbed", "add", "multiply", "scale", "shift"]
 
 
 _HIGHEST = 1000
 """A few nodes that square each other would make any degree."""
-
-
-@dataclass(frozen=True, eq=False)
-class Constant:
-    """A tensor that does not depend on the input.
-
-    Attributes:
-        tensor: its entries; floats in float64.
-        sizes: whether they are sizes of a tensor that depends on the input: 0 then stands for the size of the batch.
-        roundings: those that the entries have met, see `onnx_rounding`.
-    """
-
-    tensor: Tensor
-    sizes: bool = False
-    roundings: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +50,7 @@ class Value:
         steps: the maps, one after another, between flat vectors.
         shape: the tensor's shape without the batch, which is its first dimension.
         features: length of the input.
-        roundings: those that a product of constants in it has met, at most; see `onnx_rounding`.
+        roundings: the number that a product of constants in it has met, at most; see `constants`.
     """
 
     base: Product | None
@@ -148,8 +121,14 @@ def multiply(one: Value, other: Value, node: str) -> Value:
         raise PolyboundError(f"it makes a polynomial of a degree above {_HIGHEST}")
     one, other = absorbed(one), absorbed(other)
     for value, rest in ((one, other), (other, one)):
-        if (factors := _plain_factors(value)) is not None:
-            for factor in factors:
+        # The maps of the input that the value is the plain product of, if it is.
+        factors: list[Steps] = []
+        inner = value
+        while inner.base is not None and not inner.steps:
+            factors.append(inner.base.A)
+            inner = inner.base.before
+        if inner.base is None:
+            for factor in (*factors, inner.steps):
                 rest = Value(_product(factor, rest, node), (), value.shape, value.features, roundings)
             return rest
     raise PolyboundError(
@@ -165,17 +144,6 @@ def _product(A: Steps, before: Value, node: str) -> Product:
     return Product(A, before, node, before.degree + 1)
 
 
-def _plain_factors(value: Value) -> list[Steps] | None:
-    """The maps of the input that a value is the plain product of, entry by entry; None if it is none."""
-    factors = []
-    while value.base is not None:
-        if value.steps:
-            return None
-        factors.append(value.base.A)
-        value = value.base.before
-    return [*factors, value.steps]
-
-
 def add(one: Value, other: Value) -> Value:
     """The sum of two values.
 
@@ -186,8 +154,21 @@ def add(one: Value, other: Value) -> Value:
         return _same_base(one, other)
     high, low = (one, other) if one.degree > other.degree else (other, one)
     high = absorbed(high)
-    for base in _ways(high):
-        weight = _multiple(high, base, low)
+    # The last product, and the same with its factors exchanged where both are maps of the input.
+    ways = [] if high.base is None else [high.base]
+    if high.base is not None and high.base.before.base is None:
+        before = high.base.before
+        ways.append(_product(before.steps, replace(before, steps=high.base.A), high.base.node))
+    for base in ways if is_linear(high.steps) else ():
+        before = base.before
+        if low.base is not before.base:
+            continue
+        # `A before + d before = (A + d) before`, where `low` is `d before` taken through the maps after the product.
+        weight, rest = None, low.steps[len(before.steps) :]
+        if same_steps(low.steps, (*before.steps, *high.steps)):
+            weight = torch.ones(before.size, dtype=torch.float64)
+        elif rest and isinstance(step := rest[0], Diagonal) and is_linear((step,)):
+            weight = step.weight if same_steps(low.steps, (*before.steps, step, *high.steps)) else None
         if weight is not None:
             grown = (*base.A, Diagonal(torch.ones_like(weight), weight))
             return replace(high, base=replace(base, A=grown), roundings=max(one.roundings, other.roundings))
@@ -198,53 +179,31 @@ def add(one: Value, other: Value) -> Value:
 
 
 def _same_base(one: Value, other: Value) -> Value:
+    """The sum of two values that are maps of the same product, or of the input."""
     chains = one.steps, other.steps
     common: Steps = ()
     if all(chain and isinstance(chain[-1], Dense) for chain in chains) and same_steps(chains[0][:-1], chains[1][:-1]):
         common, chains = chains[0][:-1], (chains[0][-1:], chains[1][-1:])
     inputs = next((chain[0].inputs for chain in chains if chain), one.size)
     diagonal = all(isinstance(step, Diagonal) for step in (*chains[0], *chains[1]))
-    write = _diagonal if diagonal else folded
-    (W, b), (V, c) = (write(chain, inputs) for chain in chains)
+
+    def write(steps: Steps) -> tuple[Tensor, Tensor]:
+        if not diagonal:
+            return folded(steps, inputs)
+        scale, constant = torch.ones(inputs, dtype=torch.float64), torch.zeros(inputs, dtype=torch.float64)
+        for step in steps:
+            scale, constant = step.linear(scale), step.linear(constant) + step.constant
+        return scale, constant
+
+    (W, b), (V, c) = (write(chain) for chain in chains)
     # The sums of the absolute values of all terms say what is lost where they cancel.
-    (X, d), (Y, e) = (write(tuple(step.absolute() for step in chain), inputs) for chain in chains)
+    (X, d), (Y, e) = (write(tuple(step.absolute() for step in chain)) for chain in chains)
     before = max(one.roundings, other.roundings)
     own = sum(step.inputs + 2 for chain in chains for step in chain) + 1
     quantum = torch.tensor(min(divisor(chain) for chain in chains), dtype=torch.float64)
     lost = max(met(W + V, X + Y, quantum, before, own), met(b + c, d + e, quantum, before, own))
     total = Diagonal(W + V, b + c) if diagonal else Dense(W + V, b + c)
     return replace(one, steps=(*common, total), roundings=before + lost)
-
-
-def _diagonal(steps: Steps, inputs: int) -> tuple[Tensor, Tensor]:
-    """Scale and constant of a chain of scales and constants."""
-    scale, constant = torch.ones(inputs, dtype=torch.float64), torch.zeros(inputs, dtype=torch.float64)
-    for step in steps:
-        scale, constant = step.linear(scale), step.linear(constant) + step.constant
-    return scale, constant
-
-
-def _ways(value: Value) -> Iterator[Product]:
-    """The last product of a value, and the same with its factors changed about where both are maps of the input."""
-    if value.base is None:
-        return
-    yield value.base
-    before = value.base.before
-    if before.base is None:
-        yield _product(before.steps, replace(before, steps=value.base.A), value.base.node)
-
-
-def _multiple(high: Value, base: Product, low: Value) -> Tensor | None:
-    """d, if `low` is `d * before` taken through the maps after the product: `A before + d before = (A + d) before`."""
-    before = base.before
-    if low.base is not before.base or not is_linear(high.steps):
-        return None
-    if same_steps(low.steps, (*before.steps, *high.steps)):
-        return torch.ones(before.size, dtype=torch.float64)
-    rest = low.steps[len(before.steps) :]
-    if not rest or not isinstance(rest[0], Diagonal) or not _is_scale(rest[0]):
-        return None
-    return rest[0].weight if same_steps(low.steps, (*before.steps, rest[0], *high.steps)) else None
 
 
 # A polynomial network as a graph has it: products of affine maps, each a chain of steps.
@@ -269,7 +228,7 @@ class Polynomial:
         steps: the products; the first of them has no maps in between, because they are part of `first`.
         last: the maps of the output; none without a product, because they are part of `first`.
         single: whether the graph computes in float32.
-        roundings: those that a product of folded constants has met, see `onnx_rounding`; 0 if all are exact.
+        roundings: the number that a product of folded constants has met, see `constants`; 0 if all are exact.
     """
 
     features: int
@@ -278,3 +237,16 @@ class Polynomial:
     last: Steps
     single: bool
     roundings: float = 0.0
+
+    @staticmethod
+    def of(value: Value, single: bool) -> Polynomial:
+        """The chain of products that a value is."""
+        steps: list[Multiplication] = []
+        last, base = value.steps, value.base
+        while base is not None:
+            before = absorbed(base.before)
+            steps.append(Multiplication(base.A, before.steps if before.base is not None else (), base.node))
+            if before.base is None:
+                return Polynomial(value.features, before.steps, tuple(reversed(steps)), last, single, value.roundings)
+            base = before.base
+        return Polynomial(value.features, last, (), (), single, value.roundings)

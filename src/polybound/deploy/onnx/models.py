@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -16,121 +15,11 @@ from polybound.deploy.onnx.files import OnnxMetadata
 from polybound.errors import PolyboundError
 from polybound.models import CCP, NCP, Conv, ConvCCP, Dense, PolynomialNetwork, Pool
 
-__all__ = ["as_conv", "build_model"]
-
-
-# A chain of products as a ConvCCP, if its maps are the convolutions and poolings of one.
-
-
-@dataclass(frozen=True, eq=False)
-class _Factor:
-    """A pre-convolution or none, a kernel without a constant, then `poolings` poolings and a constant `shift`."""
-
-    before: tuple[Conv, ...]
-    kernel: Conv
-    poolings: int
-    shift: float
-
-
-def as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
-    """The ConvCCP that a polynomial is; None if it is none."""
-    first, last = polynomial.first, polynomial.last
-    if not polynomial.steps:
-        place = max((n for n, step in enumerate(first, 1) if isinstance(step, Conv | Pool)), default=0)
-        first, last = first[:place], first[place:]
-    factors = [_factor(steps, shape) for steps in (first, *(step.A for step in polynomial.steps))]
-    known = [factor for factor in factors if factor is not None]
-    if len(known) < len(factors) or not _alike(known):
-        return None
-    between = [step.S for step in polynomial.steps[1:]]
-    if last and isinstance(last[0], Pool):
-        between, last = [*between, last[:1]], last[1:]
-    else:
-        between = [*between, ()]
-    pool = _pooled(known, between, shape)
-    if pool is None or any(isinstance(step, Conv | Pool) for step in last):
-        return None
-    units = known[0].kernel.channels * prod(n >> len(pool) for n in shape[1:])
-    Q, beta = folded(last, units)
-    before = known[0].before
-    pre, bias = (before[0].weight, before[0].bias) if before else (None, None)
-    kernels = [factor.kernel.weight for factor in known]
-    return ConvCCP.from_factors(kernels, Q, beta, shape=shape, pre=pre, pre_bias=bias, pool=pool)
-
-
-def _follow(steps: Steps, shape: tuple[int, ...]) -> bool:
-    """Whether each map is of images of the shape that the one before it makes; a reshape may have come between."""
-    for step in steps:
-        if isinstance(step, Conv | Pool):
-            if step.shape != shape:
-                return False
-            shape = step.out_shape
-    return True
-
-
-def _factor(steps: Steps, shape: tuple[int, ...]) -> _Factor | None:
-    """What a chain of maps of the input is as a factor of a ConvCCP; None if it is none."""
-    convs = []
-    for step in steps:
-        if not isinstance(step, Conv):
-            break
-        convs.append(step)
-    if not 1 <= len(convs) <= 2 or not _follow(steps, shape):
-        return None
-    shift, poolings = _uniform(convs[-1].bias), 0
-    for step in steps[len(convs) :]:
-        if isinstance(step, Pool):
-            poolings += 1
-        elif isinstance(step, Diagonal) and bool((step.weight == 1).all()):
-            shift = _sum(shift, _uniform(step.constant))  # the mean of equal constants is that constant
-        else:
-            return None
-    return None if shift is None else _Factor(tuple(convs[:-1]), convs[-1], poolings, shift)
-
-
-def _uniform(constants: Tensor) -> float | None:
-    """The number that all entries are; None if they differ."""
-    return float(constants[0]) if bool((constants == constants[0]).all()) else None
-
-
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
-
-
-def _alike(factors: list[_Factor]) -> bool:
-    """Whether the factors are of one kind: kernels square and of one shape, one pre-convolution, constants 0, 1, ..."""
-    shapes = {tuple(factor.kernel.weight.shape) for factor in factors}
-    square = all(len(set(conv.weight.shape[2:])) == 1 for f in factors for conv in (*f.before, f.kernel))
-    constants = [factor.shift for factor in factors] == [0.0] + [1.0] * (len(factors) - 1)
-    one = all(same_steps(factors[0].before, factor.before) for factor in factors[1:])
-    wide = all(conv.channels == factors[0].kernel.channels for conv in factors[0].before)
-    return len(shapes) == 1 and square and constants and one and wide
-
-
-def _pooled(factors: list[_Factor], between: list[Steps], shape: tuple[int, ...]) -> list[int] | None:
-    """The degrees after which the product is pooled, once each; None if the factors are not pooled as often as it is.
-
-    Args:
-        factors: the factors.
-        between: the maps after the second product, after the third, and so on, and those after the last.
-        shape: shape of one input.
-    """
-    degree = len(factors)
-    # What is done after the first factor is part of it; of degree one it was split off.
-    after = [*([()] if degree > 1 else []), *between]
-    pool = [1] * factors[0].poolings
-    for n, (factor, maps) in enumerate(zip(factors, after, strict=True), 1):
-        image = (factors[0].kernel.channels, *(size >> len(pool) for size in shape[1:]))
-        if (n > 1 and factor.poolings != len(pool)) or not all(isinstance(step, Pool) for step in maps):
-            return None
-        if not _follow(maps, image):
-            return None
-        pool += [n] * len(maps)
-    return pool if len(set(pool)) == len(pool) else None
+__all__ = ["build_model"]
 
 
 def build_model(polynomial: Polynomial, shape: tuple[int, ...], metadata: OnnxMetadata) -> PolynomialNetwork:
-    """The model that a polynomial is.
+    """The model that a polynomial is; float32 if the graph is and nothing is lost by it.
 
     Args:
         polynomial: a chain of products.
@@ -143,24 +32,100 @@ def build_model(polynomial: Polynomial, shape: tuple[int, ...], metadata: OnnxMe
     """
     form = str(metadata.config.get("form", ""))
     ways: dict[str, Callable[[], PolynomialNetwork | None]] = {
-        "ConvCCP": lambda: as_conv(polynomial, shape),
+        "ConvCCP": lambda: _as_conv(polynomial, shape),
         "CCP": lambda: _as_ccp(polynomial, shape, form),
         "NCP": lambda: _as_ncp(polynomial, shape),
     }
     order = sorted(ways, key=lambda name: name != metadata.kind)
-    if order[0] == "NCP" and _with_constant(polynomial) is not None:
-        order = list(ways)
+    if order[0] == "NCP" and any(not is_linear(step.A) for step in polynomial.steps):
+        order = list(ways)  # an NCP's maps of the input have no constants
     for name in order:
         model = ways[name]()
-        if model is not None:
-            return _smallest(model) if polynomial.single else model
+        if model is None:
+            continue
+        exact = all(torch.equal(tensor.float().double(), tensor) for tensor in model.state_dict().values())
+        return model.float() if polynomial.single and exact else model
     raise AssertionError("an NCP is made or refused")
 
 
-def _smallest(model: PolynomialNetwork) -> PolynomialNetwork:
-    """The model in float32, if that loses nothing."""
-    kept = all(torch.equal(tensor.float().double(), tensor) for tensor in model.state_dict().values())
-    return model.float() if kept else model
+def _as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
+    """The ConvCCP that a polynomial is; None if it is none."""
+    first, last = polynomial.first, polynomial.last
+    if not polynomial.steps:
+        place = max((n for n, step in enumerate(first, 1) if isinstance(step, Conv | Pool)), default=0)
+        first, last = first[:place], first[place:]
+    factors = [_factor(steps, shape) for steps in (first, *(step.A for step in polynomial.steps))]
+    known = [factor for factor in factors if factor is not None]
+    if len(known) < len(factors):
+        return None
+    # One kind of factors: kernels square and of one shape, one pre-convolution, constants 0, 1, 1, ...
+    convs, poolings, shifts = zip(*known, strict=True)
+    kernels, before = [steps[-1].weight for steps in convs], convs[0][:-1]
+    if (
+        len({tuple(kernel.shape) for kernel in kernels}) > 1
+        or any(len(set(conv.weight.shape[2:])) > 1 for steps in convs for conv in steps)
+        or list(shifts) != [0.0] + [1.0] * (len(shifts) - 1)
+        or not all(same_steps(before, steps[:-1]) for steps in convs[1:])
+        or any(conv.channels != convs[0][-1].channels for conv in before)
+    ):
+        return None
+    # The maps after each product: those after the first factor are part of it, or of degree one were split off.
+    after: list[Steps] = [()] * (len(known) > 1) + [step.S for step in polynomial.steps[1:]]
+    if last and isinstance(last[0], Pool):
+        after, last = [*after, last[:1]], last[1:]
+    else:
+        after = [*after, ()]
+    # The degrees after which the product is pooled, once each; later factors are pooled as often as it is by then.
+    pool = [1] * poolings[0]
+    for n, maps in enumerate(after, 1):
+        image = (convs[0][-1].channels, *(size >> len(pool) for size in shape[1:]))
+        if (n > 1 and poolings[n - 1] != len(pool)) or not all(isinstance(step, Pool) for step in maps):
+            return None
+        if not _follow(maps, image):
+            return None
+        pool += [n] * len(maps)
+    if len(set(pool)) < len(pool) or any(isinstance(step, Conv | Pool) for step in last):
+        return None
+    units = convs[0][-1].channels * prod(n >> len(pool) for n in shape[1:])
+    Q, beta = folded(last, units)
+    pre, bias = (before[0].weight, before[0].bias) if before else (None, None)
+    return ConvCCP.from_factors(kernels, Q, beta, shape=shape, pre=pre, pre_bias=bias, pool=pool)
+
+
+def _factor(steps: Steps, shape: tuple[int, ...]) -> tuple[tuple[Conv, ...], int, float] | None:
+    """What a chain of maps of the input is as a factor of a ConvCCP; None if it is none.
+
+    Returns:
+        A pre-convolution or none and the kernel's convolution, the number of poolings, and a constant.
+    """
+    convs = []
+    for step in steps:
+        if not isinstance(step, Conv):
+            break
+        convs.append(step)
+    if not 1 <= len(convs) <= 2 or not _follow(steps, shape):
+        return None
+    constants, poolings = [convs[-1].bias], 0
+    for step in steps[len(convs) :]:
+        if isinstance(step, Pool):
+            poolings += 1
+        elif isinstance(step, Diagonal) and bool((step.weight == 1).all()):
+            constants.append(step.constant)  # the mean of equal constants is that constant
+        else:
+            return None
+    if not all(bool((constant == constant[0]).all()) for constant in constants):
+        return None
+    return tuple(convs), poolings, sum(float(constant[0]) for constant in constants)
+
+
+def _follow(steps: Steps, shape: tuple[int, ...]) -> bool:
+    """Whether each map is of images of the shape that the one before it makes; a reshape may have come between."""
+    for step in steps:
+        if isinstance(step, Conv | Pool):
+            if step.shape != shape:
+                return False
+            shape = step.out_shape
+    return True
 
 
 def _as_ccp(polynomial: Polynomial, shape: tuple[int, ...], form: str) -> CCP | None:
@@ -170,7 +135,11 @@ def _as_ccp(polynomial: Polynomial, shape: tuple[int, ...], form: str) -> CCP | 
     """
     if any(step.S for step in polynomial.steps):
         return None
-    first, last = (polynomial.first, polynomial.last) if polynomial.steps else _split(polynomial.first)
+    first, last = polynomial.first, polynomial.last
+    if not polynomial.steps:
+        # Of degree one: hidden units and output are what is before and after the last matrix, if there are two.
+        matrices = [place for place, step in enumerate(first) if not isinstance(step, Diagonal)]
+        first, last = (first, ()) if len(matrices) < 2 else (first[: matrices[-1]], first[matrices[-1] :])
     maps = [folded(steps, polynomial.features) for steps in (first, *(step.A for step in polynomial.steps))]
     Q, beta = folded(last, len(maps[0][1]))
     plain = [n for n, (_, constant) in enumerate(maps) if not constant.any()]
@@ -180,27 +149,12 @@ def _as_ccp(polynomial: Polynomial, shape: tuple[int, ...], form: str) -> CCP | 
     if plain and ones and (form != "product" or beta.any()):
         return CCP.from_factors([weight for weight, _ in maps], Q, beta, shape=shape)
     U = [torch.cat([weight, constant.unsqueeze(1)], 1) for weight, constant in maps]
-    return _product_form(U, Q, beta, shape)
-
-
-def _product_form(U: list[Tensor], Q: Tensor, beta: Tensor, shape: tuple[int, ...]) -> CCP:
-    """A CCP in product form; one more unit that is always 1 carries the output's constant, if there is one."""
     if beta.any():
+        # The product form has no constant of the output: one more unit, which is always 1, carries it.
         unit = torch.zeros(1, U[0].shape[1], dtype=torch.float64)
         unit[0, -1] = 1.0
         U, Q = [torch.cat([rows, unit]) for rows in U], torch.cat([Q, beta.unsqueeze(1)], 1)
     return CCP.from_factors(U, Q, form="product", shape=shape)
-
-
-def _split(steps: Steps) -> tuple[Steps, Steps]:
-    """A polynomial of degree one as hidden units and output: before and after its last matrix, if there are two."""
-    matrices = [place for place, step in enumerate(steps) if not isinstance(step, Diagonal)]
-    return (steps, ()) if len(matrices) < 2 else (steps[: matrices[-1]], steps[matrices[-1] :])
-
-
-def _with_constant(polynomial: Polynomial) -> str | None:
-    """The name of the first product whose map of the input has a constant; an NCP has none."""
-    return next((step.node for step in polynomial.steps if not is_linear(step.A)), None)
 
 
 def _as_ncp(polynomial: Polynomial, shape: tuple[int, ...]) -> NCP:
@@ -209,7 +163,8 @@ def _as_ncp(polynomial: Polynomial, shape: tuple[int, ...]) -> NCP:
     Raises:
         PolyboundError: a map of the input has a constant, which an NCP's has not.
     """
-    if (node := _with_constant(polynomial)) is not None:
+    node = next((step.node for step in polynomial.steps if not is_linear(step.A)), None)
+    if node is not None:
         raise PolyboundError(
             f"node {node!r} (Mul): its map of the input has a constant, which an NCP's has not; its factors,"
             " polybound.deploy.read_onnx(path).factors, can be certified all the same"

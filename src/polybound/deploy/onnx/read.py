@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import torch
@@ -16,11 +16,11 @@ from onnx import TensorProto
 
 from polybound.certificates import PreparedNetwork
 from polybound.deploy.onnx.affine import as_affine
-from polybound.deploy.onnx.constants import FOLDED, constant_of, fold, sizes_of
-from polybound.deploy.onnx.expressions import Constant, Multiplication, Polynomial, Value, absorbed
+from polybound.deploy.onnx.constants import FOLDED, PARTS, Constant, Node, constant_of, fold
+from polybound.deploy.onnx.expressions import Polynomial, Value
 from polybound.deploy.onnx.files import OnnxMetadata, read_proto, type_name
 from polybound.deploy.onnx.models import build_model
-from polybound.deploy.onnx.operators import ATTRIBUTES, OPERATORS, PARTS, Node, Operand, parts_of, why_not
+from polybound.deploy.onnx.operators import ATTRIBUTES, OPERATORS, Operand, parts_of, why_not
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Factors, PolynomialNetwork
 from polybound.theory import DENSE_LIMIT
@@ -109,23 +109,16 @@ def read_onnx(path: str | PathLike[str]) -> OnnxNetwork:
     try:
         metadata = OnnxMetadata.read(proto)
         reader = _Reader(proto)
-        polynomial = _polynomial(reader.output(), reader.single)
+        polynomial = Polynomial.of(reader.output(), reader.single)
     except PolyboundError as error:
         raise type(error)(f"{path}: {error}") from None
     return OnnxNetwork(path, reader.shape, metadata, polynomial)
 
 
-def _polynomial(value: Value, single: bool) -> Polynomial:
-    """The chain of products that an output is."""
-    steps: list[Multiplication] = []
-    last, base = value.steps, value.base
-    while base is not None:
-        before = absorbed(base.before)
-        steps.append(Multiplication(base.A, before.steps if before.base is not None else (), base.node))
-        if before.base is None:
-            return Polynomial(value.features, before.steps, tuple(reversed(steps)), last, single, value.roundings)
-        base = before.base
-    return Polynomial(value.features, last, (), (), single, value.roundings)
+# What torch and Python raise for windows, axes and shapes that no tensor has; files may hold any.
+_UNFIT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
+_READ = {*OPERATORS, *PARTS, *FOLDED, "Shape"}
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 class _Reader:
@@ -139,35 +132,44 @@ class _Reader:
         if len(inputs) != 1 or len(self.graph.output) != 1:
             count = f"{len(inputs)} inputs and {len(self.graph.output)} outputs"
             raise PolyboundError(f"a classifier has one input and one output, this graph has {count}")
-        self.shape = _input_shape(inputs[0])
-        self.batch = inputs[0].type.tensor_type.shape.dim[0].dim_value  # 0 for any
-        self.single = inputs[0].type.tensor_type.elem_type == TensorProto.FLOAT
-        self.found[inputs[0].name] = Value(None, (), self.shape, prod(self.shape))
+        name, tensor = inputs[0].name, inputs[0].type.tensor_type
+        if tensor.elem_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+            kind = type_name(tensor.elem_type)
+            raise PolyboundError(f"the input {name!r} has type {kind}; FLOAT and DOUBLE are read")
+        sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param for size in tensor.shape.dim]
+        if len(sizes) < 2:
+            raise PolyboundError(f"the input {name!r} has shape {sizes}: no batch, or nothing but a batch")
+        if not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
+            raise PolyboundError(f"the input {name!r} has shape {sizes}: only its first size, the batch, may be open")
+        if prod(sizes[1:]) > DENSE_LIMIT:
+            raise PolyboundError(f"the input {name!r} has shape {sizes}, which is too large")
+        self.shape: tuple[int, ...] = tuple(sizes[1:])
+        self.batch = tensor.shape.dim[0].dim_value  # 0 for any
+        self.single = tensor.elem_type == TensorProto.FLOAT
+        self.found[name] = Value(None, (), self.shape, prod(self.shape))
 
     def output(self) -> Value:
         """What the output of the graph is."""
         name = self.graph.output[0].name
-        for node in self._needed(name):
+        wanted, needed = {name}, []
+        for node in reversed(self.graph.node):
+            if wanted & set(node.output):
+                wanted.update(node.input)
+                needed.append(node)
+        for node in reversed(needed):
+            # A node without a name has that of the tensor that it makes.
+            label = str(node.name or node.output[0])
             try:
-                self.found |= zip(node.output, self._results(node), strict=False)
+                self.found |= zip(node.output, self._results(node, label), strict=False)
             except PolyboundError as error:
-                raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {error}") from None
+                raise PolyboundError(f"node {label!r} ({node.op_type}): {error}") from None
             except _UNFIT as error:
                 why = f"its attributes and operands do not fit each other ({str(error).partition(chr(10))[0]})"
-                raise PolyboundError(f"node {_name(node)!r} ({node.op_type}): {why}") from None
+                raise PolyboundError(f"node {label!r} ({node.op_type}): {why}") from None
         value = self._operand(name)
         if not isinstance(value, Value):
             raise PolyboundError(f"the output {name!r} does not depend on the input")
         return value
-
-    def _needed(self, output: str) -> list[onnx.NodeProto]:
-        """The nodes that the output depends on, in order."""
-        wanted, chosen = {output}, []
-        for node in reversed(self.graph.node):
-            if wanted & set(node.output):
-                wanted.update(node.input)
-                chosen.append(node)
-        return chosen[::-1]
 
     def _operand(self, name: str) -> Operand:
         if name not in self.found:
@@ -176,102 +178,67 @@ class _Reader:
             self.found[name] = constant_of(self.tensors[name])
         return self.found[name]
 
-    def _results(self, node: onnx.NodeProto) -> Sequence[Operand]:
-        if node.domain not in ("", "ai.onnx"):
-            raise PolyboundError(f"operators of the domain {node.domain!r} are not read")
-        if any(attribute.type in _GRAPHS for attribute in node.attribute):
-            raise PolyboundError(why_not(node.op_type))
-        if node.op_type == "Constant":
-            return [_constant(node)]
-        plain = Node(node.op_type, _name(node), _attributes(node))
-        known = ATTRIBUTES.get(node.op_type, ())
-        if node.op_type in _READ and (strange := sorted(set(plain.attributes) - set(known))):
+    def _results(self, proto: onnx.NodeProto, label: str) -> Sequence[Operand]:
+        """What a node makes of its operands."""
+        if proto.domain not in ("", "ai.onnx"):
+            raise PolyboundError(f"operators of the domain {proto.domain!r} are not read")
+        if any(attribute.type in _GRAPHS for attribute in proto.attribute):
+            raise PolyboundError(why_not(proto.op_type))
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in proto.attribute}
+        if proto.op_type == "Constant":
+            if len(proto.attribute) != 1:
+                raise PolyboundError("a constant has one value")
+            return [_constant(*attributes.items())]
+        for name, value in attributes.items():
+            attributes[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        known = ATTRIBUTES.get(proto.op_type, ())
+        if proto.op_type in _READ and (strange := sorted(set(attributes) - set(known))):
             raise PolyboundError(f"the attribute {strange[0]!r} is not read; newer opsets do without it")
-        operands = [self._operand(name) for name in node.input]
-        if node.op_type in PARTS:
-            return _parts(plain, operands, len(node.output))
-        if len([name for name in node.output if name]) != 1:
+        operands = [self._operand(name) for name in proto.input]
+        if proto.op_type in PARTS:
+            node = Node(proto.op_type, label, attributes | {"outputs": len(proto.output)})
+            return self._parts(node, operands)
+        if len([name for name in proto.output if name]) != 1:
             raise PolyboundError("nodes of several outputs are not read")
-        return [self._result(plain, operands)]
-
-    def _result(self, node: Node, operands: list[Operand]) -> Operand:
-        if node.operator == "Shape" and isinstance(operands[0], Value):
-            return sizes_of(operands[0], node)
+        node = Node(proto.op_type, label, attributes)
+        if node.operator == "Shape" and isinstance(source := operands[0], Value):
+            # 0 stands for the batch, which may be of any size.
+            sizes = [0, *source.shape][node.get("start", 0) : node.get("end", None)]
+            return [Constant(torch.tensor(sizes, dtype=torch.long), sizes=True)]
         if not any(isinstance(operand, Value) for operand in operands):
-            return fold(node, operands)
+            return [fold(node, cast("list[Constant | None]", operands))]
         if node.operator not in OPERATORS:
             raise PolyboundError(why_not(node.operator))
-        if node.operator == "Reshape" and self.batch != 1 and _first(operands[1]) == 1:
-            raise PolyboundError("the new shape begins with 1, but the batch may be of any size")
-        return OPERATORS[node.operator](node, operands)
+        if node.operator == "Reshape" and self.batch != 1 and isinstance(operands[1], Constant):
+            first = operands[1].tensor.reshape(-1)[:1]
+            if bool((first == 1).any()):
+                raise PolyboundError("the new shape begins with 1, but the batch may be of any size")
+        return [OPERATORS[node.operator](node, operands)]
+
+    def _parts(self, node: Node, operands: Sequence[Operand]) -> Sequence[Operand]:
+        """What a node makes that takes parts of a tensor."""
+        source, *others = operands
+        places = [other for other in others if not isinstance(other, Value)]  # None in the place of what is left out
+        if len(places) < len(others):
+            raise PolyboundError("which part it takes depends on the input")
+        if isinstance(source, Value):
+            return parts_of(node, source, places)
+        if node.operator != "Split":
+            return [fold(node, [source, *places])]
+        if source is None or source.sizes:
+            raise PolyboundError("it splits the sizes of a tensor")
+        sizes = [None if place is None else place.tensor for place in places]
+        parts = PARTS["Split"](source.tensor, node.attributes, sizes)
+        return [Constant(part, roundings=source.roundings) for part in parts]
 
 
-def _first(sizes: Operand) -> int | None:
-    """The first of some sizes, if they are known."""
-    return int(sizes.tensor.reshape(-1)[0]) if isinstance(sizes, Constant) and sizes.tensor.numel() else None
-
-
-def _parts(node: Node, operands: Sequence[Operand], outputs: int) -> Sequence[Operand]:
-    """What a node makes that takes parts of a tensor."""
-    source, others = operands[0], operands[1:]
-    places = [other for other in others if not isinstance(other, Value)]  # None in the place of what is left out
-    if len(places) < len(others):
-        raise PolyboundError("which part it takes depends on the input")
-    attributes = node.attributes | {"outputs": outputs}
-    if isinstance(source, Value):
-        return parts_of(node.operator, source, attributes, places)
-    if node.operator != "Split":
-        return [fold(node, operands)]
-    if not isinstance(source, Constant) or source.sizes:
-        raise PolyboundError("it splits the sizes of a tensor")
-    sizes = [None if place is None else place.tensor for place in places]
-    return [Constant(part, roundings=source.roundings) for part in PARTS["Split"](source.tensor, attributes, sizes)]
-
-
-# What torch and Python say of windows, axes and shapes that no tensor has; files may hold any.
-_UNFIT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
-_READ = {*OPERATORS, *PARTS, *FOLDED, "Shape"}
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-
-
-def _name(node: onnx.NodeProto) -> str:
-    """A node's name; of one without, the tensor that it makes."""
-    return str(node.name or node.output[0])
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return {
-        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
-    }
-
-
-def _constant(node: onnx.NodeProto) -> Constant:
+def _constant(attribute: tuple[str, Any]) -> Constant:
     """The tensor of a Constant node."""
-    if len(node.attribute) != 1:
-        raise PolyboundError("a constant has one value")
-    attribute = node.attribute[0]
-    value = onnx.helper.get_attribute_value(attribute)
-    if attribute.name == "value":
+    name, value = attribute
+    if name == "value":
         return constant_of(value)
-    if attribute.name in ("value_float", "value_floats"):
+    if name in ("value_float", "value_floats"):
         return Constant(torch.tensor(value, dtype=torch.float64))
-    if attribute.name in ("value_int", "value_ints"):
+    if name in ("value_int", "value_ints"):
         return Constant(torch.tensor(value))
-    raise PolyboundError(f"constants given as {attribute.name} are not read")
-
-
-def _input_shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """The shape of one input, without the batch."""
-    tensor = info.type.tensor_type
-    if tensor.elem_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        kind = type_name(tensor.elem_type)
-        raise PolyboundError(f"the input {info.name!r} has type {kind}; FLOAT and DOUBLE are read")
-    sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param for size in tensor.shape.dim]
-    if len(sizes) < 2:
-        raise PolyboundError(f"the input {info.name!r} has shape {sizes}: no batch, or nothing but a batch")
-    if not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
-        raise PolyboundError(f"the input {info.name!r} has shape {sizes}: only its first size, the batch, may be open")
-    if prod(sizes[1:]) > DENSE_LIMIT:
-        raise PolyboundError(f"the input {info.name!r} has shape {sizes}, which is too large")
-    return tuple(sizes[1:])
+    raise PolyboundError(f"constants given as {name} are not read")
