@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from polybound._lazy import lazy
 
 if TYPE_CHECKING:
-    from polybound.deploy.benchmark import export_benchmark as export_benchmark
-    from polybound.deploy.benchmark import robustness_vnnlib as robustness_vnnlib
     from polybound.deploy.encrypted.batch import BatchClient as BatchClient
     from polybound.deploy.encrypted.batch import BatchPlan as BatchPlan
     from polybound.deploy.encrypted.batch import BatchServer as BatchServer
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from polybound.deploy.onnx.read import from_onnx as from_onnx
     from polybound.deploy.onnx.read import read_onnx as read_onnx
     from polybound.deploy.verification import Verdict as Verdict
+    from polybound.deploy.verification import export_benchmark as export_benchmark
+    from polybound.deploy.verification import robustness_vnnlib as robustness_vnnlib
     from polybound.deploy.verification import verify as verify
     from polybound.deploy.vnnlib import Property as Property
     from polybound.deploy.vnnlib import Region as Region
