@@ -161,8 +161,8 @@ def test_the_table_of_rooms_is_whole():
 
 
 def test_the_way_of_the_data_names_files_that_are_there():
-    pictures = re.findall(r"```text\n(.*?)```", TEXT[: TEXT.index("## Check a change")], re.DOTALL)
-    named = [re.findall(r"[\w/]+\.py", picture) for picture in pictures]
-    assert [len(files) > 10 for files in named] == [True, True]
-    for file in (file for files in named for file in files):
+    text = TEXT[: TEXT.index("## Check a change")]
+    pictures = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    assert [len(re.findall(r"[\w/]+\.py", picture)) > 10 for picture in pictures] == [True, True]
+    for file in re.findall(r"[\w/]+\.py", text):
         assert (Path(pb.__file__).parent / file).is_file(), file
