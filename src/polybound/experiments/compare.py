@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import hypot
+from math import hypot, inf
 
-from polybound.evaluation import Cell, Row, Table, column_label, labels, paper_counts, value_label
+from polybound.evaluation import SEED_COLUMNS, Cell, Row, Table, column_label, labels, paper_counts, value_label
 from polybound.experiments.experiment import experiment_names, find_experiment
 from polybound.models import paper_rank
 from polybound.runs import DataSpec, Spec
@@ -113,13 +112,9 @@ def published_value(dataset: str, model: str, method: str, attack: str) -> Publi
         method: as `paper_method` gives it.
         attack: as `polybound evaluate` takes it.
     """
-    return _by_name().get((dataset, model, method, ATTACKS.get(attack, attack)))
-
-
-@cache
-def _by_name() -> dict[tuple[str, str, str, str], Published]:
-    """A value that stands in several tables is the same in all."""
-    return {value.key: value for value in published()}
+    wanted = dataset, model, method, ATTACKS.get(attack, attack)
+    # A value that stands in several tables is the same in all.
+    return next((value for value in published() if value.key == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -170,28 +165,36 @@ def compare(table: Table, protocol: str = "published", only: str | None = None) 
     for row in table:
         honest = row["split"] == "test" and not row.get("data.held_out") and row["attack_seed"] == 0
         if honest and row["counted"] == paper_counts(row["attack"], row["protocol"]) and "method" in row:
-            index.setdefault((*_paper_names(row), row["protocol"]), []).append(row)
+            dataset, model = DATASETS.get(row["dataset"], ""), MODELS.get(row["model"], "")  # others may bear the names
+            attack = str(ATTACKS.get(row["attack"], row["attack"]))
+            index.setdefault((dataset, model, paper_method(row), attack, row["protocol"]), []).append(row)
     result = []
     for value in published():
         wanted = "-" if value.attack == "clean" else protocol
         mine = index.get((value.dataset, value.model, value.method, value.attack, wanted), [])
         if mine and only in (None, value.table):
-            rows = _of_one_kind(mine, _ranks().get(value.table) or paper_rank(mine[0]["model"]))
-            result += _against(value, Table(rows), wanted)
+            rank = _ranks().get(value.table) or paper_rank(mine[0]["model"])
+            # Of the longest schedule, the most data and images, and one rank: others are no reproduction. Of several
+            # ranks, which figure 6 has, that of the table is taken if there is one.
+            kinds = [
+                (
+                    row["schedule.epochs"],
+                    row["data.samples"] or inf,
+                    row["total"],
+                    row["model.rank"] == rank,
+                    row["model.rank"],
+                )
+                for row in mine
+            ]
+            longest = max(kinds)
+            rows = Table(row for row, kind in zip(mine, kinds, strict=True) if kind == longest)
+            variants = rows.configurations(BOUND, "epoch")
+            free = (*SEED_COLUMNS, BOUND, "epoch")
+            names = labels([part.rows[0] for part in variants], free, method=False)
+            for name, part in zip(names, variants, strict=True):
+                if (ours := part.best_epoch().best(BOUND)) is not None:
+                    result.append(judge(value, ours, part, wanted, name))
     return result
-
-
-def _against(value: Published, table: Table, protocol: str) -> list[Comparison]:
-    """A published value against each variant of ours."""
-    variants = table.configurations(BOUND, "epoch")
-    free = (BOUND, "epoch", "seed", "run", "weights", "correct", "per_class")
-    names = labels([part.rows[0] for part in variants], free, method=False)
-    found = []
-    for name, part in zip(names, variants, strict=True):
-        ours = part.best_epoch().best(BOUND)
-        if ours is not None:
-            found.append(judge(value, ours, part, protocol, name))
-    return found
 
 
 def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str = "") -> Comparison:
@@ -209,10 +212,10 @@ def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str
     verdict = "within" if abs(difference) <= allowed else "off"
     if other := _other_recipe(rows.rows[0]):
         verdict = "other recipe"
-    if any(_reduced(row) for row in rows):
+    if any(row["schedule.epochs"] < EPOCHS or row["data.samples"] or row["total"] < row["available"] for row in rows):
         verdict = "reduced"
-    if any(_other_data(row) for row in rows):
-        verdict = "other data"
+    if any(row["available"] != TEST_IMAGES.get(row["dataset"]) for row in rows):
+        verdict = "other data"  # as where a part of NSynth stands for all of it
     deviations = difference / spread if spread else None
     words = ", ".join(dict.fromkeys(filter(None, [*variant.split(", "), *other])))
     return Comparison(value, ours, protocol, difference, deviations, allowed, verdict, words)
@@ -231,15 +234,6 @@ def _other_recipe(row: Row) -> list[str]:
     ]
 
 
-def _reduced(row: Row) -> bool:
-    return bool(row["schedule.epochs"] < EPOCHS or row["data.samples"] or row["total"] < row["available"])
-
-
-def _other_data(row: Row) -> bool:
-    """Whether a run was measured on other data than the paper's, as where a part of NSynth stands for all of it."""
-    return bool(row["available"] != TEST_IMAGES.get(row["dataset"]))
-
-
 def row_kind(row: Row) -> str:
     """The kind of projection of a row's run: "single", "layer-wise", "spectral" or "product"; "" for none."""
     if row.get("method") != "projection":
@@ -256,27 +250,6 @@ def paper_method(row: Row) -> str:
         return "at" if method == "none" else f"{method}+at"
     kind = row_kind(row)
     return method if kind in ("", "single") else f"{kind.replace('-', '')}-projection"
-
-
-def _paper_names(row: Row) -> tuple[str, str, str, str]:
-    """The paper's names for what a row is."""
-    dataset, model, attack = str(row["dataset"]), str(row["model"]), str(row["attack"])
-    names = DATASETS.get(dataset, ""), MODELS.get(model, "")  # others may bear the paper's names
-    return *names, paper_method(row), ATTACKS.get(attack, attack)
-
-
-def _of_one_kind(rows: Sequence[Row], rank: int) -> list[Row]:
-    """Rows of the longest schedule, the most data and images, and one rank: others are no reproduction.
-
-    Of several ranks, which figure 6 has, the given one is taken if there is one.
-    """
-
-    def kind(row: Row) -> tuple[int, float, int, bool, int]:
-        wide = row["model.rank"]
-        return row["schedule.epochs"], row["data.samples"] or float("inf"), row["total"], wide == rank, wide
-
-    chosen = max(map(kind, rows))
-    return [row for row in rows if kind(row) == chosen]
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -109,30 +110,19 @@ class _Search:
         self.data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=share)
 
     def measure(self, points: Sequence[Mapping[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
-        """Train points as one stack; their accuracies."""
+        """Train points as one stack; their accuracies, 0 for a run that failed."""
         recipes = [replace(schedule, method=replace(schedule.method, **{"bound": dict(point)})) for point in points]
         specs = tuple(Spec(self.data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
-        limit, attack = self.options["limit"] or None, self.options["attack"]
-        wanted = EvaluationSpec((attack,), self.options["protocol"], limit=limit)
+        limit, attack, protocol = (self.options[name] for name in ("limit", "attack", "protocol"))
+        wanted = EvaluationSpec((attack,), protocol, limit=limit or None)
         StackJob(specs, (Measurement(wanted, "validation"),)).run(self.root, self.data_dir)
-        return [_accuracy(Run.of(spec, self.root), self.options) for spec in specs]
+        asked = {"split": "validation", "attack": attack, "protocol": protocol, "counted": "robust"}
+        tables = (Run.of(spec, self.root).table().where(asked, defence="", attack_seed=0) for spec in specs)
+        cells = [table.only(lambda row: covers(row, limit)).cell() for table in tables]
+        return [0.0 if cell is None else cell.mean / 100 for cell in cells]
 
     def try_points(self, count: int) -> None:
-        """Try so many new points, and tell Optuna what came out."""
-        asked = self._ask(count)
-        first = dict(zip(asked, self.measure([_point(key) for key in asked], _shortened(self.recipe)), strict=True))
-        best = sorted(asked, key=lambda key: -first[key])[: max(1, round(KEPT * count))]
-        final = dict(zip(best, self.measure([_point(key) for key in best], self.recipe), strict=True))
-        for key, trial in asked.items():
-            trial.report(first[key], 0)
-            if key in final:
-                self.study.tell(trial, final[key])
-            else:
-                self.study.tell(trial, state=self.states.PRUNED)
-            self.trials[key] = {"bounds": _point(key), "short": first[key], "full": final.get(key), "mean": None}
-
-    def _ask(self, count: int) -> dict[tuple[float, ...], Any]:
-        """New points with their trials; instead of a point that was proposed before there is a random one."""
+        """Try new points, and tell Optuna what came out; a random one in the place of each that it repeats."""
         asked: dict[tuple[float, ...], Any] = {}
         while len(asked) < count:
             trial = self.study.ask()
@@ -142,62 +132,56 @@ class _Search:
                 self.study.enqueue_trial({name: self.random.choice(self.values) for name in NAMES})
             else:
                 asked[key] = trial
-        return asked
-
-
-def _point(key: tuple[float, ...]) -> dict[str, float]:
-    return dict(zip(NAMES, key, strict=True))
-
-
-def _accuracy(run: Run, options: Mapping[str, Any]) -> float:
-    """What a search goes by; a run that failed has no score, and none could be worse."""
-    attack, protocol = options["attack"], options["protocol"]
-    wanted = {"split": "validation", "attack": attack, "protocol": protocol, "defence": "", "attack_seed": 0}
-    cell = run.table().where(wanted, counted="robust").only(lambda row: covers(row, options["limit"])).cell()
-    return 0.0 if cell is None else cell.mean / 100
-
-
-def _shortened(recipe: Recipe) -> Recipe:
-    """A schedule with fewer epochs after the first projection; the epochs before it are the same."""
-    begins = recipe.method.begins
-    left = max(1, round(SHORT * (recipe.epochs - begins)))
-    return recipe.replace({"epochs": begins + left})
+        points = {key: dict(zip(NAMES, key, strict=True)) for key in asked}
+        # The epochs before the first projection are those of the whole schedule.
+        begins = self.recipe.method.begins
+        short = self.recipe.replace({"epochs": begins + max(1, round(SHORT * (self.recipe.epochs - begins)))})
+        first = dict(zip(asked, self.measure(list(points.values()), short), strict=True))
+        best = sorted(asked, key=lambda key: -first[key])[: max(1, round(KEPT * count))]
+        final = dict(zip(best, self.measure([points[key] for key in best], self.recipe), strict=True))
+        for key, trial in asked.items():
+            trial.report(first[key], 0)
+            if key in final:
+                self.study.tell(trial, final[key])
+            else:
+                self.study.tell(trial, state=self.states.PRUNED)
+            self.trials[key] = {"bounds": points[key], "short": first[key], "full": final.get(key), "mean": None}
 
 
 def runs_of(
-    experiment: Experiment, root: Path, data_dir: Path | None = None, stored: Mapping[str, str] | None = None
+    experiment: Experiment, root: Path, data_dir: Path | None = None, scores: Table | None = None
 ) -> list[tuple[Spec, Run]]:
     """The runs of an experiment, those that its search led to included, with their folders, which may not exist.
 
-    Of a data set that is not on this machine and whose digest is not stored, nothing is known, and there are no runs.
+    Of a data set that is not on this machine and of which there are no scores, nothing is known: it has no runs.
 
     Args:
         experiment: whose runs.
         root: folder of the run folders.
         data_dir: where the data lies.
-        stored: digests of data sets by name, for those that are not there.
+        scores: of runs whose folders are not there; they know the digests of data sets, one for each name.
     """
-    here, other = Digests(data_dir), stored or {}
-    specs = resolve(experiment, root, data_dir, report=True).specs(lambda name: here(name) or other.get(name, ""))
-    return [(spec, Run.of(spec, root)) for spec in specs if spec.data.digest]
+    here = Digests(data_dir)
+    stored = {name: part.values("data.digest") for (name,), part in (scores or Table()).groups("data").items()}
+
+    def digest(name: str) -> str:
+        others = stored.get(name, [])
+        return here(name) or (str(others[0]) if len(others) == 1 else "")
+
+    specs = resolve(experiment, root, data_dir, report=True).specs(digest)
+    return [(spec, Run.of(spec, root)) for spec in {spec.address: spec for spec in specs if spec.data.digest}.values()]
 
 
 def absent_data(names: Iterable[str], data_dir: Path | None = None) -> set[str]:
     """The data sets, of these, whose files are not on this machine, or not whole."""
-    return {name for name in names if _is_absent(name, data_dir)}
-
-
-def _is_absent(name: str, data_dir: Path | None) -> bool:
-    try:
-        return missing(name, data_dir) or not Digests(data_dir)(name)
-    except (PolyboundError, OSError):
-        return True
-
-
-def _stored_digests(scores: Table) -> dict[str, str]:
-    """The digests of the data sets of scores, unless there are several of one name."""
-    found = {name: part.values("data.digest") for (name,), part in scores.groups("data").items()}
-    return {str(name): str(values[0]) for name, values in found.items() if len(values) == 1}
+    found, here = set(), Digests(data_dir)
+    for name in names:
+        try:
+            if missing(name, data_dir) or not here(name):
+                found.add(name)
+        except (PolyboundError, OSError):
+            found.add(name)
+    return found
 
 
 def experiment_scores(
@@ -216,43 +200,19 @@ def experiment_scores(
     known = (scores or Table()).only(lambda row: "method" in row)
     kept = {key[0]: part for key, part in known.groups("run").items()}
     found: list[Row] = []
-    runs = runs_of(experiment, root, data_dir, _stored_digests(known))
-    for spec, run in {spec.address: (spec, run) for spec, run in runs}.values():
+    for spec, run in runs_of(experiment, root, data_dir, known):
         asked: dict[tuple[object, ...], Row] = {}
         for source in (kept.get(spec.address, Table()), Table() if trouble_with(run) else run.table()):
-            asked |= _once(row for row in source if _asks(experiment, spec, row))
+            once: dict[tuple[object, ...], Row] = {}
+            for row in source.only(partial(_asks, experiment, spec)):
+                what = tuple(row[name] for name in ("epoch", "split", "attack", "protocol", "defence"))
+                first = once.setdefault(what, row)
+                if first["correct"] != row["correct"]:
+                    counts = f"{first['correct']} and {row['correct']} of {row['total']}"
+                    raise MixedError(f"run {row['run']} has two scores under {row['attack']}: {counts} images right")
+            asked |= once
         found += asked.values()
     return Table(found)
-
-
-def _once(rows: Iterable[Row]) -> dict[tuple[object, ...], Row]:
-    """The rows of a run by what they are of; two that say different things are refused."""
-    found: dict[tuple[object, ...], Row] = {}
-    for row in rows:
-        first = found.setdefault(_what(row), row)
-        if first["correct"] != row["correct"]:
-            counts = f"{first['correct']} and {row['correct']} of {row['total']}"
-            raise MixedError(f"run {row['run']} has two scores under {row['attack']}: {counts} images right")
-    return found
-
-
-def skipped_runs(experiment: Experiment, root: Path, data_dir: Path | None = None) -> dict[str, str]:
-    """The runs of an experiment that are there, but whose scores are not shown, with the reason."""
-    found = {run.path: trouble_with(run) for _, run in runs_of(experiment, root, data_dir) if is_run(run.path)}
-    return {str(path): why for path, why in found.items() if why}
-
-
-def trouble_with(run: Run) -> str:
-    """Why a run has no scores to show: it failed, is not finished, or its files do not fit each other; "" if it has."""
-    try:
-        run.table()
-        return run.failure or ("" if run.finished() else "not trained to the end")
-    except PolyboundError as error:
-        return str(error).removeprefix(f"{run.path}: ")
-
-
-def _what(row: Row) -> tuple[object, ...]:
-    return tuple(row[name] for name in ("epoch", "split", "attack", "protocol", "defence"))
 
 
 def _asks(experiment: Experiment, spec: Spec, row: Row) -> bool:
@@ -269,6 +229,21 @@ def _asks(experiment: Experiment, spec: Spec, row: Row) -> bool:
     defence = row["defence"] in defences and row["attack_seed"] == 0
     counted = asked and row["counted"] == paper_counts(row["attack"], row["protocol"])
     return after and images and defence and counted
+
+
+def skipped_runs(experiment: Experiment, root: Path, data_dir: Path | None = None) -> dict[str, str]:
+    """The runs of an experiment that are there, but whose scores are not shown, with the reason."""
+    here = [run for _, run in runs_of(experiment, root, data_dir) if is_run(run.path)]
+    return {str(run.path): why for run in here if (why := trouble_with(run))}
+
+
+def trouble_with(run: Run) -> str:
+    """Why a run has no scores to show: it failed, is not finished, or its files do not fit each other; "" if it has."""
+    try:
+        run.table()
+        return run.failure or ("" if run.finished() else "not trained to the end")
+    except PolyboundError as error:
+        return str(error).removeprefix(f"{run.path}: ")
 
 
 def read_runs(where: str | Path | Sequence[str | Path]) -> tuple[Table, dict[str, str]]:
@@ -306,7 +281,8 @@ def read_scores(file: Path) -> Table:
 
 def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
     """A row with all columns of its run's spec, which must have the address that the row has."""
-    mine = {name: row[name] for name in row if name in _OF_THE_SPEC or "." in name}
+    parts = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")
+    mine = {name: row[name] for name in row if name in parts or "." in name}
     if not mine:
         return row  # of a network that is no run
     key = str(mine)
@@ -321,9 +297,6 @@ def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
         raise PolyboundError(f"not a file of scores: run {row['run']} has no epoch")
     check_int("epoch", row["epoch"])
     return {**row, **known[key]}
-
-
-_OF_THE_SPEC = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")
 
 
 # What the experiments need besides training and evaluating: norms while training, at initialisation, samples.

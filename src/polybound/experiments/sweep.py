@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -37,6 +37,9 @@ ENGINES = ("loky", "dask", "ray")
 
 _LOSSES = 5
 """How often the workers may die before the fault is taken to be the jobs'."""
+
+_DEATHS = {"TerminatedWorkerError", "BrokenProcessPool", "KilledWorker", "RayError", "CommClosedError"}
+"""The errors that say that a worker is gone."""
 
 
 def jobs_of(
@@ -86,6 +89,7 @@ def sweep(
     if engine not in ENGINES:
         raise ArgumentError("engine", f"must be one of {', '.join(ENGINES)}, got {engine!r}")
     root.mkdir(parents=True, exist_ok=True)
+    root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
     losses, before = 0, None
     digest = Digests(data_dir, fetch=True)
     # Over and over: a search must be done before the runs that it leads to are known, and workers may die.
@@ -97,55 +101,34 @@ def sweep(
         open_jobs = {job.key for job in todo}
         if open_jobs == before:
             raise PolyboundError(f"{len(todo)} jobs ended without their results, such as {todo[0].name}")
+        errors: list[str | None] = []
         try:
-            _run_all(todo, jobs, root, data_dir, engine, workers, cluster, on_progress)
+            if engine == "loky" and (workers == 1 or len(todo) == 1):
+                for job in todo:
+                    if on_progress is not None:
+                        on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
+                    errors.append(_attempt(job, root, data_dir))
+            else:
+                do = partial(_in_worker, root=root, data_dir=data_dir, plugins=plugin_names())
+                with _watched(jobs, root, on_progress):
+                    if engine == "loky":
+                        errors += in_workers(do, todo, workers or joblib.cpu_count())
+                    else:
+                        errors += _on_cluster(do, todo, engine, workers, cluster)
             before = open_jobs
         except (PolyboundError, OSError, KeyboardInterrupt):
             raise
         except Exception as error:
             # A worker died. What it was doing is not done, and is done again.
             losses += 1
-            if not _is_loss(error) or losses == _LOSSES:
+            if losses == _LOSSES or not _DEATHS & {kind.__name__ for kind in type(error).__mro__}:
                 raise
+        if failed := [error for error in errors if error is not None]:
+            rest = f" (and {len(failed) - 1} more of {len(todo)} jobs)" if len(failed) > 1 else ""
+            raise PolyboundError(failed[0] + rest)
     if digest.problems:
         # A data set that is not there has not kept the others from being used.
         raise PolyboundError("; ".join(digest.problems.values()))
-
-
-def _is_loss(error: Exception) -> bool:
-    """Whether an error says that a worker is gone."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"TerminatedWorkerError", "BrokenProcessPool", "KilledWorker", "RayError", "CommClosedError"})
-
-
-def _run_all(
-    todo: list[Job],
-    jobs: list[Job],
-    root: Path,
-    data_dir: Path | None,
-    engine: str,
-    workers: int | None,
-    cluster: str | None,
-    on_progress: Callable[[int, int, str], None] | None,
-) -> None:
-    root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
-    if engine == "loky" and (workers == 1 or len(todo) == 1):
-        errors = []
-        for job in todo:
-            if on_progress is not None:
-                on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
-            errors.append(_attempt(job, root, data_dir))
-    else:
-        with _Watch(jobs, root, on_progress):
-            do = partial(_in_worker, root=root, data_dir=data_dir, plugins=plugin_names())
-            if engine == "loky":
-                errors = list(in_workers(do, todo, workers or joblib.cpu_count()))
-            else:
-                errors = _on_cluster(do, todo, engine, workers, cluster)
-    if failed := [error for error in errors if error is not None]:
-        # A data set that is not there must not keep the others from being used.
-        rest = f" (and {len(failed) - 1} more of {len(todo)} jobs)" if len(failed) > 1 else ""
-        raise PolyboundError(failed[0] + rest)
 
 
 def _in_worker(job: Job, root: Path, data_dir: Path | None, plugins: str) -> str | None:
@@ -197,30 +180,28 @@ def _on_cluster(
         return found
 
 
-class _Watch:
-    """Looks at the files now and then, to say how far all workers got."""
+@contextmanager
+def _watched(jobs: list[Job], root: Path, on_progress: Callable[[int, int, str], None] | None) -> Iterator[None]:
+    """Look at the files now and then, in a thread, to say how far all workers got."""
+    stop = threading.Event()
 
-    def __init__(self, jobs: list[Job], root: Path, on_progress: Callable[[int, int, str], None] | None) -> None:
-        self.jobs, self.root, self.on_progress = jobs, root, on_progress
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-
-    def _look(self) -> None:
-        left, last = list(self.jobs), False
+    def look() -> None:
+        left, last = list(jobs), False
         while True:
-            left = [job for job in left if not job.done(self.root)]
-            if self.on_progress is not None:
-                self.on_progress(len(self.jobs) - len(left), len(self.jobs), left[0].name if left else "")
+            left = [job for job in left if not job.done(root)]
+            if on_progress is not None:
+                on_progress(len(jobs) - len(left), len(jobs), left[0].name if left else "")
             if last:
                 return
-            last = self.stop.wait(2.0)  # then look once more
+            last = stop.wait(2.0)  # then look once more
 
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join()
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @dataclass(frozen=True)
@@ -261,7 +242,11 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
         lacking = [spec for spec, run in runs if not run.finished() and run.path not in counted]
         counted.update(run.path for _, run in runs)
         if lacking and lacking[0].data.name not in absent:
-            kind = _kind(lacking)
+            # Stacks take equally long if they differ in nothing but the seeds, the bounds and the weights.
+            content = lacking[0].as_dict()
+            method = {name: value for name, value in content["method"].items() if name not in ("bound", "weight")}
+            sizes = [len(lacking), len({spec.seed for spec in lacking})]
+            kind = address_of([content | {"method": method, "seed": 0}, *sizes])
             if kind not in costs:
                 costs[kind] = _cost(lacking, data_dir)
             seconds += costs[kind]
@@ -269,15 +254,8 @@ def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | Non
     return Estimate(len(jobs), len(counted), done, seconds, tuple(name for name in names if name in absent))
 
 
-def _kind(specs: Sequence[Spec]) -> str:
-    """What stacks have in common that take equally long: everything but the seeds, the bounds and the weights."""
-    content = specs[0].as_dict()
-    method = {name: value for name, value in content["method"].items() if name not in ("bound", "weight")}
-    return address_of([content | {"method": method, "seed": 0}, len(specs), len({spec.seed for spec in specs})])
-
-
 class _Stopwatch(Callback):
-    """Stops after some steps, and knows how long they took."""
+    """Stops after some steps, and notes when each of them ended."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -287,10 +265,6 @@ class _Stopwatch(Callback):
         self.times.append(time.perf_counter())
         if len(self.times) >= self.steps:
             trainer.stop()
-
-    def seconds(self) -> float:
-        """Of one step; the first is for warming up."""
-        return (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1)
 
 
 @lru_cache(maxsize=1)
@@ -314,7 +288,7 @@ def _cost(specs: Sequence[Spec], data_dir: Path | None, steps: int = 12) -> floa
         trainer = Trainer(model, data, chosen, seeds, [watch])
         trainer.epoch = epoch
         trainer.run(epoch + 1)
-        return watch.seconds()
+        return (watch.times[-1] - watch.times[0]) / max(1, len(watch.times) - 1)  # the first is for warming up
 
     per_epoch = -(-len(data) // recipe.schedule.batch_size)
     return sum((end - begin) * per_epoch * step(begin) for begin, end in pairwise([*recipe.phases(), recipe.epochs]))

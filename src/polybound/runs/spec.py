@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
@@ -137,7 +138,7 @@ class Spec:
         except (KeyError, TypeError) as error:
             raise PolyboundError(f"not a run's spec ({reason(error)})") from error
 
-    @property
+    @cached_property
     def address(self) -> str:
         """The content address: 16 hexadecimal digits."""
         return address_of(self.as_dict())
