@@ -27,7 +27,7 @@ SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.
 def _registries(monkeypatch):
     """What is registered here is forgotten afterwards."""
     for registry in (METHODS, OPTIMISERS, SCHEDULES):
-        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+        monkeypatch.setattr(registry, "_components", dict(registry._components))
     for module, name in (
         (attacks, "KINDS"),
         (defences, "KINDS"),

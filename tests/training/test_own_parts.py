@@ -31,7 +31,7 @@ DIGITS = pb.data.load_digits("train")
 def _unregister(monkeypatch):
     """What a test registers is gone after it."""
     for registry in (METHODS, OPTIMISERS, SCHEDULES):
-        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+        monkeypatch.setattr(registry, "_components", dict(registry._components))
 
 
 @dataclass(frozen=True)
