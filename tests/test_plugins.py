@@ -171,7 +171,9 @@ def test_the_command_line_knows_them(module, monkeypatch, capsys, tmp_path):
     checkpoint = path_for(tmp_path / "runs", [spec])
     Checkpoint([spec], 1, 0, [0], True, [[]], {"w": torch.zeros(1)}, None, {}).write(checkpoint)
     # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.
-    monkeypatch.setattr(METHODS, "_components", {name: part for name, part in METHODS._components.items() if name != "flat"})
+    monkeypatch.setattr(
+        METHODS, "_components", {name: part for name, part in METHODS._components.items() if name != "flat"}
+    )
     folder._known.clear()
     (summary,) = list_runs(tmp_path / "runs")
     assert summary.state == "unknown" and "method must be one of" in summary.why and "'flat'" in summary.why
