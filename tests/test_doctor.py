@@ -117,7 +117,3 @@ def test_plugins(cli, tmp_path, monkeypatch):
     assert done.code == 1 and found["plugin_for_doctor"] == "imported"
     assert "RuntimeError: ouch" in found["plugin_with_a_wound"] and "No module named" in found["plugin_nowhere"]
     assert len(done.json["problems"]) == 2
-
-
-def test_the_version(cli):
-    assert cli("--version").out == f"polybound {pb.__version__}\n"

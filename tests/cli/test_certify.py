@@ -59,16 +59,6 @@ def test_table_and_run_folder(cli, run):
     assert all(word in found.out for word in ("certified", "attacked", "undecided", "0.02", "0.1"))
 
 
-def test_what_is_refused(refused, trained, tmp_path):
-    known = ("--dataset", "digits", "--eps", 0.1)
-    assert "--eps" in refused("certify", trained, "--dataset", "digits")
-    assert "--dataset" in refused("certify", trained, "--eps", 0.1)
-    assert "method" in refused("certify", trained, *known, "--method", "magic")
-    assert "one --eps" in refused("certify", trained, *known, "--eps", 0.2, "--save", tmp_path / "x.json")
-    missing = refused("certify", tmp_path / "none.safetensors", *known)
-    assert "none.safetensors" in missing and "no run folder" in missing
-
-
 def test_balls_of_the_l2_norm(cli, refused, trained, tmp_path):
     words = ("--dataset", "digits", "--eps", 0.3, "--images", 12, "--norm", 2)
     found = cli("certify", trained, *words, "--json")

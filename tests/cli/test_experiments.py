@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 
 import pytest
 
@@ -136,22 +135,3 @@ def test_compare_has_one_exit_code_if_there_is_nothing_to_judge(cli, refused, tm
     assert reduced.code == 2 and "reduced" in reduced.out
     assert reduced.err.count("\n") == 1 and "no value to judge" in reduced.err
     assert "--json and --csv" in refused("compare", tmp_path / "reduced.csv", "--json", "--csv")
-
-
-def test_bad_input_is_refused_in_one_line(refused, recipe, tmp_path):
-    runs = ("--runs", tmp_path / "runs")
-    assert "no experiment is called 'table-99'" in refused("sweep", "table-99", *runs)
-    assert "budget" in refused("sweep", recipe, "--budget", "2", *runs)
-    assert "no data set is called" in refused("sweep", recipe, "--dataset", "nothing", *runs)
-    assert "engine must be one of" in refused("sweep", recipe, "--engine", "slurm", *runs)
-    assert "no such folder" in refused("reproduce", recipe, "-o", tmp_path / "nowhere" / "out.html", *runs)
-    assert "no such file" in refused("compare", tmp_path / "nowhere")
-    (tmp_path / "other.csv").write_text("dataset,model\nmnist,pn-4\n")
-    assert "no column" in refused("compare", tmp_path / "other.csv")
-    (tmp_path / "empty").mkdir()
-    assert "no run that the paper has a value for" in refused("compare", tmp_path / "empty")
-    assert "protocol must be" in refused("compare", tmp_path / "empty", "--protocol", "both")
-    broken = tmp_path / "broken.toml"
-    broken.write_text("title = ")
-    assert "not an experiment" in refused("sweep", broken, *runs)
-    assert json.dumps(str(broken))[1:-1] in refused("report", broken, "-o", tmp_path / "out.html")

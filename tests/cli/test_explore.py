@@ -46,20 +46,3 @@ def test_a_saved_classifier(tmp_path, form):
         assert np.array_equal(weights[:, :2], own.weight.detach().numpy()[:, :2]) and not weights[:, 2].any()
     both = run_command("explore", "c.safetensors", "digits", cwd=tmp_path)
     assert both.code == 2 and "both networks need the same test images" in both.err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("a", "b", "c"), "one network or two, not 3"),
-        (("nope",), "nope: no run folder"),
-        (("digits", "-o", "nowhere/e.html"), "nowhere: no such folder"),
-        (("pn-4", "--dataset", "digits"), "the model takes (1, 28, 28)"),
-        (("m.safetensors",), "whose images? --dataset"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, words, message):
-    pb.example("digits").save(tmp_path / "m.safetensors")
-    done = run_command("explore", *words, cwd=tmp_path)
-    assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1 and not done.out
-    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]

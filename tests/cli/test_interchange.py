@@ -127,28 +127,6 @@ def test_stacks_are_exported_run_by_run(cli, refused, tmp_path):
     assert "--run 0" in refused("export", tmp_path / "s.safetensors", *words)
 
 
-def test_refusals_are_one_line(refused, model_file, net, tmp_path):
-    said = {
-        ("export", model_file): "where to?",
-        ("export", model_file, "a.onnx", "-o", "b.onnx"): "where to?",
-        ("export", model_file, "a.txt"): "ends in .onnx",
-        ("export", model_file, tmp_path / "no" / "a.onnx"): "no such folder",
-        ("export", model_file, "a.onnx", "--eps", "1"): "--vnnlib",
-        ("export", model_file, "a.onnx", "--scaling", "1"): "FACTOR,OFFSET",
-        ("export", model_file, "a.onnx", "--dataset", "fashion"): "fashion",
-        ("export", model_file, "-o", tmp_path, "--vnnlib"): "--eps",
-        ("export", model_file, "-o", tmp_path, "--vnnlib", "--eps", "0.1"): "whose images?",
-        ("export", tmp_path / "none", "a.onnx"): "none",
-        ("verify", net, model_file): "not a text",
-        ("verify", model_file, model_file): "ONNX",
-        ("verify", net, tmp_path / "none"): "no such file",
-        ("verify", net, net, "-o", tmp_path / "no" / "r"): "no such folder",
-    }
-    for words, complaint in said.items():
-        message = refused(*words)
-        assert complaint in message and message.count("\n") == 1, (words, message)
-
-
 WITHOUT = """
 import contextlib, io, json, sys
 class Blocked:

@@ -98,16 +98,3 @@ def test_hostile_names_stay_text(tmp_path):
     text = model_card(pb.example("digits"), data, name=name, eps=(0.05,), images=2).markdown()
     assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\| \\[x\\](javascript:1) # heading \\`code\\`\n")
     assert "<script>" not in text and json.dumps(model_card(pb.example("digits"), data, name=name, eps=()).as_dict())
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["card", "nowhere"], "nowhere"),
-        (["card", "digits", "-o", "nowhere/card.md"], "no such folder"),
-        (["card", "pn-4", "--dataset", "digits"], "the model takes (1, 28, 28)"),
-        (["card", "digits", "--eps", "-1"], "eps"),
-    ],
-)
-def test_mistakes(refused, words, message):
-    assert message in refused(*words)

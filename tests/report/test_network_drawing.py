@@ -161,24 +161,6 @@ def test_files_and_names(tmp_path, cli):
     assert run.code == done.code == 0 and "16 × 64" in texts((tmp_path / f"{folder.name}.svg").read_text())
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["draw", "nope"], "none of pn-4, pn-10"),
-        (["draw", "pn-4", "-o", "a.png"], "must end in .svg"),
-        (["draw", "pn-4", "-o", "nowhere/a.svg"], "no such folder"),
-        (["draw", "pn-4", "--shape", "1;2"], "separated by commas"),
-        (["draw", "digits", "--rank", "3"], "--rank is for the paper's models"),
-        (["reproduce", "figure-1", "table-1"], "figure-1 is a drawing"),
-        (["sweep", "figure-1"], "figure-1 is a drawing"),
-        (["report", "figure-1"], "figure-1 is a drawing"),
-        (["reproduce", "figure-1", "-o", "a.html"], "must end in .svg"),
-    ],
-)
-def test_mistakes(refused, words, message):
-    assert message in refused(*words)
-
-
 def test_only_polynomial_networks_have_a_schematic():
     import torch
 
