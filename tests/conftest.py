@@ -107,6 +107,22 @@ def run_command(*words, cwd=".", env=None, columns=None):
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+@pytest.fixture
+def registries(monkeypatch):
+    """What a test registers is forgotten afterwards."""
+    from polybound.attacks import names as attacks
+    from polybound.data import catalogue
+    from polybound.defences import denoisers
+    from polybound.experiments import experiment
+    from polybound.models import zoo
+    from polybound.training import METHODS, OPTIMISERS, SCHEDULES
+
+    places = [(registry, "_parts") for registry in (METHODS, OPTIMISERS, SCHEDULES)]
+    places += [(attacks, "KINDS"), (denoisers, "KINDS"), (catalogue, "SOURCES"), (zoo, "_MODELS"), (experiment, "_OWN")]
+    for place, name in places:
+        monkeypatch.setattr(place, name, dict(getattr(place, name)))
+
+
 @pytest.fixture(scope="session")
 def cli():
     """`polybound` in this process: `cli("evaluate", run, "--json").json`."""

@@ -1,8 +1,6 @@
 """Modules of others: imported by the command line and by workers, once, with a clear error if they cannot be."""
 
 import importlib.metadata
-import json
-import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
@@ -10,9 +8,8 @@ import pytest
 import torch
 
 import polybound as pb
-from polybound import cli, registry
-from polybound.attacks import names as attack_names
-from polybound.data import catalogue, load, names
+from polybound import registry
+from polybound.data import load, names
 from polybound.errors import PolyboundError
 from polybound.experiments import Experiment, read_runs, sweep
 from polybound.registry import load_plugins
@@ -56,13 +53,10 @@ def upside_down(split):
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(tmp_path, monkeypatch, registries):
     """Writes modules that can be imported; what they register is forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_loaded", set())
-    monkeypatch.setattr(METHODS, "_components", dict(METHODS._components))
-    monkeypatch.setattr(attack_names, "KINDS", dict(attack_names.KINDS))
-    monkeypatch.setattr(catalogue, "SOURCES", dict(catalogue.SOURCES))
     made = []
 
     def write(name, text):
@@ -115,7 +109,7 @@ def test_modules_of_entry_points(module, entries, monkeypatch):
          "PolyboundError: there is a method called 'l2' already"),
     ],
 )  # fmt: skip
-def test_one_that_cannot_be_imported_is_named(module, monkeypatch, capsys, text, reason):
+def test_one_that_cannot_be_imported_is_named(refused, module, monkeypatch, text, reason):
     if text is not None:
         module("plugin_with_a_fault", text)
     monkeypatch.setenv("POLYBOUND_PLUGINS", "plugin_with_a_fault")
@@ -124,52 +118,26 @@ def test_one_that_cannot_be_imported_is_named(module, monkeypatch, capsys, text,
         with pytest.raises(PolyboundError) as caught:
             load_plugins()
         assert str(caught.value) == message
-    monkeypatch.setattr(sys, "argv", ["polybound", "data", "list"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2 and capsys.readouterr().err == f"polybound: error: {message}\n"
+    assert refused("data", "list") == f"polybound: error: {message}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["train", "-h"], ["--version"]])
-def test_help_needs_no_plugins(monkeypatch, capsys, arguments):
-    monkeypatch.setenv("POLYBOUND_PLUGINS", "no_such_module")
-    monkeypatch.setattr(sys, "argv", ["polybound", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code in (0, 2) and "plugin" not in capsys.readouterr().err
+@pytest.mark.parametrize("words", [[], ["--help"], ["train", "-h"], ["--version"]])
+def test_help_needs_no_plugins(cli, words):
+    done = cli(*words, env={"POLYBOUND_PLUGINS": "no_such_module"})
+    assert done.code in (0, 2) and "plugin" not in done.err
 
 
 @pytest.mark.usefixtures("entries")
-def test_the_command_line_knows_them(module, monkeypatch, capsys, tmp_path):
+def test_the_command_line_knows_them(cli, module, monkeypatch, tmp_path):
     monkeypatch.setenv("POLYBOUND_PLUGINS", module("plugin_for_the_shell", METHOD + OTHERS))
-
-    def shell(*arguments):
-        monkeypatch.setattr(sys, "argv", ["polybound", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        output = capsys.readouterr()
-        assert stopped.value.code in (0, None), output.err
-        return output.out
-
-    options = (
-        "--dataset",
-        "upside_down",
-        "--method",
-        "flat",
-        "--weight",
-        0.2,
-        "--epochs",
-        1,
-        "--runs",
-        tmp_path / "runs",
-    )
-    (made,) = json.loads(shell("train", *options, "--json"))["runs"]
+    words = ("--dataset", "upside_down", "--method", "flat", "--weight", 0.2, "--epochs", 1, "--samples", 100)
+    (made,) = cli("train", *words, "--runs", tmp_path / "runs", "--json").json["runs"]
     assert made["data"] == "upside_down" and made["method"] == "flat" and made["method.weight"] == 0.2
-    scores = json.loads(shell("evaluate", made["run"], "--attacks", "lighter-0.1", "--limit", 20, "--json"))["scores"]
+    scores = cli("evaluate", made["run"], "--attacks", "lighter-0.1", "--limit", 20, "--json").json["scores"]
     assert [row["attack"] for row in scores] == ["clean", "lighter-0.1"]
     spec = pb.Spec(pb.DataSpec.of("upside_down"), recipe=pb.Recipe.from_options(method="flat"))
     checkpoint = path_for(tmp_path / "runs", [spec])
-    Checkpoint([spec], 1, 0, [0], True, [[]], {"w": torch.zeros(1)}, None, {}).write(checkpoint)
+    Checkpoint([spec], [0], True, [[]], epoch=1, tensors={"w": torch.zeros(1)}).write(checkpoint)
     # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.
     monkeypatch.setattr(
         METHODS, "_components", {name: part for name, part in METHODS._components.items() if name != "flat"}
@@ -186,16 +154,9 @@ def test_workers_know_them(module, monkeypatch, tmp_path):
     found = module("plugin_with_a_method", METHOD), module("plugin_with_others", OTHERS)
     monkeypatch.setenv("POLYBOUND_PLUGINS", ",".join(found))
     load_plugins()
-    experiment = Experiment(
-        "mine",
-        "mine",
-        datasets=("digits", "upside_down"),
-        methods=("flat",),
-        attacks=("lighter-0.1",),
-        recipe={"epochs": 1},
-        seeds=1,
-        limit=20,
-    )
+    data, parts = ("digits", "upside_down"), {"methods": ("flat",), "attacks": ("lighter-0.1",)}
+    few = {"recipe": {"epochs": 1}, "seeds": 1, "limit": 20, "samples": 100}
+    experiment = Experiment("mine", "mine", datasets=data, **parts, **few)
     sweep([experiment], tmp_path / "runs", workers=2)
     table, skipped = read_runs(tmp_path / "runs")
     assert not skipped and table.values("data") == ["digits", "upside_down"]
@@ -206,10 +167,3 @@ def test_a_worker_says_what_it_cannot_import():
     from polybound.experiments.sweep import _in_worker
 
     assert "the plugin no_such_module cannot be imported" in _in_worker(None, None, None, "no_such_module")
-
-
-def test_help_does_not_look_for_entry_points():
-    code = "import sys; from polybound.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-    code += "print('importlib.metadata' in sys.modules, 'torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
-    assert found.stdout.splitlines()[-1] == "False False"

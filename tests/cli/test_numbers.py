@@ -17,7 +17,7 @@ import torch
 from rich.cells import cell_len
 
 import polybound as pb
-from polybound.evaluation.measure import Measuring
+from polybound.evaluation.measure import Predictions
 from polybound.runs import folder
 
 SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
@@ -240,7 +240,7 @@ def test_bad_runs_are_skipped_and_named_and_the_others_shown(cli, train, runs, t
     other.mkdir()
     reasons = {
         diverged: "finite|nan",
-        interrupted: "not trained to the end",
+        interrupted: "not trained",
         mistyped: "no",
         other: "no run folder",
         swapped: "another digest",
@@ -395,17 +395,18 @@ def test_tables_fit_the_terminal(cli, runs, tmp_path, command):
 
 
 def test_each_file_is_read_and_each_run_measured_once(cli, tmp_path, monkeypatch):
-    reads, measured, cached, clean = Counter(), [], folder.cached, Measuring.clean
+    reads, measured, cached, of = Counter(), [], folder.cached, Predictions.of
 
     def counted(file, read):
         return cached(file, lambda path: reads.update([path]) or read(path))
 
-    def counted_clean(measuring):
-        measured.extend([1] * (measuring.classifier.runs if measuring._clean is None else 0))
-        return clean(measuring)
+    def counted_of(predictions, metric, *rest):
+        if metric.name == "clean" and not predictions._known:
+            measured.extend(predictions.names)
+        return of(predictions, metric, *rest)
 
     monkeypatch.setattr(folder, "cached", counted)
-    monkeypatch.setattr(Measuring, "clean", counted_clean)
+    monkeypatch.setattr(Predictions, "of", counted_of)
     options = "--dataset digits --model pn-4 --budget 0.02 --samples 100 --limit 20 --seeds 2 --workers 1"
     result = cli("reproduce", "table-1", *options.split(), "--runs", tmp_path / "runs", cwd=tmp_path)
     assert result.code == 0, result.err

@@ -10,7 +10,6 @@ import typer
 
 import polybound as pb
 from helpers.code_blocks import blocks
-from polybound.attacks import names as attacks
 
 USAGE = typer.BadParameter.__mro__[1]
 """Click's `UsageError`, which newer versions of typer have in a copy of their own."""
@@ -46,14 +45,8 @@ def name(page):
     return page.relative_to(DOCS).as_posix()
 
 
-@pytest.fixture
-def _registries(monkeypatch):
-    """What pages register is forgotten afterwards."""
-    monkeypatch.setattr(attacks, "KINDS", dict(attacks.KINDS))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
-@pytest.mark.usefixtures("_registries")
+@pytest.mark.usefixtures("registries")
 def test_the_code_of_a_page_runs(page, cli, tmp_path, monkeypatch):
     """All blocks of a page run one after the other, in one folder, the Python ones with common names."""
     monkeypatch.chdir(tmp_path)

@@ -1,41 +1,22 @@
 """The examples of CONTRIBUTING.md run as they stand, from outside the package, and are then known everywhere."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import polybound as pb
-from polybound.attacks import names as attacks
-from polybound.cli.app import app
-from polybound.data import catalogue
-from polybound.defences import denoisers as defences
 from polybound.defences import find_defence
-from polybound.experiments import Experiment, experiment, experiment_names, find_experiment
-from polybound.models import model_names, zoo
+from polybound.experiments import Experiment, experiment_names, find_experiment
+from polybound.models import model_names
 from polybound.registry import GROUP
-from polybound.training import METHODS, OPTIMISERS, SCHEDULES
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL))
 
 
-@pytest.fixture(autouse=True)
-def _registries(monkeypatch):
-    """What is registered here is forgotten afterwards."""
-    for registry in (METHODS, OPTIMISERS, SCHEDULES):
-        monkeypatch.setattr(registry, "_components", dict(registry._components))
-    for module, name in (
-        (attacks, "KINDS"),
-        (defences, "KINDS"),
-        (catalogue, "SOURCES"),
-        (zoo, "_MODELS"),
-        (experiment, "_OWN"),
-    ):
-        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+pytestmark = pytest.mark.usefixtures("registries")
 
 
 def run(section, file="mine.py"):
@@ -46,107 +27,74 @@ def run(section, file="mine.py"):
     return names
 
 
-def shell(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
-
-
-@pytest.fixture
-def trained(tmp_path):
-    """A run folder."""
-    shell("train", "--dataset", "digits", "--epochs", 1, "--runs", tmp_path / "runs")
-    (found,) = (tmp_path / "runs").glob("digits-*")
-    return found
+PARTS = {
+    "A method": "--method large-logits --weight 0.5",
+    "An optimiser": "--optimiser lion --set beta=0.8",
+    "A schedule": "--schedule warm",
+    "An attack": "--adversary brightest-0.1 --start-epoch 0",
+    "A data set": "--dataset two_moons",
+    "A model": "--model ncp-3",
+}
 
 
 def test_every_section_says_what_it_touches():
-    parts = [
-        "A method",
-        "An optimiser",
-        "A schedule",
-        "An attack",
-        "A data set",
-        "A model",
-        "An experiment",
-        "A defence",
-    ]
-    assert list(SECTIONS) == parts
+    assert list(SECTIONS) == [*PARTS, "An experiment", "A defence"]
     for text in SECTIONS.values():
         assert "Files touched in the package: 0." in " ".join(text.split())
 
 
-def test_a_method(tmp_path):
-    names = run("A method")
-    assert len(names["history"]) == 2 and "large-logits" in METHODS.names()
-    shell(
-        "train", "--dataset", "digits", "--method", "large-logits", "--weight", 0.5, "--epochs", 1, "--runs", tmp_path
-    )
-    (folder,) = tmp_path.glob("digits-*")
-    assert pb.Run(folder).spec().recipe.method == names["LargeLogits"](0.5)
-    specs = Experiment("mine", "mine", datasets=("digits",), methods=("large-logits",), seeds=1).specs(
-        lambda name: "00"
-    )
-    assert [spec.recipe.method.name for spec in specs] == ["large-logits"]
+@pytest.mark.parametrize("section", PARTS)
+def test_a_part_is_trained_with(cli, tmp_path, section):
+    """Its example runs, and the command line knows what it registers."""
+    names = run(section)
+    data = () if section == "A data set" else ("--dataset", "digits", "--samples", 100)
+    done = cli("train", *data, *PARTS[section].split(), "--epochs", 1, "--runs", tmp_path)
+    assert done.code == 0, done.err
+    (folder,) = tmp_path.glob("[!.]*")
+    spec = pb.Run(folder).spec()
+    if section == "A method":
+        assert spec.recipe.method == names["LargeLogits"](0.5)
+        mine = Experiment("mine", "mine", datasets=("digits",), methods=("large-logits",), seeds=1)
+        assert [spec.recipe.method.name for spec in mine.specs(lambda name: "00")] == ["large-logits"]
+    elif section == "An optimiser":
+        assert spec.recipe.optimiser == names["Lion"](beta=0.8)
+        assert names["history"]["loss"][1] < names["history"]["loss"][0]
+    elif section == "A schedule":
+        rates = [names["recipe"].rate(epoch) for epoch in (0, 1, 3, 9)]
+        assert rates == pytest.approx([0.00025, 0.0005, 0.001, 0.001]) and spec.recipe.schedule.rises == 5
+    elif section == "An attack":
+        assert names["attack"] == names["Brightest"](0.1) and pb.parse_attack("brightest-0.2").eps == 0.2
+        assert "brightest-0.1" in cli("evaluate", folder, "--attacks", "brightest-0.1", "--limit", 10).out
+    elif section == "A data set":
+        test = names["test"]
+        assert test.shape == (2,) and float(test.x.abs().max()) <= 1 and len(test.digest) == 16
+        assert "two_moons" in cli("data", "list", "--json").out and pb.data.names()[-1] == "two_moons"
+    else:
+        model = names["model"]
+        assert (model.degree, model.rank, pb.paper_model("ncp-3").classes) == (3, 8, 10) and "ncp-3" in model_names()
 
 
-def test_an_optimiser(tmp_path):
-    names = run("An optimiser")
-    assert len(names["history"]) == 2 and names["history"]["loss"][1] < names["history"]["loss"][0]
-    words = ("--optimiser", "lion", "--set", "beta=0.8", "--epochs", 1, "--runs", tmp_path)
-    shell("train", "--dataset", "digits", *words)
-    (folder,) = tmp_path.glob("digits-*")
-    assert pb.Run(folder).spec().recipe.optimiser == names["Lion"](beta=0.8)
-
-
-def test_a_schedule(tmp_path):
-    recipe = run("A schedule")["recipe"]
-    assert [recipe.rate(epoch) for epoch in (0, 1, 3, 9)] == pytest.approx([0.00025, 0.0005, 0.001, 0.001])
-    shell("train", "--dataset", "digits", "--schedule", "warm", "--epochs", 1, "--runs", tmp_path)
-    (folder,) = tmp_path.glob("digits-*")
-    assert pb.Run(folder).spec().recipe.schedule.rises == 5
-
-
-def test_an_attack(trained):
-    names = run("An attack")
-    assert names["attack"] == names["Brightest"](0.1) and pb.parse_attack("brightest-0.2").eps == 0.2
-    assert "brightest-0.1" in shell("evaluate", trained, "--attacks", "brightest-0.1", "--limit", 10)
-    options = ("--adversary", "brightest-0.1", "--start-epoch", 0, "--epochs", 1, "--runs", trained.parent)
-    shell("train", "--dataset", "digits", *options)
-
-
-def test_a_data_set(tmp_path):
-    test = run("A data set")["test"]
-    assert test.shape == (2,) and float(test.x.abs().max()) <= 1 and len(test.digest) == 16
-    assert "two_moons" in shell("data", "list", "--json") and pb.data.names()[-1] == "two_moons"
-    shell("train", "--dataset", "two_moons", "--epochs", 1, "--runs", tmp_path)
-
-
-def test_a_model(tmp_path):
-    model = run("A model")["model"]
-    assert (model.degree, model.rank, pb.paper_model("ncp-3").classes) == (3, 8, 10) and "ncp-3" in model_names()
-    shell("train", "--dataset", "digits", "--model", "ncp-3", "--epochs", 1, "--runs", tmp_path)
-
-
-def test_an_experiment(tmp_path):
+def test_an_experiment(cli, tmp_path):
     (toml,) = re.findall(r"```toml\n(.*?)```", SECTIONS["An experiment"], re.DOTALL)
     (tmp_path / "digits-bounds.toml").write_text(toml)
     found = run("An experiment", tmp_path / "mine.py")["experiment"]
     assert found == find_experiment("digits-bounds") and experiment_names()[-1] == "digits-bounds"
-    assert found.title in shell("experiments")
-    assert "4 jobs with 10 runs" in shell("sweep", "digits-bounds", "--dry-run", "--runs", tmp_path / "runs")
     assert find_experiment(str(tmp_path / "digits-bounds.toml")).datasets == ("digits",)
-    options = ("--runs", tmp_path / "runs", "--seeds", 1, "--limit", 20, "--workers", 1, "--json")
-    made = json.loads(shell("reproduce", "digits-bounds", "-o", tmp_path / "made.html", *options))
+    assert found.title in cli("experiments").out
+    runs = ("--runs", tmp_path / "runs")
+    assert "4 jobs with 10 runs" in cli("sweep", "digits-bounds", "--dry-run", *runs).out
+    few = ("--seeds", 1, "--limit", 20, "--samples", 100, "--workers", 1, "--json")
+    made = cli("reproduce", "digits-bounds", "-o", tmp_path / "made.html", *runs, *few).json
     header = made["sections"][0]["tables"][0]["header"]
     assert header[2:] == ["no projection", "projection", "L2, weight 0.001", "L2, weight 0.01"]
 
 
-def test_a_defence(trained):
+def test_a_defence(cli, tmp_path):
     run("A defence")
+    pb.example("digits").save(tmp_path / "m.safetensors")
     assert find_defence("coarse:levels=4", (1, 8, 8)).name == "coarse:levels=4"
-    options = ("--attacks", "fgsm-0.1", "--limit", 10, "--csv")
-    assert "coarse:levels=4" in shell("evaluate", trained, "--defence", "coarse:levels=4", *options)
+    words = ("--dataset", "digits", "--attacks", "fgsm-0.1", "--limit", 10, "--defence", "coarse:levels=4", "--csv")
+    assert "coarse:levels=4" in cli("evaluate", tmp_path / "m.safetensors", *words).out
 
 
 def test_the_entry_point_is_of_the_group_that_is_looked_for():
