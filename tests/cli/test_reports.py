@@ -174,27 +174,19 @@ def test_a_column_of_denoising_is_of_plain_networks(cli, experiment, tmp_path):
     assert experiment_scores(named, tmp_path / "runs").where(defence="gaussian").values("method") == ["none"]
 
 
-def test_the_hint_after_a_sweep_has_all_digits(cli, tmp_path):
-    words = ("--dataset", "digits", "--model", "pn-4", "--method", "projection", "--samples", 50, "--limit", 5)
-    more = ("--seeds", 1, "--bound", 0.123456789, "--budget", 0.0212345678)
-    out = cli("sweep", "table-1", *words, *more, "--runs", tmp_path, "--workers", 1).out
-    assert "--bound 0.123456789" in out and "--budget 0.0212345678" in out
-
-
 def test_folders_of_long_names_in_any_script_can_be_made(tmp_path):
     for name in ("folder:" + "漢" * 300, "folder:" + "/.." * 99, "folder:" + "😀é" * 60, "folder:../../x"):
         run = Run.make(Spec(DataSpec(name, "00ff")), tmp_path)
         assert run.path.parent == tmp_path and is_run(run.path) and run.spec().data.name == name
 
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
 SPEC = ("data", "model", "method", "seed", "epoch", "method.bound", "model.rank", "schedule.epochs", "run")
 
 
 @pytest.fixture(scope="module")
 def few_scores():
     """The header and some rows of projected networks, with a schedule that is not the default, of our own results."""
-    with RESULTS.open(encoding="utf-8", newline="") as file:
+    with SCORES.open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     place = {name: header.index(name) for name in header}
     wanted = {"method": "projection", "method.bound": "2.0", "schedule.epochs": "20"}

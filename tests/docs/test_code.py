@@ -1,6 +1,8 @@
 """The code of the docs: Python runs as it stands, commands run or are at least ones that there are."""
 
 import re
+import shlex
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +11,6 @@ import torch
 import typer
 
 import polybound as pb
-from helpers.code_blocks import blocks
 
 USAGE = typer.BadParameter.__mro__[1]
 """Click's `UsageError`, which newer versions of typer have in a copy of their own."""
@@ -19,6 +20,32 @@ CHECKED = [path for path in sorted(DOCS.rglob("*.md")) if not path.name.startswi
 LONG = [DOCS / "results" / "notebook.md", *(DOCS / "cards").glob("[!R]*.md")]
 """Pages whose commands, which say how numbers were made, take hours; that they are commands is checked."""
 PAGES = [page for page in CHECKED if page not in LONG]
+
+
+BLOCK = re.compile(r"(?:^<!-- not run: (?P<reason>.+?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code, with the line that it begins in, and why it is not run; the reason is mostly empty."""
+
+    language: str
+    text: str
+    line: int
+    reason: str
+
+    def commands(self):
+        """The words of each `$ polybound ...` of a console block, without comments and what is printed."""
+        lines = re.sub(r"\\\n", " ", self.text).splitlines()
+        return [shlex.split(line[2:], comments=True)[1:] for line in lines if line.startswith("$ polybound ")]
+
+
+def blocks(text):
+    """All fenced blocks of a page."""
+    return [
+        Block(found["language"], found["text"], text.count("\n", 0, found.start("text")), found["reason"] or "")
+        for found in BLOCK.finditer(text)
+    ]
 
 
 def certified():
