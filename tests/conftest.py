@@ -117,7 +117,7 @@ def registries(monkeypatch):
     from polybound.models import zoo
     from polybound.training import METHODS, OPTIMISERS, SCHEDULES
 
-    places = [(registry, "_parts") for registry in (METHODS, OPTIMISERS, SCHEDULES)]
+    places = [(registry, "_components") for registry in (METHODS, OPTIMISERS, SCHEDULES)]
     places += [(attacks, "KINDS"), (denoisers, "KINDS"), (catalogue, "SOURCES"), (zoo, "_MODELS"), (experiment, "_OWN")]
     for place, name in places:
         monkeypatch.setattr(place, name, dict(getattr(place, name)))

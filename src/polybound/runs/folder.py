@@ -258,6 +258,7 @@ class Run:
             rows = [*known, *self._rows({s.identity: s for s in scores if s.identity not in found}.values())]
             whole = Table(rows, (place for place, row in enumerate(rows) if score_of(row) in doubtful))
             self._write(SCORES, whole.to_csv(checked=True))
+            cached(self.path / SCORES, lambda _: whole)  # what was just written need not be read
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
