@@ -17,6 +17,8 @@ STARTED = pytest.StashKey[float]()
 
 # The tests run side by side on the cores; threads inside of each would only get in each other's way.
 torch.set_num_threads(1)
+# No test cuts the power: files need not reach the disk before the test goes on.
+os.fsync = lambda _: None
 
 
 @pytest.fixture(autouse=True)

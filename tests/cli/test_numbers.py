@@ -395,17 +395,18 @@ def test_tables_fit_the_terminal(cli, runs, tmp_path, command):
 
 
 def test_each_file_is_read_and_each_run_measured_once(cli, tmp_path, monkeypatch):
-    reads, measured, cached, of = Counter(), [], folder.cached, Predictions.of
+    reads, measured, of = Counter(), [], Predictions.of
 
-    def counted(file, read):
-        return cached(file, lambda path: reads.update([path]) or read(path))
+    def counted(read):
+        return lambda file, *rest: reads.update([file]) or read(file, *rest)
 
     def counted_of(predictions, metric, *rest):
         if metric.name == "clean" and not predictions._known:
             measured.extend(predictions.names)
         return of(predictions, metric, *rest)
 
-    monkeypatch.setattr(folder, "cached", counted)
+    for name in ("_read_lines", "_read_model", "_read_scores"):
+        monkeypatch.setattr(folder, name, counted(getattr(folder, name)))
     monkeypatch.setattr(Predictions, "of", counted_of)
     options = "--dataset digits --model pn-4 --budget 0.02 --samples 100 --limit 20 --seeds 2 --workers 1"
     result = cli("reproduce", "table-1", *options.split(), "--runs", tmp_path / "runs", cwd=tmp_path)

@@ -144,6 +144,8 @@ class PolynomialNetwork(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Draw the initial weights anew, from the seed that the model was made with."""
+        if next(self.parameters()).is_meta:
+            return  # a hollow model has no room for weights
         for e in range(self.runs or 1):
             seed = self._seed
             if isinstance(seed, int):
