@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from itertools import pairwise
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
@@ -37,8 +38,9 @@ def mathml(latex: str, display: bool = False) -> str:
     element.attrib.pop("xmlns", None)  # HTML needs none
     for each in element.iter():
         each.text = unescape(each.text or "")
-        if "\\" in (each.text or ""):
+        if "\\" in each.text:
             raise ValueError(f"no such command as {each.text} in the formula {latex!r}")
+    for each in element.iter():
         _correct(each, display)
     return tostring(element, encoding="unicode")
 
@@ -51,8 +53,11 @@ def _fence(bar: re.Match[str]) -> str:
 def _correct(element: Element, display: bool) -> None:
     """Tell names from operators, and put limits where they belong."""
     text = element.text or ""
-    if element.tag == "mo" and len(text) > 1 and text.isalpha():
-        element.tag = "mi"  # upright, without the space of an operator
+    for before, sign in pairwise(element):
+        if sign.text == "−" and before.tag == "mo" and before.text in {"(", "[", ","}:
+            sign.set("form", "prefix")  # -1, not a difference
+    if element.tag == "mo" and (text == "∞" or (len(text) > 1 and text.isalpha())):
+        element.tag = "mi"  # without the space of an operator
     elif element.tag == "mi" and text in OPERATORS:
         element.tag = "mo"
     elif element.tag == "mo" and text in "|‖":
