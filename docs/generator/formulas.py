@@ -54,7 +54,7 @@ def _correct(element: Element, display: bool) -> None:
     """Tell names from operators, and put limits where they belong."""
     text = element.text or ""
     for before, sign in pairwise(element):
-        if sign.text == "−" and before.tag == "mo" and before.text in {"(", "[", ","}:
+        if sign.text == "\N{MINUS SIGN}" and before.tag == "mo" and before.text in {"(", "[", ","}:
             sign.set("form", "prefix")  # -1, not a difference
     if element.tag == "mo" and (text == "∞" or (len(text) > 1 and text.isalpha())):
         element.tag = "mi"  # without the space of an operator
