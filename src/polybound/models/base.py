@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ from polybound.seeds import check_seed
 __all__ = [
     "Config",
     "PolynomialNetwork",
+    "Start",
     "damping",
     "factors_of",
     "fill_uniform",
     "gather",
     "polynomial",
     "stack",
+    "with_bias",
 ]
 
 Config = dict[str, Any]
@@ -43,8 +45,7 @@ def damping(degree: int) -> float:
 def fill_uniform(target: Tensor, fan_in: int, generator: torch.Generator | None, scale: float = 1.0) -> None:
     """Fill `target` as PyTorch's `Linear` does by default: uniform within `+- scale / sqrt(fan_in)`."""
     limit = scale / fan_in**0.5
-    with torch.no_grad():
-        target.uniform_(-limit, limit, generator=generator)
+    target.uniform_(-limit, limit, generator=generator)
 
 
 def gather(name: str, tensors: Tensor | Sequence[Tensor]) -> Tensor:
@@ -57,30 +58,13 @@ def gather(name: str, tensors: Tensor | Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors))
 
 
-def _checked_seed(seed: int | Sequence[int] | None, runs: int) -> int | Sequence[int] | None:
-    """A seed for all runs, or one for each, or none."""
-    if isinstance(seed, Sequence):
-        if len(seed) != runs:
-            raise PolyboundError(f"{len(seed)} seeds for {runs} runs")
-        for one in seed:
-            check_seed(one)
-    elif seed is not None:
-        check_seed(seed)
-    return seed
-
-
-def _room_for(shape: Sequence[int], device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
-    """An empty tensor, unless the machine cannot hold it: the system might grant it, and end the process later."""
-    size = math.prod(shape) * (dtype or torch.get_default_dtype()).itemsize
-    message = f"a parameter of shape {tuple(shape)} needs {size / 1e9:,.0f} GB: more than there is"
-    if torch.device(device or "cpu").type == "cpu" and size > _memory():
-        raise PolyboundError(message)
-    try:
-        return torch.empty(*shape, device=device, dtype=dtype)
-    except (RuntimeError, TypeError) as error:
-        if size > 2**30:
-            raise PolyboundError(message) from error
-        raise
+def with_bias(C: Tensor, bias: Tensor | None) -> Tensor:
+    """`[C, bias]`; the bias is zero by default."""
+    last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
+    if C.ndim != 2 or last.shape != (len(C),):
+        shapes = tuple(C.shape), tuple(last.shape)
+        raise PolyboundError(f"C must be a matrix with a row for each class and bias a vector, got shapes {shapes}")
+    return torch.cat([C, last.unsqueeze(1)], 1)
 
 
 def _memory() -> float:
@@ -89,6 +73,15 @@ def _memory() -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):  # not on every system
         return math.inf
+
+
+class Start(TypedDict, total=False):
+    """The keyword arguments that all models share: how many runs, their first weights, and where these live."""
+
+    runs: int | None
+    seed: int | Sequence[int] | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class PolynomialNetwork(nn.Module, ABC):
@@ -101,10 +94,22 @@ class PolynomialNetwork(nn.Module, ABC):
         runs: None for one model; E for a stack of E models with a leading dimension E on every parameter.
         seed: seed of the initial weights. Run e of a stack takes `seed + e`, or `seed[e]` from a sequence, and is
             then bit-equal to the single model of that seed. None draws from torch's global generator.
+        device: where the parameters live.
+        dtype: their type.
     """
 
+    _arguments: ClassVar[tuple[str, ...]] = ()
+    """The attributes that `config` has, in its order."""
+
     def __init__(
-        self, shape: Sequence[int], classes: int, degree: int, runs: int | None, seed: int | Sequence[int] | None
+        self,
+        shape: Sequence[int],
+        classes: int,
+        degree: int,
+        runs: int | None = None,
+        seed: int | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.shape = tuple(check_int("each size of the input shape", n) for n in shape)
@@ -112,7 +117,11 @@ class PolynomialNetwork(nn.Module, ABC):
         self.classes = check_int("classes", classes)
         self.degree = check_int("degree", degree)
         self.runs = None if runs is None else check_int("runs", runs)
-        self._seed = _checked_seed(seed, self.runs or 1)
+        if isinstance(seed, Sequence) and len(seed) != (self.runs or 1):
+            raise PolyboundError(f"{len(seed)} seeds for {self.runs or 1} runs")
+        for one in seed if isinstance(seed, Sequence) else () if seed is None else (seed,):
+            check_seed(one)
+        self._seed, self._device, self._dtype = seed, device, dtype
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -127,9 +136,10 @@ class PolynomialNetwork(nn.Module, ABC):
     def weight_groups(self) -> list[WeightGroup]:
         """The weights as published, as views that a projection may change in place."""
 
-    @abstractmethod
     def config(self) -> Config:
         """The constructor's arguments, without `seed`: `type(model)(**model.config())` is a model of the same shape."""
+        values = {name: getattr(self, name) for name in self._arguments}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -139,27 +149,37 @@ class PolynomialNetwork(nn.Module, ABC):
         """
 
     @abstractmethod
-    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
-        """Draw the weights of one run (all of a single model if run is None)."""
+    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
+        """Draw the weights of one run, in place."""
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights anew, from the seed that the model was made with."""
+        """Draw the initial weights from the seed that the model was made with."""
         if next(self.parameters()).is_meta:
             return  # a hollow model has no room for weights
+        weights = {name: parameter.detach() for name, parameter in self.named_parameters()}
         for e in range(self.runs or 1):
-            seed = self._seed
-            if isinstance(seed, int):
-                seed = seed + e
-            elif seed is not None:
-                seed = seed[e]
-            generator = None if seed is None else torch.Generator().manual_seed(seed)
-            self._initialise(generator, None if self.runs is None else e)
+            seed = self._seed[e] if isinstance(self._seed, Sequence) else self._seed
+            if seed is None:
+                generator = None
+            else:
+                seed = seed if isinstance(self._seed, Sequence) else seed + e
+                generator = torch.Generator().manual_seed(seed)
+            own = weights if self.runs is None else {name: weight[e] for name, weight in weights.items()}
+            self._initialise(own, generator)
 
-    def _parameter(self, *shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
-        return nn.Parameter(_room_for((*self.lead, *shape), device, dtype))
-
-    def _one_run(self, parameter: Tensor, run: int | None) -> Tensor:
-        return parameter if run is None else parameter[run]
+    def _parameter(self, *shape: int) -> nn.Parameter:
+        """An empty parameter, if the machine can hold it: the system might grant it, and end the process later."""
+        shape = *self.lead, *shape
+        size = math.prod(shape) * (self._dtype or torch.get_default_dtype()).itemsize
+        message = f"a parameter of shape {shape} needs {size / 1e9:,.0f} GB: more than there is"
+        if torch.device(self._device or "cpu").type == "cpu" and size > _memory():
+            raise PolyboundError(message)
+        try:
+            return nn.Parameter(torch.empty(*shape, device=self._device, dtype=self._dtype))
+        except (RuntimeError, TypeError) as error:
+            if size > 2**30:
+                raise PolyboundError(message) from error
+            raise
 
     def _flat(self, x: Tensor) -> Tensor:
         """The inputs as (batch, features), or (runs, batch, features) where each run has its own."""
@@ -177,9 +197,8 @@ class PolynomialNetwork(nn.Module, ABC):
     def run(self, index: int) -> Self:
         """Run `index` of a stack as a single model of its own, bit for bit."""
         if self.runs is None or not -self.runs <= index < self.runs:
-            raise PolyboundError(
-                f"no run {index} in a {'single model' if self.runs is None else f'stack of {self.runs}'}"
-            )
+            of = "single model" if self.runs is None else f"stack of {self.runs}"
+            raise PolyboundError(f"no run {index} in a {of}")
         return self._rebuild(None, {name: tensor[index] for name, tensor in self.state_dict().items()})
 
     @classmethod
@@ -191,15 +210,16 @@ class PolynomialNetwork(nn.Module, ABC):
 
     @classmethod
     def _filled(cls, config: Config, state: dict[str, Tensor]) -> Self:
-        """A model of that config with copies of the given weights, which must have its shapes."""
-        model = cls.hollow(config)
+        """A model of that config with copies of the given weights, of the first one's type, which must fit it."""
+        model, (first, *_) = cls.hollow(config), state.values()
         for name, empty in model.state_dict().items():
             if state[name].shape != empty.shape:
                 found, wanted = tuple(state[name].shape), tuple(empty.shape)
                 raise PolyboundError(f"the weights do not fit together: {name} has shape {found}, not {wanted}")
-        if not all(tensor.is_floating_point() for tensor in state.values()):
+        if not first.is_floating_point():
             raise PolyboundError("weights must be floating-point tensors")
-        model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, assign=True)
+        copies = {name: tensor.detach().to(first.dtype).clone() for name, tensor in state.items()}
+        model.load_state_dict(copies, assign=True)
         return model.requires_grad_()
 
     def _rebuild(self, runs: int | None, state: dict[str, Tensor]) -> Self:
@@ -240,7 +260,7 @@ class PolynomialNetwork(nn.Module, ABC):
 
 
 def polynomial(model: object) -> PolynomialNetwork:
-    """The model, if it is a polynomial network: what bounds, certificates, reports and exports are about."""
+    """The model, if it is a polynomial network."""
     if isinstance(model, PolynomialNetwork):
         return model
     raise PolyboundError(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError, check_int
+from polybound.errors import PolyboundError, check_choice, check_int
 from polybound.models.affine import Dense, Identity
-from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
+from polybound.models.base import PolynomialNetwork, Start, damping, fill_uniform, gather, with_bias
 from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["CCP"]
@@ -36,11 +36,8 @@ class CCP(PolynomialNetwork):
         classes: number of outputs.
         degree: number of factors k.
         form: "residual" or "product".
-        runs: None, or the number of models in the stack.
         shape: shape of one input, if it is not flat: images of that shape are then accepted as they are.
-        seed: see `PolynomialNetwork`.
-        device: where the parameters live.
-        dtype: their type.
+        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     Attributes:
         V: (*lead, k, m, features) of the residual form.
@@ -53,6 +50,8 @@ class CCP(PolynomialNetwork):
     torch.Size([5, 10])
     """
 
+    _arguments = ("features", "rank", "classes", "degree", "form", "runs", "shape")
+
     def __init__(
         self,
         features: int,
@@ -61,25 +60,19 @@ class CCP(PolynomialNetwork):
         degree: int,
         form: Literal["residual", "product"] = "residual",
         *,
-        runs: int | None = None,
         shape: Sequence[int] | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **start: Unpack[Start],
     ) -> None:
-        super().__init__((features,) if shape is None else shape, classes, degree, runs, seed)
+        super().__init__((features,) if shape is None else shape, classes, degree, **start)
         if self.features != features:
             raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
-        if form not in ("residual", "product"):
-            raise PolyboundError(f"form must be 'residual' or 'product', got {form!r}")
-        self.rank = check_int("rank", rank)
-        self.form = form
+        self.rank, self.form = check_int("rank", rank), check_choice("form", form, ("residual", "product"))
         if form == "residual":
-            self.V = self._parameter(degree, rank, features, device=device, dtype=dtype)
-            self.C = self._parameter(classes, rank + 1, device=device, dtype=dtype)
+            self.V = self._parameter(degree, rank, features)
+            self.C = self._parameter(classes, rank + 1)
         else:
-            self.U = self._parameter(degree, rank, features + 1, device=device, dtype=dtype)
-            self.C = self._parameter(classes, rank, device=device, dtype=dtype)
+            self.U = self._parameter(degree, rank, features + 1)
+            self.C = self._parameter(classes, rank)
         self.reset_parameters()
 
     @classmethod
@@ -115,40 +108,24 @@ class CCP(PolynomialNetwork):
             raise PolyboundError(
                 f"V must be (k, rank, features) and C (classes, rank): {V.ndim} and {C.ndim} dimensions"
             )
-        degree, rank, columns = V.shape
         if form == "product" and bias is not None:
             raise PolyboundError("the product form has no bias: its constants are the last columns of V")
+        degree, rank, columns = V.shape
         features = columns - (form == "product")
-        last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
-        if last.shape != (len(C),):
-            raise PolyboundError(f"bias must have shape ({len(C)},), got {tuple(last.shape)}")
         sizes = {"features": features, "rank": rank, "classes": len(C), "degree": degree}
         config = sizes | {"form": form, "runs": None, "shape": list(shape or (features,))}
-        if form == "product":
-            return cls._filled(config, {"U": V, "C": C.to(V.dtype)})
-        return cls._filled(config, {"V": V, "C": torch.cat([C, last.unsqueeze(1)], 1).to(V.dtype)})
+        return cls._filled(config, {"U": V, "C": C} if form == "product" else {"V": V, "C": with_bias(C, bias)})
 
-    def config(self) -> Config:
-        return {
-            "features": self.features,
-            "rank": self.rank,
-            "classes": self.classes,
-            "degree": self.degree,
-            "form": self.form,
-            "runs": self.runs,
-            "shape": list(self.shape),
-        }
-
-    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
+    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
         scale = damping(self.degree)
         if self.form == "residual":
-            fill_uniform(self._one_run(self.V, run), self.features, generator, scale)
+            fill_uniform(weights["V"], self.features, generator, scale)
         else:
-            U = self._one_run(self.U, run).detach()
+            U = weights["U"]
             fill_uniform(U[..., :-1], self.features, generator, scale)
             U[0, :, -1] = 0.0
             U[1:, :, -1] = 1.0
-        fill_uniform(self._one_run(self.C, run), self.rank, generator)
+        fill_uniform(weights["C"], self.rank, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x)

@@ -17,6 +17,7 @@ The result equals the layers', and so do its gradients.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -48,78 +49,59 @@ def collapsed_factors(x: Tensor, P: Tensor, c: Tensor, K: Tensor, pooled: list[i
         pooled: how often each of the k factors is pooled, in rising order.
     """
     groups, batch, inputs, height, width = x.shape
-    runs, _, channels, _, size, _ = K.shape
+    runs, k, channels, m, size, _ = K.shape
     image = x.transpose(0, 1).reshape(batch, groups * inputs, height, width)
-    whole = _compose(K, P)
-    constants = _constant_maps(K, c, (height, width))
+    # The kernels of `K * (P * x)`: (E, k, channels, inputs, size + 2, size + 2).
+    stacked = K.transpose(0, 1).transpose(1, 2).reshape(k * channels, runs * m, size, size)
+    flipped = P.flip(-1, -2).transpose(1, 2).reshape(runs * inputs, m, 3, 3)
+    whole = F.conv2d(stacked, flipped, padding=2, groups=runs)
+    whole = whole.reshape(k, channels, runs, inputs, size + 2, size + 2).permute(2, 0, 1, 3, 4, 5)
+    # What the pre-convolution's constant becomes: the sum over taps that meet the image, at every place.
+    weighted = (K * c[:, None, None, :, None, None]).sum(3).reshape(1, runs * k * channels, size, size)
+    ones = K.new_ones(1, 1, height, width)
+    constants = F.conv2d(ones, weighted.transpose(0, 1), padding=size // 2).reshape(runs, k, channels, height, width)
     factors: list[Tensor] = []
     for times in sorted(set(pooled)):
-        chosen = [n for n, q in enumerate(pooled) if q == times]
-        some = slice(chosen[0], chosen[-1] + 1)
-        stride, count = 2**times, len(chosen)
-        kernel = _averaged(whole[:, some], stride).reshape(runs * count * channels, inputs, *[size + 1 + stride] * 2)
+        first, count, stride = pooled.index(times), pooled.count(times), 2**times
+        some = slice(first, first + count)
+        kernel = whole[:, some].reshape(-1, 1, size + 2, size + 2)
+        if stride > 1:  # followed by the average over windows
+            kernel = F.conv2d(kernel, K.new_full((1, 1, stride, stride), 1 / stride**2), padding=stride - 1)
         left = size // 2 + 1
         padding = [edge for n in (width, height) for edge in (left, size + stride - left)]
+        kernel = kernel.reshape(runs * count * channels, inputs, *[size + 1 + stride] * 2)
         h = F.conv2d(F.pad(image, padding), kernel, stride=stride, groups=groups)
         h = h.reshape(batch, runs, count * channels, height // stride, width // stride)
         h = h + F.avg_pool2d(constants[:, some].flatten(1, 2), stride)
-        h = _subtract_frame(h, image, P, K[:, some], groups, stride)
+        h = _MinusStrips.apply(h, *_frame(image, P, K[:, some], groups, stride))  # type: ignore[no-untyped-call]
         factors += h.reshape(batch, runs, count, channels, *h.shape[-2:]).unbind(2)
     return factors
 
 
-def _compose(K: Tensor, P: Tensor) -> Tensor:
-    """The kernels of `K * (P * x)`: (E, k, channels, inputs, size + 2, size + 2)."""
-    runs, k, channels, m, size, _ = K.shape
-    inputs = P.shape[2]
-    stacked = K.transpose(0, 1).transpose(1, 2).reshape(k * channels, runs * m, size, size)
-    flipped = P.flip(-1, -2).transpose(1, 2).reshape(runs * inputs, m, 3, 3)
-    whole = F.conv2d(stacked, flipped, padding=2, groups=runs)
-    return whole.reshape(k, channels, runs, inputs, size + 2, size + 2).permute(2, 0, 1, 3, 4, 5)
+def _frame(image: Tensor, P: Tensor, K: Tensor, groups: int, stride: int) -> list[Tensor]:
+    """What the collapsed kernel sees of the pre-convolution on the frame: strips of the top, bottom, left and right.
 
-
-def _averaged(kernel: Tensor, stride: int) -> Tensor:
-    """The kernels followed by the average over windows of `stride` x `stride`."""
-    if stride == 1:
-        return kernel
-    flat = kernel.reshape(-1, 1, *kernel.shape[-2:])
-    window = kernel.new_full((1, 1, stride, stride), 1 / stride**2)
-    flat = F.conv2d(flat, window, padding=stride - 1)
-    return flat.reshape(*kernel.shape[:-2], *flat.shape[-2:])
-
-
-def _constant_maps(K: Tensor, c: Tensor, space: tuple[int, int]) -> Tensor:
-    """What the pre-convolution's constant becomes: (E, k, channels, height, width)."""
-    runs, k, channels, _, size, _ = K.shape
-    weighted = (K * c[:, None, None, :, None, None]).sum(3).reshape(1, runs * k * channels, size, size)
-    # The sum over taps that meet the image, at every place: a convolution with ones by each kernel of its own.
-    ones = K.new_ones(1, 1, *space)
-    maps = F.conv2d(ones, weighted.transpose(0, 1), padding=size // 2)
-    return maps.reshape(runs, k, channels, *space)
-
-
-def _subtract_frame(h: Tensor, image: Tensor, P: Tensor, K: Tensor, groups: int, stride: int) -> Tensor:
-    """Take away what the collapsed kernel saw of the pre-convolution on the frame around the image.
-
-    `h` is (batch, E, k * channels, rows, columns), already pooled by `stride`; K is (E, k, channels, m, size, size).
+    Strips are (batch, E, k * channels, rows, columns), rows along the side; K is (E, k, channels, m, size, size).
     """
-    half = K.shape[-1] // 2
+    batch, (runs, m, inputs, _, _), half = len(image), P.shape, K.shape[-1] // 2
     strips = []
-    for horizontal in (True, False):
-        for far in (False, True):
-            # Bring every side into the place of the top: rows are what runs along the side.
-            pixels = image if horizontal else image.transpose(-1, -2)
-            pre, kernel = (P, K) if horizontal else (P.transpose(-1, -2), K.transpose(-1, -2))
-            if far:
-                pixels, pre, kernel = pixels.flip(-2), pre.flip(-2), kernel.flip(-2)
-            strip = _side(pixels[..., 0, :], pre[..., 2, :], kernel[..., :half, :], groups, corners=horizontal)
-            if stride > 1:
-                strip = F.avg_pool2d(F.pad(strip, (0, 0, 0, -half % stride)), stride)
-            if far:
-                strip = strip.flip(-2)
-            strips.append(strip.reshape(*h.shape[:3], *strip.shape[-2:]))
-    result: Tensor = _MinusStrips.apply(h, *strips)  # type: ignore[no-untyped-call]
-    return result
+    for horizontal, far in product((True, False), (False, True)):
+        # Bring every side into the place of the top: rows are what runs along the side.
+        pixels, pre, kernel = (t if horizontal else t.transpose(-1, -2) for t in (image, P, K))
+        if far:
+            pixels, pre, kernel = pixels.flip(-2), pre.flip(-2), kernel.flip(-2)
+        # From the first row, the frame above it, its corners counted with the horizontal sides; and from the frame the
+        # first rows of the result. Row t of these meets the frame with its tap half - 1 - t.
+        row = pre[..., 2, :].reshape(runs * m, inputs, 3)
+        frame = F.conv1d(pixels[..., 0, :], row, padding=2 if horizontal else 1, groups=groups)
+        taps = kernel[..., :half, :].flip(-2).movedim(-2, 3).reshape(-1, m, K.shape[-1])
+        strip = F.conv1d(frame, taps, padding=half - 1 if horizontal else half, groups=runs)
+        strip = strip.reshape(batch, -1, half, pixels.shape[-1])
+        if stride > 1:
+            strip = F.avg_pool2d(F.pad(strip, (0, 0, 0, -half % stride)), stride)
+        strip = strip.flip(-2) if far else strip
+        strips.append(strip.reshape(batch, runs, -1, *strip.shape[-2:]))
+    return strips
 
 
 class _MinusStrips(torch.autograd.Function):
@@ -142,25 +124,6 @@ class _MinusStrips(torch.autograd.Function):
 
 
 def _edges(h: Tensor, rows: list[int]) -> list[Tensor]:
-    """The top, bottom, left and right of h, so many rows or columns of them, as views with rows along the edge."""
+    """The top, bottom, left and right of h, with these numbers of rows, as views with rows along the edge."""
     turned = h.transpose(-1, -2)
     return [h[..., : rows[0], :], h[..., -rows[1] :, :], turned[..., : rows[2], :], turned[..., -rows[3] :, :]]
-
-
-def _side(line: Tensor, pre: Tensor, kernel: Tensor, groups: int, corners: bool) -> Tensor:
-    """From the image's first row, what the frame above it adds to the first rows: (batch, E * k * channels, half, n).
-
-    Args:
-        line: (batch, groups * inputs, n).
-        pre: the pre-convolutions' row that meets it, (E, m, inputs, 3).
-        kernel: the kernels' first rows, (E, k, channels, m, half, size).
-        groups: 1 if all runs share their images.
-        corners: whether the frame's corners belong to this side.
-    """
-    runs, m, inputs, _ = pre.shape
-    half, size = kernel.shape[-2:]
-    frame = F.conv1d(line, pre.reshape(runs * m, inputs, 3), padding=2 if corners else 1, groups=groups)
-    # Row t of the result meets the frame with its tap half - 1 - t.
-    taps = kernel.flip(-2).movedim(-2, 3).reshape(-1, m, size)
-    strip = F.conv1d(frame, taps, padding=half - 1 if corners else half, groups=runs)
-    return strip.reshape(len(line), -1, half, line.shape[-1])

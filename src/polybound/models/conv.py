@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
+from polybound.models.base import Config, PolynomialNetwork, Start, damping, fill_uniform, gather, with_bias
 from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Factors, WeightGroup
 
@@ -35,10 +36,7 @@ class ConvCCP(PolynomialNetwork):
         kernel: size of the factors' kernels, odd.
         pre: size of the pre-convolution's kernel, odd; None for none.
         pool: degrees after which to pool.
-        runs: None, or the number of models in the stack.
-        seed: see `PolynomialNetwork`.
-        device: where the parameters live.
-        dtype: their type.
+        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     Attributes:
         P: kernel of the pre-convolution, (*lead, channels, shape[0], *(pre,)*dims), if there is one.
@@ -51,6 +49,8 @@ class ConvCCP(PolynomialNetwork):
     torch.Size([2, 10])
     """
 
+    _arguments = ("shape", "channels", "classes", "degree", "kernel", "pre", "pool", "runs")
+
     def __init__(
         self,
         shape: Sequence[int],
@@ -61,12 +61,9 @@ class ConvCCP(PolynomialNetwork):
         *,
         pre: int | None = None,
         pool: Sequence[int] = (),
-        runs: int | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **start: Unpack[Start],
     ) -> None:
-        super().__init__(shape, classes, degree, runs, seed)
+        super().__init__(shape, classes, degree, **start)
         self.dims = len(self.shape) - 1
         if self.dims not in CONVOLUTIONS:
             raise PolyboundError(f"shape must be (channels, 1 to 3 sizes), got {self.shape}")
@@ -85,10 +82,10 @@ class ConvCCP(PolynomialNetwork):
 
         inputs = self.shape[0] if pre is None else channels
         if pre is not None:
-            self.P = self._parameter(channels, self.shape[0], *(pre,) * self.dims, device=device, dtype=dtype)
-            self.c = self._parameter(channels, device=device, dtype=dtype)
-        self.K = self._parameter(degree, channels, inputs, *(kernel,) * self.dims, device=device, dtype=dtype)
-        self.C = self._parameter(classes, self.units + 1, device=device, dtype=dtype)
+            self.P = self._parameter(channels, self.shape[0], *(pre,) * self.dims)
+            self.c = self._parameter(channels)
+        self.K = self._parameter(degree, channels, inputs, *(kernel,) * self.dims)
+        self.C = self._parameter(classes, self.units + 1)
         self.reset_parameters()
 
     @classmethod
@@ -122,35 +119,19 @@ class ConvCCP(PolynomialNetwork):
         K = gather("K", K)
         if K.ndim != len(shape) + 2 or C.ndim != 2:
             raise PolyboundError(f"K must be (k, channels, inputs, *size) for an input of shape {tuple(shape)}")
-        last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
-        if last.shape != (len(C),):
-            raise PolyboundError(f"bias must have shape ({len(C)},), got {tuple(last.shape)}")
         config: Config = {"shape": list(shape), "channels": K.shape[1], "classes": len(C), "degree": len(K)}
         config |= {"kernel": K.shape[-1], "pre": None if pre is None else pre.shape[-1]}
-        state = {"K": K, "C": torch.cat([C, last.unsqueeze(1)], 1).to(K.dtype)}
+        state = {"K": K, "C": with_bias(C, bias)}
         if pre is not None:
-            state |= {"P": pre.to(K.dtype), "c": K.new_zeros(len(pre)) if pre_bias is None else pre_bias.to(K.dtype)}
+            state |= {"P": pre, "c": K.new_zeros(len(pre)) if pre_bias is None else pre_bias}
         return cls._filled(config | {"pool": list(pool), "runs": None}, state)
 
-    def config(self) -> Config:
-        return {
-            "shape": list(self.shape),
-            "channels": self.channels,
-            "classes": self.classes,
-            "degree": self.degree,
-            "kernel": self.kernel,
-            "pre": self.pre,
-            "pool": list(self.pool),
-            "runs": self.runs,
-        }
-
-    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
-        with torch.no_grad():
-            if self.pre is not None:
-                self._one_run(self.P, run).normal_(0.0, 0.02, generator=generator)
-                fill_uniform(self._one_run(self.c, run), self.shape[0] * self.pre**self.dims, generator)
-            self._one_run(self.K, run).normal_(0.0, 0.02 * damping(self.degree), generator=generator)
-        fill_uniform(self._one_run(self.C, run), self.units, generator)
+    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
+        if self.pre is not None:
+            weights["P"].normal_(0.0, 0.02, generator=generator)
+            fill_uniform(weights["c"], self.shape[0] * self.pre**self.dims, generator)
+        weights["K"].normal_(0.0, 0.02 * damping(self.degree), generator=generator)
+        fill_uniform(weights["C"], self.units, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x)

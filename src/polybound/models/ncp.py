@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Dense
-from polybound.models.base import Config, PolynomialNetwork, damping, fill_uniform, gather
+from polybound.models.base import PolynomialNetwork, Start, damping, fill_uniform, gather, with_bias
 from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["NCP"]
@@ -28,11 +29,8 @@ class NCP(PolynomialNetwork):
         rank: number of hidden units m.
         classes: number of outputs.
         degree: number of steps k.
-        runs: None, or the number of models in the stack.
         shape: shape of one input, if it is not flat.
-        seed: see `PolynomialNetwork`.
-        device: where the parameters live.
-        dtype: their type.
+        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     Attributes:
         V: (*lead, k, m, features).
@@ -45,6 +43,8 @@ class NCP(PolynomialNetwork):
     torch.Size([3, 5, 10])
     """
 
+    _arguments = ("features", "rank", "classes", "degree", "runs", "shape")
+
     def __init__(
         self,
         features: int,
@@ -52,20 +52,17 @@ class NCP(PolynomialNetwork):
         classes: int,
         degree: int,
         *,
-        runs: int | None = None,
         shape: Sequence[int] | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **start: Unpack[Start],
     ) -> None:
-        super().__init__((features,) if shape is None else shape, classes, degree, runs, seed)
+        super().__init__((features,) if shape is None else shape, classes, degree, **start)
         if self.features != features:
             raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
         self.rank = check_int("rank", rank)
-        self.V = self._parameter(degree, rank, features, device=device, dtype=dtype)
-        self.b = self._parameter(rank, device=device, dtype=dtype)
-        self.S = self._parameter(degree - 1, rank, rank + 1, device=device, dtype=dtype)
-        self.C = self._parameter(classes, rank + 1, device=device, dtype=dtype)
+        self.V = self._parameter(degree, rank, features)
+        self.b = self._parameter(rank)
+        self.S = self._parameter(degree - 1, rank, rank + 1)
+        self.C = self._parameter(classes, rank + 1)
         self.reset_parameters()
 
     @classmethod
@@ -102,32 +99,19 @@ class NCP(PolynomialNetwork):
             raise PolyboundError("V must be (k, rank, features), b (k, rank) and C (classes, rank)")
         degree, rank, features = V.shape
         between = gather("U", U) if degree > 1 or isinstance(U, Tensor) else V.new_zeros(0, rank, rank)
-        last = C.new_zeros(len(C)) if bias is None else bias.to(C.dtype)
-        if between.shape != (degree - 1, rank, rank) or last.shape != (len(C),):
-            raise PolyboundError(f"U must be ({degree - 1}, {rank}, {rank}) and bias ({len(C)},)")
+        if between.shape != (degree - 1, rank, rank):
+            raise PolyboundError(f"U must be ({degree - 1}, {rank}, {rank}), got {tuple(between.shape)}")
         sizes = {"features": features, "rank": rank, "classes": len(C), "degree": degree}
         S = torch.cat([between.to(V.dtype), b[1:].unsqueeze(-1).to(V.dtype)], -1)
-        state = {"V": V, "b": b[0].to(V.dtype), "S": S, "C": torch.cat([C, last.unsqueeze(1)], 1).to(V.dtype)}
+        state = {"V": V, "b": b[0], "S": S, "C": with_bias(C, bias)}
         return cls._filled(sizes | {"runs": None, "shape": list(shape or (features,))}, state)
 
-    def config(self) -> Config:
-        return {
-            "features": self.features,
-            "rank": self.rank,
-            "classes": self.classes,
-            "degree": self.degree,
-            "runs": self.runs,
-            "shape": list(self.shape),
-        }
-
-    def _initialise(self, generator: torch.Generator | None, run: int | None) -> None:
-        scale = damping(self.degree)
-        fill_uniform(self._one_run(self.V, run), self.features, generator)
-        S = self._one_run(self.S, run).detach()
-        fill_uniform(S[..., :-1], self.rank, generator, scale)
-        S[..., -1] = 1.0
-        self._one_run(self.b, run).detach().fill_(1.0)
-        fill_uniform(self._one_run(self.C, run), self.rank, generator)
+    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
+        fill_uniform(weights["V"], self.features, generator)
+        fill_uniform(weights["S"][..., :-1], self.rank, generator, damping(self.degree))
+        weights["S"][..., -1] = 1.0
+        weights["b"].fill_(1.0)
+        fill_uniform(weights["C"], self.rank, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import as_file, files
 from math import prod
-from typing import Any, Protocol
-
-import torch
+from typing import Any, NamedTuple, Unpack
 
 from polybound.errors import PolyboundError, check_int
-from polybound.models.base import PolynomialNetwork
+from polybound.models.base import PolynomialNetwork, Start
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.files import load
@@ -32,15 +30,12 @@ __all__ = [
 ]
 
 
-class ModelBuilder(Protocol):
-    """A function that builds a model; the options are `runs`, `seed`, `device` and `dtype`, as `CCP` takes them."""
-
-    def __call__(self, shape: Sequence[int], classes: int, rank: int, **options: Any) -> PolynomialNetwork: ...
+ModelBuilder = Callable[..., PolynomialNetwork]
+"""A function that builds a model from the shape of an input, the number of classes, the rank and `Start` options."""
 
 
-@dataclass(frozen=True)
-class _Named:
-    """What is registered of a name."""
+class _Named(NamedTuple):
+    """A model that is known by a name."""
 
     description: str
     build: ModelBuilder
@@ -79,19 +74,16 @@ def register_model(name: str, description: str, build: ModelBuilder, rank: int =
     _MODELS[name] = _Named(description, build, check_int("rank", rank))
 
 
-def _ccp(degree: int) -> ModelBuilder:
-    def build(shape: Sequence[int], classes: int, rank: int, **options: Any) -> PolynomialNetwork:
-        return CCP(prod(shape), rank, classes, degree, shape=shape, **options)
-
-    return build
+def _ccp(shape: Sequence[int], classes: int, rank: int, degree: int = 4, **start: Unpack[Start]) -> CCP:
+    return CCP(prod(shape), rank, classes, degree, shape=shape, **start)
 
 
-def _ncp(shape: Sequence[int], classes: int, rank: int, **options: Any) -> PolynomialNetwork:
-    return NCP(prod(shape), rank, classes, 4, shape=shape, **options)
+def _ncp(shape: Sequence[int], classes: int, rank: int, **start: Unpack[Start]) -> NCP:
+    return NCP(prod(shape), rank, classes, 4, shape=shape, **start)
 
 
-def _conv(shape: Sequence[int], classes: int, rank: int, **options: Any) -> PolynomialNetwork:
-    return ConvCCP(shape, rank, classes, 4, 7, pre=3, pool=(2, 3), **options)
+def _conv(shape: Sequence[int], classes: int, rank: int, **start: Unpack[Start]) -> ConvCCP:
+    return ConvCCP(shape, rank, classes, 4, 7, pre=3, pool=(2, 3), **start)
 
 
 PAPER_MODELS = {
@@ -102,9 +94,9 @@ PAPER_MODELS = {
 }
 """The names of the paper's models, with what each is."""
 
-register_model("pn-4", PAPER_MODELS["pn-4"], _ccp(4))
+register_model("pn-4", PAPER_MODELS["pn-4"], _ccp)
 # The rank of pn-10 is not published: 64 is the least that comes within three points on K-MNIST.
-register_model("pn-10", PAPER_MODELS["pn-10"], _ccp(10), rank=64)
+register_model("pn-10", PAPER_MODELS["pn-10"], partial(_ccp, degree=10), rank=64)
 register_model("pn-conv", PAPER_MODELS["pn-conv"], _conv)
 register_model("ncp-4", PAPER_MODELS["ncp-4"], _ncp)
 
@@ -135,10 +127,7 @@ def paper_model(
     classes: int = 10,
     *,
     rank: int | None = None,
-    runs: int | None = None,
-    seed: int | Sequence[int] | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    **start: Unpack[Start],
 ) -> PolynomialNetwork:
     """A model of the paper, "pn-4", "pn-10", "pn-conv" or "ncp-4", or one that `register_model` was given.
 
@@ -147,18 +136,15 @@ def paper_model(
         shape: shape of one input.
         classes: number of classes.
         rank: hidden rank; `paper_rank` by default.
-        runs: None, or the number of models in the stack.
-        seed: see `PolynomialNetwork`.
-        device: where the parameters live.
-        dtype: their type.
+        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     >>> import polybound as pb
     >>> sum(p.numel() for p in pb.paper_model("pn-4").parameters())
     50346
     """
     named = _named(name)
-    width = named.rank if rank is None else rank
-    return named.build(shape, classes, width, runs=runs, seed=seed, device=device, dtype=dtype)
+    every: Start = {"runs": None, "seed": None, "device": None, "dtype": None, **start}
+    return named.build(shape, classes, named.rank if rank is None else rank, **every)
 
 
 # Trained networks that come with the package, to look at without training any.
