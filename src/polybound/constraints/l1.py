@@ -257,20 +257,19 @@ def _newton(a: Tensor, work: Tensor, t: Tensor, miss: Tensor, balls: _Balls) -> 
     A row that does not is left alone, so that no row depends on the others.
     """
     positive = torch.empty_like(work)
-    settled = miss.abs() <= balls.tolerance
+    converged = miss.abs() <= balls.tolerance
     for _ in range(_ROUNDS):
         # A tangent lies below f, so a step leads to the left of the root from either side, and then rises to it.
         step = miss.mul_(balls.goal).div_(torch.sign(work, out=positive).sum(-1, keepdim=True))
-        t.add_(step.masked_fill_(settled, 0.0)).nan_to_num_(0.0, 0.0, 0.0).clamp_min_(
-            0.0
-        )  # where nothing is left, anew
+        t.add_(step.masked_fill_(converged, 0.0))
+        t.nan_to_num_(0.0, 0.0, 0.0).clamp_min_(0.0)  # where nothing is left, start from zero
         torch.sub(a, t, out=work).clamp_min_(0.0)
         miss = _row_sums(work).div_(balls.goal).sub_(1.0)
-        settled.logical_or_(miss.abs() <= balls.tolerance)
-        if bool(settled.all()):
+        converged.logical_or_(miss.abs() <= balls.tolerance)
+        if bool(converged.all()):
             return
     # Rounding may keep a norm out of the window for good. Too small a norm is no harm, too large a one must go.
-    part = work.index_select(0, rows := settled.logical_not().squeeze(-1).nonzero().squeeze(-1))
+    part = work.index_select(0, rows := converged.logical_not().squeeze(-1).nonzero().squeeze(-1))
     _rise(part, balls.at(rows))
     work.index_copy_(0, rows, part)
 

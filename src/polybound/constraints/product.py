@@ -17,10 +17,6 @@ soft threshold of that ball and ``p_i`` the number of entries that survive it,
 
 ``g_i`` rises from ``g_i'(0) = 0``; it is convex where ``2 R_i >= N_i``, and may bend down and up again many times
 further on. Hence three steps: a Newton descent; a test that the result is globally best; a global search if it is not.
-
-    minimise  sum_i g_i(u_i)   subject to   sum_i u_i = L,   0 <= u_i <= cap_i
-
-with the costs `g_i` that `product.py` explains; they are smooth, rise from zero, and need not be convex.
 """
 
 from __future__ import annotations
@@ -149,9 +145,9 @@ def _descend(problem: Units, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mu = torch.zeros_like(total)
     for _ in range(80):
         lack = budget - u.sum(1)
-        free, inverse, mu, spread = _multipliers(u < cap, slope, bend, lack)
-        settled = (spread <= 1e-10 * mu.abs()) & (length < 0.1)  # only rounding is left
-        done = settled | ~(spread > 16 * _EPS * mu.abs()) | (length < 1e-12) | (free.sum(1) <= 1)
+        free, inverse, mu, slope_range = _multipliers(u < cap, slope, bend, lack)
+        converged = (slope_range <= 1e-10 * mu.abs()) & (length < 0.1)  # only rounding is left
+        done = converged | ~(slope_range > 16 * _EPS * mu.abs()) | (length < 1e-12) | (free.sum(1) <= 1)
         if bool(done.all()):
             break
         move = inverse * (mu[:, None] - slope)
@@ -164,7 +160,7 @@ def _descend(problem: Units, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         new = problem.at(trial)
         value = new[0].sum(1)
         # Near the end the cost is flat up to rounding and the slopes say more.
-        flat = (value <= total * (1 + 4 * _EPS)) & (_spread(new[1], free) < spread)
+        flat = (value <= total * (1 + 4 * _EPS)) & (_slope_range(new[1], free) < slope_range)
         better = ~done & ((value < total * (1 - 4 * _EPS)) | flat)
         total = torch.where(better, value, total)
         length = torch.where(better, (4 * length).clamp(max=1), torch.where(done, length, length / 4))
@@ -181,19 +177,19 @@ def _multipliers(free: Tensor, slope: Tensor, bend: Tensor, lack: Tensor) -> tup
     newton = (negative == 0) | ((negative == 1) & (inverse.sum(1) < 0))
     inverse = torch.where(newton[:, None], inverse, torch.where(free, safe, 0.0))
     mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
-    spread = _spread(slope, free)
+    slope_range = _slope_range(slope, free)
     if bool(free.all()):
-        return free, inverse, mu, spread
-    # A factor at its cap comes back if it would gain, but not before the others have nearly settled.
+        return free, inverse, mu, slope_range
+    # A factor at its cap comes back if it would gain, but not before the others have nearly converged.
     gain = torch.where(free, -_INF, slope - mu[:, None])
-    release = (gain == gain.amax(1, keepdim=True)) & (gain > 10 * spread.clamp(min=0)[:, None])
+    release = (gain == gain.amax(1, keepdim=True)) & (gain > 10 * slope_range.clamp(min=0)[:, None])
     free = free | release
     inverse = torch.where(release.any(1, keepdim=True), torch.where(free, safe, 0.0), inverse)
     mu = ((inverse * slope).sum(1) + lack) / inverse.sum(1)
-    return free, inverse, mu, _spread(slope, free)
+    return free, inverse, mu, _slope_range(slope, free)
 
 
-def _spread(slope: Tensor, free: Tensor) -> Tensor:
+def _slope_range(slope: Tensor, free: Tensor) -> Tensor:
     """How much the slopes of the free factors differ: nothing at a stationary point."""
     return torch.where(free, slope, -_INF).amax(1) - torch.where(free, slope, _INF).amin(1)
 
@@ -324,24 +320,6 @@ def project_product(
         >>> w[0, 0]
         tensor([2.4142, 0.4142], dtype=torch.float64)
     """
-    limit, beta = _checked(weights, bound, offset)
-    result = weights.detach() if inplace else weights.detach().clone()
-    norms = weights.detach().double().abs().sum(-1)
-    if not bool(norms.isfinite().all()):
-        raise NonFiniteError("project_product: the weights hold NaN or infinity, or overflow when summed")
-    units = result.transpose(-3, -2)  # (..., m, k, d), a view
-    beta, norms = beta.transpose(-2, -1), norms.transpose(-2, -1)
-    outside = _exceeds(norms + beta, limit)
-    if bool(outside.any()):
-        chosen, room, fixed = units[outside], limit[outside], beta[outside]
-        size = max(1, CHUNK // (chosen.shape[-2] * chosen.shape[-1]))
-        parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
-        units[outside] = torch.cat([_project_units(chosen[part], room[part], fixed[part]) for part in parts])
-    return weights if inplace else result
-
-
-def _checked(weights: Tensor, bound: float | Tensor, offset: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The bounds as ``(..., m)`` and the offsets as ``(..., k, m)``, both in float64."""
     if weights.ndim < 3 or not weights.is_floating_point() or weights.shape[-3] == 0:
         raise PolyboundError(
             f"project_product: weights must be floating point of shape (..., k, m, d) with k >= 1, "
@@ -366,7 +344,19 @@ def _checked(weights: Tensor, bound: float | Tensor, offset: float | Tensor) -> 
         raise PolyboundError(
             "project_product: no weights satisfy the bound, the offsets alone multiply to more; raise the bound"
         )
-    return limit, beta
+    result = weights.detach() if inplace else weights.detach().clone()
+    norms = weights.detach().double().abs().sum(-1)
+    if not bool(norms.isfinite().all()):
+        raise NonFiniteError("project_product: the weights hold NaN or infinity, or overflow when summed")
+    units = result.transpose(-3, -2)  # (..., m, k, d), a view
+    beta, norms = beta.transpose(-2, -1), norms.transpose(-2, -1)
+    outside = _exceeds(norms + beta, limit)
+    if bool(outside.any()):
+        chosen, room, fixed = units[outside], limit[outside], beta[outside]
+        size = max(1, CHUNK // (chosen.shape[-2] * chosen.shape[-1]))
+        parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
+        units[outside] = torch.cat([_project_units(chosen[part], room[part], fixed[part]) for part in parts])
+    return weights if inplace else result
 
 
 def _product(sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -430,16 +420,12 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     rest = (radius - w.sum(-1, keepdim=True)) / survives.sum(-1, keepdim=True)
     w.add_(rest).clamp_(min=0).mul_(survives)
     torch.minimum(w.mul_(unit[..., None]), magnitude, out=w).copysign_(v)
-    return _inside(w, limit, beta, rows.dtype)
 
-
-def _inside(w: Tensor, limit: Tensor, beta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to ``dtype`` and shrink, by rounding errors only, until the product of float64 norms is inside."""
-    k = w.shape[-2]
+    # Round to the precision of the rows and shrink, by rounding errors only, until the product is inside.
     # The offsets alone may take up all of the bound.
     mantissa, power = _product(beta)
     target = torch.maximum(limit * (1 - _margin(w)), mantissa * torch.exp2(power.to(mantissa.dtype)))
-    result = w.to(dtype)
+    result = w.to(rows.dtype)
     over = torch.arange(len(w), device=w.device)
     shrink = torch.zeros_like(target)
     for _ in range(64):
@@ -450,9 +436,9 @@ def _inside(w: Tensor, limit: Tensor, beta: Tensor, dtype: torch.dtype) -> Tenso
         over = over[still]
         mantissa, power = _product(sizes[still])
         of_target, most = torch.frexp(target[over])
-        ratio = torch.exp2(((of_target / mantissa).log2() + (most - power)) / k)
+        ratio = torch.exp2(((of_target / mantissa).log2() + (most - power)) / w.shape[-2])
         # Three times what is needed, as rounding anew may cost a part of it.
         needed = 3 * (1 - ratio)
         shrink[over] = torch.maximum(2 * shrink[over], needed).clamp(min=_EPS, max=1)
-        result[over] = (w[over] * (1 - shrink[over])[:, None, None]).to(dtype)
+        result[over] = (w[over] * (1 - shrink[over])[:, None, None]).to(rows.dtype)
     return result

@@ -74,28 +74,40 @@ class Projection:
         groups = self._groups()
         if on == "product" and not any(group.coupled for group in groups):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
-        kinds = [
-            _Product if on == "product" and group.coupled else (_Rows if name == "inf" else _Spectral)
-            for group in groups
-        ]
-        names = [kind.names_of(group) for kind, group in zip(kinds, groups, strict=True)]
-        self.names = tuple(name for named in names for name in named)
         lead = model.lead if isinstance(model, PolynomialNetwork) else ()
-        radii = _radii(bound, self.names, lead)
-        self._rules = []
-        for kind, group, named in zip(kinds, groups, names, strict=True):
-            radius = torch.stack([radii[name] for name in named], dim=-1)
-            if group.floors and kind is _Rows and not isinstance(bound, Mapping):
+        self._rules: list[_Rule] = []
+        for group in groups:
+            if on == "product" and group.coupled:
+                self._rules.append(_Product(group))
+            else:
+                self._rules.append(_Spectral(group) if name == "2" else _Rows(group, on))
+        self.names = tuple(name for rule in self._rules for name in rule.names)
+        given = bound if isinstance(bound, Mapping) else dict.fromkeys(self.names, bound)
+        if unknown := [name for name in given if name not in self.names]:
+            raise PolyboundError(f"no matrix called {unknown[0]!r}; there are {', '.join(self.names)}")
+        for rule, group in zip(self._rules, groups, strict=True):
+            radius = torch.stack([_radius(name, given.get(name, inf), lead) for name in rule.names], dim=-1)
+            if group.floors and isinstance(rule, _Rows) and not isinstance(bound, Mapping):
                 radius = torch.maximum(radius, torch.tensor(group.floors, dtype=radius.dtype))
-            self._rules.append(kind(group, radius, on))
+            rule.limit(radius)
 
     def __repr__(self) -> str:
         bounds = [f"{name} {shown(bound.tolist())}" for name, bound in self.bounds().items()]
         return f"Projection({type(self.model).__name__}, {', '.join(bounds)}, {self._options})"
 
     def _groups(self) -> list[WeightGroup]:
-        # Asked for anew each time: moving a model, or loading a state, may replace its parameters.
-        return self.model.weight_groups() if isinstance(self.model, PolynomialNetwork) else _layers(self.model)
+        # Each time from the model: moving it, or loading a state, may replace its parameters.
+        if isinstance(self.model, PolynomialNetwork):
+            return self.model.weight_groups()
+        groups = []
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                bias = None if layer.bias is None else layer.bias.unsqueeze(0)
+                dims = 0 if isinstance(layer, nn.Linear) else layer.weight.ndim - 2
+                groups.append(WeightGroup((name or "weight",), layer.weight.unsqueeze(0), bias, dims=dims))
+        if not groups:
+            raise PolyboundError(f"{type(self.model).__name__} has no Linear or Conv layer to project")
+        return groups
 
     @torch.no_grad()
     def apply_(self) -> None:
@@ -135,53 +147,32 @@ class Projection:
         return all(bool((value <= bounds[name]).all()) for name, value in self.norms().items())
 
 
-def _layers(model: nn.Module) -> list[WeightGroup]:
-    """The Linear and Conv layers of any module."""
-    groups = []
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            bias = None if layer.bias is None else layer.bias.unsqueeze(0)
-            dims = 0 if isinstance(layer, nn.Linear) else layer.weight.ndim - 2
-            groups.append(WeightGroup((name or "weight",), layer.weight.unsqueeze(0), bias, dims=dims))
-    if not groups:
-        raise PolyboundError(f"{type(model).__name__} has no Linear or Conv layer to project")
-    return groups
-
-
-def _radii(
-    bound: BoundLike | Mapping[str, BoundLike], names: Sequence[str], lead: tuple[int, ...]
-) -> dict[str, Tensor]:
-    """A float64 tensor of shape `lead` for each name."""
-    given = bound if isinstance(bound, Mapping) else dict.fromkeys(names, bound)
-    if unknown := [name for name in given if name not in names]:
-        raise PolyboundError(f"no matrix called {unknown[0]!r}; there are {', '.join(names)}")
-    radii = {}
-    for name in names:
-        value = given.get(name, inf)
-        try:
-            radius = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
-        except (TypeError, ValueError, RuntimeError):
-            raise PolyboundError(f"a bound must be a number, or one number for each run, got {value!r}") from None
-        if radius.shape not in ((), lead):
-            raise PolyboundError(f"{radius.numel()} bounds for {f'{lead[0]} runs' if lead else 'a single model'}")
-        if not (radius >= 0).all():
-            raise PolyboundError(f"a bound must be a number of at least 0, got {value!r} for {name}")
-        radii[name] = radius.expand(lead)
-    return radii
+def _radius(name: str, value: BoundLike, lead: tuple[int, ...]) -> Tensor:
+    """The bound of a matrix, one for each run, in float64."""
+    try:
+        radius = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise PolyboundError(f"a bound must be a number, or one number for each run, got {value!r}") from None
+    if radius.shape not in ((), lead):
+        raise PolyboundError(f"{radius.numel()} bounds for {f'{lead[0]} runs' if lead else 'a single model'}")
+    if not (radius >= 0).all():
+        raise PolyboundError(f"a bound must be a number of at least 0, got {value!r} for {name}")
+    return radius.expand(lead)
 
 
 class _Rule(ABC):
-    """What is done with one group of weights; `radius` is (*lead, names)."""
+    """How one group of weights is projected."""
 
-    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
-        self.names = self.names_of(group)
-        self.radius = radius
-        self.free = bool(torch.isinf(radius).all())
-        del on  # the same for most kinds of norms
+    radius: Tensor
+    """The bounds, (*lead, names)."""
+    free = False
 
-    @staticmethod
-    def names_of(group: WeightGroup) -> tuple[str, ...]:
-        return group.names
+    def __init__(self, group: WeightGroup) -> None:
+        self.names = group.names
+
+    def limit(self, radius: Tensor) -> None:
+        """Take the bounds."""
+        self.radius, self.free = radius, bool(torch.isinf(radius).all())
 
     @abstractmethod
     def project(self, group: WeightGroup) -> None: ...
@@ -196,9 +187,11 @@ def _joined(group: WeightGroup) -> Tensor:
     return rows if group.bias is None else torch.cat([rows, group.bias.unsqueeze(-1)], dim=-1)
 
 
-def _write_back(group: WeightGroup, rows: Tensor) -> None:
-    """Undo the copy that joining a bias made."""
-    if group.bias is not None:
+def _write(group: WeightGroup, rows: Tensor) -> None:
+    """Put joined matrices into the weights."""
+    if group.bias is None:
+        group.weight.copy_(rows.reshape(group.weight.shape))
+    else:
         group.weight.copy_(rows[..., :-1].reshape(group.weight.shape))
         group.bias.copy_(rows[..., -1])
 
@@ -206,14 +199,17 @@ def _write_back(group: WeightGroup, rows: Tensor) -> None:
 class _Rows(_Rule):
     """Row-l1 norms: `max_j ||row j||_1 + constant <= radius`."""
 
-    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
-        super().__init__(group, radius, on)
+    def __init__(self, group: WeightGroup, on: Target) -> None:
+        super().__init__(group)
         fixed = group.constants if on == "operator" and group.constants else (0.0,) * len(group.names)
         self.constants = torch.tensor(fixed, dtype=torch.float64)
-        if not (radius >= self.constants).all():
-            worst = group.names[int((radius - self.constants).reshape(-1, len(fixed)).amin(0).argmin())]
-            raise PolyboundError(f"the constant column of {worst} alone has norm 1: its bound must be at least 1")
+
+    def limit(self, radius: Tensor) -> None:
+        super().limit(radius)
         room = (radius - self.constants).unsqueeze(-1)
+        if not (room >= 0).all():
+            worst = self.names[int(room.reshape(-1, len(self.names)).amin(0).argmin())]
+            raise PolyboundError(f"the constant column of {worst} alone has norm 1: its bound must be at least 1")
         # A plain number spares the projection a tensor of radii.
         self.room: float | Tensor = float(room.flatten()[0]) if (room == room.flatten()[0]).all() else room
 
@@ -221,7 +217,9 @@ class _Rows(_Rule):
         rows = _joined(group)
         if isinstance(self.room, Tensor):
             self.room = self.room.to(rows.device)
-        _write_back(group, project_l1_rows(rows, self.room, out=rows))
+        project_l1_rows(rows, self.room, out=rows)
+        if group.bias is not None:  # else the rows are the weights themselves
+            _write(group, rows)
 
     def norms(self, group: WeightGroup) -> Tensor:
         rows = _joined(group).double().abs().sum(-1)
@@ -231,8 +229,8 @@ class _Rows(_Rule):
 class _Spectral(_Rule):
     """Spectral norms: of matrices with their bias, of kernels on the torus."""
 
-    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
-        super().__init__(group, radius, on)
+    def __init__(self, group: WeightGroup) -> None:
+        super().__init__(group)
         if group.dims and not group.space:
             raise PolyboundError(f"the l2 norm of {group.names[0]} depends on the size of its input: use norm='inf'")
 
@@ -240,11 +238,7 @@ class _Spectral(_Rule):
         if group.dims:
             group.weight.copy_(project_spectral_conv(group.weight, self.radius, group.space))
         else:
-            rows = _joined(group)
-            projected = project_spectral(rows, self.radius)
-            if group.bias is None:
-                rows.copy_(projected)
-            _write_back(group, projected)
+            _write(group, project_spectral(_joined(group), self.radius))
 
     def norms(self, group: WeightGroup) -> Tensor:
         if group.dims:
@@ -256,18 +250,13 @@ class _Spectral(_Rule):
 class _Product(_Rule):
     """The product over the factors of a unit's row-l1 norms (constant columns included): `theta` of the units."""
 
-    @staticmethod
-    def names_of(group: WeightGroup) -> tuple[str, ...]:
-        del group  # whatever its factors are called
-        return ("product",)
-
-    def __init__(self, group: WeightGroup, radius: Tensor, on: Target) -> None:
-        super().__init__(group, radius, on)
+    def __init__(self, group: WeightGroup) -> None:
+        super().__init__(group)
+        self.names = ("product",)
         self.offset = torch.tensor(group.constants or (0.0,) * len(group.names), dtype=torch.float64)
 
     def project(self, group: WeightGroup) -> None:
-        rows = _joined(group)
-        rows.copy_(project_product(rows, self.radius.squeeze(-1), offset=self.offset))
+        _write(group, project_product(_joined(group), self.radius.squeeze(-1), offset=self.offset))
 
     def norms(self, group: WeightGroup) -> Tensor:
         rows = _joined(group).double().abs().sum(-1)

@@ -96,7 +96,7 @@ def project_spectral_conv(
         shape: The sizes of the image.
         tolerance: Stop when the squared distance exceeds the least one by no more than this fraction, as the dual
             value proves.
-        iterations: Stop after so many steps at the latest.
+        iterations: The most steps.
 
     Returns:
         The projection, in the shape and precision of ``kernel``. No gradient flows through it.
@@ -198,7 +198,16 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
     Most frequencies never touch the ball: only those outside, now or before, take part. The step length adapts, for
     with a few frequencies it may be far longer than the 1 / (size of the torus) that is safe with all of them.
     """
-    phases, counts = _frequencies(kernel.shape[2:], torus_sizes(kernel, shape), kernel.device)
+    # `exp(-2 pi i f.t)` for taps and frequencies up to conjugation, (taps, F), and how many each stands for.
+    phases = torch.ones(1, 1, dtype=torch.complex128, device=kernel.device)
+    counts = torch.ones(1, dtype=torch.float64, device=kernel.device)
+    sizes = torus_sizes(kernel, shape)
+    for i, (k, n) in enumerate(zip(kernel.shape[2:], sizes, strict=True)):
+        last = i == len(sizes) - 1
+        f = torch.arange(n // 2 + 1 if last else n, dtype=torch.float64, device=kernel.device)
+        angles = torch.arange(k, dtype=torch.float64, device=kernel.device)[:, None] * f / n
+        phases = torch.kron(phases, torch.exp(-2j * math.pi * angles))
+        counts = torch.kron(counts, 2.0 - (2 * f % n == 0).double() if last else torch.ones_like(f))
     scale = float(kernel.abs().max())
     start, radius = kernel.flatten(2) / scale, radius / scale
     best, least, dual = torch.zeros_like(start), _inner(start, start), 0.0
@@ -216,7 +225,14 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
                 best, least = primal, value
             if least - dual <= tolerance * least:
                 break
-            active, correction, lead = _taking_part(active, correction, lead, norms > radius)
+            # The frequencies that have a correction; others rest until they are outside of the ball again.
+            used = (correction.abs() + lead.abs()).amax((-2, -1)) > 0
+            correction, lead, active = correction[used], lead[used], active[used]
+            outside = norms > radius
+            outside[active] = False
+            active = torch.cat([active, outside.nonzero()[:, 0]])
+            room = correction.new_zeros(len(active) - len(correction), *correction.shape[1:])
+            correction, lead = torch.cat([correction, room]), torch.cat([lead, room])
             waves, weights = phases[:, active], counts[active]
         gradient = _transfer(start - ahead, waves)
         for _ in range(100):
@@ -236,29 +252,6 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
         correction, taken = new, new_taken
         length *= 1.2
     return best.view_as(kernel) * scale
-
-
-def _taking_part(active: Tensor, correction: Tensor, lead: Tensor, outside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The frequencies that have a correction or are outside the ball, with room for the corrections of new ones."""
-    used = (correction.abs() + lead.abs()).amax((-2, -1)) > 0  # others rest until they are outside again
-    correction, lead, active = correction[used], lead[used], active[used]
-    outside[active] = False
-    active = torch.cat([active, outside.nonzero()[:, 0]])
-    room = correction.new_zeros(len(active) - len(correction), *correction.shape[1:])
-    return active, torch.cat([correction, room]), torch.cat([lead, room])
-
-
-def _frequencies(taps: Sequence[int], sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """``exp(-2 pi i f.t)`` for taps and frequencies up to conjugation, (taps, F), and how many each stands for."""
-    phases = torch.ones(1, 1, dtype=torch.complex128, device=device)
-    counts = torch.ones(1, dtype=torch.float64, device=device)
-    for i, (k, n) in enumerate(zip(taps, sizes, strict=True)):
-        last = i == len(sizes) - 1
-        f = torch.arange(n // 2 + 1 if last else n, dtype=torch.float64, device=device)
-        angles = torch.arange(k, dtype=torch.float64, device=device)[:, None] * f / n
-        phases = torch.kron(phases, torch.exp(-2j * math.pi * angles))
-        counts = torch.kron(counts, 2.0 - (2 * f % n == 0).double() if last else torch.ones_like(f))
-    return phases, counts
 
 
 def _transfer(kernel: Tensor, phases: Tensor) -> Tensor:

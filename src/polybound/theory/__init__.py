@@ -1,4 +1,12 @@
-"""Norms, Rademacher and Lipschitz bounds; each result carries its formula and its assumptions."""
+"""Norms, Rademacher and Lipschitz bounds; each result carries its formula and its assumptions.
+
+rounding     float64 rounded outwards; networks scaled by powers of two, so that nothing over- or underflows
+norms        operator norms of maps; theta, gamma and the Gram norm of a network's factors
+bound        a bound with its formula, its assumptions and how it was computed
+lipschitz    the paper's, row-wise and local bounds of the Lipschitz constant
+rademacher   bounds of the Rademacher complexity and of the error on unseen data
+table        all of them for one model
+"""
 
 from polybound.theory.bound import Bound, BoundTable
 from polybound.theory.lipschitz import lipschitz, sensitivity
@@ -13,7 +21,6 @@ from polybound.theory.norms import (
     torus_norm,
     torus_sizes,
 )
-from polybound.theory.products import face_splitting, khatri_rao, kronecker
 from polybound.theory.rademacher import Generalisation, generalisation, rademacher
 from polybound.theory.rounding import ULP, mantissa_product
 from polybound.theory.table import bounds
@@ -25,13 +32,10 @@ __all__ = [
     "BoundTable",
     "Generalisation",
     "bounds",
-    "face_splitting",
     "factor_norms",
     "gamma",
     "generalisation",
     "gram_norm",
-    "khatri_rao",
-    "kronecker",
     "lifted_norm",
     "lipschitz",
     "mantissa_product",

@@ -84,9 +84,8 @@ class Bound:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return value if isfinite(value) else None
+    """Numbers, in lists or not, with None for those that are not finite."""
+    return [_finite(one) for one in value] if isinstance(value, list) else value if isfinite(value) else None
 
 
 @dataclass(frozen=True, repr=False)

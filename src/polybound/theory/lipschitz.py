@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polybound.errors import ArgumentError, PolyboundError
+from polybound.errors import ArgumentError, PolyboundError, check_choice
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Windowed
 from polybound.theory.bound import Bound, number
 from polybound.theory.norms import (
@@ -125,26 +125,46 @@ def lipschitz(
     p = exponent(p)
     if radius is not None and not 0 <= radius < inf:
         raise ArgumentError("radius", f"must be a finite number of at least 0, or None, got {radius!r}")
-    factors = finite_factors(model)
-    if method == "local":
-        return _local(factors, p, 1.0 if radius is None else radius, box)
-    if box is not None:
+    check_choice("method", method, ("paper", "rowwise", "local"))
+    if box is not None and method != "local":
         raise PolyboundError(f"a box goes with method='local', not with {method!r}")
-    if method == "paper":
-        return _paper(factors, p, radius)
-    if method == "rowwise":
-        return _rowwise(factors, p, radius)
-    raise PolyboundError(f"method must be 'paper', 'rowwise' or 'local', got {method!r}")
-
-
-def _letter(p: float) -> str:
-    return "inf" if isinf(p) else f"{p:g}"
-
-
-def _assumption(p: float, radius: float | None) -> str:
+    factors, letter = finite_factors(model), "inf" if isinf(p) else f"{p:g}"
+    how = "in float64" + (
+        "" if can_write_out(factors) else ", norms of the large maps bounded by those of their kernels"
+    )
     if radius is None:
-        return f"||z||_{_letter(p)} <= 1 for the lifted input z = [x, 1], all of z free to move"
-    return f"||x||_{_letter(p)} <= {radius:g}"
+        assumption = f"||z||_{letter} <= 1 for the lifted input z = [x, 1], all of z free to move"
+    else:
+        assumption = f"||x||_{letter} <= {radius:g}"
+    if method == "local":
+        default = 1.0 if radius is None else radius
+        lower, upper, single = _sides(factors, box or (-default, default))
+        value = each_run(factors, lambda f: _over_boxes(f, lower, upper, p))
+        value = value.squeeze(-1) if single else value
+        name, title = "Local bound", "local"
+        formula = f"||J(centre)||_{letter} + || max |J(x) - J(centre)| ||_{letter}"
+        sides = [
+            f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else word
+            for side, word in zip(box or (-default, default), ("lower", "upper"), strict=True)
+        ]
+        assumption, how = f"x in the box [{', '.join(sides)}]", f"interval arithmetic {how}"
+    elif method == "paper":
+        R = _lifted_radius(p, radius)
+        value = each_run(factors, lambda f: _theorem(f, p, R))
+        ccp = factors.kind == "CCP"
+        name, title = f"Theorem {(2 if ccp else 4) if isinf(p) else (7 if ccp else 9)}", "paper"
+        norms = f"||U_i||_{letter}" if ccp else f"||A_i||_{letter} ||S_i||_{letter}"
+        formula = f"k ||C||_{letter} prod_i {norms}"
+        formula += f" R^(k-1), R = ||({radius:g}, 1)||_{letter}" if R != 1.0 else ""
+        if p not in (1.0, 2.0, inf):
+            how = how.replace("float64", "float64, operator norms by Riesz-Thorin interpolation", 1)
+    else:
+        value = each_run(factors, lambda f: _unit_by_unit(f, p, radius))
+        name, title = "Row-wise bound", "row-wise"
+        formula = f"|| |C| sum_i (sizes of the other factors) |V_i| ||_{letter}"
+        if isinf(p) and factors.coupled:
+            formula = "max_o sum_m |C_om| sum_i ||V_i^m||_1 prod_(j!=i) (||V_j^m||_1 + beta_j)"
+    return Bound(number(value), f"Lipschitz constant, l_{letter}, {title}", name, formula, (assumption,), how)
 
 
 def _lifted_radius(p: float, radius: float | None) -> float:
@@ -157,48 +177,10 @@ def _lifted_radius(p: float, radius: float | None) -> float:
 
 
 def _theorem(factors: Factors, p: float, R: float) -> Tensor:
+    """The product of the norms of all factors, `k` and `R^(k-1)`."""
     norms = list(factor_norms(factors, p).values())
     others = [factors.degree, *[R] * (factors.degree - 1)]
     return product(torch.stack([*norms, *(torch.full_like(norms[0], other) for other in others)]))
-
-
-def _paper(factors: Factors, p: float, radius: float | None) -> Bound:
-    R = _lifted_radius(p, radius)
-    value = each_run(factors, lambda f: _theorem(f, p, R))
-    letter = _letter(p)
-    theorem = {"CCP": "2" if isinf(p) else "7", "NCP": "4" if isinf(p) else "9"}[factors.kind]
-    product = f"||U_i||_{letter}" if factors.kind == "CCP" else f"||A_i||_{letter} ||S_i||_{letter}"
-    scale = f" R^(k-1), R = ||({radius:g}, 1)||_{letter}" if R != 1.0 else ""
-    how = "in float64" if p in (1.0, 2.0, inf) else "in float64, operator norms by Riesz-Thorin interpolation"
-    return Bound(
-        number(value),
-        f"Lipschitz constant, l_{letter}, paper",
-        f"Theorem {theorem}",
-        f"k ||C||_{letter} prod_i {product}{scale}",
-        (_assumption(p, radius),),
-        how + _size_note(factors),
-    )
-
-
-def _size_note(factors: Factors) -> str:
-    return "" if can_write_out(factors) else ", norms of the large maps bounded by those of their kernels"
-
-
-def _rowwise(factors: Factors, p: float, radius: float | None) -> Bound:
-    value = each_run(factors, lambda f: _unit_by_unit(f, p, radius))
-    letter = _letter(p)
-    if isinf(p) and factors.coupled:
-        formula = "max_o sum_m |C_om| sum_i ||V_i^m||_1 prod_(j!=i) (||V_j^m||_1 + beta_j)"
-    else:
-        formula = f"|| |C| sum_i (sizes of the other factors) |V_i| ||_{letter}"
-    return Bound(
-        number(value),
-        f"Lipschitz constant, l_{letter}, row-wise",
-        "Row-wise bound",
-        formula,
-        (_assumption(p, radius),),
-        "in float64" + _size_note(factors),
-    )
 
 
 def _unit_by_unit(factors: Factors, p: float, radius: float | None) -> Tensor:
@@ -302,8 +284,15 @@ def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left",
     return operator_norm(step, p) * diagonal.amax(-1)
 
 
-def _local(factors: Factors, p: float, radius: float, box: Sides | None) -> Bound:
-    lower, upper = (_float64(side).to(factors.s1.device) for side in box or (-radius, radius))
+def _sides(factors: Factors, box: Sides) -> tuple[Tensor, Tensor, bool]:
+    """The sides of all boxes, (boxes, features), in float64, and whether a single box was given."""
+    # Not `torch.as_tensor(side).double()`, which would round a float to float32 on the way.
+    lower, upper = (
+        (side.detach().double() if isinstance(side, Tensor) else torch.tensor(side, dtype=torch.float64)).to(
+            factors.s1.device
+        )
+        for side in box
+    )
     single = max(lower.ndim, upper.ndim) < 2
     try:
         shape = (lower + upper + lower.new_zeros(1, factors.features)).shape
@@ -314,16 +303,7 @@ def _local(factors: Factors, p: float, radius: float, box: Sides | None) -> Boun
         raise PolyboundError(f"box sides must be floats, ({factors.features},) or (boxes, {factors.features})")
     if not ((lower <= upper) & torch.isfinite(lower) & torch.isfinite(upper)).all():
         raise PolyboundError("a box needs finite sides with lower <= upper")
-    value = each_run(factors, lambda f: _over_boxes(f, lower, upper, p))
-    letter = _letter(p)
-    return Bound(
-        number(value.squeeze(-1) if single else value),
-        f"Lipschitz constant, l_{letter}, local",
-        "Local bound",
-        f"||J(centre)||_{letter} + || max |J(x) - J(centre)| ||_{letter}",
-        (f"x in the box [{_side(box, 0, -radius)}, {_side(box, 1, radius)}]",),
-        "interval arithmetic in float64" + _size_note(factors),
-    )
+    return lower, upper, single
 
 
 def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Tensor:
@@ -339,16 +319,6 @@ def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Ten
         for i in range(0, len(lower), step)
     ]
     return restored(torch.cat(values, dim=-1), scaled.slope, 0)
-
-
-def _float64(side: Tensor | float) -> Tensor:
-    # Not `torch.as_tensor(side).double()`, which would round a float to float32 on the way.
-    return side.detach().double() if isinstance(side, Tensor) else torch.tensor(side, dtype=torch.float64)
-
-
-def _side(box: Sides | None, index: int, default: float) -> str:
-    side = default if box is None else box[index]
-    return f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else ("lower", "upper")[index]
 
 
 def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x: Interval, p: float) -> Tensor:

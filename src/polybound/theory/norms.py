@@ -83,20 +83,13 @@ def torus_norm(kernel: Tensor, space: Sequence[int]) -> Tensor:
     transfer = torch.fft.rfftn(scaled, s=torus_sizes(kernel, space), dim=dims)
     transfer = transfer.flatten(-len(space)).movedim(-1, -3)  # (*lead, frequencies, out, in)
     largest = torch.linalg.matrix_norm(transfer, 2).amax(-1)
-    terms = _terms(kernel.shape[-len(space) - 2 :], torus_sizes(kernel, space))
+    # An entry is a fast Fourier transform of prod(k) numbers, some log2(prod(sides)) additions deep. Its error is
+    # relative to the sum of their absolute values, which exceeds the largest singular value at most by the root of
+    # prod(k) min(out, in). What else is in the stack does not count.
+    out, channels, *k = kernel.shape[-len(space) - 2 :]
+    depth = 8 * (1 + ceil(log2(prod(torus_sizes(kernel, space)))))
+    terms = depth * ceil(sqrt(prod(k) * min(out, channels))) + out + channels
     return times_power_of_two(outward(largest, terms), exponent)
-
-
-def _terms(kernel: Sequence[int], sides: Sequence[int]) -> int:
-    """How many roundings a transfer matrix and its singular values carry, whatever else is in the stack.
-
-    An entry is a fast Fourier transform of prod(k) numbers, some log2(prod(sides)) additions deep. Its error is
-    relative to the sum of their absolute values, which exceeds the largest singular value at most by the root of
-    prod(k) min(out, in).
-    """
-    out, channels, *k = kernel
-    depth = 8 * (1 + ceil(log2(prod(sides))))
-    return depth * ceil(sqrt(prod(k) * min(out, channels))) + out + channels
 
 
 DENSE_LIMIT = 2**27
@@ -131,14 +124,14 @@ def finite_factors(model: PolynomialNetwork | Factors) -> Factors:
     Raises:
         NonFiniteError: a weight is infinite or NaN. No bound holds then, and NaN would pass for one.
     """
+
+    def finite(weights: Tensor) -> Tensor:
+        if not torch.isfinite(weights).all():
+            raise NonFiniteError("the weights are not all finite numbers: no bound holds for them")
+        return weights
+
     factors = factors_of(model)
-    return factors if factors.working else factors.double().transform(_refuse_non_finite)
-
-
-def _refuse_non_finite(weights: Tensor) -> Tensor:
-    if not torch.isfinite(weights).all():
-        raise NonFiniteError("the weights are not all finite numbers: no bound holds for them")
-    return weights
+    return factors if factors.working else factors.double().transform(finite)
 
 
 def working_factors(model: PolynomialNetwork | Factors) -> Factors:
@@ -323,28 +316,21 @@ def factor_norms(model: PolynomialNetwork | Factors, p: float | str = inf) -> di
 
     Where a CCP pools between its products, the norm of the pooling stands as S_n.
     """
-    p = exponent(p)
-    factors = finite_factors(model)
-    names = [name for name, _ in _lifted_maps(factors)]
-    values = each_run(factors, lambda f: torch.stack([norm(p) for _, norm in _lifted_maps(f)], dim=-1))
-    return dict(zip(names, values.unbind(-1), strict=True))
+    p, named = exponent(p), dict[str, Tensor]()
 
+    def compute(factors: Factors) -> Tensor:
+        for n, a in enumerate(factors.A, 1):
+            named[f"{'U' if factors.kind == 'CCP' else 'A'}{n}"] = lifted_norm(a, factors.constant, p)
+            if n == 1 and factors.kind == "NCP":
+                # The norm of diag(s_1), which is what the proofs need; it is never above the vector norm of s_1.
+                named["S1"] = factors.s1.abs().amax(-1).clamp_min(float(factors.constant))
+            elif n > 1 and not isinstance(factors.S[n - 2], Identity):
+                named[f"S{n}"] = lifted_norm(factors.S[n - 2], factors.constant, p)
+        named["C"] = lifted_norm(factors.C, False, p)
+        return torch.stack(list(named.values()), dim=-1)
 
-def _lifted_maps(factors: Factors) -> list[tuple[str, Callable[[float], Tensor]]]:
-    """The name and the norm, as a function of p, of each map that the paper's products of norms run over."""
-
-    def norm_of(step: Affine, constant_unit: bool) -> Callable[[float], Tensor]:
-        return lambda p: lifted_norm(step, constant_unit, p)
-
-    maps: list[tuple[str, Callable[[float], Tensor]]] = []
-    for n, a in enumerate(factors.A, 1):
-        maps.append((f"{'U' if factors.kind == 'CCP' else 'A'}{n}", norm_of(a, factors.constant)))
-        if n == 1 and factors.kind == "NCP":
-            # The norm of diag(s_1), which is what the proofs need; it is never above the vector norm of s_1.
-            maps.append(("S1", lambda _: factors.s1.abs().amax(-1).clamp_min(float(factors.constant))))
-        elif n > 1 and not isinstance(factors.S[n - 2], Identity):
-            maps.append((f"S{n}", norm_of(factors.S[n - 2], factors.constant)))
-    return [*maps, ("C", norm_of(factors.C, constant_unit=False))]
+    values = each_run(model, compute)
+    return dict(zip(named, values.unbind(-1), strict=True))
 
 
 def theta(model: PolynomialNetwork | Factors) -> Tensor:
@@ -367,11 +353,7 @@ def _theta(factors: Factors) -> Tensor:
 
 def gamma(model: PolynomialNetwork | Factors, p: float | str = inf) -> Tensor:
     """The relaxation `gamma = prod_i ||U_i||_p` (CCP) or `prod_i ||A_i||_p ||S_i||_p` (NCP), lemmas 1 and 2."""
-    return _product_of_norms(finite_factors(model), exponent(p))
-
-
-def _product_of_norms(factors: Factors, p: float) -> Tensor:
-    norms = factor_norms(factors, p)
+    norms = factor_norms(model, p)
     del norms["C"]
     return product(torch.stack(list(norms.values())))
 
@@ -416,4 +398,4 @@ def _gram_norm(factors: Factors) -> Tensor:
     units = G.shape[-1]
     found = _root_of_largest(G) + torch.linalg.vector_norm(e, 2, dim=-1)
     value = restored(found, scaled.product, units * (units + 16) + terms, UNDERFLOW_UNDER_ROOT)
-    return torch.minimum(value, _product_of_norms(factors, 2.0))
+    return torch.minimum(value, gamma(factors, 2.0))

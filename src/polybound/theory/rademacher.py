@@ -62,19 +62,28 @@ def rademacher(
         raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
 
     factors = finite_factors(model)
-    k, d = factors.degree, factors.features + 1
+    k, d, ccp = factors.degree, factors.features + 1, factors.kind == "CCP"
     C = torch.cat([factors.C.matrix(), factors.C.constant.unsqueeze(-1)], dim=-1)
     off = torch.stack(factors.C.rounding()).sum(0)
     mu = (torch.stack([matrix_norm(row.unsqueeze(-2), p) for row in C.unbind(-2)], -1) + off).amax(-1)
-    lam, how = _product_norm(factors, p, exact)
+    gram = gram_norm(factors) if exact and not isinf(p) else None
+    if not exact:
+        lam, how = gamma(factors, p), f"lambda relaxed to the product of norms (Lemma {1 if ccp else 2}), in float64"
+    elif isinf(p):
+        lam, kind = theta(factors), "exact" if factors.coupled else "bounded by the recursion over absolute values"
+        how = f"lambda {kind}, in float64"
+    elif gram is None:
+        lam, how = gamma(factors, p), "lambda relaxed to the product of norms: too many units for the Gram matrix"
+    else:
+        lam, how = gram, "lambda exact by the Gram matrix of the units, in float64"
     R = 1.0 if radius is None else (max(radius, 1.0) if isinf(p) else hypot(radius, 1.0))
     if isinf(p):
         rate = 2 * sqrt(2 * k * log(d) / n) if formula == "paper" else sqrt(2 * (log(2) + k * log(d)) / n)
         shown = "2 mu lambda sqrt(2 k log(d) / n)" if formula == "paper" else "mu lambda sqrt(2 log(2 d^k) / n)"
-        theorem = {"CCP": "Theorem 1", "NCP": "Theorem 3"}[factors.kind]
+        theorem = f"Theorem {1 if ccp else 3}"
     else:
         rate, shown = 1 / sqrt(n), "mu lambda / sqrt(n)"
-        theorem = {"CCP": "Theorem 6", "NCP": "Theorem 8"}[factors.kind]
+        theorem = f"Theorem {6 if ccp else 8}"
     letter = "inf" if isinf(p) else "2"
     if R != 1.0:
         shown += f" R^k, R = ||({radius:g}, 1)||_{letter}"
@@ -83,8 +92,11 @@ def rademacher(
     samples = (
         f"||z||_{letter} <= 1 for the lifted samples z = [x, 1]" if radius is None else f"||x||_{letter} <= {radius:g}"
     )
+    parts = torch.stack([torch.as_tensor(part, dtype=mu.dtype).expand_as(mu) for part in (mu, lam, rate, *[R] * k)])
+    # Two roundings each of the logarithm, the root and the quotient of the rate.
+    value = outward(product(parts), len(parts) + 8)
     return Bound(
-        number(_times(mu, lam, rate, *[R] * k)),
+        number(value),
         f"Rademacher complexity, l_{letter}, {formula}, {'exact' if exact else 'relaxed'} norm",
         theorem,
         shown,
@@ -94,25 +106,6 @@ def rademacher(
         ),
         how,
     )
-
-
-def _times(first: Tensor, *others: Tensor | float) -> Tensor:
-    # Two roundings each of the logarithm, the root and the quotient of the rate.
-    factors = torch.stack([first, *(torch.as_tensor(other, dtype=first.dtype).expand_as(first) for other in others)])
-    return outward(product(factors), len(factors) + 8)
-
-
-def _product_norm(factors: Factors, p: float, exact: bool) -> tuple[Tensor, str]:
-    if not exact:
-        lemma = "Lemma 1" if factors.kind == "CCP" else "Lemma 2"
-        return gamma(factors, p), f"lambda relaxed to the product of norms ({lemma}), in float64"
-    if isinf(p):
-        kind = "exact" if factors.coupled else "bounded by the recursion over absolute values"
-        return theta(factors), f"lambda {kind}, in float64"
-    lam = gram_norm(factors)
-    if lam is None:
-        return gamma(factors, p), "lambda relaxed to the product of norms: too many units for the Gram matrix"
-    return lam, "lambda exact by the Gram matrix of the units, in float64"
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,18 @@ def without_scale(step: Affine) -> tuple[Affine, Tensor]:
 def _divided(step: Affine, before: Tensor, constants: bool = True) -> tuple[Affine, Tensor]:
     """`2^-e step(2^before x)` with row sums of at most 1, and e. Without `constants`, these do not count."""
     if isinstance(step, Chain):
-        return _divided_chain(step, before, constants)
+        maps: list[Affine] = []
+        for part in step.maps:
+            part, before = _divided(part, before, constants)
+            maps.append(part)
+        if not step.shift:
+            return Chain(maps), before
+        # Half of the row sum for the shift. What has no weights passes a scale on.
+        more = (_exponent(step.constant.new_full((*step.lead, 1), step.shift), 1) - before).clamp_min(0) + 1
+        last = max(n for n, part in enumerate(maps) if isinstance(part, Dense | Conv))
+        maps[last] = _times(maps[last], -more, -more)
+        before = before + more
+        return Chain(maps, float(times_power_of_two(step.constant.new_tensor(step.shift), -before))), before
     if not isinstance(step, Dense | Conv | Windowed):
         return step, before
     exponent = _exponent(step.weight, step.weight.ndim - len(step.lead))
@@ -222,22 +233,6 @@ def _divided(step: Affine, before: Tensor, constants: bool = True) -> tuple[Affi
         sums = sums + largest.constant.abs() + largest.rounding()[1]
     exponent = exponent + power_of_two(sums * (1 + 2.0**-30), 1)
     return _times(step, -exponent, -exponent - before), before + exponent
-
-
-def _divided_chain(step: Chain, before: Tensor, constants: bool) -> tuple[Affine, Tensor]:
-    """The same of a chain, each of its parts with row sums of at most 1."""
-    maps: list[Affine] = []
-    for part in step.maps:
-        part, before = _divided(part, before, constants)
-        maps.append(part)
-    if not step.shift:
-        return Chain(maps), before
-    # Half of the row sum for the shift. What has no weights passes a scale on.
-    more = (_exponent(step.constant.new_full((*step.lead, 1), step.shift), 1) - before).clamp_min(0) + 1
-    last = max(n for n, part in enumerate(maps) if isinstance(part, Dense | Conv))
-    maps[last] = _times(maps[last], -more, -more)
-    before = before + more
-    return Chain(maps, float(times_power_of_two(step.constant.new_tensor(step.shift), -before))), before
 
 
 def _times(step: Affine, weights: Tensor, constants: Tensor) -> Affine:

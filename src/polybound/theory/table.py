@@ -47,15 +47,8 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
     factors = finite_factors(model)
     ccp = factors.kind == "CCP"
     lemma, largest = f"Lemma {11 if ccp else 12}", "largest row-l1 norm, constants included"
-    rows = [
-        Bound(
-            number(value),
-            f"norm of {name}, l_inf",
-            lemma,
-            largest,
-        )
-        for name, value in factor_norms(factors, inf).items()
-    ]
+    norms = factor_norms(factors, inf).items()
+    rows = [Bound(number(value), f"norm of {name}, l_inf", lemma, largest) for name, value in norms]
     path = "max_j prod_i ||row j of U_i||_1" if factors.coupled else "max(t_k), t_n = rowl1(A_n) (|S_n| t_(n-1))"
     rows.append(Bound(number(theta(factors)), "theta", "Closed form" if factors.coupled else "Recursion", path))
     product = "prod_i ||U_i||_inf" if ccp else "prod_i ||A_i||_inf ||S_i||_inf"
