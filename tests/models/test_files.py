@@ -34,45 +34,20 @@ def test_every_type_survives(tmp_path, dtype):
     assert again.V.dtype == dtype and torch.equal(again.V, model.V)
 
 
-def test_saving_replaces_atomically_and_leaves_nothing_else(tmp_path):
-    path = tmp_path / "m.safetensors"
-    pb.CCP(4, 3, 2, 2, seed=0).save(path)
-    pb.CCP(4, 3, 2, 2, seed=1).save(path)
-    assert torch.equal(pb.load(path).V, pb.CCP(4, 3, 2, 2, seed=1).V)
-    assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
-
-
-def good_bytes(tmp_path):
-    path = tmp_path / "good.safetensors"
-    pb.NCP(4, 3, 2, 3, seed=0).save(path)
-    return path.read_bytes()
-
-
 def refused(path):
     with pytest.raises(pb.FileFormatError) as caught:
         pb.load(path)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_every_truncation_is_refused(tmp_path):
-    content = good_bytes(tmp_path)
-    path = tmp_path / "cut.safetensors"
-    for length in range(0, len(content), 7):
-        path.write_bytes(content[:length])
-        refused(path)
-
-
-def test_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "foreign.safetensors"
-    for content in (
-        b"",
-        b"PK\x03\x04 not a model",
-        b"\x80\x04\x95pickle",
-        b"\xff" * 64,
-        struct.pack("<Q", 2**63) + b"{}",
-    ):
-        path.write_bytes(content)
+def test_truncated_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "bad.safetensors"
+    pb.NCP(4, 3, 2, 3, seed=0).save(path)
+    content = path.read_bytes()
+    foreign = [b"PK\x03\x04 not a model", b"\x80\x04\x95pickle", b"\xff" * 64, struct.pack("<Q", 2**63) + b"{}"]
+    for bad in (*foreign, *(content[:length] for length in range(0, len(content), 7))):
+        path.write_bytes(bad)
         refused(path)
     save_file({"weight": torch.zeros(2)}, path)
     assert "not a polybound model" in refused(path)
@@ -115,10 +90,9 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        pb.load(tmp_path / "nothing.safetensors")
-    with pytest.raises(FileNotFoundError):
-        pb.load(tmp_path)
+    for path in (tmp_path / "nothing.safetensors", tmp_path):
+        with pytest.raises(FileNotFoundError):
+            pb.load(path)
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path):

@@ -9,7 +9,7 @@ window of V, and so are the gradients:
 
 The window has no zeros of a padding. A few images and runs at a time: what they need stays in the cache. The gradients
 by P, c and K follow once a step from those by the collapsed kernels. Poolings add instead of averaging; the next
-factor's kernel has the 1/4. `tests/models/test_closed_conv.py` holds all of it to the layers under autograd.
+factor's kernel has the 1/4. `tests/models/test_passes.py` holds all of it to the layers under autograd.
 
 With directions r of the images, the factors change by `g_n = W_n^T V(r)`, without their constants, and the products by
 

@@ -2,7 +2,7 @@
 
 A product of affine maps has gradients in closed form: the derivative by one factor is the product of the others.
 Written out, a training step is two matrix products over the weights and little else: no graph, no gradient tensor (the
-second product goes straight into the weights), no optimiser. `tests/models/test_closed_forms.py` holds it to autograd.
+second product goes straight into the weights), no optimiser. `tests/models/test_passes.py` holds it to autograd.
 
 The runs of a stack lie in `groups` of equal size, one after another; the runs of a group share their inputs, and so one
 matrix product.

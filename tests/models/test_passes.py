@@ -1,4 +1,4 @@
-"""The closed form of ConvCCP against its layers under autograd, in float64 to 1e-10."""
+"""The passes by hand against autograd; those of ConvCCP against its layers. In float64, to 1e-10."""
 
 from unittest import mock
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.networks import F64, randomise, seeds
+from helpers.networks import F64, ccps, ncps, randomise, seeds
 from polybound.attacks import Classifier
 from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
@@ -20,7 +20,7 @@ PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "poo
 
 
 def layers():
-    """The oracle: layer by layer."""
+    """The oracle of convolutions: layer by layer."""
     return mock.patch("polybound.models.conv.can_collapse", return_value=False)
 
 
@@ -34,36 +34,64 @@ def inputs(model, groups, batch, seed):
     return 2 * torch.rand(groups, batch, model.features, generator=generator, dtype=F64) - 1
 
 
-def oracle(model, groups, batch, seed):
-    """Images of groups of runs, the same for each run, to be differentiated by, and their logits layer by layer."""
+def check(model, form, groups, directions=0, batch=5, seed=0):
+    """Logits and gradients are autograd's, for `<d, logits> + sum of w rows^2` with rows of the Jacobian, if any.
+
+    And a step is what they say it is. Autograd differentiates the rows twice.
+    """
+    groups, generator = min(groups, model.runs or 1), torch.Generator().manual_seed(seed)
     x = inputs(model, groups, batch, seed)
     own = x.repeat_interleave((model.runs or 1) // groups, 0).requires_grad_()
     with layers():
         logits = model(own if model.runs else own[0])
-    return x, own, logits if model.runs else logits.unsqueeze(0)
+    logits = logits if model.runs else logits.unsqueeze(0)
+    d = torch.randn(logits.shape, dtype=F64, generator=generator)
+    loss = (d * logits).sum()
+    if directions:
+        v = torch.randn(len(logits), directions, *logits.shape[1:], dtype=F64, generator=generator)
+        rows = [torch.autograd.grad(logits, own, each, create_graph=True)[0] for each in v.unbind(1)]
+        rows = torch.stack(rows, 1)
+        w = torch.rand(rows.shape, dtype=F64, generator=generator)
+        loss = loss + (w * rows.square()).sum()
+    of_input, *wanted = torch.autograd.grad(loss, [own, *model.parameters()], allow_unused=True)
 
-
-def check(model, form, groups, batch=5, seed=0):
-    """Logits and all gradients are the layers', and a step is what they say it is."""
-    x, own, logits = oracle(model, groups, batch, seed)
-    d = torch.randn(logits.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    of_input, *wanted = torch.autograd.grad(logits, [own, *model.parameters()], d)
-
+    lifted = isinstance(model, pb.CCP) and model.form == "product"
+    x = torch.nn.functional.pad(x, (0, 1), value=1.0) if lifted else x
     close(form.logits(x), logits.detach().mT)
-    close(form.input_gradient(d.mT), of_input)
-    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients(d.mT, x)}
-    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+    if directions:
+        found = form.rows(v.mT)[..., : model.features]
+        close(found, rows.detach())
+        r = torch.nn.functional.pad(2 * w * found, (0, int(lifted)))  # the constant is no input
+        pairs = form.gradients_by_rows(d.mT, r, x)
+    else:
+        close(form.input_gradient(d.mT)[..., : model.features], of_input)
+        pairs = form.gradients(d.mT, x)
+    gradients = {tensor.data_ptr(): gradient for tensor, gradient in pairs}
+    cases = [(p, p.detach().clone(), g) for p, g in zip(model.parameters(), wanted, strict=True) if p.numel()]
+    for parameter, _, gradient in cases:
         close(gradients[parameter.data_ptr()].reshape(parameter.shape), gradient)
+    if directions:
+        form.update_by_rows_(d.mT, r, x, 0.1, decay=0.3)
+    else:
+        form.logits(x)
+        form.update_(d.mT, x, 0.1, decay=0.3)
+    for parameter, before, gradient in cases:
+        close(parameter.detach(), (1 - 0.03) * before - 0.1 * gradient)
 
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    form.logits(x)
-    form.update_(d.mT, x, 0.1, decay=0.3)
-    for old, new, gradient in zip(before, model.parameters(), wanted, strict=True):
-        close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
+
+@given(st.one_of(ccps(runs=(None, 1, 4)), ncps(runs=(None, 1, 4))), st.sampled_from([1, 2, 4]), seeds)
+def test_dense_networks(model, groups, seed):
+    check(model, closed_form(model), groups, seed=seed)
+
+
+@given(ccps(runs=(None, 1, 4)), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]), seeds)
+def test_rows_of_the_jacobian_of_dense_networks(model, groups, directions, seed):
+    check(model, closed_form(model), groups, directions, seed=seed)
 
 
 @st.composite
 def networks(draw):
+    """Of any size, also one that poolings do not divide or that is smaller than the kernel."""
     degree = draw(st.integers(1, 4))
     pool = draw(st.sets(st.integers(1, degree), max_size=2))
     least = 2 ** len(pool)
@@ -81,51 +109,46 @@ def networks(draw):
     return randomise(model, draw(seeds), 0.3)
 
 
+@pytest.mark.parametrize("directions", [0, 1, 3])
 @given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), seeds)
-def test_any_network_of_images(model, groups, cache, seed):
-    """Of any size, also one that poolings do not divide or that is smaller than the kernel, for any size of parts."""
-    check(model, ConvGradients(model, cache), min(groups, model.runs or 1), seed=seed)
+def test_convolutions_in_parts_of_any_size(directions, model, groups, cache, seed):
+    check(model, ConvGradients(model, cache), groups, directions, seed=seed)
 
 
-def check_rows(model, form, groups, directions, batch=5, seed=0):
-    """For a loss of logits and rows, `<d, logits> + sum of w rows^2`: autograd differentiates twice."""
-    x, own, logits = oracle(model, groups, batch, seed)
-    generator = torch.Generator().manual_seed(seed)
-    d = torch.randn(logits.shape, dtype=F64, generator=generator)
-    v = torch.randn(len(logits), directions, *logits.shape[1:], dtype=F64, generator=generator)
-    rows = torch.stack([torch.autograd.grad(logits, own, each, create_graph=True)[0] for each in v.unbind(1)], 1)
-    w = torch.rand(rows.shape, dtype=F64, generator=generator)
-    wanted = torch.autograd.grad((d * logits).sum() + (w * rows.square()).sum(), list(model.parameters()))
+@pytest.mark.parametrize("directions", [0, 1])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("runs", [None, 2])
+def test_pn_conv(shape, runs, directions):
+    model = pb.paper_model("pn-conv", shape, rank=4, runs=runs, seed=0, dtype=F64)
+    check(randomise(model, 1, 0.2), closed_form(model), 1, directions, batch=3)
 
+
+def test_which_have_one():
+    assert has_closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
+    assert not has_closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
+    assert not has_closed_form(torch.nn.Linear(2, 2))
+    with pytest.raises(pb.PolyboundError, match="ConvCCP"):
+        closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
+    with pytest.raises(pb.PolyboundError, match="lifted"):
+        closed_form(pb.CCP(4, 2, 2, 2, "product")).logits(torch.zeros(1, 3, 4))
+
+
+def test_a_step_of_an_ncp_leaves_no_subnormal_weights_but_an_attack_has_all_gradients():
+    """As small bounds leave it: matrices in between that are all but zero."""
+    model = pb.NCP(6, 4, 3, 4, seed=0)
+    with torch.no_grad():
+        model.S[..., :-1] *= 1e-13
+        model.V[0] = 0.0
+    form = closed_form(model)
+    x, d = torch.rand(1, 8, 6), torch.rand(1, 3, 8)
     form.logits(x)
-    found = form.rows(v.mT)
-    close(found, rows.detach())
-    r = 2 * w * found
-    gradients = {tensor.data_ptr(): gradient for tensor, gradient in form.gradients_by_rows(d.mT, r, x)}
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    form.update_by_rows_(d.mT, r, x, 0.1, decay=0.3)
-    for old, new, gradient in zip(before, model.parameters(), wanted, strict=True):
-        close(gradients[new.data_ptr()].reshape(old.shape), gradient)
-        close(new.detach(), (1 - 0.03) * old - 0.1 * gradient)
-
-
-@given(networks(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3000, 10**6]), st.sampled_from([1, 3]), seeds)
-def test_rows_of_the_jacobian_and_all_gradients_through_them(model, groups, cache, directions, seed):
-    check_rows(model, ConvGradients(model, cache), min(groups, model.runs or 1), directions, seed=seed)
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("runs", [None, 2])
-def test_rows_of_pn_conv(shape, runs):
-    model = pb.paper_model("pn-conv", shape, rank=4, runs=runs, seed=0 if runs is None else [0, 1], dtype=F64)
-    check_rows(randomise(model, 1, 0.2), closed_form(model), 1, 1, batch=3)
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("runs", [None, 2])
-def test_pn_conv(shape, runs):
-    model = pb.paper_model("pn-conv", shape, rank=4, runs=runs, seed=0 if runs is None else [0, 1], dtype=F64)
-    check(randomise(model, 1, 0.2), closed_form(model), 1, batch=3)
+    form.update_(d, x, 1.0)
+    assert (model.V[0] == 0).all(), "gradients of 1e-39 move nothing"
+    assert (model.V[1:] != 0).all()
+    with torch.no_grad():
+        model.S[..., :-1] *= 1e6
+    form.logits(x)
+    assert (form.input_gradient(d) != 0).all()
 
 
 @pytest.mark.parametrize("directions", [1, 3])
@@ -190,12 +213,6 @@ def test_a_step_is_that_of_autograd(runs, groups, method):
     close(*losses)
     for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
         close(mine.detach(), wanted.detach())
-
-
-def test_which_have_one():
-    assert has_closed_form(pb.ConvCCP((1, 4, 4), 2, 2, 2, 3))
-    assert not has_closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
-    assert not has_closed_form(torch.nn.Linear(2, 2))
 
 
 class StopAfter(Callback):
