@@ -108,7 +108,7 @@ def problems(draw: st.DrawFn, max_dim: int = 70) -> tuple[Tensor, float]:
 
 @laws
 @given(problems())
-def test_is_inside_in_float64(problem: tuple[Tensor, float]) -> None:
+def test_the_laws_of_a_projection(problem: tuple[Tensor, float]) -> None:
     x, radius = problem
     y = project_l1_rows(x, radius)
     assert bool((norms(y) <= radius).all())
@@ -117,32 +117,24 @@ def test_is_inside_in_float64(problem: tuple[Tensor, float]) -> None:
             assert math.fsum(after) <= radius
             assert sum(after) <= radius
             assert sum(sorted(after)) <= radius
-
-
-@laws
-@given(problems())
-def test_projecting_twice_is_projecting_once(problem: tuple[Tensor, float]) -> None:
-    x, radius = problem
-    once = project_l1_rows(x, radius)
-    assert same_bits(project_l1_rows(once, radius), once)
-
-
-@laws
-@given(problems())
-def test_rows_inside_keep_their_bits(problem: tuple[Tensor, float]) -> None:
-    x, radius = problem
+    assert same_bits(project_l1_rows(y, radius), y)
     inside = norms(x) <= radius
-    assert same_bits(project_l1_rows(x, radius)[inside], x[inside])
+    assert same_bits(y[inside], x[inside])
     assert same_bits(project_l1_rows(x, norms(x)), x)
+    assert bool(((y == 0.0) | (y.sign() == x.sign())).all())
+    assert bool((y.abs() <= x.abs()).all())
+    assert bool((y.abs().gather(-1, x.abs().argsort(-1)).diff(dim=-1) >= 0.0).all())
 
 
 @laws
 @given(problems())
 def test_agrees_with_sorting(problem: tuple[Tensor, float]) -> None:
     x, radius = problem
-    y = project_l1_rows(x, radius).double()
-    distance = (y - oracle(x, radius)).abs().sum(-1)
-    assert bool((distance <= ACCURACY[x.dtype] * min(radius, 1e300)).all())
+    y, best = project_l1_rows(x, radius).double(), oracle(x, radius)
+    slack = ACCURACY[x.dtype] * min(radius, 1e300)
+    assert bool(((y - best).abs().sum(-1) <= slack).all())
+    ours, least = ((x.double() - point).norm(dim=-1) for point in (y, best))
+    assert bool((ours <= least + slack + 1e-15 * norms(x)).all()), "no point of the ball is closer"
 
 
 @laws
@@ -160,30 +152,9 @@ def test_agrees_with_rational_arithmetic(problem: tuple[Tensor, float]) -> None:
 
 
 @laws
-@given(problems())
-def test_no_point_of_the_ball_is_closer(problem: tuple[Tensor, float]) -> None:
+@given(problems(), st.lists(st.sampled_from([0.0, 0.3, 0.9, 1.0, 5.0, math.inf]), min_size=3, max_size=3))
+def test_radii_broadcast(problem: tuple[Tensor, float], factors: list[float]) -> None:
     x, radius = problem
-    y = project_l1_rows(x, radius).double()
-    ours, best = ((x.double() - p).norm(dim=-1) for p in (y, oracle(x, radius)))
-    assert bool((ours <= best + ACCURACY[x.dtype] * min(radius, 1e300) + 1e-15 * norms(x)).all())
-
-
-@laws
-@given(problems())
-def test_signs_and_order_are_kept(problem: tuple[Tensor, float]) -> None:
-    x, radius = problem
-    y = project_l1_rows(x, radius)
-    assert bool(((y == 0.0) | (y.sign() == x.sign())).all())
-    assert bool((y.abs() <= x.abs()).all())
-    order = x.abs().argsort(-1)
-    assert bool((y.abs().gather(-1, order).diff(dim=-1) >= 0.0).all())
-
-
-@laws
-@given(problems(), st.data())
-def test_radii_broadcast(problem: tuple[Tensor, float], data: st.DataObject) -> None:
-    x, radius = problem
-    factors = data.draw(st.lists(st.sampled_from([0.0, 0.3, 0.9, 1.0, 5.0, math.inf]), min_size=3, max_size=3))
     radii = torch.tensor([f if f == math.inf else f * min(radius, 1e300) for f in factors], dtype=DOUBLE)
     stack = torch.stack([x, 0.5 * x, -x])
     together = project_l1_rows(stack, radii.unsqueeze(-1))
@@ -195,38 +166,26 @@ def test_radii_broadcast(problem: tuple[Tensor, float], data: st.DataObject) -> 
 
 @laws
 @given(problems())
-def test_in_place(problem: tuple[Tensor, float]) -> None:
+def test_in_place_and_in_other_layouts(problem: tuple[Tensor, float]) -> None:
     x, radius = problem
     expected, before = project_l1_rows(x, radius), x.clone()
     assert same_bits(x, before)
-    other = torch.empty_like(x)
-    assert project_l1_rows(x, radius, out=other) is other
-    assert same_bits(other, expected)
-    assert project_l1_rows(x, radius, out=x) is x
-    assert same_bits(x, expected)
-
-
-@laws
-@given(problems())
-def test_other_layouts(problem: tuple[Tensor, float]) -> None:
-    x, radius = problem
-    expected = project_l1_rows(x, radius)
-    transposed = x.t().contiguous().t()
-    strided = torch.stack([x, x], -1).flatten(-2)[:, ::2]
     permuted = torch.stack([x, x]).permute(1, 0, 2)
     assert same_bits(project_l1_rows(permuted, radius)[:, 0], expected)
     project_l1_rows(permuted, radius, out=permuted)
     assert same_bits(permuted[:, 1], expected)
-    for y in (transposed, strided):
+    for y in (x.t().contiguous().t(), torch.stack([x, x], -1).flatten(-2)[:, ::2], x.clone()):
         assert same_bits(project_l1_rows(y, radius), expected)
-        assert same_bits(project_l1_rows(x, radius, out=y.clone(memory_format=torch.preserve_format)), expected)
-        project_l1_rows(y, radius, out=y)
+        other = torch.empty_like(y)
+        assert project_l1_rows(x, radius, out=other) is other
+        assert same_bits(other, expected)
+        assert project_l1_rows(y, radius, out=y) is y
         assert same_bits(y, expected)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, DOUBLE])
 @pytest.mark.parametrize("shape", [(16, 784), (300, 785), (40, 4096), (14, 4, 16, 98), (3000, 9)])
-@pytest.mark.parametrize("factor", [0.02, 0.3, 0.9, 0.97, 1.0, 1.1])
+@pytest.mark.parametrize("factor", [0.02, 0.9, 0.97, 1.0])
 def test_many_rows(dtype: torch.dtype, shape: tuple[int, ...], factor: float) -> None:
     generator = torch.Generator().manual_seed(0)
     for x in (
@@ -242,15 +201,6 @@ def test_many_rows(dtype: torch.dtype, shape: tuple[int, ...], factor: float) ->
         assert same_bits(y[inside], x[inside])
         alone = project_l1_rows(x[..., 3, :], radius[..., 0])  # no row depends on the others
         assert same_bits(alone, y[..., 3, :])
-
-
-@pytest.mark.parametrize("dtype", [FLOAT, DOUBLE])
-def test_extreme_radii(dtype: torch.dtype) -> None:
-    x = torch.tensor([[1.0, -2.0, 3.0], [0.0, -0.0, 0.0]], dtype=dtype)
-    assert torch.equal(project_l1_rows(x, 0.0), torch.zeros_like(x))
-    assert same_bits(project_l1_rows(x, math.inf), x)
-    assert same_bits(project_l1_rows(x, torch.tensor([math.inf, 0.0])), x)
-    assert torch.equal(project_l1_rows(x, torch.tensor([0.0, 1.0])), torch.zeros_like(x))
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(FLOAT, 3e38), (DOUBLE, 1e307)])
@@ -281,7 +231,10 @@ def test_subnormal_numbers(dtype: torch.dtype, quantum: float, dim: int) -> None
             assert bool((norms(project_l1_rows(ordinary, radius)) <= radius).all())
 
 
-def test_empty_and_single() -> None:
+def test_empty_single_and_extreme() -> None:
+    x = torch.tensor([[1.0, -2.0, 3.0], [0.0, -0.0, 0.0]])
+    assert same_bits(project_l1_rows(x, torch.tensor([math.inf, 0.0])), x)
+    assert torch.equal(project_l1_rows(x, torch.tensor([0.0, 1.0])), torch.zeros_like(x))
     for shape in [(0,), (0, 3), (3, 0), (2, 0, 4)]:
         x = torch.empty(shape)
         assert project_l1_rows(x, 1.0).shape == shape
@@ -334,25 +287,6 @@ def test_input_that_is_not_finite(dtype: torch.dtype, value: float, radius: floa
             project_l1_rows(x, radius)
 
 
-def test_bad_out() -> None:
-    x = torch.ones(2, 3)
-    for out in (torch.ones(3, 2), torch.ones(2, 3, dtype=DOUBLE)):
-        with pytest.raises(PolyboundError, match="out must be"):
-            project_l1_rows(x, 1.0, out=out)
-
-
-@laws
-@given(problems(), st.booleans())
-def test_operator_with_bias(problem: tuple[Tensor, float], inplace: bool) -> None:
-    x, radius = problem
-    weight, bias = x[:, :-1].clone(), x[:, -1].clone()
-    expected = project_l1_rows(x, radius)
-    projected = project_linf_operator(weight, radius, bias=bias, inplace=inplace)
-    assert same_bits(projected[0], expected[:, :-1])
-    assert same_bits(projected[1], expected[:, -1])
-    assert (projected[0] is weight, projected[1] is bias) == (inplace, inplace)
-
-
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("kernel", [(), (5,), (3, 2), (2, 3, 2)])
 @pytest.mark.parametrize("stack", [(), (4,), (2, 3)])
@@ -364,21 +298,16 @@ def test_operators(kernel: tuple[int, ...], stack: tuple[int, ...], inplace: boo
     assert (projected is weight) == inplace
     assert projected.shape == weight.shape
     assert same_bits(projected.reshape(matrix.shape), project_l1_rows(matrix, radius))
-    bias = torch.ones(*stack, 6)
-    joint, shift = project_linf_operator(projected.clone(), radius, bias=bias, kernel_dims=len(kernel))
-    assert bool((norms(joint.reshape(matrix.shape)) + shift.double().abs() <= torch.as_tensor(radius)).all())
+    bias = torch.linspace(-2.0, 2.0, math.prod(stack) * 6).view(*stack, 6)
+    rows = project_l1_rows(torch.cat([matrix, bias.unsqueeze(-1)], -1), radius)
+    weight = matrix.reshape(weight.shape)
+    both = project_linf_operator(weight, radius, bias=bias, kernel_dims=len(kernel), inplace=inplace)
+    assert (both[0] is weight, both[1] is bias) == (inplace, inplace)
+    assert same_bits(torch.cat([both[0].reshape(matrix.shape), both[1].unsqueeze(-1)], -1), rows)
     swapped = torch.randn(*stack, *kernel, 4, 6).movedim(-1, len(stack)).movedim(-1, len(stack) + 1)  # not contiguous
     expected = project_l1_rows(swapped.reshape(matrix.shape), radius)
     again = project_linf_operator(swapped, radius, kernel_dims=len(kernel), inplace=inplace)
     assert same_bits(again.reshape(matrix.shape), expected)
-
-
-def test_norm_of_a_convolution() -> None:
-    kernel = project_linf_operator(torch.randn(3, 2, 3, 3, dtype=DOUBLE), 1.5, kernel_dims=2)
-    image = torch.zeros(1, 2, 8, 8, dtype=DOUBLE)
-    units = torch.eye(image.numel(), dtype=DOUBLE).view(-1, *image.shape[1:])
-    matrix = torch.nn.functional.conv2d(units, kernel, padding=1).flatten(1).t()
-    assert matrix.abs().sum(-1).max().item() == pytest.approx(1.5, rel=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -395,3 +324,6 @@ def test_norm_of_a_convolution() -> None:
 def test_bad_operators(shape: tuple[int, ...], arguments: dict[str, object]) -> None:
     with pytest.raises(PolyboundError):
         project_linf_operator(torch.ones(shape), 1.0, **arguments)  # type: ignore[call-overload]
+    for out in (torch.ones(3, 2), torch.ones(2, 3, dtype=DOUBLE)):
+        with pytest.raises(PolyboundError, match="out must be"):
+            project_l1_rows(torch.ones(2, 3), 1.0, out=out)

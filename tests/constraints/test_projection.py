@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polybound as pb
-from helpers.networks import F64, ccps, convs, networks, randomise
+from helpers.networks import F64, ccps, networks, randomise
 from polybound.models import Conv
 from polybound.theory import factor_norms, lifted_norm, theta
 
@@ -24,22 +24,14 @@ def unchanged(model, before):
     return all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@given(networks(runs=(None, 2)), bounds, st.sampled_from(["inf", "2"]), st.booleans())
+@given(networks(runs=(None, 2)), bounds, st.sampled_from(["inf", "2", "product"]), st.booleans())
 def test_inside_and_idempotent(model, bound, norm, single_precision):
     if single_precision:
         model = model.float()
-    projection = pb.Projection(model, bound, norm=norm)
-    projection.apply_()
-    assert projection.contains()
-    before = snapshot(model)
-    projection.apply_()
-    assert unchanged(model, before)
-
-
-@given(st.one_of(ccps(runs=(None, 2)), convs(runs=(None, 2))), bounds)
-def test_product_inside_and_idempotent(model, bound):
-    projection = pb.Projection(model, bound, on="product")
-    assert "product" in projection.names
+    product = norm == "product" and not isinstance(model, pb.NCP)
+    options = {"on": "product"} if product else {"norm": norm.replace("product", "inf")}
+    projection = pb.Projection(model, bound, **options)
+    assert ("product" in projection.names) == product
     projection.apply_()
     assert projection.contains()
     before = snapshot(model)
@@ -114,18 +106,13 @@ def test_stack_with_a_bound_for_each_run():
             for name, tensor in alone.state_dict().items():
                 torch.testing.assert_close(stacked.run(e).state_dict()[name], tensor, rtol=1e-12, atol=1e-12)
         assert torch.equal(stacked.run(1).V, singles[1].V)
-
-
-def test_product_of_a_stack_with_a_bound_for_each_run():
     model = randomise(pb.CCP(6, 3, 2, 3, runs=3, dtype=F64), 0, 2.0)
     before = model.run(1)
     projection = pb.Projection(model, {"product": [2.0, inf, 5.0]}, on="product")
     projection.apply_()
-    assert projection.contains()
-    assert torch.equal(model.run(1).V, before.V) and torch.equal(model.run(0).C, model.C[0])
-    torch.testing.assert_close(
-        projection.norms()["product"][[0, 2]], torch.tensor([2.0, 5.0], dtype=F64), rtol=1e-9, atol=0
-    )
+    assert projection.contains() and torch.equal(model.run(1).V, before.V)
+    found, wanted = projection.norms()["product"][[0, 2]], torch.tensor([2.0, 5.0], dtype=F64)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
 
 
 def test_spectral_projection_of_kernels_bounds_the_operator():
@@ -165,17 +152,7 @@ def test_it_follows_a_model_whose_parameters_were_replaced():
     model.load_state_dict({name: 5 * tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
     projection.apply_()
     assert projection.contains() and model.V.abs().sum(-1).max() <= 0.1
-
-
-def test_training_still_works_after_projecting():
-    model = pb.CCP(6, 3, 2, 2, seed=0)
-    projection = pb.Projection(model, 0.5)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        model(torch.randn(4, 6)).square().sum().backward()
-        optimiser.step()
-        projection.apply_()
-    assert projection.contains() and model.V.requires_grad and model.V.is_leaf
+    assert model.V.requires_grad and model.V.is_leaf
 
 
 @pytest.mark.parametrize(

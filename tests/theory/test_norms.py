@@ -8,12 +8,13 @@ from math import inf
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.networks import F64, ccps, ncps, networks
-from polybound.models import windows
+from helpers.networks import F64, ccps, ncps, networks, seeds
+from polybound.models import Conv, lift, windows
 from polybound.models.windows import Windowed
-from polybound.theory import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta
+from polybound.theory import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta, torus_norm
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-300}
 
@@ -37,20 +38,14 @@ def big_matrix(model):
     return phi
 
 
-@given(ccps())
-def test_theta_of_ccp_is_the_norm_of_the_face_splitting_product(model):
+@given(st.one_of(ccps(), ncps()))
+def test_theta_and_gram_norm_are_those_of_the_lifted_matrix(model):
     big = big_matrix(model)
-    torch.testing.assert_close(theta(model), big.abs().sum(1).max(), **CLOSE)
     torch.testing.assert_close(gram_norm(model), torch.linalg.matrix_norm(big, 2), **CLOSE)
-
-
-@given(ncps())
-def test_norms_of_phi_of_ncp(model):
-    big = big_matrix(model)
-    if model.degree == 1:  # then NCP is a CCP, and exact
-        torch.testing.assert_close(theta(model), big.abs().sum(1).max(), **CLOSE)
-    assert theta(model) >= big.abs().sum(1).max()
-    torch.testing.assert_close(gram_norm(model), torch.linalg.matrix_norm(big, 2), **CLOSE)
+    exact = big.abs().sum(1).max()
+    if isinstance(model, pb.CCP) or model.degree == 1:  # then NCP is a CCP, and exact
+        torch.testing.assert_close(theta(model), exact, **CLOSE)
+    assert theta(model) >= exact * (1 - 1e-15)
 
 
 @given(ncps())
@@ -61,6 +56,21 @@ def test_the_lifted_matrix_is_the_function(model):
     powers = torch.stack([reduce(torch.kron, [row] * model.degree) for row in z])
     C = model.factors().matrices()["C"]
     torch.testing.assert_close(powers @ big.T @ C.T, model(x))
+
+
+def face_splitting(A, B):
+    return torch.stack([torch.kron(a, b) for a, b in zip(A, B, strict=True)])
+
+
+@given(st.tuples(*[st.integers(1, 4)] * 5), seeds)
+def test_lemmas_7_and_10_the_laws_that_the_proofs_rest_on(sizes, seed):
+    a, b, c, d, e = sizes
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (a, b), (a, d), (b, c), (d, c), (e, d)
+    A1, A2, B1, B2, A3 = (torch.randn(*shape, generator=generator, dtype=F64) for shape in shapes)
+    khatri_rao = face_splitting(B1.T, B2.T).T
+    torch.testing.assert_close((A1 @ B1) * (A2 @ B2), face_splitting(A1, A2) @ khatri_rao)
+    torch.testing.assert_close(face_splitting((A1 @ B1).T, (A3 @ B2).T).T, torch.kron(A1, A3) @ khatri_rao)
 
 
 @given(networks())
@@ -113,9 +123,6 @@ def test_convolutions_too_large_to_write_out_get_upper_bounds(monkeypatch):
 
 
 def test_lifted_norm_of_convolution_with_bias():
-    from polybound.models import Conv
-    from polybound.models.factors import lift
-
     conv = Conv(torch.randn(2, 1, 3, 3, dtype=F64), torch.randn(2, dtype=F64), (1, 4, 4))
     for p in (1, inf):
         torch.testing.assert_close(lifted_norm(conv, True, p), torch.linalg.matrix_norm(lift(conv, True), p), **CLOSE)
@@ -130,8 +137,6 @@ def test_bad_exponents(p):
 
 def test_the_norm_on_the_torus_does_not_depend_on_the_stack():
     """How far it is rounded outwards once depended on how many kernels there were."""
-    from polybound.theory import torus_norm
-
     kernels = torch.randn(40, 3, 2, 2, 5, dtype=F64)
     together = torus_norm(kernels, (7,))
     for run, alone in zip(together, kernels, strict=True):
