@@ -21,7 +21,6 @@ CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 POOLINGS: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
-
 _PROBES = 64
 """Unit vectors that a map is applied to at once: float64 convolutions copy every window of all of them."""
 
@@ -34,12 +33,14 @@ class Affine(ABC):
         outputs: number of rows of W.
         lead: leading (run) dimensions of the weights, `()` for a single map.
         constant: b, of shape (*lead, outputs).
+        off: the `rounding` of a map that was written out; None where the weights are exact.
     """
 
     inputs: int
     outputs: int
     lead: tuple[int, ...]
     constant: Tensor
+    off: tuple[Tensor, Tensor] | None = None
 
     @property
     def terms(self) -> int:
@@ -75,13 +76,12 @@ class Affine(ABC):
         eye = torch.eye(self.inputs, dtype=self.constant.dtype, device=self.constant.device)
         first = self.linear(eye[:_PROBES])
         if self.inputs <= _PROBES or first.requires_grad:
-            first = self.linear(eye)
-        # A map without weights of its own (a pooling) is the same for all runs.
-        matrix = first.transpose(-1, -2)
-        if first.shape[-2] < self.inputs:
+            matrix = self.linear(eye).transpose(-1, -2)
+        else:
             matrix = first.new_empty(*first.shape[:-2], self.outputs, self.inputs)
             for start in range(0, self.inputs, _PROBES):
                 matrix[..., start : start + _PROBES] = self.linear(eye[start : start + _PROBES]).transpose(-1, -2)
+        # A map without weights of its own (a pooling) is the same for all runs.
         return matrix.expand(*self.lead, -1, -1)
 
     def dense(self) -> Dense:
@@ -90,7 +90,7 @@ class Affine(ABC):
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """How far rounding took each row of `matrix()`, in l1 norm, and each entry of `constant`: (*lead, outputs)."""
-        return torch.zeros_like(self.constant), torch.zeros_like(self.constant)
+        return self.off or (torch.zeros_like(self.constant), torch.zeros_like(self.constant))
 
     def double(self) -> Affine:
         """The same map in float64, cut off from autograd."""
@@ -103,7 +103,7 @@ class Dense(Affine):
     Args:
         weight: W.
         bias: b.
-        off: of a map that was written out, its `rounding`; None where the weights are exact.
+        off: see `Affine`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, off: tuple[Tensor, Tensor] | None = None) -> None:
@@ -127,9 +127,6 @@ class Dense(Affine):
 
     def dense(self) -> Dense:
         return self
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        return super().rounding() if self.off is None else self.off
 
 
 class Identity(Affine):

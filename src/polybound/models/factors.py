@@ -30,12 +30,6 @@ def lift(step: Affine, constant_unit: bool) -> Tensor:
     return torch.cat([rows, last], dim=-2)
 
 
-def _lifted_rounding(step: Affine, constant_unit: bool) -> tuple[Tensor, Tensor]:
-    rows, constants = step.rounding()
-    rows = F.pad(rows + constants, (0, int(constant_unit)))
-    return rows, torch.zeros_like(rows)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Factors:
     """Every polynomial network as one chain of products of affine maps.
@@ -135,7 +129,11 @@ class Factors:
 
     def lifted(self) -> Factors:
         """The same function of a free lifted input z: all maps linear, the constant unit written out."""
-        A = tuple(Dense(lift(a, self.constant), off=_lifted_rounding(a, self.constant)) for a in self.A)
+        rounded = [F.pad(torch.stack(a.rounding()).sum(0), (0, int(self.constant))) for a in self.A]
+        A = tuple(
+            Dense(lift(a, self.constant), off=(rows, torch.zeros_like(rows)))
+            for a, rows in zip(self.A, rounded, strict=True)
+        )
         if not self.constant:
             return replace(self, A=A)
         S: list[Affine] = []

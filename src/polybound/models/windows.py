@@ -137,7 +137,7 @@ class Windowed(Affine):
         weight: (places, patch, channels).
         constant: (channels * places,).
         windows: where the windows lie.
-        off: the `rounding` of the map that was written out; None where the weights are exact.
+        off: see `Affine`.
     """
 
     def __init__(
@@ -195,9 +195,6 @@ class Windowed(Affine):
         scale = rows.reshape(self.channels, self.windows.places).T.unsqueeze(1)
         lost, _ = self.rounding()
         return Windowed(self.weight * scale, torch.zeros_like(self.constant), self.windows, (lost * rows, lost * 0))
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        return super().rounding() if self.off is None else self.off
 
     def transform(self, change: Callable[[Tensor], Tensor]) -> Windowed:
         off = self.off and (change(self.off[0]), change(self.off[1]))

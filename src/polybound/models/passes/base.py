@@ -1,4 +1,4 @@
-"""What all closed forms can do: the passes of E runs, forward and backward, without a graph."""
+"""What all passes by hand can do: forward and backward, for E runs, without a graph."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["JacobianGradients", "LogitGradient", "ManualGradients"]
+__all__ = ["JacobianGradients", "LogitGradient", "ManualGradients", "Pairs"]
 
 
 LogitGradient = Callable[[Tensor, slice, slice], Tensor]
 """A loss by its derivative: from logits (runs, classes, samples), and which runs and samples these are."""
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""Parameters with their gradients."""
 
 
 class ManualGradients(ABC):
@@ -28,7 +31,7 @@ class ManualGradients(ABC):
     frozen: bool = False
 
     def freeze(self, frozen: bool) -> None:
-        """Promise that the parameters stay as they are, so that what follows from them is computed once; or end it."""
+        """Cache values derived from the parameters until `freeze(False)`."""
         self.frozen = frozen
 
     @abstractmethod
@@ -36,7 +39,7 @@ class ManualGradients(ABC):
         """Logits (E, classes, batch) of inputs (groups, batch, features)."""
 
     @abstractmethod
-    def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradients(self, d: Tensor, x: Tensor) -> Pairs:
         """Pairs of every parameter and its gradient, from the logits' gradient d, (E, classes, batch).
 
         The next call may overwrite the gradients.
@@ -50,24 +53,24 @@ class ManualGradients(ABC):
     def input_gradient(self, d: Tensor) -> Tensor:
         """The gradient of each run by its inputs: (E, batch, features)."""
 
-    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> list[tuple[Tensor, Tensor]]:
-        """As `logits` and `gradients`, for a loss that may be asked for in parts, so that each stays in the cache."""
+    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> Pairs:
+        """As `logits` and `gradients`, for a loss that may be called for some runs and samples at a time."""
         return self.gradients(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x)
 
     def descend_(self, x: Tensor, slopes: LogitGradient, rate: float, decay: float = 0.0) -> None:
-        """As `logits` and `update_`, for a loss that may be asked for in parts."""
+        """As `logits` and `update_`, for such a loss."""
         self.update_(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x, rate, decay)
 
 
 class JacobianGradients(ManualGradients):
-    """What depends on the derivatives by the inputs as well, such as a penalty on them, has its gradients here."""
+    """Gradients of losses that depend on the derivatives by the inputs as well, such as a penalty on them."""
 
     @abstractmethod
     def rows(self, v: Tensor) -> Tensor:
         """`v^T J(x)`, (E, D, batch, columns), for D directions v of every input's logits, (E, D, classes, batch)."""
 
     @abstractmethod
-    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
         """As `gradients`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
 
     def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:

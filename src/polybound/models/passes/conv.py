@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from polybound.models.conv import ConvCCP
-from polybound.models.passes.base import JacobianGradients, LogitGradient
+from polybound.models.passes.base import JacobianGradients, LogitGradient, Pairs
 from polybound.models.passes.conv_geometry import Col2Im, Geometry, Im2Col, Step, run
 from polybound.models.passes.conv_memory import ActivationBuffer, Kernels, RowBlock, multiply, with_pool_dims
 
@@ -117,7 +117,7 @@ class ConvGradients(JacobianGradients):
             tile.forward(images, buffer)
             yield tile, samples, buffer
 
-    def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradients(self, d: Tensor, x: Tensor) -> Pairs:
         return self.gradients_of(x, lambda _, runs, samples: d[runs, :, samples])
 
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
@@ -128,10 +128,10 @@ class ConvGradients(JacobianGradients):
         for name, parameter in self.parameters.items():
             parameter.mul_(1.0 - rate * decay).sub_(self._descent[name], alpha=rate)
 
-    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> list[tuple[Tensor, Tensor]]:
+    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> Pairs:
         return self._gradients(x, slopes, {name: torch.empty_like(t) for name, t in self.parameters.items()})
 
-    def _gradients(self, x: Tensor, slopes: LogitGradient, found: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def _gradients(self, x: Tensor, slopes: LogitGradient, found: dict[str, Tensor]) -> Pairs:
         self._x, self._kept = x, None  # the buffers are used for something else now
         each = self.runs // len(x)
         parts = max(1, -(-each * self.bytes * self._images_of(x.shape[1]) // (10 * self.cache)))
@@ -143,7 +143,7 @@ class ConvGradients(JacobianGradients):
             tile.collect(images, buffer, slopes(tile.forward(images, buffer), tile.runs, samples))
         return self._written(tiles, found, swapped=self.sizes.swapped)
 
-    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
 
         So a pass of tangents forward, and back through both; see `Tangents`. The factors are those that `logits`
@@ -167,7 +167,7 @@ class ConvGradients(JacobianGradients):
         found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         return self._written(tiles, found, swapped=False)
 
-    def _written(self, tiles: list[Tile], found: dict[str, Tensor], *, swapped: bool) -> list[tuple[Tensor, Tensor]]:
+    def _written(self, tiles: list[Tile], found: dict[str, Tensor], *, swapped: bool) -> Pairs:
         for tile in tiles:
             tile.write_gradients(found, swapped=swapped)
         return [(self.parameters[name], gradient) for name, gradient in found.items()]

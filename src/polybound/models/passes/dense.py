@@ -22,7 +22,7 @@ from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
-from polybound.models.passes.base import JacobianGradients, ManualGradients
+from polybound.models.passes.base import JacobianGradients, ManualGradients, Pairs
 from polybound.models.passes.conv import ConvGradients
 
 __all__ = ["JacobianGradients", "ManualGradients", "closed_form", "has_closed_form"]
@@ -40,15 +40,15 @@ def has_closed_form(model: object) -> bool:
 def closed_form(model: PolynomialNetwork) -> ManualGradients:
     """The closed-form passes of a CCP, an NCP or a ConvCCP of images, on the model's own parameters."""
     if isinstance(model, CCP):
-        return ClosedCCP(model)
+        return CCPGradients(model)
     if isinstance(model, NCP):
-        return _ClosedNCP(model)
+        return _NCPGradients(model)
     if isinstance(model, ConvCCP) and has_closed_form(model):
         return ConvGradients(model)
     raise PolyboundError(f"{type(model).__name__} has no closed-form passes")
 
 
-class _ClosedDense(ManualGradients):
+class _DenseGradients(ManualGradients):
     """What CCP and NCP share: affine maps of the whole input, all in one matrix product."""
 
     def __init__(self, weight: Tensor, C: Tensor) -> None:
@@ -57,10 +57,10 @@ class _ClosedDense(ManualGradients):
         self.weight = self.weight if weight.ndim == 4 else self.weight.unsqueeze(0)
         self.C = C.detach() if C.ndim == 3 else C.detach().unsqueeze(0)
         self.runs, self.degree, self.rank, self.columns = self.weight.shape
-        self._gradient: Tensor | None = None  # memory that is asked for anew costs a tenth of a step
+        self._gradient: Tensor | None = None  # to allocate it for every step costs a tenth of it
 
     @abstractmethod
-    def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def backward(self, d: Tensor) -> tuple[Tensor, Pairs]:
         """From the logits' gradient d, (E, classes, batch): that of the factors, (E, k, m, batch), and of the others.
 
         The others are pairs of a parameter and its gradient: all that is small.
@@ -79,20 +79,16 @@ class _ClosedDense(ManualGradients):
     def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
         self._update_(*self.backward(d), x, rate, decay)
 
-    def _update_(
-        self, factors: Tensor, others: list[tuple[Tensor, Tensor]], x: Tensor, rate: float, decay: float
-    ) -> None:
+    def _update_(self, factors: Tensor, others: Pairs, x: Tensor, rate: float, decay: float) -> None:
         rows = self.weight.view(len(x), -1, self.columns)
         rows.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
         for parameter, gradient in others:
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
-    def gradients(self, d: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradients(self, d: Tensor, x: Tensor) -> Pairs:
         return self._gradients(*self.backward(d), x)
 
-    def _gradients(
-        self, factors: Tensor, others: list[tuple[Tensor, Tensor]], x: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
+    def _gradients(self, factors: Tensor, others: Pairs, x: Tensor) -> Pairs:
         if self._gradient is None:
             self._gradient = torch.empty_like(self.weight)
         torch.bmm(factors.view(len(x), -1, x.shape[1]), x, out=self._gradient.view(len(x), -1, self.columns))
@@ -117,7 +113,7 @@ class _ClosedDense(ManualGradients):
         return gradient, torch.bmm(self.C[..., : self.rank].transpose(1, 2), d)
 
 
-class ClosedCCP(_ClosedDense, JacobianGradients):
+class CCPGradients(_DenseGradients, JacobianGradients):
     """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
 
     A loss of the rows of the Jacobian takes a forward pass of tangents and one more backward pass.
@@ -139,7 +135,7 @@ class ClosedCCP(_ClosedDense, JacobianGradients):
             self.prefix.append(self.prefix[-1] * factor)
         return self._output(self.prefix[-1])
 
-    def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def backward(self, d: Tensor) -> tuple[Tensor, Pairs]:
         gradient, dy = self._output_gradient(d, self.prefix[-1])
         return self._factor_gradient(dy), [(self.C, gradient)]
 
@@ -162,9 +158,11 @@ class ClosedCCP(_ClosedDense, JacobianGradients):
         self.v = v.transpose(1, 2).reshape(runs, classes, -1)
         self.q = torch.bmm(self.C[..., : self.rank].transpose(1, 2), self.v).view(runs, self.rank, directions, batch)
         # A dimension for the directions.
-        self.each_spread = [h.unsqueeze(2) for h in self.each]
-        self.prefix_spread = [y.unsqueeze(2) for y in self.prefix]
-        self.slopes = self._others(self.q, self.each_spread, self.prefix_spread).view(runs, self.degree * self.rank, -1)
+        self.each_by_direction = [h.unsqueeze(2) for h in self.each]
+        self.prefix_by_direction = [y.unsqueeze(2) for y in self.prefix]
+        self.slopes = self._others(self.q, self.each_by_direction, self.prefix_by_direction).view(
+            runs, self.degree * self.rank, -1
+        )
         weight = self.weight.view(runs, -1, self.columns)
         return torch.bmm(self.slopes.transpose(1, 2), weight).view(runs, directions, batch, -1)
 
@@ -172,12 +170,12 @@ class ClosedCCP(_ClosedDense, JacobianGradients):
         self._update_(*self._backward_by_rows(d, r), x, rate, decay)
         self.weight.view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2), alpha=-rate)
 
-    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
         pairs = self._gradients(*self._backward_by_rows(d, r), x)
         pairs[0][1].view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2))
         return pairs
 
-    def _backward_by_rows(self, d: Tensor, r: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def _backward_by_rows(self, d: Tensor, r: Tensor) -> tuple[Tensor, Pairs]:
         """As `backward`, but for what the weights add by the rows themselves, `slopes r`.
 
         The loss sees the rows through `<r, rows> = <q, t_k>`, where t is the derivative of the prefixes y as the
@@ -188,7 +186,7 @@ class ClosedCCP(_ClosedDense, JacobianGradients):
         g = torch.bmm(weight, r.flatten(1, 2).transpose(1, 2)).view(self.runs, self.degree, *self.q.shape[1:]).unbind(1)
         t = [g[0]]
         for n in range(1, self.degree):
-            t.append(torch.addcmul(t[-1] * self.each_spread[n], self.prefix_spread[n - 1], g[n]))
+            t.append(torch.addcmul(t[-1] * self.each_by_direction[n], self.prefix_by_direction[n - 1], g[n]))
         of_C, b = self._output_gradient(d, self.prefix[-1])
         of_C[..., : self.rank].baddbmm_(self.v, t[-1].flatten(2).transpose(1, 2))
 
@@ -197,12 +195,12 @@ class ClosedCCP(_ClosedDense, JacobianGradients):
         for n in range(self.degree - 1, 0, -1):
             torch.addcmul((a * t[n - 1]).sum(2), b, self.prefix[n - 1], out=into[n])
             b = torch.addcmul((a * g[n]).sum(2), b, self.each[n])
-            a = a * self.each_spread[n]
+            a = a * self.each_by_direction[n]
         into[0].copy_(b)
         return factors, [(self.C, of_C)]
 
 
-class _ClosedNCP(_ClosedDense):
+class _NCPGradients(_DenseGradients):
     """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`.
 
     Small bounds leave next to nothing of the U_n, and then the gradients by the first factors are products of numbers
@@ -227,14 +225,12 @@ class _ClosedNCP(_ClosedDense):
         self.y = self.h[:, -1] * self.inner[-1]
         return self._output(self.y)
 
-    def backward(self, d: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def backward(self, d: Tensor) -> tuple[Tensor, Pairs]:
         gradient, dy = self._output_gradient(d, self.y)
         ds = torch.empty_like(self.before)
         factors, dy = self._recur(dy, ds)
-        of_U = torch.bmm(ds.flatten(0, 1), self.before.flatten(0, 1).transpose(1, 2)).view(
-            *self.S.shape[:-1], self.rank
-        )
-        dS = torch.cat([of_U, ds.sum(-1, keepdim=True)], -1)
+        of_U = torch.bmm(ds.flatten(0, 1), self.before.flatten(0, 1).transpose(1, 2))
+        dS = torch.cat([of_U.view(*self.S.shape[:-1], self.rank), ds.sum(-1, keepdim=True)], -1)
         db = (dy * self.h[:, 0]).sum(-1)
         return factors, [(self.C, gradient), (self.S, dS), (self.b, db)]
 
