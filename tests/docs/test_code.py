@@ -109,6 +109,13 @@ def test_the_commands_of_a_page_are_ones_that_there_are(page):
             parsed(whole_command(), "polybound", words)
 
 
+@pytest.mark.parametrize("page", CHECKED, ids=name)
+def test_code_fits_the_width_of_a_page(page):
+    """A block of code on the site has room for 100 characters; a longer comment goes above its line."""
+    found = [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in ("python", "console")]
+    assert [line for block in found for line in block.text.splitlines() if len(line) > 100] == []
+
+
 @cache
 def whole_command():
     from polybound.cli.app import app
