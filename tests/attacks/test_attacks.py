@@ -80,7 +80,7 @@ def test_no_example_leaves_its_ball_or_the_domain(kind, model, norm, dtype, eps,
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(networks(runs=(3,)), st.sampled_from(["inf", "2"]), st.integers(0, 99))
 def test_a_stack_is_its_members(kind, model, norm, seed):
     attack = SMALL[kind](0.2, "inf" if kind == "square" else norm)

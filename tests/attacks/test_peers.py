@@ -142,14 +142,14 @@ def test_what_another_library_finds_does_not_depend_on_the_batch(subject, name):
 @pytest.mark.slow
 def test_autoattack_is_the_stronger_one_but_not_by_much(subject):
     peer("pyautoattack")
-    model, x, y = (part[:128] if isinstance(part, torch.Tensor) else part for part in subject)
+    model, x, y = (part[:64] if isinstance(part, torch.Tensor) else part for part in subject)
     both = pb.stack([model, model])
     found = parse_attack("autoattack-0.1:version=apgd")(both, x, y, domain=(-1, 1))
     assert found.shape == (2, *x.shape) and (found - x).abs().max() <= 0.1
     theirs = accuracy(model, found[0], y)
     ours = parse_attack("apgd-0.1-50")(model, x, y, domain=(-1, 1))
     assert theirs <= accuracy(model, ours, y) + 1e-9
-    assert accuracy(model, ours, y) <= theirs + 0.03
+    assert accuracy(model, ours, y) <= theirs + 0.04
     again = parse_attack("autoattack-0.1:version=apgd")(model, x, y, domain=(-1, 1))
     assert accuracy(model, again, y) == theirs
 

@@ -64,8 +64,7 @@ def test_guided_denoising_begins_as_the_identity(shape):
 @pytest.mark.slow
 def test_guided_denoising_learns_to_undo_an_attack():
     train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
-    model = pb.paper_model("pn-4", shape=train.shape, seed=0)
-    pb.fit(model, train, "paper", epochs=15, learning_rate=0.02, milestones=())
+    model = pb.example("digits")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     defence = GuidedDenoiser(train.shape, epochs=12, batch_size=64).fit(model, train.x, train.y, domain=train.domain)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

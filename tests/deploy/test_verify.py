@@ -58,10 +58,10 @@ FASHION = Path(os.environ.get("POLYBOUND_DATA", "")) / "fashion-mnist"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FASHION.is_dir(), reason="POLYBOUND_DATA has no fashion-mnist")
-def test_verify_agrees_with_certify_on_40_images(tmp_path):
+def test_verify_agrees_with_certify_on_real_images(tmp_path):
     data = pb.data.load("fashion-mnist", "test")
-    counts = agree(pb.example("pn-4"), data.x[:40], data.y[:40], 0.02, data.domain, tmp_path)
-    assert counts["unsat"] > 20 and counts["sat"] > 5
+    counts = agree(pb.example("pn-4"), data.x[:16], data.y[:16], 0.02, data.domain, tmp_path)
+    assert counts["unsat"] > 6 and counts["sat"] > 1
 
 
 @settings(max_examples=examples(30), deadline=None)

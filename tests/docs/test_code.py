@@ -77,6 +77,8 @@ def name(page):
 def test_the_code_of_a_page_runs(page, cli, tmp_path, monkeypatch):
     """All blocks of a page run one after the other, in one folder, the Python ones with common names."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("polybound.training.recipe._STEPS", 200)  # of the default recipe
+    monkeypatch.setattr("polybound.training.recipe._LEAST_EPOCHS", 4)
     names = {"__name__": f"docs/{name(page)}", **GIVEN.get(name(page), dict)()}
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.reason:

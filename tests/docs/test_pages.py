@@ -1,9 +1,14 @@
 """The pages of the site: what is made for them, their sources, and the tutorials that run."""
 
+import ast
+import io
 import json
 import re
 import shutil
+import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
+from pprint import pformat
 
 import markdown
 import pytest
@@ -136,16 +141,37 @@ def test_tutorials_are_four_and_have_outputs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs_and_its_outputs_are_those_stored(path, tmp_path):
-    """But for numbers, which may differ in the last digits from machine to machine."""
+def test_a_tutorial_runs_and_its_outputs_are_those_stored(path, tmp_path, monkeypatch):
+    """But for numbers, which may differ in the last digits from machine to machine; one of them as `make notebooks`."""
     pytest.importorskip("ipykernel")
     if path.stem == "encrypted":
         pytest.importorskip("tenseal")
-    fresh = notebooks.run_notebook(path, tmp_path)
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    for new, old in zip(fresh["cells"], stored["cells"], strict=True):
-        if new["cell_type"] == "code":
-            assert shown(notebooks.joined(new["outputs"])) == shown(old["outputs"]), "run `make notebooks`"
+    stored = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    if path.stem == "own-table":
+        cells = [cell for cell in notebooks.run_notebook(path, tmp_path)["cells"] if cell["cell_type"] == "code"]
+        found = [shown(notebooks.joined(cell["outputs"])) for cell in cells]
+    else:
+        monkeypatch.chdir(tmp_path)
+        found = [shown(outputs) for outputs in run_here(stored)]
+    assert found == [shown(cell["outputs"]) for cell in stored], "run `make notebooks`"
+
+
+def run_here(cells):
+    """The outputs of cells that run in this process: what they print, and the value that a cell ends with."""
+    names = {"__name__": "__main__"}
+    for cell in cells:
+        *lines, last = ast.parse("".join(cell["source"])).body
+        value, printed = None, io.StringIO()
+        with redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(
+                compile(ast.Module([*lines, *([] if isinstance(last, ast.Expr) else [last])], []), "cell", "exec"),
+                names,
+            )
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+        texts = [printed.getvalue(), "" if value is None else pformat(value)]
+        yield [{"text": text} for text in texts if text]
 
 
 def shown(outputs):

@@ -81,8 +81,8 @@ def kill_again_and_again(words, root, kills):
 
 
 def test_kill_9_of_a_sweep(cli, expected, tmp_path):
-    """The process and all its workers die four times; then the same command ends with the same bits."""
-    kills, size = int(os.environ.get("POLYBOUND_KILLS", "4")), 1
+    """The process and all its workers die twice, the second time with two workers; then the same command ends with the same bits."""
+    kills, size = int(os.environ.get("POLYBOUND_KILLS", "2")), 1
     while not kill_again_and_again([*work(size), "--runs", tmp_path / str(size)], tmp_path, kills):
         size *= 2
         assert size < 100, "no sweep is long enough: it fails, or it does not go on where it was"
