@@ -8,22 +8,31 @@ import sys
 import pytest
 
 ORDER = [
-    "demo",
-    "train",
-    "evaluate",
-    "certify",
-    "bounds",
-    "info",
-    "draw",
-    "data",
-    "runs",
-    "experiments",
-    "reproduce",
-    "sweep",
+    *("demo", "train", "evaluate", "certify", "bounds", "info", "draw", "data"),
+    *("runs", "experiments", "reproduce", "sweep", "report", "compare", "doctor"),
 ]
-ORDER += ["report", "compare", "doctor"]
 PAGES = [*((name,) for name in ORDER), ("data", "list"), ("data", "get"), ("data", "verify")]
 PAGES += [("runs", "list"), ("runs", "show"), ("runs", "clean")]
+
+
+LIGHT = """
+import sys
+sys.argv = ["polybound", "--help"]
+from polybound.cli import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+assert not {"torch", "sklearn", "importlib.metadata"} & set(sys.modules)
+"""
+
+
+def test_help_names_every_command_and_does_not_load_torch():
+    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
+    command = [sys.executable, "-W", "error", "-c", LIGHT]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert all(f" {command} " in result.stdout for command in (*ORDER, "export", "verify", "explore", "encrypt"))
 
 
 def page(cli, *words):
