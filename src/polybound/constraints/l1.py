@@ -77,7 +77,7 @@ def project_l1_rows(x: Tensor, radius: float | Tensor, *, out: Tensor | None = N
             _project_block(block, balls.at(some), block if target is rows else target[some])
     if out is None:
         return target.view(x.shape)
-    if target.data_ptr() != out.data_ptr():  # `out` has a layout of which only a copy could be viewed as rows
+    if target.data_ptr() != out.data_ptr():  # the rows were a copy: `out` has another layout
         out.detach().copy_(target.view(x.shape))
     return out
 

@@ -272,7 +272,7 @@ def _combine(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor
     windows = functional.pad(a[0], (n - 1, 0), value=_INF).unfold(-1, n, 1)
     cost, place = (windows + b[0].flip(-1)[:, None]).min(-1)
     right = n - 1 - place[..., None]
-    left = (torch.arange(n, device=cost.device)[:, None] - right).clamp(min=0)  # of an infinite cost any shares will do
+    left = (torch.arange(n, device=cost.device)[:, None] - right).clamp(min=0)  # any shares serve an infinite cost
     shares = [table.gather(1, index.expand_as(table)) for table, index in ((a[1], left), (b[1], right))]
     return cost, torch.cat(shares, -1)
 
@@ -396,7 +396,7 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
     left = torch.arange(size.shape[-1], 0, -1, dtype=torch.float64, device=v.device)
     knots = torch.addcmul(tail, left, ascending)
     cap = torch.where(b > 0, mass / b, _INF).log1p()
-    # L from mantissas and exponents, lest large logarithms cancel; e^-2000 is zero, and will do for a bound of zero.
+    # L from mantissas and exponents, lest large logarithms cancel; e^-2000 is zero, and serves a bound of zero.
     mantissa, power = torch.frexp(torch.cat([magnitude.sum(-1) + beta, limit[:, None]], 1))
     share, moved = torch.ones_like(limit), power[:, :-1].sum(-1) - power[:, -1]
     for factor in mantissa[:, :-1].unbind(1):
@@ -437,7 +437,7 @@ def _project_units(rows: Tensor, limit: Tensor, beta: Tensor) -> Tensor:
         mantissa, power = _product(sizes[still])
         of_target, most = torch.frexp(target[over])
         ratio = torch.exp2(((of_target / mantissa).log2() + (most - power)) / w.shape[-2])
-        # Three times what is needed, as rounding anew may cost a part of it.
+        # Three times what is needed, as rounding may take a part of it back.
         needed = 3 * (1 - ratio)
         shrink[over] = torch.maximum(2 * shrink[over], needed).clamp(min=_EPS, max=1)
         result[over] = (w[over] * (1 - shrink[over])[:, None, None]).to(rows.dtype)

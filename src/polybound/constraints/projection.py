@@ -1,4 +1,4 @@
-"""The object that keeps a model inside its bounds while it trains."""
+"""The object that projects a model's weights onto norm balls, in place."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Projection:
 
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
-        """The present norms by name, in float64; one value for each run of a stack."""
+        """The current norms by name, in float64; one value for each run of a stack."""
         norms: dict[str, Tensor] = {}
         for rule, group in zip(self._rules, self._groups(), strict=True):
             norms |= dict(zip(rule.names, rule.norms(group).cpu().unbind(-1), strict=True))

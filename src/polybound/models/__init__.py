@@ -1,4 +1,13 @@
-"""Polynomial networks: affine maps multiplied together, and nothing else."""
+"""Polynomial networks: affine maps multiplied together, and nothing else.
+
+affine         the maps: dense, convolution, pooling, chain; apply, transpose, take absolute values, write out
+windows        convolutions written out window by window
+factors        every network as a chain of products of affine maps; groups of weights for projections
+base           what all models share: stacks, seeds, shapes
+ccp, ncp, conv the three models; collapse: PN-Conv's forward pass
+files, zoo     models on disk, and by name
+passes         gradients by hand, several times as fast as autograd
+"""
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.base import PolynomialNetwork, factors_of, polynomial, stack

@@ -1,4 +1,4 @@
-"""What all polynomial networks share: runs of a stack, seeds, input shapes, saving."""
+"""The base of all polynomial networks: stacks of runs, seeds, input shapes, saving."""
 
 from __future__ import annotations
 
@@ -156,16 +156,13 @@ class PolynomialNetwork(nn.Module, ABC):
         """Draw the initial weights from the seed that the model was made with."""
         if next(self.parameters()).is_meta:
             return  # a hollow model has no room for weights
+        seeds: Sequence[int | None] = [None] * (self.runs or 1)
+        if self._seed is not None:
+            seeds = self._seed if isinstance(self._seed, Sequence) else [self._seed + e for e in range(len(seeds))]
         weights = {name: parameter.detach() for name, parameter in self.named_parameters()}
-        for e in range(self.runs or 1):
-            seed = self._seed[e] if isinstance(self._seed, Sequence) else self._seed
-            if seed is None:
-                generator = None
-            else:
-                seed = seed if isinstance(self._seed, Sequence) else seed + e
-                generator = torch.Generator().manual_seed(seed)
+        for e, seed in enumerate(seeds):
             own = weights if self.runs is None else {name: weight[e] for name, weight in weights.items()}
-            self._initialise(own, generator)
+            self._initialise(own, None if seed is None else torch.Generator().manual_seed(seed))
 
     def _parameter(self, *shape: int) -> nn.Parameter:
         """An empty parameter, if the machine can hold it: the system might grant it, and end the process later."""

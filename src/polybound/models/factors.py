@@ -1,4 +1,4 @@
-"""The canonical factors of a model: what its bounds, certificates and encryption are written against."""
+"""The canonical factors of a model, from which bounds, certificates and encryption are computed."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Factors:
         return named | {"C": lifted.C.matrix()}
 
 
-# A model's weights as published, laid open for projection: matrices of one size side by side in one tensor.
+# A model's weights as projections see them: matrices of one size side by side in one tensor.
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,8 @@
 
 A factor of a convolutional network is a chain of convolutions and poolings. All of it is linear, and its value at
 place p, in all channels, depends on a window of the image alone: of 784 pixels on 81 to 144, for PN-Conv. So its matrix
-is kept window by window, an order of magnitude smaller than written out in full, and exactly the same: what is left
-out is zero. Windows that reach beyond the image are filled with a pixel that does not exist, of weight zero.
+is kept window by window. This takes an order of magnitude less memory than the full matrix and is exact: all other
+entries are zero. Where a window reaches beyond the image, its slots point at an extra pixel of weight zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SAVING = 4
-"""Windows are used where they are smaller than the matrices by this factor."""
+"""Windows replace a matrix if they are smaller by this factor."""
 
 _PROBES = 32
 """Images that a chain is applied to at once: float64 convolutions copy every window of all of them."""
@@ -92,7 +92,7 @@ class Windows:
         return self._combine(outside, [0] + [1] * len(outside)) == 0
 
     def seen(self, x: Tensor) -> Tensor:
-        """What each window sees of images, (images, features); zero outside of them: (images, places, patch)."""
+        """The pixels in each window of images (images, features), zero outside of them: (images, places, patch)."""
         return torch.cat([x, x.new_zeros(len(x), 1)], 1)[:, self.index]
 
     def residues(self) -> Tensor:
@@ -169,7 +169,7 @@ class Windowed(Affine):
         return total[:-1].T.reshape(*y.shape[:-1], self.inputs)
 
     def _chunks(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some windows at a time, so that what they see of all rows stays small."""
+        """Some windows at a time, so that their values for all rows stay small."""
         step = max(1, _ENTRIES // max(1, self.windows.patch * rows))
         for start in range(0, self.windows.places, step):
             yield self.windows.index[start : start + step], self.weight[start : start + step]
@@ -177,7 +177,7 @@ class Windowed(Affine):
     def gram(self) -> Tensor:
         """`W^T W`, (features, features)."""
         total = self.weight.new_zeros(self.inputs * self.inputs)
-        # What lies outside of the image has weights of zero: any place will do for it.
+        # Slots outside of the image have weights of zero, so they may point at any pixel.
         at = torch.where(self.windows.inside, self.windows.index, 0)
         step = max(1, _ENTRIES // self.windows.patch**2)
         for start in range(0, self.windows.places, step):
@@ -202,7 +202,7 @@ class Windowed(Affine):
 
 
 def parts(step: Affine) -> Iterator[Affine]:
-    """The maps that a chain, or a chain of chains, is made of."""
+    """The maps of a chain, with chains inside it taken apart; of any other map, the map itself."""
     if isinstance(step, Chain):
         for part in step.maps:
             yield from parts(part)
@@ -254,7 +254,7 @@ def written_out(step: Affine) -> Dense | Windowed:
 
 
 def slots_in_pooled(bits: Sequence[int], windows: Windows) -> tuple[slice, ...]:
-    """Where the window of a place lies in the window of the pooling's place: so many places from its start."""
+    """The slots of a pooled window that the window of one of its 2 x 2 places takes up; `bits` says which place."""
     return tuple(slice(windows.stride * b, windows.stride * b + n) for b, n in zip(bits, windows.size, strict=True))
 
 
@@ -274,7 +274,7 @@ def gathered(blocks: Tensor, windows: Windows) -> Tensor:
 def scattered(blocks: Tensor, windows: Windows, active: Tensor) -> Tensor:
     """Matrices of the windows summed into one of the pixels that move, (boxes, n, n)."""
     n = len(active)
-    # What lies outside of the image, and what does not move, is zero in all blocks: any place will do for it.
+    # Pixels outside of the image, and pixels that do not move, are zero in all blocks, so they may point anywhere.
     place = torch.zeros(windows.features + 1, dtype=torch.int64)
     place[active] = torch.arange(n)
     at = place[windows.index]

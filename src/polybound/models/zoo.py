@@ -1,4 +1,4 @@
-"""Models by name: those of the paper's experiments, those that others register, and trained examples."""
+"""Models by name: the paper's, registered ones, and trained examples."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _MODELS: dict[str, _Named] = {}
 
 
 def register_model(name: str, description: str, build: ModelBuilder, rank: int = 16) -> None:
-    """Make a model known by a name, to `paper_model` and so to recipes, experiments and the command line.
+    """Register a model by name, for `paper_model`, recipes, experiments and the command line.
 
     Args:
         name: lower-case letters, digits and hyphens.
         description: what it is, in a line.
         build: makes a model from the shape of an input, the number of classes, the rank and further options.
-        rank: hidden rank, if none is asked for.
+        rank: default hidden rank.
 
     Raises:
         PolyboundError: the name is taken, or not of that form.
@@ -117,7 +117,7 @@ def _named(name: str) -> _Named:
 
 
 def paper_rank(name: str) -> int:
-    """Hidden rank that a named model has if none is asked for (channels of pn-conv): 16 as published, 64 of pn-10."""
+    """The default hidden rank of a named model (channels of pn-conv): 16 as published, 64 for pn-10."""
     return _named(name).rank
 
 
@@ -147,7 +147,7 @@ def paper_model(
     return named.build(shape, classes, named.rank if rank is None else rank, **every)
 
 
-# Trained networks that come with the package, to look at without training any.
+# Trained networks that come with the package.
 
 
 EXAMPLES = ("digits", "digits-bound-1", "pn-4", "pn-4-bound-1")

@@ -1,4 +1,4 @@
-"""A bound together with what it rests on: which formula, under which assumptions, computed how."""
+"""A bound with its formula, its assumptions and how it was computed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bound:
     how: str = "exact, in float64"
 
     def __post_init__(self) -> None:
-        # Infinity is a bound that says nothing; NaN, of norms that overflow, is none.
+        # Infinity is a valid bound. NaN, from norms that overflow, is not.
         if torch.isnan(torch.as_tensor(self.value)).any():
             raise NonFiniteError(f"{self.quantity}: the norms of these weights overflow")
 
@@ -84,7 +84,7 @@ class Bound:
 
 
 def _finite(value: Any) -> Any:
-    """Numbers, in lists or not, with None for those that are not finite."""
+    """Numbers, in lists or not, with None in the place of infinity and NaN."""
     return [_finite(one) for one in value] if isinstance(value, list) else value if isfinite(value) else None
 
 

@@ -356,7 +356,7 @@ def _over_classes(x: Interval) -> Interval:
 
 
 def _flat_back(G: Interval, step: Affine, absolute: Affine) -> Interval:
-    """`back` for G of shape (*lead, boxes, classes, units), of which boxes and classes are one batch to the map."""
+    """`back` for G of shape (*lead, boxes, classes, units), boxes and classes taken as one batch."""
     boxes, classes = G.mid.shape[-3:-1]
     flat = Interval(G.mid.flatten(-3, -2), G.rad.flatten(-3, -2)).back(step, absolute)
     shape = (*flat.mid.shape[:-2], boxes, classes, flat.mid.shape[-1])

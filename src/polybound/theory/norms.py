@@ -1,7 +1,7 @@
 """Operator norms of affine maps and of the products of a network's factors.
 
-Whatever is called a norm here is either exact or, where it says so, an upper bound: never below the true norm, since
-a bound that is too small is worse than none. All of it is computed in float64 and rounded outwards.
+Every norm here is exact or, where its docstring says so, an upper bound. No result is below the true norm: all are
+computed in float64 and rounded outwards.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def matrix_norm(matrix: Tensor, p: float) -> Tensor:
         return matrix.new_zeros(matrix.shape[:-2])
     if p == 1.0 or isinf(p):
         return outward(matrix.abs().sum(-2 if p == 1.0 else -1).amax(-1), m + d)
-    # The largest singular value, unlike the small ones, loses nothing by way of the smaller Gram matrix.
+    # From the smaller Gram matrix: the largest singular value, unlike small ones, loses no accuracy by it.
     exponent = power_of_two(matrix, 2)
     scaled = times_power_of_two(matrix, -exponent)
     gram = scaled @ scaled.transpose(-1, -2) if m <= d else scaled.transpose(-1, -2) @ scaled

@@ -100,7 +100,7 @@ def power(base: Tensor, exponent: float) -> Tensor:
     return base**exponent * (1.0 + (16 + 2 * abs(exponent) * logarithm) * ULP)
 
 
-# A network whose maps have row sums of at most 1: what its bounds are computed from, so that underflow cannot grow.
+# A network scaled so that its maps have row sums of at most 1: underflow in its bounds cannot grow.
 
 
 _NOTHING = -(10**8)
@@ -194,7 +194,7 @@ def restored(value: Tensor, exponent: Tensor, terms: int, lost: float = UNDERFLO
 
 
 def without_scale(step: Affine) -> tuple[Affine, Tensor]:
-    """A map whose matrix has its largest entry in [1/2, 1), and the exponent of what it was divided by."""
+    """Divide a map's matrix by the power of two that brings its largest entry into [1/2, 1); return both."""
     if isinstance(step, Chain):
         parts = [without_scale(part) for part in step.maps]
         return Chain([part for part, _ in parts]), sum((e for _, e in parts), torch.zeros_like(parts[0][1]))

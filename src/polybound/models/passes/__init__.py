@@ -1,5 +1,8 @@
 """Forward and backward passes by hand, several times as fast as autograd.
 
-base: what a pass offers; dense: CCP and NCP; conv: ConvCCP, by way of conv_geometry (what meets where at the border)
-and conv_memory (kernels and buffers).
+base           the interface
+dense          CCP and NCP; `closed_form` chooses the passes of a model
+conv           ConvCCP: one matrix product for each row of a factor
+conv_geometry  which pixels and taps meet, also at the border; images unfolded, gradients folded back
+conv_memory    collapsed kernels, and the buffers of factors and products
 """

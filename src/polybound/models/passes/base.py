@@ -39,27 +39,19 @@ class ManualGradients(ABC):
         """Logits (E, classes, batch) of inputs (groups, batch, features)."""
 
     @abstractmethod
-    def gradients(self, d: Tensor, x: Tensor) -> Pairs:
-        """Pairs of every parameter and its gradient, from the logits' gradient d, (E, classes, batch).
+    def input_gradient(self, d: Tensor) -> Tensor:
+        """The gradient of each run by its inputs, (E, batch, features), from the logits' gradient d."""
+
+    @abstractmethod
+    def gradients_of(self, x: Tensor, logit_grad: LogitGradient) -> Pairs:
+        """Every parameter with its gradient, for a loss that may be called for some runs and samples at a time.
 
         The next call may overwrite the gradients.
         """
 
     @abstractmethod
-    def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+    def descend_(self, x: Tensor, logit_grad: LogitGradient, rate: float, decay: float = 0.0) -> None:
         """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
-
-    @abstractmethod
-    def input_gradient(self, d: Tensor) -> Tensor:
-        """The gradient of each run by its inputs: (E, batch, features)."""
-
-    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> Pairs:
-        """As `logits` and `gradients`, for a loss that may be called for some runs and samples at a time."""
-        return self.gradients(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x)
-
-    def descend_(self, x: Tensor, slopes: LogitGradient, rate: float, decay: float = 0.0) -> None:
-        """As `logits` and `update_`, for such a loss."""
-        self.update_(slopes(self.logits(x), slice(0, self.runs), slice(0, x.shape[1])), x, rate, decay)
 
 
 class JacobianGradients(ManualGradients):
@@ -71,9 +63,9 @@ class JacobianGradients(ManualGradients):
 
     @abstractmethod
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
-        """As `gradients`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
+        """As `gradients_of`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
 
     def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
-        """As `update_`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
+        """As `descend_`, for such a loss."""
         for parameter, gradient in self.gradients_by_rows(d, r, x):
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)

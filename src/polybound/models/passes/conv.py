@@ -1,4 +1,4 @@
-"""Forward and backward passes of ConvCCP by hand: one matrix product for each row of a factor, and little else.
+"""Forward and backward passes of ConvCCP by hand: one matrix product for each row of a factor.
 
 Between the products everything is linear, so a factor is one convolution of the image with a collapsed kernel; see
 `conv_geometry` for what happens at the border, exactly. The image's columns are unfolded once for all runs, into
@@ -99,7 +99,7 @@ class ConvGradients(JacobianGradients):
         return torch.stack([self._by_images(each, parts(), keep=kept is not None) for each in v.unbind(1)], 1)
 
     def _by_images(self, d: Tensor, parts: Iterable[tuple[Tile, slice, ActivationBuffer]], *, keep: bool) -> Tensor:
-        """The gradients by the images; `keep`: of buffers that are to stay as they are."""
+        """The gradients by the images; with `keep`, the buffers stay as they are."""
         result = self._x.new_empty(self.runs, *self._x.shape[1:])
         for tile, samples, buffer in parts:
             gradient, into, steps = self._reuse(Col2Im, self.sizes, buffer.n), buffer, None
@@ -111,27 +111,21 @@ class ConvGradients(JacobianGradients):
         return result
 
     def _computed(self) -> Iterator[tuple[Tile, slice, ActivationBuffer]]:
-        """What `logits` had to leave, computed again."""
+        """The factors that `logits` did not keep, computed again."""
         for tile, samples, images in self._parts(self._x, self._tiles(len(self._x), 1)):
             buffer = self._reuse(ActivationBuffer, self.sizes, images.n, 1)
             tile.forward(images, buffer)
             yield tile, samples, buffer
 
-    def gradients(self, d: Tensor, x: Tensor) -> Pairs:
-        return self.gradients_of(x, lambda _, runs, samples: d[runs, :, samples])
-
-    def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
-        self.descend_(x, lambda _, runs, samples: d[runs, :, samples], rate, decay)
-
-    def descend_(self, x: Tensor, slopes: LogitGradient, rate: float, decay: float = 0.0) -> None:
-        self._gradients(x, slopes, self._descent)
+    def descend_(self, x: Tensor, logit_grad: LogitGradient, rate: float, decay: float = 0.0) -> None:
+        self._gradients(x, logit_grad, self._descent)
         for name, parameter in self.parameters.items():
             parameter.mul_(1.0 - rate * decay).sub_(self._descent[name], alpha=rate)
 
-    def gradients_of(self, x: Tensor, slopes: LogitGradient) -> Pairs:
-        return self._gradients(x, slopes, {name: torch.empty_like(t) for name, t in self.parameters.items()})
+    def gradients_of(self, x: Tensor, logit_grad: LogitGradient) -> Pairs:
+        return self._gradients(x, logit_grad, {name: torch.empty_like(t) for name, t in self.parameters.items()})
 
-    def _gradients(self, x: Tensor, slopes: LogitGradient, found: dict[str, Tensor]) -> Pairs:
+    def _gradients(self, x: Tensor, logit_grad: LogitGradient, found: dict[str, Tensor]) -> Pairs:
         self._x, self._kept = x, None  # the buffers are used for something else now
         each = self.runs // len(x)
         parts = max(1, -(-each * self.bytes * self._images_of(x.shape[1]) // (10 * self.cache)))
@@ -140,14 +134,14 @@ class ConvGradients(JacobianGradients):
             tile.clear()
         for tile, samples, images in self._parts(x, tiles):
             buffer = self._reuse(ActivationBuffer, self.sizes, images.n, tile.size)
-            tile.collect(images, buffer, slopes(tile.forward(images, buffer), tile.runs, samples))
+            tile.collect(images, buffer, logit_grad(tile.forward(images, buffer), tile.runs, samples))
         return self._written(tiles, found, swapped=self.sizes.swapped)
 
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
 
-        So a pass of tangents forward, and back through both; see `Tangents`. The factors are those that `logits`
-        kept, for the first direction.
+        So a pass of tangents forward, and back through both; see `Tangents`. For the
+        first direction, `logits` kept the factors.
         """
         kept, self._kept = self._kept if x is self._x else None, None
         tiles = self._tiles(len(x), 1)
@@ -178,7 +172,7 @@ class ConvGradients(JacobianGradients):
         return max(1, -(-batch // parts))
 
     def _tiles(self, groups: int, size: int) -> list[Tile]:
-        """The runs, so many at a time; all runs of a tile are of one group."""
+        """The runs in tiles of at most `size`; all runs of a tile are of one group."""
         each = self.runs // groups
         found = []
         for start in (g * each + first for g in range(groups) for first in range(0, each, size)):
@@ -248,7 +242,7 @@ class Tile:
         ]
 
     def compose(self) -> None:
-        """Take the parameters as they are now."""
+        """Compute all kernels from the current parameters."""
         self.kernels.compose()
         self.swapped = None
         self.Q.copy_(self.C[..., :-1])
@@ -284,7 +278,7 @@ class Tile:
         return rows, lines, self._by_window(rows), torch.empty_like(self.Q), torch.empty_like(self.beta)
 
     def clear(self) -> None:
-        """Begin to collect gradients."""
+        """Set the collected gradients to zero."""
         rows, lines, _, of_Q, of_beta = self.collected
         for tensor in (*rows, *lines, of_Q, of_beta):
             tensor.zero_()

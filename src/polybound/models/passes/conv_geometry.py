@@ -1,4 +1,4 @@
-"""Where the products of a collapsed PN-Conv meet: the constants of `conv`, which depend on sizes alone.
+"""Which pixels and taps of a collapsed PN-Conv meet: the operators of `conv`, which depend on sizes alone.
 
 A factor is linear in the image x: row r and column j of it, pooled by s, see x through:
 
@@ -297,7 +297,7 @@ class Im2Col:
                 shape = high - low, self.inputs, level.U, *(2,) * level.halvings, level.last, n
                 source = image.as_strided(shape, (by_row, by_input, n, *steps, 1), low * by_row)
                 copies.append((V[start : start + (high - low) * block].view(shape), source))
-            # Lines by taps of the rows, those of exceptional rows by themselves, and those that are constant.
+            # Lines: by taps of the rows, of exceptional rows by themselves, and constant ones.
             rows, width = level.rows.positions, self.inputs * level.lines
             L = sizes.full(0.0, 2, level.lines_depth, rows, n)
             self.lines.append(L.flatten(2))

@@ -71,7 +71,7 @@ class Kernels:
         torch.mul(source, self.scale.view(-1, *(1,) * (source.ndim - 1)), out=into)
 
     def compose(self) -> None:
-        """Compute all kernels from the parameters as they are now."""
+        """Compute all kernels from the current parameters."""
         self._of_inner(self.K).copy_(self.parameters["K"])
         if "P" in self.parameters:
             self.P[..., :-1].copy_(self.parameters["P"].flatten(2))
@@ -159,7 +159,7 @@ class RowBlock:
 
 
 class ActivationBuffer:
-    """Factors of some images by some runs, and all that is done with them, row by row: memory that is used again.
+    """Factors of some images by some runs, and the steps from them to products and gradients; memory to be used again.
 
     Args:
         sizes: of the network.

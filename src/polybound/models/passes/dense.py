@@ -1,8 +1,8 @@
 """Forward and backward passes of dense polynomial networks by hand.
 
 A product of affine maps has gradients in closed form: the derivative by one factor is the product of the others.
-Written out, a training step is two matrix products over the weights and little else: no graph, no gradient tensor (the
-second product goes straight into the weights), no optimiser. `tests/models/test_passes.py` holds it to autograd.
+A training step is then two matrix products over the weights: no graph, no gradient tensor (the second product goes
+straight into the weights), no optimiser. `tests/models/test_passes.py` holds it to autograd.
 
 The runs of a stack lie in `groups` of equal size, one after another; the runs of a group share their inputs, and so one
 matrix product.
@@ -22,7 +22,7 @@ from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
-from polybound.models.passes.base import JacobianGradients, ManualGradients, Pairs
+from polybound.models.passes.base import JacobianGradients, LogitGradient, ManualGradients, Pairs
 from polybound.models.passes.conv import ConvGradients
 
 __all__ = ["JacobianGradients", "ManualGradients", "closed_form", "has_closed_form"]
@@ -76,7 +76,8 @@ class _DenseGradients(ManualGradients):
         rows = self.weight.view(groups, -1, self.columns)
         return torch.bmm(rows, x.transpose(1, 2)).view(self.runs, self.degree, self.rank, batch)
 
-    def update_(self, d: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+    def descend_(self, x: Tensor, logit_grad: LogitGradient, rate: float, decay: float = 0.0) -> None:
+        d = logit_grad(self.logits(x), slice(0, self.runs), slice(0, x.shape[1]))
         self._update_(*self.backward(d), x, rate, decay)
 
     def _update_(self, factors: Tensor, others: Pairs, x: Tensor, rate: float, decay: float) -> None:
@@ -85,7 +86,8 @@ class _DenseGradients(ManualGradients):
         for parameter, gradient in others:
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
-    def gradients(self, d: Tensor, x: Tensor) -> Pairs:
+    def gradients_of(self, x: Tensor, logit_grad: LogitGradient) -> Pairs:
+        d = logit_grad(self.logits(x), slice(0, self.runs), slice(0, x.shape[1]))
         return self._gradients(*self.backward(d), x)
 
     def _gradients(self, factors: Tensor, others: Pairs, x: Tensor) -> Pairs:
@@ -203,9 +205,9 @@ class CCPGradients(_DenseGradients, JacobianGradients):
 class _NCPGradients(_DenseGradients):
     """Back through the recursion: `y_n = h_n s_n`, `s_n = U_n y_(n-1) + b_n`.
 
-    Small bounds leave next to nothing of the U_n, and then the gradients by the first factors are products of numbers
-    that are all but zero: subnormal ones, with which some CPUs are several times as slow. Those that cannot move
-    a weight are set to zero, as gradients by logits are in training; the gradients by the inputs keep them.
+    Small bounds leave the U_n near zero. The gradients by the first factors are then subnormal numbers, which some CPUs
+    multiply several times as slowly. Gradients that cannot move a weight are set to zero, as gradients by logits are in
+    training; the gradients by the inputs keep them.
     """
 
     def __init__(self, model: NCP) -> None:
