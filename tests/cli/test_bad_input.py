@@ -124,7 +124,7 @@ REFUSED = [
     # Options that are missing, unknown, or do not go together.
     ("bounds ok.safetensors --radius -1", "radius"),
     ("demo --bound -1 --epochs 2", "bound"),
-    ("train --runs runs", "which data set"),
+    ("train --runs runs", "no data set: pass --dataset NAME"),
     ("train --dataset nothing --runs runs", "no data set is called"),
     (f"{TRAIN} --method dropout", "method must be one of"),
     (f"{TRAIN} --method none+at", "method must be one of"),

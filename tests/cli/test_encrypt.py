@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polybound.cli.encrypted import _plan
-from polybound.cli.pictures import read_images
+from polybound.cli.deploy import _plan
+from polybound.cli.networks import read_images
 from polybound.data import load
 
 NAMES = ("apple", "bee on a flower", "cat")

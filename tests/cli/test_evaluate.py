@@ -3,6 +3,7 @@
 import csv
 import io
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_each_class_for_itself(cli, folder):
 
 
 def test_a_picture_needs_matplotlib(refused, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("polybound.cli.evaluate.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")
 
 

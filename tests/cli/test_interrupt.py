@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 LONG = 10**9
 COMMANDS = {
-    "demo": (["demo", "--no-plot", "--epochs", LONG], "begins anew"),
+    "demo": (["demo", "--no-plot", "--epochs", LONG], "starts again"),
     "train": (["train", "--dataset", "digits", "--epochs", LONG, "--runs", "runs"], "polybound train --resume"),
     "sweep by workers": (["sweep", "long.toml", "--runs", "runs", "--workers", 2], "the same command goes on"),
     "evaluate": (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polybound.cli.pictures import draw, read_images
+from polybound.cli.networks import draw, read_images
 from polybound.data import load
 from polybound.errors import PolyboundError
 

@@ -1,4 +1,7 @@
-"""How every command is declared and ends; progress bars and hints on standard error, which `--quiet` leaves out."""
+"""How every command is declared and ends: options that commands share, `--quiet`, progress bars, Ctrl-C.
+
+The modules of the command line import `polybound` alone, whose rooms are loaded when first used: help stays fast.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,59 @@ import inspect
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from typer.core import TyperCommand, TyperGroup
 
 from polybound.errors import ArgumentError, PolyboundError
 
 __all__ = [
     "INTERRUPTED",
-    "ORDER",
-    "AsJson",
-    "CommandGroup",
-    "be_quiet",
+    "app",
     "command",
     "hint",
     "is_quiet",
     "make_app",
-    "progress_bar",
+    "progress",
     "say_stopped",
     "typed_options",
 ]
 
 
+# Options that several commands have.
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
+Dataset = Annotated[str | None, typer.Option(help="The data set; by default the run's own.")]
+Radii = Annotated[
+    list[float] | None, typer.Option(metavar="<float>", help="Radius of the ball, in units of the data; repeatable.")
+]
+Images = Annotated[int, typer.Option("-n", "--images", min=1, help="Number of test images.")]
+Runs = Annotated[Path, typer.Option(help="Folder of the run folders.")]
+Network = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run folder, a model's file, an ONNX file or a bundled network.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no hints, only results.")]
+
+NETWORKS, DATA, EXPERIMENTS, TOOLS = "Networks", "Data and runs", "The paper's experiments", "Other tools"
+"""Headings of the list of commands."""
+
+
+# What is shown on standard error, unless `--quiet` is given.
+
+
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
-
-
-def be_quiet(wanted: bool) -> None:
-    """Leave out progress bars and hints from now on, or no longer."""
-    _quiet.set(wanted)
 
 
 def is_quiet() -> bool:
@@ -50,24 +70,34 @@ def is_quiet() -> bool:
 
 
 def hint(text: str) -> None:
-    """A line on standard error that helps, but that nobody asked for."""
+    """Print a line on standard error that helps, but that nobody asked for."""
     if not is_quiet():
         print(text, file=sys.stderr)
 
 
+def say_stopped(what_is_kept: str) -> None:
+    """Print one line on standard error, after Ctrl-C."""
+    print(f"polybound: stopped: {what_is_kept}", file=sys.stderr)
+
+
 @contextmanager
-def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
-    """A bar on standard error that is gone when it is done, with columns of one's own between the bar and the times.
+def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar on standard error that is gone when it is done; yields `step(done, total, text)`, which moves it.
 
     Where nobody watches there is none: even an empty one would put a line of its own before an error's.
     """
     console = Console(stderr=True)
-    parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*parts, console=console, transient=True, disable=is_quiet() or not console.is_terminal) as bar:
-        yield bar
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=is_quiet() or not console.is_terminal
+    ) as bar:
+        task = bar.add_task(text, total=total)
 
+        def step(done: float, total: int | None = total, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, **({"description": text} if text else {}))  # type: ignore[arg-type]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+        yield step
+
 
 # How commands are put together: their order, their examples, `--quiet`, and flags that look like flags.
 
@@ -75,31 +105,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
+# fmt: off
 ORDER = (
-    "demo",
-    "train",
-    "evaluate",
-    "certify",
-    "explore",
-    "bounds",
-    "info",
-    "draw",
-    "card",
-    "export",
-    "verify",
-    "encrypt",
-    "data",
-    "runs",
-    "experiments",
-    "reproduce",
-    "sweep",
-    "report",
-    "compare",
-    "doctor",
+    "demo", "train", "evaluate", "certify", "explore", "bounds", "info", "draw", "card", "export", "verify", "encrypt",
+    "data", "runs", "experiments", "reproduce", "sweep", "report", "compare", "doctor",
 )
+# fmt: on
 """The order in which `--help` shows the commands: what a newcomer needs comes first. Others come last."""
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no hints, only results.")]
 
 
 class _Command(TyperCommand):
@@ -109,15 +121,15 @@ class _Command(TyperCommand):
         return _plain_flags(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        _check_paths(ctx.params)
+        for value in ctx.params.values():
+            for path in value if isinstance(value, list | tuple) else [value]:
+                # It would break a line of a table or of a message.
+                if isinstance(path, str | Path) and any(unicodedata.category(letter) == "Cc" for letter in str(path)):
+                    raise PolyboundError(f"{str(path)!r} has a line break or another control character")
         try:
             return super().invoke(ctx)
         except ArgumentError as error:
             raise PolyboundError(_of_the_option(error, ctx)) from error
-
-
-_OTHER_NAMES = {"held_out": "validation", "datasets": "dataset", "models": "model", "methods": "method"}
-"""Options that the library calls by another name than the command line."""
 
 
 def _of_the_option(error: ArgumentError, ctx: Any) -> str:
@@ -127,22 +139,14 @@ def _of_the_option(error: ArgumentError, ctx: Any) -> str:
         if param.param_type_name == "option":
             option = max(param.opts, key=len)
             options |= dict.fromkeys((str(param.name), option.lstrip("-").replace("-", "_")), option)
-    typed, name = typed_options(ctx), _OTHER_NAMES.get(error.name, error.name)
+    name = {"held_out": "validation"}.get(error.name, error.name)
     problem = re.sub(
         r"\b(\w+)=(?=\S)", lambda found: f"{options[found[1]]} " if found[1] in options else found[0], error.problem
     )
-    return f"{options[name] if options.get(name) in typed else error.name} {problem}"
+    return f"{options[name] if options.get(name) in typed_options(ctx) else error.name} {problem}"
 
 
-def _check_paths(options: Mapping[str, Any]) -> None:
-    """Refuse texts and names of files that would break a line of a table or of a message."""
-    for value in options.values():
-        for path in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(path, str | Path) and any(unicodedata.category(letter) == "Cc" for letter in str(path)):
-                raise PolyboundError(f"{str(path)!r} has a line break or another control character")
-
-
-class CommandGroup(TyperGroup):
+class _Group(TyperGroup):
     """A group with its commands in `ORDER`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -165,7 +169,7 @@ def make_app(name: str, text: str, *, completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name=name,
         help=text,
-        cls=CommandGroup,
+        cls=_Group,
         no_args_is_help=True,
         add_completion=completion,
         pretty_exceptions_enable=False,
@@ -174,17 +178,22 @@ def make_app(name: str, text: str, *, completion: bool = False) -> typer.Typer:
     )
 
 
+app = make_app("polybound", "Train, bound, attack and certify polynomial networks.", completion=True)
+
+
 def command(
-    app: typer.Typer,
+    group: typer.Typer,
     *examples: str,
     name: str | None = None,
     panel: str | None = None,
     stopped: str = "nothing was changed",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a function to an app as a command, with `--quiet`.
+    """Add a function to a group as a command, with `--quiet`.
+
+    A parameter that is annotated with a dataclass becomes an option for each of its fields.
 
     Args:
-        app: what to add it to.
+        group: what to add it to.
         *examples: command lines that help shows, one a line.
         name: the command's name, if it is not the function's.
         panel: heading in the list of commands.
@@ -194,7 +203,34 @@ def command(
     lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"[bold]{example}[/]" for example in examples)]
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(name, cls=_Command, epilog="\n\n".join(lines), rich_help_panel=panel)(_run(function, stopped))
+        hints = get_type_hints(function, include_extras=True)
+        records: dict[str, Any] = {place: kind for place, kind in hints.items() if is_dataclass(kind)}
+        parameters = []
+        for parameter in inspect.signature(function).parameters.values():
+            if (record := records.get(parameter.name)) is not None:
+                kinds = get_type_hints(record, include_extras=True)
+                parameters += [(field.name, field.default, kinds[field.name]) for field in fields(record)]
+            else:
+                parameters.append((parameter.name, parameter.default, hints[parameter.name]))
+        parameters.append(("quiet", False, Quiet))
+
+        @wraps(function)
+        def run(*, quiet: bool = False, **values: Any) -> None:
+            _quiet.set(quiet)
+            for place, record in records.items():
+                values[place] = record(**{field.name: values.pop(field.name) for field in fields(record)})
+            try:
+                function(**values)
+            except KeyboardInterrupt:
+                say_stopped(stopped)
+                raise typer.Exit(INTERRUPTED) from None
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(place, keyword, default=value, annotation=kind) for place, value, kind in parameters]
+        )
+        run.__annotations__ = {place: kind for place, _, kind in parameters}
+        group.command(name, cls=_Command, epilog="\n\n".join(lines), rich_help_panel=panel)(run)
         return function
 
     return add
@@ -208,27 +244,3 @@ def typed_options(context: typer.Context) -> list[str]:
         if parameter.param_type_name == "option" and source is not None and source.name == "COMMANDLINE":
             typed.append(max(parameter.opts, key=len))
     return typed
-
-
-def _run(function: Callable[..., None], stopped: str) -> Callable[..., None]:
-    """The function with one more option, which it need not know of, and with a last word after Ctrl-C."""
-
-    @wraps(function)
-    def run(*args: Any, quiet: bool = False, **options: Any) -> None:
-        be_quiet(quiet)
-        try:
-            function(*args, **options)
-        except KeyboardInterrupt:
-            say_stopped(stopped)
-            raise typer.Exit(INTERRUPTED) from None
-
-    own = inspect.signature(function, eval_str=True)
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, "quiet": Quiet}
-    return run
-
-
-def say_stopped(what_is_kept: str) -> None:
-    """One line on standard error, after Ctrl-C."""
-    print(f"polybound: stopped: {what_is_kept}", file=sys.stderr)

@@ -1,18 +1,18 @@
-"""`polybound data` and `polybound runs`: data sets and run folders, listed, checked, fetched and cleaned."""
+"""`polybound data`, `runs` and `doctor`: data sets and run folders, listed, checked, fetched and cleaned; the facts."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from polybound.cli.commands import AsJson, command, make_app
-
-if TYPE_CHECKING:
-    from polybound.data import Directories, Source
+import polybound as pb
+from polybound.cli.commands import AsJson, app, command, make_app, progress
+from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
+from polybound.errors import PolyboundError
 
 __all__ = ["data_app", "runs_app"]
 
@@ -29,14 +29,31 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, as `polyb
 @command(data_app, "polybound data list", "polybound data list --json", name="list")
 def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show all data sets: their sizes, licences and sources, and where they were found."""
-    from polybound.data import Directories, find_source, names
-
-    directories = Directories(data_dir, download=False)
-    rows = [_facts(find_source(name), directories) for name in names()]
+    directories = pb.data.Directories(data_dir, download=False)
+    rows = []
+    for source in map(pb.data.find_source, pb.data.names()):
+        place = source.locate(directories)
+        facts: dict[str, Any] = {"name": source.name, "title": source.title, "classes": len(source.class_names)}
+        facts |= {"shape": list(source.shape), "samples": dict(source.counts)}
+        facts |= {"bytes": sum(file.size for file in source.files()), "licence": source.licence}
+        rows.append(facts | {"source": source.home, "found": None if place is None else str(place)})
     if as_json:
         print(json.dumps(rows, indent=2))
-    else:
-        _show(rows)
+        return
+    # What a choice is made by; sources, sizes of the files and the rest are in --json.
+    cells = [
+        [
+            row["name"],
+            row["licence"],
+            row["found"] or "-",
+            str(row["classes"]),
+            "x".join(map(str, row["shape"])),
+            " + ".join(f"{count:,}" for count in row["samples"].values()),
+        ]
+        for row in rows
+    ]
+    header = ["name", "licence", "found in", "classes", "shape", "samples"]
+    show_table(header, cells, notes=["found in: - can be downloaded with `polybound data get NAME`"], lead=3)
 
 
 @command(data_app, "polybound data get mnist", "polybound data get nsynth --full")
@@ -46,9 +63,7 @@ def get(
     full: Annotated[bool, typer.Option("--full", help="Also what is large: NSynth's train split has 24 GB.")] = False,
 ) -> None:
     """Download a data set, unless it is there already."""
-    from polybound.data import Directories, find_source
-
-    source, directories = find_source(name), Directories(data_dir)
+    source, directories = pb.data.find_source(name), pb.data.Directories(data_dir)
     lacking = source.lacking(directories, full=full)
     if not lacking:
         print(f"{name}: already in {source.locate(directories) or 'memory'}")
@@ -59,13 +74,11 @@ def get(
 @command(data_app, "polybound data verify mnist")
 def verify(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check all files of a data set; exit with code 2 if one is damaged, swapped or missing."""
-    from polybound.data import Directories, MissingDataError, find_source
-
-    source, directories = find_source(name), Directories(data_dir, download=False)
+    source, directories = pb.data.find_source(name), pb.data.Directories(data_dir, download=False)
     results: list[tuple[Path | None, str]] = []
     try:
         results.extend(source.check(directories))
-    except MissingDataError as error:
+    except pb.data.MissingDataError as error:
         results.append((None, str(error)))
     bad = [problem for _, problem in results if problem]
     if as_json:
@@ -83,42 +96,6 @@ def verify(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> Non
         raise typer.Exit(2)
 
 
-def _facts(source: Source, directories: Directories) -> dict[str, Any]:
-    place = source.locate(directories)
-    return {
-        "name": source.name,
-        "title": source.title,
-        "classes": len(source.class_names),
-        "shape": list(source.shape),
-        "samples": dict(source.counts),
-        "bytes": sum(file.size for file in source.files()),
-        "licence": source.licence,
-        "source": source.home,
-        "found": None if place is None else str(place),
-    }
-
-
-def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # What a choice is made by; sources, sizes of the files and the rest are in --json.
-    view = Table(header_style="bold", caption="found in: - can be downloaded with `polybound data get NAME`")
-    for title in ("name", "classes", "shape", "samples", "licence", "found in"):
-        justify: Any = "right" if title in ("classes", "samples") else "left"
-        view.add_column(title, justify=justify, overflow="fold", no_wrap=title in ("name", "shape"))
-    for row in rows:
-        view.add_row(
-            row["name"],
-            str(row["classes"]),
-            "x".join(map(str, row["shape"])),
-            " + ".join(f"{count:,}" for count in row["samples"].values()),
-            row["licence"],
-            row["found"] or "-",
-        )
-    Console().print(view)
-
-
 # `polybound runs`: list, show and clean run folders.
 
 
@@ -130,10 +107,7 @@ Root = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the run 
 @command(runs_app, "polybound runs list", "polybound runs list sweep --json", name="list")
 def list_command(folder: Root = Path("runs"), as_json: AsJson = False) -> None:
     """List all runs in a folder: what each is, whether it is finished, how much was measured."""
-    from polybound.cli.tables import show_table
-    from polybound.runs import list_runs
-
-    found = list_runs(folder)
+    found = pb.runs.list_runs(folder)
     if as_json:
         print(json.dumps([vars(one) | {"path": str(one.path)} for one in found], indent=2))
         return
@@ -149,14 +123,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show everything that determines a run, how it ended, and what was measured on it."""
-    from polybound.cli.tables import images_text, labelled, print_wrapped, show_facts, show_table
-    from polybound.errors import PolyboundError
-    from polybound.evaluation import column_label, differing, value_label
-    from polybound.runs import Run, is_run
-
-    if not is_run(run):
+    if not pb.runs.is_run(run):
         raise PolyboundError(f"{run}: no run folder")
-    one = Run(run)
+    one = pb.Run(run)
     spec, epochs = one.spec(), [line for line in one.history() if "loss" in line]
     facts: dict[str, Any] = {"run": str(run), "address": spec.address, **spec.columns(), "epochs done": len(epochs)}
     facts |= {"last loss": epochs[-1]["loss"]} if epochs else {}
@@ -170,15 +139,16 @@ def show(
     if scores:
         # What follows from the counts, or is in the column "images".
         told = ("correct", "per_class", "accuracy", "low", "high", "label", "total", "available")
-        different = differing(scores, told)
+        different = pb.evaluation.differing(scores, told)
         names = ["attack", *(name for name in ("protocol", "counted", "split") if name in different)]
         names += [name for name in different if name not in names]
-        rows = [
-            [*(value_label(row.get(name)) for name in names), f"{100 * row['accuracy']:.2f} %", images_text(row)]
-            for row in scores
-        ]
+        rows = []
+        for row in scores:
+            values = [pb.evaluation.value_label(row.get(name)) for name in names]
+            images = pb.evaluation.images_label(row["total"], row["available"])
+            rows.append([*values, f"{100 * row['accuracy']:.2f} %", images])
         title = "stored scores" if "split" in names else f"stored scores, {scores[0]['split']} split"
-        show_table([*map(column_label, names), "accuracy", "images"], rows, title=title)
+        show_table([*map(pb.evaluation.column_label, names), "accuracy", "images"], rows, title=title)
     if doubtful:
         print_wrapped(f"{doubtful} of them are unverified: their lines in scores.csv have no check")
 
@@ -198,13 +168,60 @@ def clean(
 
     What another process is training stays.
     """
-    from polybound.runs import clean_runs
-
     states = [name for name, asked in (("failed", failed), ("unfinished", unfinished), ("damaged", damaged)) if asked]
-    found = clean_runs(folder, states, dry_run=True)
+    found = pb.runs.clean_runs(folder, states, dry_run=True)
     for path, why in found.items():
         print(f"{path}: {why}")
     if not found:
         print("nothing to remove")
     elif not dry_run and (yes or typer.confirm(f"remove these {len(found)}?")):
-        print(f"removed {len(clean_runs(folder, states))}")
+        print(f"removed {len(pb.runs.clean_runs(folder, states))}")
+
+
+# `polybound doctor`: the facts of a bug report.
+
+
+@command(
+    app,
+    "polybound doctor",
+    "polybound doctor --json > facts.json",
+    "polybound doctor --fast",
+    panel="This installation",
+)
+def doctor(
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Do not try to import each package; compare no checksums.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare the checksums of data sets above 500 MB too.")
+    ] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Look for data here first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a bug report should say: versions, extras, threads, devices, plugins, data found and their checksums.
+
+    Nothing is sent anywhere, and nothing is changed. Exit code 1 if something is broken; what is absent is not.
+    """
+    from polybound.doctor import diagnose, problems
+
+    with progress("looking") as step:
+        facts = diagnose(data_dir, fast=fast, verify=verify, on_progress=lambda what: step(0, None, what))
+    bad = problems(facts)
+    if as_json:
+        print(json.dumps(facts | {"problems": bad}, indent=2))
+    else:
+        # Plain lines, to be pasted; and no table, which would need more than may be there.
+        for section, value in facts.items():
+            _show(section, value, "")
+        print("\n".join([f"problems: {len(bad)}", *(f"  {line}" for line in bad)]))
+    if bad:
+        raise typer.Exit(1)
+
+
+def _show(name: str, value: Any, indent: str) -> None:
+    if isinstance(value, dict):
+        print(f"{indent}{name}:{'' if value else ' none'}")
+        for key, inner in value.items():
+            _show(key, inner, indent + "  ")
+    else:
+        print(f"{indent}{name}: {value}")

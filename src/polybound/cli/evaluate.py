@@ -4,70 +4,112 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
-from polybound.cli.certify import show_intervals
-from polybound.cli.commands import progress_bar
-from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
-from polybound.errors import PolyboundError, check_choice, writable_file
-from polybound.evaluation import Evaluation, Examples, Table
-from polybound.report import check_figure_file
-from polybound.runs import evaluate_runs
+import polybound as pb
+from polybound.cli.commands import NETWORKS, AsJson, DataDir, app, command, progress
+from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_intervals, show_means, show_scores
+from polybound.errors import PolyboundError, check_choice, require, writable_file
 
-__all__ = ["run_evaluation"]
+if TYPE_CHECKING:
+    from polybound.evaluation import Evaluation
+
+__all__ = ["EvaluateOptions"]
 
 PICTURED = 8
 """Images in a picture."""
 
 
-def run_evaluation(
-    paths: list[Path],
-    attacks: str,
-    options: dict[str, Any],
-    *,
-    count: str,
-    shown: str,
-    means: bool,
-    per_class: bool,
-    examples: Path | None,
-    picture: Path | None,
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The options of `polybound evaluate` that say what to measure: keywords of `evaluate_runs`."""
+
+    protocol: Annotated[
+        str, typer.Option(help="What attacks clip to: sound (the data's domain), published ([0, 1]) or both.")
+    ] = "sound"
+    limit: Annotated[int | None, typer.Option(min=1, help="Images, from the first on; all by default.")] = None
+    split: Annotated[str, typer.Option(help="test, train or validation.")] = "test"
+    dataset: Annotated[str | None, typer.Option(help="The data set, for models that are no runs.")] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks.")] = 0
+    defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median:size=5, guided.")] = None
+    check: Annotated[int, typer.Option(min=0, help="Number of images on which to look for gradient masking.")] = 0
+    certify: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<radius>", help="Certified accuracy at 0.02, 0.5:norm=2, 0.1:nodes=1000; repeatable."),
+    ] = None
+    intervals: Annotated[
+        int, typer.Option(min=0, help="Print proven output intervals over the --certify balls for N images.")
+    ] = 0
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size (default: fits memory).")] = None
+    data_dir: DataDir = None
+
+
+@command(
+    app,
+    "polybound evaluate runs/* --attacks paper --protocol both --means",
+    "polybound evaluate RUN --attacks pgd-0.1-20-0.01,autoattack-0.1 --limit 500",
+    "polybound evaluate m.safetensors --dataset digits --attacks fgsm-0.1 --picture attack.png",
+    panel=NETWORKS,
+    stopped="runs keep what was measured of them; the same command goes on",
+)
+def evaluate(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, models that model.save(path) wrote, or ONNX files."),
+    ],
+    options: EvaluateOptions,
+    attacks: Annotated[
+        str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
+    ] = "paper",
+    per_class: Annotated[bool, typer.Option("--per-class", help="Also the accuracy of each class.")] = False,
+    means: Annotated[bool, typer.Option("--means", help="Mean and standard deviation over seeds.")] = False,
+    count: Annotated[
+        str, typer.Option(help="robust: right before and after; attacked: right after, as many papers count.")
+    ] = "robust",
+    save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, in the columns of every table of scores.")] = False,
 ) -> None:
-    """Evaluate the networks, show their scores, and save adversarial examples or a picture of some if asked.
+    """Measure the accuracy of runs, clean and under attack; scores stay in the run folders.
 
-    `shown` is "table", "json" or "csv".
+    Exit code 1 if some of the runs were skipped.
     """
+    if as_json and as_csv:
+        raise PolyboundError("--json and --csv exclude each other")
     check_choice("count", count, ("robust", "attacked"))
-    check_choice("split", options["split"], ("test", "train", "validation"))
-    for file in (examples, picture):
-        if file is not None:
-            writable_file(file)
+    check_choice("split", options.split, ("test", "train", "validation"))
+    keep = 0
     if picture is not None:
-        check_figure_file(picture)
-        if find_spec("matplotlib") is None:
-            raise PolyboundError("--picture needs matplotlib: pip install 'polybound[plot]'")
-    keep = options["limit"] or sys.maxsize if examples is not None else 40 * PICTURED if picture is not None else 0
-    with progress_bar() as bar:
-        task = bar.add_task("evaluating", total=None)
-        result = evaluate_runs(
-            paths,
-            attacks,
-            keep=keep,
-            progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
-            **options,
-        )
-    _show(result, count, shown, means, per_class)
-    if examples is not None and result.examples is not None:
-        _save(examples, result.examples)
-    if picture is not None:
-        from polybound.report import draw_attacks
+        require("matplotlib", "plot", "--picture")
+        pb.report.check_figure_file(picture)
+        keep = 40 * PICTURED
+    if save_examples is not None:
+        writable_file(save_examples)
+        keep = options.limit or sys.maxsize
+    with progress("evaluating") as step:
+        certify = tuple(options.certify or ())
+        result = pb.evaluate_runs(runs, attacks, keep=keep, progress=step, **(vars(options) | {"certify": certify}))
+    if as_csv:
+        print(result.counted(count).to_csv(), end="")
+    elif as_json:
+        _print_json(result, count, means, per_class)
+    else:
+        _show(result, count, means, per_class)
+    if save_examples is not None and result.examples is not None:
+        import numpy as np
 
-        draw_attacks(picture, result, PICTURED)
+        kept = result.examples
+        arrays: dict[str, Any] = {"x": kept.x.numpy(), "y": kept.y.numpy(), "runs": np.array(kept.names)}
+        arrays |= {f"{attack} {protocol}": images.numpy() for (attack, protocol), images in kept.adversarial.items()}
+        with save_examples.open("wb") as stream:
+            np.savez_compressed(stream, **arrays)
+    if picture is not None:
+        pb.report.draw_attacks(picture, result, PICTURED)
     for warning in result.warnings:
         note(f"warning: {warning}")
     for path, why in result.skipped.items():
@@ -76,51 +118,33 @@ def run_evaluation(
         raise typer.Exit(1)
 
 
-def _show(result: Evaluation, count: str, shown: str, means: bool, per_class: bool) -> None:
-    scores = result.counted(count)
-    if shown == "csv":
-        print(scores.to_csv(), end="")
-    elif shown == "json":
-        rows = [_for_json(row, result.paths, per_class) | {"stored": result.is_stored(row)} for row in labelled(scores)]
-        content = {"means": mean_rows(scores)} if means else {"scores": rows}
-        skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
-        proven = {"intervals": result.intervals} if result.intervals else {}
-        print(json.dumps({**content, **proven, "notes": result.notes, "skipped": skipped}, indent=2))
-    elif means:
-        show_means(result, scores)
-    else:
-        show_scores(result, scores)
+def _print_json(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
+    """Print the scores, each with its run's folder, or their means; then intervals, notes and what was skipped."""
+    content: dict[str, Any] = {"means": mean_rows(result.counted(count))} if means else {"scores": []}
+    for row in [] if means else labelled(result.counted(count)):
+        shown = {name: value for name, value in row.items() if name != "per_class"}
+        shown |= {"address": row["run"], "run": result.paths.get(row["run"], row["run"])}
         if per_class:
-            _show_classes(result, scores)
-    if result.intervals and shown == "table":
-        about = ["run", "norm", "eps"] if len(result.paths) > 1 else ["norm", "eps"]
-        show_intervals("intervals that the outputs provably stay in", result.intervals, about)
-    if count == "attacked" and shown == "table":
-        print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")
+            shown["per_class"] = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
+        content["scores"].append(shown | {"stored": result.is_stored(row)})
+    content |= {"intervals": result.intervals} if result.intervals else {}
+    skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
+    print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
 
 
-def _for_json(row: Mapping[str, Any], paths: Mapping[str, str], per_class: bool) -> dict[str, Any]:
-    """A row with its run's folder, and its counts of each class as a list or left out."""
-    plain = {name: value for name, value in row.items() if name != "per_class"}
-    plain |= {"address": row["run"], "run": paths.get(row["run"], row["run"])}
-    pairs = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
-    return plain | ({"per_class": pairs} if per_class else {})
-
-
-def _show_classes(result: Evaluation, scores: Table) -> None:
-    for row in labelled(scores):
+def _show(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
+    """Print tables of the scores and of the intervals."""
+    scores = result.counted(count)
+    (show_means if means else show_scores)(result, scores)
+    for row in labelled(scores) if per_class and not means else ():
         pairs = [pair.split("/") for pair in row["per_class"].split()]
         shares = [
             f"{name} {100 * int(a) / int(b):.1f}" if int(b) else f"{name} -"
             for name, (a, b) in zip(result.class_names, pairs, strict=False)
         ]
         print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
-
-
-def _save(file: Path, kept: Examples) -> None:
-    """An npz file: images, labels, and for each attack and protocol the adversarial examples of each run."""
-    arrays: dict[str, Any] = {"x": kept.x.numpy(), "y": kept.y.numpy(), "runs": np.array(kept.names)}
-    for (attack, protocol), images in kept.adversarial.items():
-        arrays[f"{attack} {protocol}"] = images.numpy()
-    with file.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
+    if result.intervals:
+        about = ["run", "norm", "eps"] if len(result.paths) > 1 else ["norm", "eps"]
+        show_intervals("intervals that the outputs provably stay in", result.intervals, about)
+    if count == "attacked":
+        print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")

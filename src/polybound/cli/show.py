@@ -1,4 +1,4 @@
-"""`polybound draw`, `card` and `explore`: a network as a picture, a model card or an interactive page."""
+"""`polybound bounds`, `info`, `draw`, `card` and `explore`: a network as numbers, a picture, a model card or a page."""
 
 from __future__ import annotations
 
@@ -8,36 +8,78 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import MofNCompleteColumn
+from rich.console import Console
 
-from polybound.cli.commands import command
+import polybound as pb
+from polybound.atomic import write_atomically
+from polybound.cli.commands import NETWORKS, AsJson, DataDir, Dataset, Images, Network, app, command, is_quiet, progress
+from polybound.cli.networks import find_network
+from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, writable_file
 
 if TYPE_CHECKING:
-    from polybound.data import Dataset
+    from polybound.data import Dataset as Images_
     from polybound.models import PolynomialNetwork
     from polybound.report import Feature
 
-__all__ = ["FIGURE_1", "add_card", "add_drawing", "add_explorer", "draw_figure"]
+__all__ = ["FIGURE_1", "draw_figure"]
+
+
+@command(app, "polybound bounds model.safetensors", "polybound bounds runs/NAME --json", panel=NETWORKS)
+def bounds(
+    model: Network,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=1, help="Training samples, for the complexities.")
+    ] = 60000,
+    radius: Annotated[float, typer.Option(help="The bounds hold for inputs of norm at most this.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
+    with Console(stderr=True, quiet=is_quiet()).status("computing bounds"):
+        table = pb.bounds(find_network(model).model, samples, radius=radius)
+    if as_json:
+        print(json.dumps(table.as_dict(), indent=2))
+        return
+    rows = [[row.quantity, row.format_value(), row.name, (*row.assumptions, "")[0]] for row in table]
+    show_table(["quantity", "value", "by", "holds for"], rows, title=table.title, notes=table.notes)
+
+
+@command(app, "polybound info model.safetensors", "polybound info runs/NAME", panel=NETWORKS)
+def info(model: Network, as_json: AsJson = False) -> None:
+    """Show what a model file or a run folder holds: its kind, its configuration, its parameters."""
+    found = find_network(model)
+    network, file = found.model, found.file
+    facts: dict[str, Any] = {"run": found.about} if found.about else {}
+    facts |= {"file": str(file), "bytes": file.stat().st_size} if file is not None else {"bundled": found.name}
+    facts |= {
+        "kind": type(network).__name__,
+        "config": network.config(),
+        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        "parameters": {name: list(tensor.shape) for name, tensor in network.named_parameters()},
+        "numbers": sum(tensor.numel() for tensor in network.parameters()),
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show_facts(facts)
+
+
+# `polybound draw`, and Figure 1 for `polybound reproduce figure-1`.
 
 
 FIGURE_1 = {"name": "figure-1", "paper": "Figure 1", "title": "Schematic of CCP and NCP"}
 """The figure of the paper that needs no experiment."""
 
 
-def add_drawing(app: typer.Typer, panel: str) -> None:
-    """Make the command known."""
-    command(
-        app,
-        "polybound draw pn-4",
-        "polybound draw runs/NAME -o network.svg",
-        "polybound draw m.safetensors --title 'Our network'",
-        "polybound draw pn-conv --shape 3,32,32 --classes 100 -o cifar.svg",
-        panel=panel,
-        stopped="nothing was drawn",
-    )(draw)
-
-
+@command(
+    app,
+    "polybound draw pn-4",
+    "polybound draw runs/NAME -o network.svg",
+    "polybound draw m.safetensors --title 'Our network'",
+    "polybound draw pn-conv --shape 3,32,32 --classes 100 -o cifar.svg",
+    panel=NETWORKS,
+    stopped="nothing was drawn",
+)
 def draw(
     model: Annotated[
         str,
@@ -55,98 +97,71 @@ def draw(
     ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Of a model by name; 10 by default.")] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Of a model by name; by default its own.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the schematic of a network as SVG: its affine maps, products and skip connections, with all sizes."""
-    from polybound.report import draw_network
-
-    sizes: dict[str, Any] = {"shape": _shape(shape), "classes": classes, "rank": rank}
-    given = {name: value for name, value in sizes.items() if value is not None}
-    network, name = _find(model, given)
-    made = draw_network(network, output or Path(f"{name}.svg"), title=name if title is None else title)
+    try:
+        sizes = None if shape is None else tuple(int(size) for size in shape.split(","))
+    except ValueError:
+        raise PolyboundError(f"--shape takes whole numbers separated by commas, 3,32,32, not {shape!r}") from None
+    options = {"shape": sizes, "classes": classes, "rank": rank}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    names, file = pb.models.model_names(), Path(model).exists()
+    if not file and model in names:
+        network, name = pb.paper_model(model, **given), model
+    elif not file and model not in pb.models.EXAMPLES:
+        known = ", ".join(dict.fromkeys([*names, *pb.models.EXAMPLES]))
+        raise PolyboundError(f"{model}: no such file or folder, and none of {known}")
+    elif given:
+        kind = "models by name" if file else "the paper's models"
+        raise PolyboundError(f"{model} has its sizes; --{next(iter(given))} is for {kind}")
+    else:
+        found = find_network(model)
+        network, name = found.model, found.name
+    made = pb.report.draw_network(network, output or Path(f"{name}.svg"), title=name if title is None else title)
     facts = {"file": str(made), "kind": type(network).__name__, "degree": network.degree, "features": network.features}
     print(json.dumps(facts | {"classes": network.classes}, indent=2) if as_json else f"wrote {made}")
 
 
 def draw_figure(output: Path | None, as_json: bool) -> None:
-    """Draw the paper's Figure 1, for `polybound reproduce figure-1`."""
-    from polybound.report import draw_figure_1
-
-    made = draw_figure_1(output or Path(f"{FIGURE_1['name']}.svg"))
+    """Draw the paper's Figure 1."""
+    made = pb.report.draw_figure_1(output or Path(f"{FIGURE_1['name']}.svg"))
     print(json.dumps({"file": str(made)}, indent=2) if as_json else f"wrote {made}")
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(size) for size in text.split(","))
-    except ValueError:
-        raise PolyboundError(f"--shape takes whole numbers separated by commas, 3,32,32, not {text!r}") from None
-
-
-def _find(model: str, sizes: dict[str, Any]) -> tuple[PolynomialNetwork, str]:
-    """A network and its name: a file or folder first, then the bundled and the paper's models."""
-    from polybound.models import EXAMPLES, example, model_names, paper_model
-    from polybound.runs import load_model
-
-    path = Path(model)
-    if path.exists():
-        if sizes:
-            raise PolyboundError(f"{model} has its sizes; --{next(iter(sizes))} is for models by name")
-        return load_model(path).model, path.resolve().name if path.is_dir() else path.stem
-    if model in model_names():
-        return paper_model(model, **sizes), model
-    if model in EXAMPLES and not sizes:
-        return example(model), model
-    if model in EXAMPLES:
-        raise PolyboundError(f"{model} has its sizes; --{next(iter(sizes))} is for the paper's models")
-    names = ", ".join(dict.fromkeys([*model_names(), *EXAMPLES]))
-    raise PolyboundError(f"{model}: no such file or folder, and none of {names}")
 
 
 # `polybound card`: what a network is and measures, on a page.
 
 
-def add_card(app: typer.Typer, panel: str) -> None:
-    """Make the command known."""
-    command(
-        app,
-        "polybound card runs/NAME -o card.md",
-        "polybound card digits-bound-1 --json",
-        "polybound card m.safetensors --dataset digits --eps 0.1 --images 200",
-        panel=panel,
-        stopped="no card was written; the same command begins anew",
-    )(card)
-
-
+@command(
+    app,
+    "polybound card runs/NAME -o card.md",
+    "polybound card digits-bound-1 --json",
+    "polybound card m.safetensors --dataset digits --eps 0.1 --images 200",
+    panel=NETWORKS,
+    stopped="no card was written; the same command starts again",
+)
 def card(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run folder, a model's file, an ONNX file or a bundled network.")
-    ],
+    model: Network,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the card to this file; otherwise it is printed.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
+    dataset: Dataset = None,
     eps: Annotated[
         list[float] | None, typer.Option(metavar="<float>", help="Radius of attacks and certificates; repeatable.")
     ] = None,
-    images: Annotated[int, typer.Option("-n", "--images", min=1, help="How many are attacked and certified.")] = 100,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    images: Images = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a model card: data, recipe, accuracy, certificates, bounds, how to make the network again; all measured."""
-    from polybound.atomic import write_atomically
-    from polybound.cli.commands import progress_bar
-    from polybound.report import model_card
-
     if output is not None:
         writable_file(output)
-    network, data, options = _subject(model, dataset, data_dir)
-    options |= {"images": images} | ({"eps": eps} if eps else {})
-    with progress_bar() as bar:
-        task = bar.add_task("measuring", total=None)
-        made = model_card(network, data, on_progress=lambda what: bar.update(task, description=what), **options)
+    found = find_network(model)
+    data = found.images(dataset, data_dir)
+    options: dict[str, Any] = {"name": found.name, "spec": found.spec, "again": found.origin, "images": images}
+    options |= {"eps": eps} if eps else {}
+    with progress("measuring") as step:
+        made = pb.report.model_card(found.model, data, on_progress=step, **options)
     text = json.dumps(made.as_dict(), indent=2) + "\n" if as_json else made.markdown()
     if output is None:
         print(text, end="")
@@ -155,43 +170,18 @@ def card(
         print(f"wrote {output}")
 
 
-def _subject(
-    model: str, dataset: str | None, data_dir: Path | None
-) -> tuple[PolynomialNetwork, Dataset, dict[str, Any]]:
-    """A network, its test images, and what else is known of it."""
-    from polybound.cli.certify import model_and_images
-    from polybound.data import load
-    from polybound.models import EXAMPLES, example, example_origin
-    from polybound.runs import Run, Spec, is_run
-
-    path = Path(model)
-    if model in EXAMPLES and not path.exists():
-        origin = example_origin(model)
-        spec = Spec.from_dict(origin["spec"])
-        own = dataset in (None, spec.data.name)
-        data = spec.data.load("test", data_dir) if own else load(str(dataset), "test", data_dir=data_dir)
-        return example(model), data, {"name": model, "spec": spec, "again": origin}
-    network, data = model_and_images(path, dataset, data_dir)
-    known = Run(path).spec() if is_run(path) else None
-    return network, data, {"name": path.resolve().name if path.is_dir() else path.stem, "spec": known}
-
-
 # `polybound explore`: a network, or two, in a page to play with.
 
 
-def add_explorer(app: typer.Typer, panel: str) -> None:
-    """Make the command known."""
-    command(
-        app,
-        "polybound explore",
-        "polybound explore runs/PLAIN runs/PROJECTED -o explorer.html",
-        "polybound explore m.safetensors --dataset digits --images 20",
-        "polybound explore pn-4 pn-4-bound-1 --dataset fashion-mnist",
-        panel=panel,
-        stopped="no page was written; the same command begins anew",
-    )(explore)
-
-
+@command(
+    app,
+    "polybound explore",
+    "polybound explore runs/PLAIN runs/PROJECTED -o explorer.html",
+    "polybound explore m.safetensors --dataset digits --images 20",
+    "polybound explore pn-4 pn-4-bound-1 --dataset fashion-mnist",
+    panel=NETWORKS,
+    stopped="no page was written; the same command starts again",
+)
 def explore(
     runs: Annotated[
         list[str] | None,
@@ -202,123 +192,77 @@ def explore(
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("explorer.html"),
-    images: Annotated[int, typer.Option("-n", "--images", min=1, max=100, help="How many test images it has.")] = 100,
-    dataset: Annotated[str | None, typer.Option(help="By default the run's own.")] = None,
+    images: Annotated[int, typer.Option("-n", "--images", min=1, max=100, help="Number of test images.")] = 100,
+    dataset: Dataset = None,
     budget: Annotated[
         float, typer.Option(min=0.0, help="Seconds of branch and bound for each image and radius.")
     ] = 0.05,
     title: Annotated[str, typer.Option(help="Of the page.")] = "A polynomial network to play with",
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Make a page in which a network, or two, can be drawn for, attacked and certified, in any browser.
 
     One HTML file: it needs neither a server nor a network. What `polybound certify` proves of the test images is
     computed now, everything else in the page.
     """
-    from polybound.cli.commands import progress_bar
-    from polybound.report import build_explorer
-
     if len(runs or ()) > 2:
         raise PolyboundError(f"a page shows one network or two, not {len(runs or ())}")
-    shown = [_network(run, dataset, data_dir) for run in runs or ["digits", "digits-bound-1"]]
-    data, networks = _common(shown), _named(shown)
-    with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task("certifying", total=len(networks) * min(images, len(data)))
-        options: dict[str, Any] = {"images": images, "budget": budget, "title": title}
-        options |= {"features": shown[0].features, "notes": list(dict.fromkeys(one.note for one in shown if one.note))}
-        options["on_progress"] = lambda done: bar.advance(task, done)
-        page = build_explorer(networks, data, output, **options)
+    shown = [_page_network(run, dataset, data_dir) for run in runs or ["digits", "digits-bound-1"]]
+    first, data = shown[0], shown[0].data
+    networks: dict[str, PolynomialNetwork] = {}
+    for one in shown:
+        if one.data.digest != data.digest:
+            names = f"{data.name} and {one.data.name}"
+            raise PolyboundError(f"both networks need the same test images, not {names}; --dataset names them")
+        if one.features != first.features:
+            raise PolyboundError(f"{first.name} and {one.name} have features of other names or scales")
+        networks[f"{one.name} (2)" if one.name in networks else one.name] = one.model
+    options: dict[str, Any] = {"images": images, "budget": budget, "title": title, "features": first.features}
+    options["notes"] = list(dict.fromkeys(one.note for one in shown if one.note))
+    with progress("certifying") as step:
+        page = pb.report.build_explorer(networks, data, output, on_progress=step, **options)
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {', '.join(networks)}; test images: {min(images, len(data))}")
 
 
 @dataclass(frozen=True, eq=False)
-class _Shown:
-    """A network of the page.
-
-    Attributes:
-        name: what the page calls it.
-        model: the network.
-        data: test images or samples that fit it.
-        features: of an estimator, the names and units of its features.
-        note: what a reader must know.
-    """
+class _PageNetwork:
+    """A network of the page, its test images or samples and, of an estimator, the names and units of its features."""
 
     name: str
     model: PolynomialNetwork
-    data: Dataset
+    data: Images_
     features: list[Feature] | None = None
     note: str = ""
 
 
-def _common(shown: list[_Shown]) -> Dataset:
-    """The test images that all networks share."""
-    first = shown[0]
-    for other in shown[1:]:
-        if other.data.digest != first.data.digest:
-            names = f"{first.data.name} and {other.data.name}"
-            raise PolyboundError(f"both networks need the same test images, not {names}; --dataset names them")
-        if other.features != first.features:
-            raise PolyboundError(f"{first.name} and {other.name} have features of other names or scales")
-    return first.data
-
-
-def _named(shown: list[_Shown]) -> dict[str, PolynomialNetwork]:
-    networks: dict[str, PolynomialNetwork] = {}
-    for one in shown:
-        networks[f"{one.name} (2)" if one.name in networks else one.name] = one.model
-    return networks
-
-
-def _network(run: str, dataset: str | None, data_dir: Path | None) -> _Shown:
-    from polybound.cli.certify import model_and_images
-    from polybound.data import load
-    from polybound.models import EXAMPLES, example
-
+def _page_network(run: str, dataset: str | None, data_dir: Path | None) -> _PageNetwork:
     path, name = Path(run), Path(run).name or run
-    if run in EXAMPLES and not path.exists():
-        own = "digits" if run.startswith("digits") else "fashion-mnist"
-        return _Shown(name, example(run), load(dataset or own, "test", data_dir=data_dir))
-    if dataset is None and _is_estimator(path):
+    weights = dataset is None and path.suffix == ".safetensors" and path.is_file()
+    if weights and "polybound-estimator" in pb.models.read_metadata(path):
         return _estimator(name, path)
-    return _Shown(name, *model_and_images(path, dataset, data_dir))
+    found = find_network(run)
+    return _PageNetwork(name, found.model, found.images(dataset, data_dir))
 
 
-def _is_estimator(path: Path) -> bool:
-    from polybound.models import read_metadata
-
-    return path.suffix == ".safetensors" and path.is_file() and "polybound-estimator" in read_metadata(path)
-
-
-def _estimator(name: str, path: Path) -> _Shown:
+def _estimator(name: str, path: Path) -> _PageNetwork:
     """A saved classifier: its file has no samples, so that the page begins with the means of all features."""
     import torch
 
-    from polybound.data import Dataset
-    from polybound.estimator import PolynomialClassifier
-    from polybound.report import Feature
-
-    found = PolynomialClassifier.load(path)
+    found = pb.PolynomialClassifier.load(path)
     scaling, model = found.scaling_, found.model_
+    widths, means = scaling.width.tolist(), scaling.mean.tolist()
     # The input of what never varied is always 0: without its weights the page has the same function.
-    _drop_features(model, [i for i, width in enumerate(scaling.width.tolist()) if width == float("inf")])
-    names = getattr(found, "feature_names_in_", [f"feature {i + 1}" for i in range(model.features)])
-    widths = [width if width < float("inf") else 0.0 for width in scaling.width.tolist()]
-    units = zip(names, scaling.mean.tolist(), widths, strict=True)
+    fixed = [i for i, width in enumerate(widths) if width == float("inf")]
     mean = torch.zeros(1, model.features)
     with torch.no_grad():
-        label = model(mean.to(next(model.parameters()).dtype)).argmax(1)
-    data = Dataset("the means of all features", "test", mean, label, tuple(map(str, found.classes_.tolist())))
-    note = "eps is in units of three standard deviations of each feature, at which features are cut off."
-    return _Shown(name, model, data, [Feature(str(name), *unit) for name, *unit in units], note)
-
-
-def _drop_features(model: PolynomialNetwork, fixed: list[int]) -> None:
-    """Set the weights of some features to zero, in place."""
-    import torch
-
-    from polybound.models import Dense
-
-    with torch.no_grad():
         for step in model.factors().A:
-            if isinstance(step, Dense):
+            if isinstance(step, pb.models.Dense):
                 step.weight[:, fixed] = 0.0
+        label = model(mean.to(next(model.parameters()).dtype)).argmax(1)
+    names = getattr(found, "feature_names_in_", [f"feature {i + 1}" for i in range(model.features)])
+    units = zip(names, means, (0.0 if i in fixed else width for i, width in enumerate(widths)), strict=True)
+    classes = tuple(map(str, found.classes_.tolist()))
+    data = pb.data.Dataset("the means of all features", "test", mean, label, classes)
+    note = "eps is in units of three standard deviations of each feature, at which features are cut off."
+    features = [pb.report.Feature(str(feature), *unit) for feature, *unit in units]
+    return _PageNetwork(name, model, data, features, note)

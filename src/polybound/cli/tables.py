@@ -6,18 +6,31 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polybound.evaluation import ATTACK_COLUMNS, SEED_COLUMNS, Evaluation, Row, network_labels, row_facts, value_label
-from polybound.evaluation import Table as Scores
-from polybound.theory import BoundTable
+import polybound as pb
 
-__all__ = ["note", "show_bounds", "show_facts", "show_means", "show_scores", "show_table", "width"]
+if TYPE_CHECKING:
+    from polybound.evaluation import Evaluation, Row
+    from polybound.evaluation import Table as Scores
+
+__all__ = [
+    "labelled",
+    "mean_rows",
+    "note",
+    "print_wrapped",
+    "show_facts",
+    "show_intervals",
+    "show_means",
+    "show_scores",
+    "show_table",
+    "width",
+]
 
 STORED = "*"
 """What marks a score that was read and not measured."""
@@ -68,41 +81,108 @@ def print_wrapped(text: str, indent: str = "", hang: int = 2) -> None:
         print(line)
 
 
-def _score_label(row: Row) -> str:
-    """What a column of scores is of."""
-    parts = [row["attack"], *([] if row["protocol"] == "-" else [row["protocol"]])]
-    parts += ["attacked"] if row["counted"] == "attacked" else []
-    return " ".join([*parts, *([f"attack seed {row['attack_seed']}"] if row["attack_seed"] else [])])
+def show_facts(facts: Mapping[str, Any]) -> None:
+    """Print a dictionary of facts, nested ones with the name of their group; a path stays in one piece."""
+    flat: dict[str, Any] = {}
+    for key, value in facts.items():
+        flat |= {f"{key}.{inner}": entry for inner, entry in value.items()} if isinstance(value, dict) else {key: value}
+    names = max(map(len, flat))
+    for name, value in flat.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        text = f"{value:,}" if whole else pb.evaluation.value_label(value)
+        print_wrapped(f"{name.ljust(names)}  {text}", hang=names + 2)
+
+
+def show_intervals(title: str, rows: Sequence[Mapping[str, Any]], about: Sequence[str]) -> None:
+    """Print a line for each proven interval, headed by what it is about, the columns `about` first."""
+    lead = [*about, "image", "label", "output"]
+    cells = []
+    for row in rows:
+        ends = [row[name] for name in ("lower", "upper", "lowest", "highest")]
+        cells.append([*(str(row[name]) for name in lead), *("none" if end is None else f"{end:.4f}" for end in ends)])
+    show_table([*lead, "proven from", "to", "attained from", "to"], cells, lead=len(lead), title=title)
+
+
+# Scores.
 
 
 def labelled(scores: Scores) -> list[dict[str, Any]]:
     """Rows with their labels, which tell each from all others, and what follows from their counts."""
-    names = network_labels(scores.rows, (*ATTACK_COLUMNS, *SEED_COLUMNS[1:], "available"))
-    return [{**row_facts(row), "label": name} for name, row in zip(names, scores, strict=True)]
+    free = (*pb.evaluation.ATTACK_COLUMNS, *pb.evaluation.SEED_COLUMNS[1:], "available")
+    names = pb.evaluation.network_labels(scores.rows, free)
+    return [{**pb.evaluation.row_facts(row), "label": name} for name, row in zip(names, scores, strict=True)]
+
+
+def mean_rows(scores: Scores) -> list[dict[str, Any]]:
+    """Mean and standard deviation over the seeds of each configuration, in percent."""
+    parts = scores.configurations()
+    free = (*pb.evaluation.ATTACK_COLUMNS, *pb.evaluation.SEED_COLUMNS, "available")
+    names = pb.evaluation.network_labels([part.rows[0] for part in parts], free)
+    keys = ("dataset", "split", "defence", *pb.evaluation.ATTACK_COLUMNS, "total", "available")
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        cell, first = part.cell(), part.rows[0]
+        if cell is not None:
+            about = {"label": name, **{key: first[key] for key in keys}}
+            about["data.samples"] = first.get("data.samples", 0)
+            found.append(about | {"seeds": len(cell.seeds), "mean": cell.mean, "std": cell.std})
+    return found
 
 
 def show_scores(result: Evaluation, scores: Scores) -> None:
     """Print all scores: of one network a line each with its interval, of several a line each network."""
     rows = labelled(scores)
+    marks = [STORED if result.is_stored(row) else "" for row in rows]
     if len({_network(row) for row in rows}) == 1:
         cells = [
             [
-                _score_label(row),
-                f"{100 * row['accuracy']:.2f} %{_mark(result, row)}",
+                _attack(row),
+                f"{100 * row['accuracy']:.2f} %{mark}",
                 f"{100 * row['low']:.2f} to {100 * row['high']:.2f}",
                 f"{row['correct']:,} of {row['total']:,}",
             ]
-            for row in rows
+            for row, mark in zip(rows, marks, strict=True)
         ]
+        images = pb.evaluation.images_label(rows[0]["total"], rows[0]["available"])
         header = ["attack", "accuracy", "95 % interval", "images right"]
-        show_table(header, cells, title=f"{_network(rows[0])}, {images_text(rows[0])} images")
+        show_table(header, cells, title=f"{_network(rows[0])}, {images} images")
     else:
-        _show_networks(rows, lambda row: f"{100 * row['accuracy']:.2f}{_mark(result, row)}")
+        _show_networks(rows, [f"{100 * row['accuracy']:.2f}{mark}" for row, mark in zip(rows, marks, strict=True)])
     _show_notes(result, scores)
 
 
-def _mark(result: Evaluation, row: Row) -> str:
-    return STORED if result.is_stored(row) else ""
+def show_means(result: Evaluation, scores: Scores) -> None:
+    """Print means over seeds, in percent."""
+    rows = mean_rows(scores)
+    _show_networks(rows, [f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["seeds"] > 1 else "") for row in rows])
+    _show_notes(result, scores)
+
+
+def _attack(row: Row) -> str:
+    """The heading of a column of scores."""
+    parts = [row["attack"], *([] if row["protocol"] == "-" else [row["protocol"]])]
+    parts += ["attacked"] if row["counted"] == "attacked" else []
+    return " ".join([*parts, *([f"attack seed {row['attack_seed']}"] if row["attack_seed"] else [])])
+
+
+def _network(row: Row) -> str:
+    """The network that was measured, and the data."""
+    defended = f", {row['defence']} denoising" if row["defence"] else ""
+    samples = f", {row['data.samples']:,} training samples" if row.get("data.samples") else ""
+    return f"{row['dataset']} {row['split']}{defended}{samples}: {row['label']}"
+
+
+def _show_networks(rows: Sequence[Row], texts: Sequence[str]) -> None:
+    """Print a line for each network, a column for each attack; means have a column with the number of seeds."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row, text in zip(rows, texts, strict=True):
+        images = pb.evaluation.images_label(row["total"], row["available"])
+        cells = lines.setdefault((_network(row), images), {"images": images})
+        cells |= {"seeds": str(row["seeds"])} if "seeds" in row else {}
+        cells[_attack(row)] = text
+    seeds = ["seeds"] if any("seeds" in row for row in rows) else []
+    header = ["network", *seeds, "images", *dict.fromkeys(map(_attack, rows))]
+    show_table(header, [[name, *(cells.get(head, "") for head in header[1:])] for (name, _), cells in lines.items()])
 
 
 def _show_notes(result: Evaluation, scores: Scores) -> None:
@@ -111,71 +191,3 @@ def _show_notes(result: Evaluation, scores: Scores) -> None:
         print_wrapped(f"{STORED} stored in the run's folder, not measured now: {stored} of {len(scores)} scores")
     for line in result.notes:
         print_wrapped(f"note: {line}")
-
-
-def _network(row: Mapping[str, Any]) -> str:
-    """What was measured, and on what."""
-    defended = f", {row['defence']} denoising" if row["defence"] else ""
-    samples = f", {row['data.samples']:,} training samples" if row.get("data.samples") else ""
-    return f"{row['dataset']} {row['split']}{defended}{samples}: {row['label']}"
-
-
-def images_text(row: Mapping[str, Any]) -> str:
-    """On how many images something was measured, and of how many if these are not all."""
-    return f"{row['total']:,}" + (f" of {row['available']:,}" if row["total"] < row["available"] else "")
-
-
-def _show_networks(
-    rows: Sequence[Mapping[str, Any]], show: Callable[[Mapping[str, Any]], str], seeds: bool = False
-) -> None:
-    """A line for each network, a column for each attack, in percent."""
-    attacks = list(dict.fromkeys(map(_score_label, rows)))
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        images = images_text(row)
-        cells = lines.setdefault((_network(row), images), {"images": images})
-        cells |= {"seeds": str(row["seeds"])} if seeds else {}
-        cells[_score_label(row)] = show(row)
-    header = ["network", *(["seeds"] if seeds else []), "images", *attacks]
-    show_table(header, [[name, *(cells.get(head, "") for head in header[1:])] for (name, _), cells in lines.items()])
-
-
-def mean_rows(scores: Scores) -> list[dict[str, Any]]:
-    """Mean and standard deviation over the seeds of each configuration, in percent."""
-    parts = scores.configurations()
-    free = (*ATTACK_COLUMNS, *SEED_COLUMNS, "available")
-    names = network_labels([part.rows[0] for part in parts], free)
-    found = []
-    for name, part in zip(names, parts, strict=True):
-        cell, first = part.cell(), part.rows[0]
-        if cell is not None:
-            keys = ("dataset", "split", "defence", "attack", "protocol", "counted", "attack_seed", "total", "available")
-            about = {"label": name} | {key: first[key] for key in keys}
-            about["data.samples"] = first.get("data.samples", 0)
-            found.append(about | {"seeds": len(cell.seeds), "mean": cell.mean, "std": cell.std})
-    return found
-
-
-def show_means(result: Evaluation, scores: Scores) -> None:
-    """Print means over seeds, in percent."""
-    _show_networks(
-        mean_rows(scores), lambda row: f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["seeds"] > 1 else ""), True
-    )
-    _show_notes(result, scores)
-
-
-def show_bounds(table: BoundTable) -> None:
-    """Print all bounds of a model, each with the set it holds on."""
-    rows = [[row.quantity, row.shown(), row.name, row.assumptions[0] if row.assumptions else ""] for row in table]
-    show_table(["quantity", "value", "by", "holds for"], rows, title=table.title, notes=table.notes)
-
-
-def show_facts(facts: Mapping[str, Any]) -> None:
-    """Print a dictionary of facts, nested ones with the name of their group; a path stays in one piece."""
-    flat: dict[str, Any] = {}
-    for key, value in facts.items():
-        flat |= {f"{key}.{inner}": entry for inner, entry in value.items()} if isinstance(value, dict) else {key: value}
-    names = max(map(len, flat))
-    for name, value in flat.items():
-        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value_label(value)
-        print_wrapped(f"{name.ljust(names)}  {text}", hang=names + 2)

@@ -4,25 +4,122 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import TextColumn
 
-from polybound.cli.commands import progress_bar
+import polybound as pb
+from polybound.cli.commands import NETWORKS, AsJson, DataDir, Runs, app, command, progress
 from polybound.cli.tables import note, show_table
 from polybound.errors import PolyboundError, check_int
-from polybound.evaluation import labels
-from polybound.report import EventLog
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, TrainingProgress, evaluate_runs, train_runs
-from polybound.training import Recipe
 
-__all__ = ["epoch_or_share", "read_options", "run_training", "unfold"]
+if TYPE_CHECKING:
+    from polybound.runs import Run, Spec, TrainingProgress
+    from polybound.training import Recipe
 
-_NOT_THE_RECIPES = ("dataset", "model", "rank", "seeds", "bounds", "validation", "samples", "recipe")
+__all__ = ["TrainOptions", "read_options", "unfold"]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `polybound train` that determine a run; None where a recipe or a default does."""
+
+    dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None
+    model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None
+    method: Annotated[
+        str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
+    ] = None
+    bounds: Annotated[
+        list[float] | None,
+        typer.Option("--bound", metavar="<float>", help="Bound of the projection; several train together."),
+    ] = None
+    weight: Annotated[float | None, typer.Option(help="Weight of the penalty or certified loss.")] = None
+    eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None
+    adversary: Annotated[
+        str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
+    ] = None
+    protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", metavar="<int>", help="Seed; several train together.")
+    ] = None
+    epochs: Annotated[int | None, typer.Option(help="By default about 3,000 steps, from 20 to 200 epochs.")] = None
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start-epoch",
+            help="First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.",
+        ),
+    ] = None
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None
+    optimiser: Annotated[str | None, typer.Option(help="adamw, momentum, sgd, or a plugin's; adamw by default.")] = None
+    learning_rate: Annotated[
+        float | None, typer.Option(help="By default it shrinks with the number of features; 0.003 for digits.")
+    ] = None
+    momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of adamw (by default 25 features / samples, from 0.1 to 1) and momentum (0).")
+    ] = None
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: cosine, steps or constant; cosine by default.")
+    ] = None
+    label_smoothing: Annotated[float | None, typer.Option(help="Label smoothing; 0.1 by default.")] = None
+    rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")] = None
+    validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None
+
+
+@command(
+    app,
+    "polybound train --dataset digits",
+    "polybound train --dataset digits --method projection --bound 1",
+    "polybound train --dataset fashion-mnist --recipe paper --method projection --bound 2 --bound 1 --seed 0 --seed 1",
+    "polybound train --dataset digits --adversary pgd-0.1-20-0.01",
+    "polybound train --resume",
+    panel=NETWORKS,
+    stopped="every step up to here is saved; the same command goes on, and so does polybound train --resume",
+)
+def train(
+    options: TrainOptions,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option of a part of the recipe.")
+    ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option(help="default: by the size of the data; paper: SGD for 100 epochs; or a TOML file of options."),
+    ] = "default",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with all that was interrupted in --runs.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events as well.")] = False,
+    runs: Runs = Path("runs"),
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Train runs, by a recipe that suits the size of the data, or by the paper's.
+
+    A command that was killed goes on where it was when it is given again.
+    """
+    given = {name: value for name, value in vars(options).items() if value not in (None, [])}
+    if isinstance(options.start, float) and options.start.is_integer():
+        given["start"] = int(options.start)  # a whole number is an epoch, anything else a share of the epochs
+    if resume:
+        if given:
+            raise PolyboundError(f"--resume goes on with what was begun: it takes no {next(iter(given))}")
+        stacks = pb.runs.interrupted(runs)
+        if not stacks:
+            raise PolyboundError(f"nothing to resume in {runs}")
+    else:
+        stacks = [unfold(read_options(recipe, given, settings or []), data_dir)]
+    trained = [run for specs in stacks for run in _train(specs, runs, data_dir, device, tensorboard)]
+    _show([spec for specs in stacks for spec in specs], trained, data_dir, as_json)
+    failed = {run.path: run.failure for run in trained if run.failure is not None}
+    for path, failure in failed.items():
+        note(f"error: {path}: {failure}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -43,26 +140,20 @@ def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> 
         name, equals, value = setting.partition("=")
         if not equals:
             raise PolyboundError(f"--set takes NAME=VALUE, got {setting!r}")
-        options[name.strip().replace("-", "_")] = _value(value.strip())
-    return options | {name: value for name, value in given.items() if value is not None}
+        try:
+            options[name.strip().replace("-", "_")] = json.loads(value)
+        except (ValueError, RecursionError):  # a word
+            options[name.strip().replace("-", "_")] = value.strip()
+    return options | dict(given)
 
 
-def epoch_or_share(start: float | None) -> float | None:
-    """A start as people type it: a whole number is an epoch, anything else a share of the epochs."""
-    return int(start) if start is not None and start.is_integer() else start
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+_NOT_THE_RECIPES = ("dataset", "model", "rank", "seeds", "bounds", "validation", "samples", "recipe")
 
 
 def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     """A spec for every seed and bound."""
     if options.get("dataset") is None:
-        raise PolyboundError("which data set? --dataset digits, or any that `polybound data list` shows")
+        raise PolyboundError("no data set: pass --dataset NAME, one that `polybound data list` shows")
     seeds, bounds = options.get("seeds", [0]), options.get("bounds")
     for name, value in (("seeds", seeds), ("bounds", [None] if bounds is None else bounds)):
         if not isinstance(value, list) or not value:
@@ -74,73 +165,49 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
 
     def recipes() -> list[Recipe]:
         changes = [plain | ({} if bound is None else {"bound": bound}) for bound in bounds or [None]]
-        return [Recipe.named(name, samples, features, change) for change in changes]
+        return [pb.Recipe.named(name, samples, features, change) for change in changes]
 
     recipes()  # refuses what cannot be, before any data is read
-    model = ModelSpec(options.get("model", "pn-4"), options.get("rank", 0))
-    data = DataSpec.of(
-        options["dataset"], data_dir, samples=options.get("samples", 0), held_out=options.get("validation", 0.0)
-    )
+    model = pb.ModelSpec(options.get("model", "pn-4"), options.get("rank", 0))
+    held_out = options.get("validation", 0.0)
+    data = pb.DataSpec.of(options["dataset"], data_dir, samples=options.get("samples", 0), held_out=held_out)
     if name == "default":
         train = data.load("train", data_dir)
         samples, features = len(train), train.x[0].numel()
-    specs = [Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes())]
+    specs = [pb.Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes())]
     return list({spec.address: spec for spec in specs}.values())
 
 
-def run_training(
-    stacks: list[list[Spec]], root: Path, data_dir: Path | None, device: str, events: bool, as_json: bool
-) -> None:
-    """Train what is not finished of some stacks, one after another, measure the clean accuracy, and show all runs."""
-    runs = [run for specs in stacks for run in _train(specs, root, data_dir, device, events)]
-    failed = {run.path: run.failure for run in runs if run.failure is not None}
-    _show([spec for specs in stacks for spec in specs], runs, data_dir, as_json)
-    for path, failure in failed.items():
-        note(f"error: {path}: {failure}")
-    if failed:
-        raise typer.Exit(1)
-
-
 def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, events: bool) -> list[Run]:
-    """Train one stack, with a progress bar."""
-    logs = {spec.address: EventLog(Run.of(spec, root).path) for spec in specs} if events else {}
-    with progress_bar(TextColumn("{task.fields[state]}")) as bar:
-        many = f"{len(specs)} runs" if len(specs) > 1 else "1 run"
-        task = bar.add_task(many, total=None, state="")
-        show = _progress(lambda **state: bar.update(task, **state), logs)
+    """Train one stack, with a progress bar and, if asked for, TensorBoard events."""
+    logs = {spec.address: pb.report.EventLog(pb.Run.of(spec, root).path) for spec in specs} if events else {}
+    many = f"{len(specs)} runs" if len(specs) > 1 else "1 run"
+    with progress(many) as step:
+
+        def show(state: TrainingProgress) -> None:
+            for address, line in state.lines.items() if logs else ():
+                logs[address].add(line)
+            text = f"{many}, epoch {state.epoch}/{state.epochs} loss {state.losses.mean():.3f}"
+            hits = [line["validation accuracy"] for line in state.lines.values() if "validation accuracy" in line]
+            text += f" valid {100 * sum(hits) / len(hits):.1f} %" if hits else ""
+            step(state.epoch + state.step / state.steps, state.epochs, text)
+
         try:
-            return train_runs(specs, root, data_dir=data_dir, on_progress=show, device=device)
+            return pb.runs.train_runs(specs, root, data_dir=data_dir, on_progress=show, device=device)
         finally:
             for log in logs.values():
                 log.close()
 
 
-def _progress(update: Callable[..., None], logs: Mapping[str, EventLog]) -> Callable[[TrainingProgress], None]:
-    """What keeps a bar and TensorBoard up to date."""
-
-    def show(progress: TrainingProgress) -> None:
-        for address, line in progress.lines.items() if logs else ():
-            logs[address].add(line)
-        done = progress.epoch + progress.step / progress.steps
-        text = f"epoch {progress.epoch}/{progress.epochs} loss {progress.losses.mean():.3f}"
-        hits = [line["validation accuracy"] for line in progress.lines.values() if "validation accuracy" in line]
-        if hits:
-            text += f" valid {100 * sum(hits) / len(hits):.1f} %"
-        update(total=progress.epochs, completed=done, state=text)
-
-    return show
-
-
 def _show(specs: list[Spec], runs: list[Run], data_dir: Path | None, as_json: bool) -> None:
+    """Measure the clean accuracy of all runs, and show them."""
     alive = [run.path for run in runs if run.failure is None]
-    found = evaluate_runs(alive, [], data_dir=data_dir).scores.rows if alive else []
+    found = pb.evaluate_runs(alive, [], data_dir=data_dir).scores.rows if alive else []
     accuracies = {row["run"]: row["correct"] / row["total"] for row in found}
-    names = labels([spec.columns() for spec in specs], ())
     rows: list[dict[str, Any]] = []
-    for spec, run, name in zip(specs, runs, names, strict=True):
-        accuracy = accuracies.get(spec.address)
+    for spec, run, name in zip(specs, runs, pb.evaluation.labels([spec.columns() for spec in specs], ()), strict=True):
         about = {"run": str(run.path), "label": name, "seed": spec.seed, **spec.columns()}
-        rows.append(about | {"accuracy": accuracy, "failure": run.failure})
+        rows.append(about | {"accuracy": accuracies.get(spec.address), "failure": run.failure})
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
         return

@@ -116,7 +116,7 @@ def model_card(
     again: Mapping[str, Any] | None = None,
     eps: Sequence[float] = RADII,
     images: int = 100,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Callable[[int, int, str], None] | None = None,
 ) -> Card:
     """Measure a network, and put what is known of it on a card.
 
@@ -128,7 +128,7 @@ def model_card(
         again: how it is made again, with the keys of `models.example_origin`.
         eps: radii of the attacks and of the certificates, in units of the data.
         images: how many are attacked and certified, from the first on.
-        on_progress: called with what is measured next.
+        on_progress: called with the number of measurements that are done, their number, and the next one's name.
 
     >>> import polybound as pb
     >>> card = model_card(pb.example("digits"), pb.data.load_digits("test"), name="digits", eps=(0.05,), images=10)
@@ -139,19 +139,19 @@ def model_card(
     for radius in eps:
         if not 0 < radius < inf:
             raise ArgumentError("eps", f"must be a number above 0, got {radius:g}")
-    look = on_progress or (lambda _: None)
-    look("clean accuracy")
+    show, total = on_progress or (lambda *_: None), 2 + len(eps)
+    show(0, total, "clean accuracy")
     found = evaluate(model, data, []).scores.rows[:1]
     net, certificates = PreparedNetwork(model), []
     some = data.subset(min(images, len(data)))
-    for radius in eps:
-        look(f"attacks and certificates, eps {value_label(radius)}")
+    for done, radius in enumerate(eps, 1):
+        show(done, total, f"attacks and certificates, eps {value_label(radius)}")
         attack = PGD(radius, STEPS, radius / 8)
         found += [row for row in evaluate(model, some, [attack]).scores if row["counted"] == "robust"]
         counts = certify(net, some.x, some.y, radius, domain=data.domain, budget=0.0).summary()
         shown = {key: counts[key] for key in ("images", "verified", "falsified", "undecided")}
         certificates.append({"eps": float(radius), **shown})
-    look("bounds")
+    show(total - 1, total, "bounds")
     return Card(
         name,
         _network(model),

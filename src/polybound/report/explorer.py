@@ -135,7 +135,7 @@ def _proven(
         found = certified_radius(net, x, y, domain=data.domain, budget=budget, largest=largest)
         certified.append(found.certified)
         attacked.append(found.attacked)
-        on_progress(len(x))
+        on_progress(start + len(x))
     return torch.cat(certified), torch.cat(attacked)
 
 
@@ -162,7 +162,7 @@ def build_explorer(
     title: str = "A polynomial network to play with",
     notes: Sequence[str] = (),
     features: Sequence[Feature] | None = None,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
     """Write a page in which one or two networks classify, are attacked and are certified, live; returns its path.
 
@@ -178,7 +178,7 @@ def build_explorer(
         title: of the page.
         notes: what a reader should know, a paragraph each.
         features: of a table, their names and units.
-        on_progress: called with the number of images that are through, of one network after the other.
+        on_progress: called with the number of images that are certified, of all networks, and the network's name.
 
     >>> import polybound as pb, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -197,12 +197,15 @@ def build_explorer(
     if not torch.isfinite(data.x[:images]).all() or not len(data):
         raise PolyboundError(f"{data.name}: needs inputs, all of them finite")
     some = replace(data, x=data.x[:images], y=data.y[:images])
-    step = on_progress or (lambda _: None)
+    show, total = on_progress or (lambda *_: None), len(networks) * len(some)
     content = {
         "title": title,
         "notes": [*notes, data.note] if data.note else list(notes),
         "data": describe_data(some, features),
-        "networks": [describe_network(name, model, some, budget, step) for name, model in networks.items()],
+        "networks": [
+            describe_network(name, model, some, budget, lambda done: show(n * len(some) + done, total, name))  # noqa: B023
+            for n, (name, model) in enumerate(networks.items())
+        ],
         "version": __version__,
     }
     write_atomically(target, _page(title, content).encode(errors="replace"))

@@ -50,7 +50,7 @@ class Bound:
         if isinstance(self.value, Tensor) and self.value.numel() > 3:
             value = f"{float(self.value.min()):.6g} to {float(self.value.max()):.6g} of {self.value.numel()}"
         else:
-            value = self.shown()
+            value = self.format_value()
         return f"Bound({self.quantity} <= {value}, by {self.name})"
 
     def __float__(self) -> float:
@@ -58,14 +58,14 @@ class Bound:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.quantity} <= {self.shown()}",
+            f"{self.quantity} <= {self.format_value()}",
             f"  by        {self.name}: {self.formula}",
             *(f"  assuming  {assumption}" for assumption in self.assumptions),
             f"  computed  {self.how}",
         ]
         return "\n".join(lines)
 
-    def shown(self) -> str:
+    def format_value(self) -> str:
         """The value as text."""
         if isinstance(self.value, Tensor):
             return "[" + ", ".join(f"{v:.6g}" for v in self.value.flatten().tolist()) + "]"
@@ -113,7 +113,7 @@ class BoundTable:
 
     def __str__(self) -> str:
         cells = [("quantity", "value", "by", "formula")]
-        cells += [(row.quantity, row.shown(), row.name, row.formula) for row in self.rows]
+        cells += [(row.quantity, row.format_value(), row.name, row.formula) for row in self.rows]
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
         lines = [f"{q:<{widths[0]}}  {v:>{widths[1]}}  {n:<{widths[2]}}  {f}".rstrip() for q, v, n, f in cells]
         notes = [f"note: {note}" for note in self.notes]

@@ -1,0 +1,298 @@
+"""`polybound export`, `verify` and `encrypt`: ONNX and VNN-LIB, and encrypted images."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import polybound as pb
+from polybound.atomic import write_atomically
+from polybound.cli.commands import TOOLS, AsJson, DataDir, Images, Network, Radii, app, command, make_app
+from polybound.cli.networks import draw, find_network, read_images
+from polybound.cli.tables import note, show_facts, show_table
+from polybound.errors import PolyboundError, writable_file
+
+if TYPE_CHECKING:
+    from polybound.deploy import Plan
+
+__all__ = ["encrypt_app"]
+
+
+@command(
+    app,
+    "polybound export m.safetensors net.onnx",
+    "polybound export runs/NAME --vnnlib --eps 0.02 --images 100 -o benchmark",
+    panel=TOOLS,
+    stopped="files that were written are whole",
+)
+def export(
+    model: Network,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT.onnx", help="The ONNX file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The same; with --vnnlib the benchmark's folder.")
+    ] = None,
+    run: Annotated[int | None, typer.Option(help="Only this run of a stack; without it, a file for each.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="For class names and domain; by default the run's own.")] = None,
+    scaling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FACTOR,OFFSET", help="What makes inputs of raw values; by default what the data set says."
+        ),
+    ] = None,
+    bounds: Annotated[bool, typer.Option(help="Prove Lipschitz bounds, for the metadata.")] = True,
+    vnnlib: Annotated[bool, typer.Option("--vnnlib", help="A benchmark as VNN-COMP has them.")] = False,
+    eps: Radii = None,
+    images: Images = 100,
+    correct: Annotated[
+        bool, typer.Option("--correct-only", help="Leave out images that are misclassified as they are.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that its instances give a verifier.")] = 60.0,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as ONNX, or a benchmark of ONNX, VNN-LIB and instances.csv as VNN-COMP has them."""
+    target = out or output
+    if target is None or (out is not None and output is not None):
+        raise PolyboundError("missing output path: polybound export MODEL OUT.onnx, or with --vnnlib -o FOLDER")
+    if vnnlib and not eps:
+        raise PolyboundError("--vnnlib needs a radius: --eps 0.02")
+    if eps and not vnnlib:
+        raise PolyboundError("--eps is for --vnnlib")
+    factors = None
+    if scaling is not None:
+        try:
+            factors = tuple(map(float, scaling.split(",")))
+        except ValueError:
+            factors = ()
+        if len(factors) != 2:
+            raise PolyboundError(f"--scaling takes two numbers, FACTOR,OFFSET, not {scaling!r}")
+    found = find_network(model)
+    network = found.model if run is None else found.model.run(run)
+    if vnnlib and network.runs is not None:
+        raise PolyboundError(f"{model} is a stack of {network.runs} runs: pass --run 0")
+    data = None
+    try:
+        if vnnlib or dataset is not None or found.spec is not None:
+            data = found.images(dataset, data_dir)
+    except (PolyboundError, OSError) as error:
+        if vnnlib or dataset is not None:
+            raise
+        note(f"without class names and domain, because the run's data cannot be loaded: {error}")
+    options: dict[str, Any] = {"scaling": factors, "bounds": bounds}
+    if data is not None:
+        if data.classes != network.classes:
+            raise PolyboundError(f"{data.name} has {data.classes} classes, the model {network.classes}")
+        options |= {"class_names": data.class_names, "domain": data.domain}
+        options["scaling"] = data.scaling if factors is None else factors
+    if data is not None and vnnlib:
+        x, y = data.x, data.y
+        if correct:
+            import torch
+
+            kind = next(network.parameters()).dtype
+            with torch.no_grad():
+                right = torch.cat([network(part.to(kind)).argmax(1) for part in torch.split(x, 256)]) == y
+            x, y = x[right], y[right]
+        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in found.name) or "network"
+        options |= {"name": name, "timeout": timeout}
+        files = pb.deploy.export_benchmark(network, target, x[:images], y[:images], eps=eps or [], **options)
+    else:
+        files = pb.deploy.to_onnx(network, target, **options)
+    if as_json:
+        print(json.dumps({"files": [str(file) for file in files]}, indent=2))
+    else:
+        print(f"wrote {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else ""))
+
+
+@command(
+    app,
+    "polybound verify net.onnx property.vnnlib --timeout 60",
+    "polybound verify net.onnx property.vnnlib -o result.txt",
+    panel=TOOLS,
+)
+def verify(
+    network: Annotated[Path, typer.Argument(metavar="NET.onnx", help="A polynomial network.")],
+    question: Annotated[Path, typer.Argument(metavar="PROPERTY.vnnlib", help="A box and conditions on the outputs.")],
+    timeout: Annotated[float, typer.Option(help="Seconds.")] = 60.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the answer to this file as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a VNN-LIB 1.0 property: unsat, sat with a counterexample, timeout or unknown, as VNN-COMP prints them.
+
+    Exit code 0 if it is decided, 1 if it is not, 2 for files that cannot be read.
+    """
+    if output is not None:
+        writable_file(output)
+    verdict = pb.deploy.verify(network, question, timeout=timeout)
+    if output is not None:
+        write_atomically(output, (verdict.text() + "\n").encode())
+    print(json.dumps(verdict.as_dict(), indent=2) if as_json else verdict.text())
+    if verdict.answer == "sat" and not verdict.replayed:
+        note("the counterexample is one in exact arithmetic; onnxruntime did not confirm it in the file's precision")
+    if verdict.answer in ("timeout", "unknown"):
+        raise typer.Exit(1)
+
+
+# `polybound encrypt`: serve a network, classify images encrypted, and a demo of both.
+
+
+encrypt_app = make_app("encrypt", "Classify encrypted images: a client with the key, a server that cannot decrypt.")
+
+Tolerance = Annotated[float, typer.Option(help="The largest error of a logit, over all possible images.")]
+Domain = Annotated[
+    tuple[float, float], typer.Option(metavar="LOW HIGH", help="The smallest and the largest value of a pixel.")
+]
+
+
+def _plan(given: str, domain: tuple[float, float], tolerance: float) -> Plan:
+    """The plan of a network, with the class names of its data."""
+    found = find_network(given)
+    names: tuple[str, ...] = ()
+    if found.spec is not None:
+        about = found.spec.data
+        try:
+            # The names in a folder are known only after reading it.
+            names = pb.data.find_source(about.name).class_names or about.load("test").class_names
+        except (PolyboundError, OSError) as error:
+            note(f"classes are numbered, because the run's data cannot be loaded: {error}")
+    # Clients refuse names that could disturb a terminal.
+    names = tuple("".join(c for c in one if c.isprintable())[:100] for one in names)
+    fitting = names if len(names) == found.model.classes else None
+    return pb.deploy.plan_encryption(found.model, domain, fitting, tolerance)
+
+
+@command(encrypt_app, "polybound encrypt plan pn-4", "polybound encrypt plan m.safetensors --json")
+def plan(model: Network, tolerance: Tolerance = 1.0, domain: Domain = (-1.0, 1.0), as_json: AsJson = False) -> None:
+    """Show how a network would be evaluated: ring, moduli, scales, ranges and error; refuse what does not fit."""
+    plan = _plan(model, domain, tolerance)
+    facts: dict[str, Any] = {
+        "ring": plan.ring,
+        "bits of the moduli": list(plan.bits),
+        "scales (bits)": {"pixels": plan.pixels, "weights": round(plan.weights, 2), "output": plan.output},
+        "ciphertexts of an image": plan.layout.uploads,
+        "keys for rotations": len(plan.layout.steps) + 1,
+        "largest factor": float(plan.ranges.factors.max()),
+        "largest product": float(plan.ranges.products.max()),
+        "largest logit": float(plan.ranges.logits.max()),
+        "largest error": plan.error,
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show_facts({name: f"{value:.4g}" if isinstance(value, float) else value for name, value in facts.items()})
+
+
+@command(encrypt_app, "polybound encrypt serve pn-4 --port 8731", "polybound encrypt serve runs/NAME")
+def serve(
+    model: Network,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8731,
+    host: Annotated[str, typer.Option(help="The address to listen on; by default only this machine's.")] = "127.0.0.1",
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients whose keys are kept in memory.")] = 16,
+    tolerance: Tolerance = 1.0,
+    domain: Domain = (-1.0, 1.0),
+) -> None:
+    """Answer encrypted requests with a network's encrypted logits, until interrupted."""
+    plan = _plan(model, domain, tolerance)
+
+    def ready(port: int) -> None:
+        print(f"polybound: serving {model} on http://{host}:{port}, logits within {plan.error:.2g}", flush=True)
+
+    with suppress(KeyboardInterrupt):
+        pb.deploy.serve(plan, port, host, clients, ready)
+
+
+@command(
+    encrypt_app,
+    "polybound encrypt classify fashion-mnist:0-9",
+    "polybound encrypt classify --server http://127.0.0.1:8731 images.npz shoe.png",
+)
+def classify(
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGES...", help="npy, npz or picture files; test images: DATASET:5, DATASET:0-9, folder:PATH:0-9."
+        ),
+    ],
+    server: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8731",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Encrypt images, let a server classify them, and decrypt the answers. The secret key stays in this process."""
+    records: list[dict[str, Any]] = []
+    with pb.deploy.RemoteClassifier(server) as remote:
+        for name, image in read_images(images, remote.plan.shape, remote.plan.domain, data_dir):
+            answer = remote.classify(image)
+            record = {"image": name, "class": answer.name, "logits": [round(float(v), 6) for v in answer.logits]}
+            sizes = {"sent": answer.sent, "received": answer.received}
+            records.append(record | sizes | {"seconds": round(answer.seconds, 4)})
+    if as_json:
+        print(json.dumps(records, indent=2))
+        return
+    rows = []
+    for r in records:
+        traffic = [f"{r[name] / 1e3:.0f} kB" for name in ("sent", "received")]
+        rows.append([r["image"], r["class"], f"{max(r['logits']):.2f}", *traffic, f"{r['seconds']:.2f} s"])
+    title = f"{server}: logits within {remote.plan.error:.2g}; keys, sent once: {remote.key_bytes / 1e6:.1f} MB"
+    show_table(["image", "class", "logit", "sent", "received", "time"], rows, title=title)
+
+
+@command(encrypt_app, "polybound encrypt demo", "polybound encrypt demo runs/NAME --index 7")
+def demo(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder, or an example: digits, pn-4.")] = None,
+    index: Annotated[int, typer.Option(min=0, help="Which test image.")] = 0,
+    data_dir: DataDir = None,
+) -> None:
+    """Start a server, and classify one test image with it, of the run's data.
+
+    Without a run: Fashion-MNIST by the example pn-4 if the data are there, else the built-in digits.
+    """
+    if run is None:
+        run = "digits" if pb.data.missing("fashion-mnist", data_dir) else "pn-4"
+    found = find_network(run)
+    if found.spec is None:
+        raise PolyboundError(f"{run}: a model file does not say which data it is for; a run folder does")
+    data = found.images(None, data_dir)
+    if index >= len(data.x):
+        raise PolyboundError(f"{data.name}: its test split has images 0 to {len(data.x) - 1}, not {index}")
+    console = Console(highlight=False)
+    image = data.x[index].double().numpy()
+    with _other_process(run, data.domain) as url:
+        console.print(f"[bold]server[/]  {escape(run)}, in a process of its own: {url}")
+        if image.ndim > 1:
+            print(draw(image, data.domain))
+        with pb.deploy.RemoteClassifier(url) as remote:
+            remote.classify(image)  # sends the keys
+            answer = remote.classify(image)
+    size = image.size * 8
+    console.print(f"[bold]client[/]  {remote.key_bytes / 1e6:.1f} MB of public keys, sent once")
+    console.print(f"        an image of {size / 1e3:.1f} kB becomes {answer.sent / 1e3:.0f} kB, encrypted")
+    label = data.class_names[int(data.y[index])]
+    console.print(f"[bold]answer[/]  {escape(answer.name)} (label: {escape(label)})")
+    console.print(f"        {answer.received / 1e3:.0f} kB, {answer.seconds * 1e3:.0f} ms, never decrypted on the way")
+
+
+@contextmanager
+def _other_process(model: str, domain: tuple[float, float]) -> Iterator[str]:
+    """A server in a process of its own, and its address."""
+    words = [sys.executable, "-m", "polybound", "encrypt", "serve", model, "--port", "0"]
+    words += ["--domain", *map(repr, domain)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            assert process.stdout is not None  # noqa: S101
+            line = process.stdout.readline()
+            if " on http://" not in line:
+                raise PolyboundError("the server did not start")
+            yield line.rpartition(" on ")[2].split(",")[0]
+        finally:
+            process.terminate()
