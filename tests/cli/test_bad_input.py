@@ -376,6 +376,7 @@ FIELDS = [
     *("bounds = 1.0", "bounds = ['a']", "kind = 'nonsense'", "layout = 'nonsense'", "x = 'nonsense'", "lines = 'x'"),
     *("seeds = 1.5", "seeds = true", "limit = 1.5", "ranks = 4", "splits = ['nonsense']", "splits = ['validation']"),
     *("defences = ['nonsense']", "eps = ['a']", "eps = [-1]", "recipe = 5", "options = {jacobian = 5}", "title = 5"),
+    *("projections = ['nuclear']", "methods = ['none+at']", "budget = 0.0", "colours = 3"),
     *("options = {jacobain = {weight = 1}}", "kind = 'search'", "layerwise = 5", "models = ['nonsense']", "no = 1"),
 ]
 

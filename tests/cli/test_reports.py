@@ -1,7 +1,6 @@
 """Reports and tables: networks without a name, unusual measurements, runs that are left out, files of scores."""
 
 import csv
-import re
 import shutil
 from pathlib import Path
 
@@ -79,44 +78,6 @@ def test_a_report_says_what_is_unusual_of_all_numbers(cli, root, tmp_path):
     assert table["groups"][0][1].endswith("200 training samples, train split, gaussian denoising")
     assert table["header"][3:] == ["clean", "FGSM-0.2, sound, attack seed 7"]
     assert table["rows"][0][0] == "none, adversary fgsm-0.1"
-
-
-def test_one_network_measured_thrice_is_one(cli, root, tmp_path):
-    """On five images, on all, and behind a denoiser: there are no rivals, and each number is beside its images."""
-    run = Path(shutil.copytree(trained(root, "none-s")[0], tmp_path / "runs" / "run"))
-    for more in (("--limit", 5), (), ("--defence", "median")):
-        assert cli("evaluate", run, "--attacks", "fgsm-0.1", *more).code == 0
-    words = ("report", run, "-o", tmp_path / "page.html")
-    made = cli(*words, "--json").json
-    assert made["found"]["verdict"].startswith("1 run of 1 configuration,") and made["found"]["compared"] is None
-    assert [row[2] for row in made["sections"][0]["tables"][0]["rows"]] == ["360", "5 of 360", "360"]
-    assert "highest" not in cli(*words).out
-
-
-REDUCED = """
-title = "reduced"
-datasets = ["digits"]
-methods = ["none", "projection"]
-bounds = [1.0]
-attacks = ["fgsm-0.1"]
-samples = 100
-limit = 20
-seeds = 1
-"""
-
-
-def test_a_reduced_run_is_no_verdict(cli, tmp_path):
-    """One seed, 20 images and 2 epochs: a difference with its interval, and what was cut short beside it."""
-    (tmp_path / "reduced.toml").write_text(REDUCED)
-    words = ("reproduce", tmp_path / "reduced.toml", "--runs", tmp_path / "runs", "--workers", 1, "--budget", 0.02)
-    shown = cli(*words, "-o", tmp_path / "r.html").out
-    assert "Yes" not in shown and "No:" not in shown
-    ((_, compared, much, measured),) = cli(*words, "-o", tmp_path / "r.html", "--json").json["found"]["compared"][
-        "rows"
-    ]
-    assert compared.startswith("projection with no projection, sound protocol: digits, PN-4")
-    assert re.fullmatch(r"[+-][\d.]+ points \([+-][\d.]+ to [+-][\d.]+\)", much)
-    assert measured == "20 of 360 images, 1 seed, 2 of 100 epochs, 100 training samples"
 
 
 EXPERIMENT = """

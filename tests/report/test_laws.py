@@ -21,8 +21,7 @@ from polybound.cli.tables import labelled, mean_rows, show_means, show_scores
 from polybound.evaluation import Evaluation, MixedError, Score, Table, paper_counts
 from polybound.experiments import Experiment, compare
 from polybound.report.build import LAYOUTS
-from polybound.report.elements import Figure, Images, Line, Panel, Section
-from polybound.report.elements import Table as Shown
+from polybound.report.elements import Section
 from polybound.report.labels import cell_text
 from polybound.report.page import page
 from polybound.report.tables import scores_table
@@ -380,44 +379,7 @@ def test_one_model_a_line_chosen_on_validation(case):
                 assert any(cell.mean == pytest.approx(one) for one in wanted), (row, wanted)
 
 
-def test_the_chosen_bound_lacks_neither_an_attack_nor_seeds():
-    """Its mean over what it has would be the highest."""
-
-    def rows(bound, clean, attacked):
-        spec = replace(spec_of("projection"), recipe=Recipe.from_options(method="projection", bound=bound))
-        return [
-            {**row, "split": split, "correct": clean if row["attack"] == "clean" else attacked}
-            for row in rows_of(spec, {}, [1, 1], [1, 1])
-            for split in ("validation", "test")
-            if attacked or row["attack"] == "clean"
-        ]
-
-    whole, unattacked = rows(1.0, 300, 200), rows(2.0, 900, 0)
-    once = [row for row in rows(2.0, 900, 900) if row["seed"] == 0]
-    experiment = replace(EXPERIMENT, layout="chosen", methods=("projection",))
-    for lacking in (unattacked, once):
-        ((method, bound, *_),) = LAYOUTS["chosen"](experiment, Table([*lacking, *whole])).rows
-        assert (method, bound) == ("projection", "1")
-
-
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"&'</script>"
-
-
-def test_hostile_words_are_text_in_the_page():
-    table = Shown(HOSTILE, [HOSTILE, HOSTILE], [[HOSTILE, HOSTILE]], [(0, HOSTILE)], frozenset({(0, 1)}), [HOSTILE])
-    panel = Panel(HOSTILE, HOSTILE, HOSTILE, [Line(HOSTILE, [0, 1], [1, 2])])
-    pictures = Images(HOSTILE, [(HOSTILE, [[[0, 255]]])])
-    parts = [table, replace(table, aside=True), Figure(HOSTILE, [panel], [pictures], [HOSTILE])]
-    made = page(HOSTILE, [Section(HOSTILE, HOSTILE, parts, [HOSTILE])], {HOSTILE: HOSTILE}, [{HOSTILE: HOSTILE}])
-    assert "<script>alert" not in made and "<img src=x" not in made and '</script>"&' not in made
-    assert "onerror=alert(1)>" not in made.replace("onerror=alert(1)&gt;", "")
-    plain = page(
-        "t", [Section("s", "t", [Shown("t", ["a"], [["b"]]), Figure("t", [Panel("t", "x", "y", [])], [], [])])], {}, []
-    )
-    assert made.count("</script>") == plain.count("</script>")
-    (drawings,) = re.findall(r'<script type="application/json" id="drawings">(.*?)</script>', made, re.DOTALL)
-    content = json.loads(drawings)  # which the page reads back as it was
-    assert content[0]["lines"][0]["name"] == HOSTILE and content[0]["x"]["title"] == HOSTILE
 
 
 def test_hostile_labels_of_runs_are_text_in_the_page():
