@@ -8,10 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.ball_search import in_ball, points_in_ball
-from helpers.box_search import exact_values
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import exact_values, in_ball, points_in_ball
 from polybound.certificates.bounds.balls import Quadratic, trust_region
 from polybound.certificates.bounds.first_order import first_order
 from polybound.certificates.bounds.second_order import second_order

@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.box_search import exact_values, inside, points_in
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import exact_values, inside, points_in
 from polybound.certificates.input_sets import box_around
 
 SIZES = torch.tensor([0.0, 1e-12, 1e-4, 0.02, 0.1, 0.5], dtype=F64)

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.ball_search import in_ball, points_in_ball
-from helpers.box_search import exact_values
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import exact_values, in_ball, points_in_ball
 
 SIZES = (0.0, 1e-160, 1e-12, 0.02, 0.1, 0.5, 1.5)
 ENOUGH = 600.0

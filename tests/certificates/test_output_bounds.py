@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.box_search import exact_values, inside, points_in
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import exact_values, inside, points_in
 from polybound.certificates.bounds.first_order import slopes_over
 from polybound.certificates.forms import Cells, chunks
 from polybound.certificates.input_sets import centre

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from helpers.paper_rows import rows_like_the_paper
+from helpers.reports import rows_like_the_paper
 from polybound.evaluation import Table
 
 RECIPE = """

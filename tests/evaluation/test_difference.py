@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.paper_rows import row_like, rows_like_the_paper, spec_like
+from helpers.reports import row_like, rows_like_the_paper, spec_like
 from polybound.evaluation import Cell, MixedError, Table, best_place, difference, wilson
 
 

@@ -20,7 +20,7 @@ from helpers.data import (
     tiny_nsynth,
     write,
 )
-from helpers.paper_rows import row_like, rows_like_the_paper, spec_like
+from helpers.reports import row_like, rows_like_the_paper, spec_like
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
 from polybound.evaluation import MixedError, Table, paper_counts

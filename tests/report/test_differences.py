@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.paper_rows import row_like, spec_like
+from helpers.reports import row_like, spec_like
 from polybound.evaluation import Table
 from polybound.experiments import find_experiment
 from polybound.report.build import highest_pairs, report_runs

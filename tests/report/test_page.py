@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.report_parts import BOUNDS, CURVE, FIGURE, HEADLINE, HOSTILE, PICTURES, TABLE
+from helpers.reports import BOUNDS, CURVE, FIGURE, HEADLINE, HOSTILE, PICTURES, TABLE
 from polybound.experiments import find_experiment
 from polybound.report import build_report
 from polybound.report.elements import Figure, Images, Line, Panel, Section, Table

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.paper_rows import row_like, rows_like_the_paper
 from helpers.profiles import examples
-from helpers.report_parts import CURVE, FIGURE, HOSTILE, PICTURES, TABLE
+from helpers.reports import CURVE, FIGURE, HOSTILE, PICTURES, TABLE, row_like, rows_like_the_paper
 from polybound.evaluation import Table
 from polybound.experiments import compare, experiment_names, find_experiment, published
 from polybound.report import build_report
