@@ -9,6 +9,7 @@ import json
 import random
 import tempfile
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import inf, nextafter
@@ -114,7 +115,10 @@ def _subjects(images):
 
 
 class Mutator:
-    """Changes contents at random; one seed gives one sequence of mutants."""
+    """Changes contents at random; one seed gives one sequence of mutants.
+
+    What is repeated is copied: a part that stands twice could come to lie inside of itself, and no JSON file can.
+    """
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -166,7 +170,7 @@ class Mutator:
         elif kind < 0.2:
             del place[key]
         elif kind < 0.25 and isinstance(place, dict):
-            place[pick.choice((f"{key}_", "then", "box", "nu", "monotone", "norm", "split"))] = value
+            place[pick.choice((f"{key}_", "then", "box", "nu", "monotone", "norm", "split"))] = deepcopy(value)
         elif isinstance(value, list) and value:
             self.order(value)
         elif isinstance(value, (int, float)):
@@ -183,11 +187,11 @@ class Mutator:
         if kind == 0:
             del values[i]
         elif kind == 1:
-            values.insert(i, values[j])
+            values.insert(i, deepcopy(values[j]))
         elif kind == 2:
             values[i], values[j] = values[j], values[i]
         elif kind == 3:
-            values[i] = values[j]
+            values[i] = deepcopy(values[j])
         elif kind == 4:
             values.reverse()
         else:
@@ -253,7 +257,7 @@ class Mutator:
         entry["label"] = pick.choice((pick.randrange(classes), old - classes, old + classes, -1))
         if "proofs" in entry:
             proofs = list(entry["proofs"].values())
-            entry["proofs"] = {str(r): pick.choice(proofs) for r in range(classes) if r != entry["label"]}
+            entry["proofs"] = {str(r): deepcopy(pick.choice(proofs)) for r in range(classes) if r != entry["label"]}
         elif pick.random() < 0.5:
             entry["rival"] = pick.choice((old, old - classes, entry["label"], pick.randrange(classes)))
 
