@@ -112,16 +112,15 @@ def run_command(*words, cwd=".", env=None, columns=None):
 @pytest.fixture
 def registries(monkeypatch):
     """What a test registers is forgotten afterwards."""
-    from polybound.attacks import names as attacks
-    from polybound.data import catalogue
-    from polybound.defences import denoisers
+    from polybound.attacks.names import ATTACKS
+    from polybound.data.catalogue import SOURCES
+    from polybound.defences.denoisers import DEFENCES
     from polybound.experiments import experiment
     from polybound.models import zoo
-    from polybound.training import METHODS, OPTIMISERS, SCHEDULES
+    from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES
 
-    places = [(registry, "_components") for registry in (METHODS, OPTIMISERS, SCHEDULES)]
-    places += [(attacks, "KINDS"), (denoisers, "KINDS"), (catalogue, "SOURCES"), (zoo, "_MODELS"), (experiment, "_OWN")]
-    for place, name in places:
+    places = [(one, "entries") for one in (METHODS, OPTIMISERS, SCHEDULES, LOSSES, ATTACKS, DEFENCES, SOURCES)]
+    for place, name in [*places, (zoo, "_MODELS"), (experiment, "_OWN")]:
         monkeypatch.setattr(place, name, dict(getattr(place, name)))
 
 

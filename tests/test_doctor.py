@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -16,25 +14,21 @@ from polybound import doctor
 from polybound.data import catalogue
 
 ROOT = Path(__file__).parents[1]
-ALL_EXTRAS = doctor.EXTRAS
+REQUIREMENTS = doctor.requirements()
 
 
 @pytest.fixture(autouse=True)
 def _few_extras(monkeypatch):
     """Importing all extras takes seconds."""
-    monkeypatch.setattr(doctor, "EXTRAS", {"check": {"python-flint": "flint"}, "none": {"no-such-package": "nowhere"}})
+    few = {"": REQUIREMENTS[""], "check": ["python-flint"], "none": ["no-such-package"]}
+    monkeypatch.setattr(doctor, "requirements", lambda: few)
 
 
-def test_the_lists_are_those_of_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-    def names(requirements):
-        return {re.match(r"[\w-]+", line).group() for line in requirements}
-
-    assert set(doctor.REQUIRED) == names(project["dependencies"])
-    wanted = {extra: names(lines) for extra, lines in project["optional-dependencies"].items()}
-    shown = {extra: set(members) for extra, members in ALL_EXTRAS.items()}
-    assert shown == {extra: members for extra, members in wanted.items() if extra not in ("dev", "docs", "test")}
+def test_packages_are_those_of_the_metadata():
+    assert {"torch", "scikit-learn", "numpy"} <= set(REQUIREMENTS[""]) and "matplotlib" in REQUIREMENTS["plot"]
+    assert not {"dev", "docs", "test"} & REQUIREMENTS.keys()
+    found = [doctor.module_of(name) for name in ("scikit-learn", "torch", "python-flint", "pillow")]
+    assert found == ["sklearn", "torch", "flint", "PIL"]
 
 
 def test_a_healthy_installation(cli, tmp_path):
@@ -66,7 +60,7 @@ def test_as_text(cli):
 def test_a_broken_package_is_named(cli, tmp_path, monkeypatch, text, reason):
     (tmp_path / "broken_package.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(doctor, "EXTRAS", {"check": {"python-flint": "broken_package"}})
+    monkeypatch.setattr(doctor, "module_of", lambda name: "broken_package" if name == "python-flint" else "sys")
     done = cli("doctor", "--json", env={"POLYBOUND_DATA": tmp_path})
     assert done.code == 1 and done.err == "" and done.json["extras"]["check"]["python-flint"].startswith(reason)
     assert len(done.json["problems"]) == 1 and "extras, check, python-flint" in done.json["problems"][0]
@@ -86,7 +80,7 @@ def test_without_torch_it_still_speaks(tmp_path):
 def test_data_that_are_not_what_they_should_be(cli, tmp_path, monkeypatch):
     cases = tmp_path / "data"
     (cases / "mnist").mkdir(parents=True)
-    for file in catalogue.SOURCES["mnist"].files():
+    for file in catalogue.SOURCES.entries["mnist"].files():
         (cases / "mnist" / file.stored).write_bytes(b"no gzip")
     (cases / "kmnist").write_text("a file, not a folder")
     (cases / "fashion-mnist" / "train-images-idx3-ubyte.gz").mkdir(parents=True)

@@ -139,9 +139,7 @@ def test_the_command_line_knows_them(cli, module, monkeypatch, tmp_path):
     checkpoint = path_for(tmp_path / "runs", [spec])
     Checkpoint([spec], [0], True, [[]], epoch=1, tensors={"w": torch.zeros(1)}).write(checkpoint)
     # Without its plugin a run is unknown, not damaged: `runs clean --damaged` must leave it alone.
-    monkeypatch.setattr(
-        METHODS, "_components", {name: part for name, part in METHODS._components.items() if name != "flat"}
-    )
+    monkeypatch.setattr(METHODS, "entries", {name: part for name, part in METHODS.entries.items() if name != "flat"})
     folder._known.clear()
     (summary,) = list_runs(tmp_path / "runs")
     assert summary.state == "unknown" and "method must be one of" in summary.why and "'flat'" in summary.why

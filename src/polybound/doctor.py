@@ -9,12 +9,13 @@ import importlib
 import io
 import os
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,41 +25,7 @@ from polybound._version import __version__
 if TYPE_CHECKING:
     from polybound.data import Directories, Source
 
-__all__ = ["EXTRAS", "REQUIRED", "diagnose", "problems"]
-
-REQUIRED = {
-    "filelock": "filelock",
-    "joblib": "joblib",
-    "numpy": "numpy",
-    "pooch": "pooch",
-    "rich": "rich",
-    "safetensors": "safetensors",
-    "scikit-learn": "sklearn",
-    "scipy": "scipy",
-    "torch": "torch",
-    "typer": "typer",
-}
-"""The packages that polybound needs, each with the name that it is imported by."""
-
-EXTRAS = {
-    "attacks": {"foolbox": "foolbox", "pyautoattack": "pyautoattack"},
-    "check": {"python-flint": "flint"},
-    "dask": {"distributed": "distributed"},
-    "encrypted": {"tenseal": "tenseal", "tornado": "tornado", "zstandard": "zstandard"},
-    "experiments": {
-        "jinja2": "jinja2",
-        "matplotlib": "matplotlib",
-        "optuna": "optuna",
-        "pandas": "pandas",
-        "plotly": "plotly",
-    },
-    "images": {"pillow": "PIL"},
-    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime"},
-    "plot": {"matplotlib": "matplotlib"},
-    "ray": {"ray": "ray"},
-    "tensorboard": {"tensorboardX": "tensorboardX"},
-}
-"""The packages of each optional extra."""
+__all__ = ["diagnose", "problems"]
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -87,14 +54,20 @@ def diagnose(
     ['caches', 'data', 'devices', 'extras']
     """
     look = on_progress or (lambda _: None)
+
+    def packages(names: list[str]) -> Facts:
+        return {name: _package(name, fast, look) for name in names}
+
     sections: dict[str, Callable[[], Any]] = {
         "polybound": lambda: {"version": __version__, "folder": _short(Path(__file__).parent)},
-        "python": _python,
-        "packages": lambda: {name: _package(name, module, fast, look) for name, module in REQUIRED.items()},
-        "extras": lambda: {
-            extra: {name: _package(name, module, fast, look) for name, module in members.items()}
-            for extra, members in EXTRAS.items()
+        "python": lambda: {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "executable": _short(Path(sys.executable)),
+            "machine": platform.platform(),
         },
+        "packages": lambda: packages(requirements()[""]),
+        "extras": lambda: {extra: packages(names) for extra, names in requirements().items() if extra},
         "threads": _threads,
         "devices": _devices,
         "plugins": _plugins,
@@ -145,16 +118,32 @@ def _short(path: Path) -> str:
         return str(path)
 
 
-def _python() -> Facts:
-    facts: Facts = {"version": platform.python_version(), "implementation": platform.python_implementation()}
-    return facts | {"executable": _short(Path(sys.executable)), "machine": platform.platform()}
+def requirements() -> dict[str, list[str]]:
+    """The packages that polybound needs, under "", and those of each extra; developers' extras are left out."""
+    found: dict[str, list[str]] = {"": []}
+    for line in metadata.requires("polybound") or ():
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        if (name := extra.group(1) if extra else "") not in ("dev", "docs", "test"):
+            found.setdefault(name, []).append(re.split(r"[^\w.-]", line, maxsplit=1)[0])
+    return found
 
 
-def _package(name: str, module: str, fast: bool, look: Callable[[str], None]) -> str:
+def module_of(package: str) -> str:
+    """The name that an installed package is imported by: "sklearn" for scikit-learn."""
+    found = metadata.distribution(package)
+    tops = (found.read_text("top_level.txt") or "").split() or [
+        str(file).partition("/")[0] for file in found.files or ()
+    ]
+    names = [top for top in tops if top.isidentifier() and not top.startswith("_")]
+    own = package.replace("-", "_")
+    return own if own in names or not names else names[0]
+
+
+def _package(name: str, fast: bool, look: Callable[[str], None]) -> str:
     """A package's version, "absent", or why it cannot be imported."""
     try:
-        found = version(name)
-    except PackageNotFoundError:
+        found, module = metadata.version(name), module_of(name)
+    except metadata.PackageNotFoundError:
         return "absent"
     except Exception as error:  # metadata that cannot be read
         return _reason(error)
@@ -162,7 +151,7 @@ def _package(name: str, module: str, fast: bool, look: Callable[[str], None]) ->
         return found
     look(name)
     try:
-        # What a package prints, or warns of, is none of the facts.
+        # Silence the package: its output would end up among the facts.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(module)
@@ -199,13 +188,9 @@ def _plugins() -> Facts:
 
 
 def _networks() -> Facts:
-    """The digests of the weights of the bundled networks."""
     from polybound.models import EXAMPLES, example, weights_digest
 
-    def digest(name: str) -> str:
-        return weights_digest(example(name))[:16]
-
-    return {name: _guarded(partial(digest, name)) for name in EXAMPLES}
+    return {name: _guarded(partial(lambda name: weights_digest(example(name))[:16], name)) for name in EXAMPLES}
 
 
 def _data(data_dir: str | PathLike[str] | None, fast: bool, verify: bool, look: Callable[[str], None]) -> Facts:

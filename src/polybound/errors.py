@@ -166,9 +166,10 @@ def require(module: str, extra: str, what: str) -> Any:
     Traceback (most recent call last):
     polybound.errors.PolyboundError: a picture needs no_such_module: pip install 'polybound[plot]'
     """
+    package = module.partition(".")[0]
     try:
+        import_module(package)
         return import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
         cause = "" if error.name == package else f" ({error})"  # it is there, and something that it needs is not
         raise PolyboundError(f"{what} needs {package}: pip install 'polybound[{extra}]'{cause}") from error

@@ -1,6 +1,6 @@
-"""Things by name: their settings, the registry that builds them, checks of values, and plugins.
+"""Things by name: registries, the settings in a name or a mapping, and the plugins that register further things.
 
-Python code imports such a module itself. The command line, and the workers of a sweep, import the modules that are
+Python code imports a plugin itself. The command line, and the workers of a sweep, import the modules that are
 named in the environment variable POLYBOUND_PLUGINS, separated by commas, and those that installed packages name by an
 entry point of the group "polybound":
 
@@ -11,6 +11,7 @@ entry point of the group "polybound":
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from importlib import import_module
@@ -22,48 +23,56 @@ __all__ = [
     "GROUP",
     "VARIABLE",
     "Component",
+    "Components",
+    "Kinds",
+    "Named",
     "Registry",
     "check_plugins",
     "check_start",
+    "format_value",
     "load_plugins",
     "plugin_names",
     "read_setting",
     "setting_text",
-    "shown",
     "start_epoch",
 ]
 
+T = TypeVar("T")
 
-def setting_text(value: Any) -> str:
-    """A number, truth value or lower-case word as a name gives it: the shortest text that is read back as the same.
 
-    >>> setting_text(0.1), setting_text(2.0), setting_text(True), setting_text("inf")
-    ('0.1', '2', 'true', 'inf')
+class Registry(Generic[T]):
+    """Things of one sort by name: data sets, models, methods, attacks.
+
+    Attributes:
+        what: the sort, for messages: "method".
+        entries: the things by name.
     """
-    return repr(float(value) + 0.0).removesuffix(".0") if isinstance(value, float) else str(value).lower()
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.entries: dict[str, T] = {}
+
+    def add(self, name: object, thing: T) -> None:
+        """Make a thing known by a name; the same thing again does no harm."""
+        one = f"a{'n' * (self.what[0] in 'aeiou')} {self.what}"
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
+            raise PolyboundError(f"{one} cannot be called {name!r}: letters, digits and _.+- only")
+        if self.entries.get(name, thing) is not thing:
+            raise PolyboundError(f"there is {one} called {name!r} already")
+        self.entries[name] = thing
+
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return tuple(self.entries)
+
+    def find(self, name: object) -> T:
+        """The thing of a name."""
+        if not isinstance(name, str) or name not in self.entries:
+            raise ArgumentError(self.what, f"must be one of {', '.join(self.entries)}, got {name!r}")
+        return self.entries[name]
 
 
-def read_setting(text: str, kind: type) -> Any:
-    """The value of a kind (`bool`, `int`, `float` or `str`) that a text stands for; 8/255 is a number, too.
-
-    Raises:
-        ValueError: the text stands for none.
-
-    >>> read_setting("1/4", float), read_setting("false", bool)
-    (0.25, False)
-    """
-    try:
-        if kind is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[text]
-        if kind is float:
-            top, _, bottom = text.partition("/")
-            return float(top) / float(bottom or 1)
-        return kind(text)
-    except (KeyError, ZeroDivisionError) as error:
-        raise ValueError(f"not a {kind.__name__}: {text!r}") from error
-
-
-# Components chosen by name: methods, optimisers, schedules, losses. A user registers one of their own in one line.
+# Components of a recipe, chosen by name or by a mapping: methods, optimisers, schedules, losses.
 
 
 @dataclass(frozen=True)
@@ -94,70 +103,49 @@ class Component:
 
     @property
     def label(self) -> str:
-        """What people call it: the name, and the options that are not the default ones."""
+        """The name with the options that differ from their defaults, for tables and figures."""
         changed = [
-            f"{field.name.replace('_', ' ')} {shown(value)}"
+            f"{field.name.replace('_', ' ')} {format_value(value)}"
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default or field.default is MISSING
         ]
         return ", ".join([self.name, *changed])
 
 
-P = TypeVar("P", bound=Component)
+C = TypeVar("C", bound=Component)
 
 
-class Registry(Generic[P]):
-    """The components of one kind, by name.
+class Components(Registry[type[C]]):
+    """Classes of components of one sort, by name.
 
-    Args:
-        what: the kind, for messages: "method".
-
-    >>> kinds = Registry[Component]("kind")
-    >>> @kinds.register
+    >>> sizes = Components[Component]("size")
+    >>> @sizes.register
     ... @dataclass(frozen=True)
     ... class Small(Component):
     ...     name = "small"
     ...     size: int = 1
-    >>> kinds.build({"name": "small", "size": 2})
+    >>> sizes.build({"name": "small", "size": 2})
     Small(size=2)
-    >>> kinds.build("small").as_dict()
+    >>> sizes.build("small").as_dict()
     {'name': 'small', 'size': 1}
     """
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self._components: dict[str, type[P]] = {}
+    def register(self, component: type[C]) -> type[C]:
+        """Make a class known by its name; usable as a decorator."""
+        self.add(getattr(component, "name", None), component)
+        return component
 
-    def register(self, part: type[P]) -> type[P]:
-        """Make a component known by its name; also as a decorator."""
-        if not isinstance(getattr(part, "name", None), str):
-            raise PolyboundError(f"{part.__name__} needs a name, a text, to be a {self.what}")
-        if self._components.get(part.name, part) is not part:
-            raise PolyboundError(f"there is a {self.what} called {part.name!r} already")
-        self._components[part.name] = part
-        return part
-
-    def names(self) -> tuple[str, ...]:
-        """All names."""
-        return tuple(self._components)
-
-    def find(self, name: object) -> type[P]:
-        """The component of a name."""
-        if not isinstance(name, str) or name not in self._components:
-            raise ArgumentError(self.what, f"must be one of {', '.join(self._components)}, got {name!r}")
-        return self._components[name]
-
-    def build(self, given: str | Mapping[str, Any]) -> P:
+    def build(self, given: str | Mapping[str, Any]) -> C:
         """A component from its name, or from a mapping with its name and some of its options."""
         options = dict(given) if isinstance(given, Mapping) else {"name": given}
-        part = self.find(options.pop("name", None))
-        if unknown := [option for option in options if option not in part.options()]:
-            known = ", ".join(part.options()) or "none"
-            raise PolyboundError(f"{self.what} {part.name} has no option {unknown[0]!r}; it has {known}")
+        component = self.find(options.pop("name", None))
+        if unknown := [option for option in options if option not in component.options()]:
+            known = ", ".join(component.options()) or "none"
+            raise PolyboundError(f"{self.what} {component.name} has no option {unknown[0]!r}; it has {known}")
         try:
-            return part(**options)
-        except TypeError as error:  # an option is lacking, or of a kind that nothing can be done with
-            raise PolyboundError(f"{self.what} {part.name}: {error}") from error
+            return component(**options)
+        except TypeError as error:  # an option is lacking, or of a type that nothing can be done with
+            raise PolyboundError(f"{self.what} {component.name}: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -166,16 +154,135 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
-def shown(value: Any) -> str:
-    """An option's value for people.
+# Things whose name tells all their settings, "pgd-0.1-20-0.01:norm=2", "median:size=5": attacks and defences.
 
-    >>> shown({"C": 0.5, "V": (1.0, 2.0)})
+
+class Named:
+    """An object with settings: numbers, truth values or lower-case words, all of which its name tells.
+
+    The name is the kind, then some settings as plain numbers, then `:setting=value` for the others that differ from
+    their defaults.
+    """
+
+    kind: ClassVar[str]
+    """The first word of the name, lower-case letters and digits."""
+    numbers: ClassVar[tuple[str, ...]] = ()
+    """The settings that the name gives as plain numbers, in this order."""
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """The settings with their defaults; `dataclasses.MISSING` for one that has none."""
+        raise NotImplementedError
+
+    @classmethod
+    def form(cls) -> str:
+        """The form of the name: "pgd-EPS-STEPS-STEP_SIZE"."""
+        return "-".join([cls.kind, *(number.upper() for number in cls.numbers)])
+
+    @property
+    def name(self) -> str:
+        """The name that tells the settings: "pgd-0.1-20-0.01:restarts=5", "gaussian:size=5"."""
+        numbers = (setting_text(getattr(self, name)) for name in self.numbers)
+        return ":".join(["-".join([self.kind, *numbers]), *self._changed()])
+
+    def _changed(self) -> list[str]:
+        """The settings that are not among the `numbers` and differ from their defaults, as "setting=value"."""
+        others = ((name, default) for name, default in self.settings().items() if name not in self.numbers)
+        own = ((name, getattr(self, name), default) for name, default in others if default is not MISSING)
+        return [f"{name}={setting_text(value)}" for name, value, default in own if value != default]
+
+
+N = TypeVar("N", bound=Named)
+
+
+class Kinds(Registry[type[N]]):
+    """Classes of named things of one sort, by kind."""
+
+    def register(self, made: type[N]) -> type[N]:
+        """Make a class known by its kind; usable as a decorator.
+
+        Raises:
+            PolyboundError: its `kind` is no plain word or is taken, or a name could not tell all its settings.
+        """
+        what, kind, settings = self.what, getattr(made, "kind", None), made.settings()
+        if not isinstance(kind, str) or not re.fullmatch("[a-z][a-z0-9_]*", kind):
+            raise PolyboundError(f"{what} {made.__name__}: its kind is a word of lower-case letters, not {kind!r}")
+        if unknown := [name for name in made.numbers if name not in settings]:
+            raise PolyboundError(f"{what} {kind!r} has no setting {unknown[0]!r} to give as a number")
+        if untold := [name for name, value in settings.items() if value is MISSING and name not in made.numbers]:
+            raise PolyboundError(f"{what} {kind!r}: the setting {untold[0]!r} needs a default, or a place in `numbers`")
+        self.add(kind, made)
+        return made
+
+    def parse(self, name: object) -> tuple[type[N], dict[str, Any]]:
+        """The class and the settings that a name tells."""
+        head, *options = str(name).strip().lower().split(":")
+        kind, _, rest = head.partition("-")
+        if kind not in self.entries:
+            forms = ", ".join(made.form() for made in self.entries.values())
+            raise PolyboundError(f"unknown {self.what} {name!r}; there are {forms}")
+        made = self.entries[kind]
+        values, settings = re.findall(_NUMBER, rest), made.settings()
+        if "-".join(values) != rest or len(values) > len(made.numbers):
+            raise PolyboundError(f"{self.what} {name!r} is not of the form {made.form()}")
+        given: dict[str, str] = dict(zip(made.numbers, values, strict=False))
+        for option in options:
+            key, equals, given[key] = option.partition("=")
+            if not equals or key not in settings:
+                known = ", ".join(setting for setting in settings if setting not in made.numbers)
+                raise PolyboundError(f"{self.what} {name!r}: {kind} has no option {key!r}; it has {known}")
+        found = {}
+        for key, text in given.items():
+            default = settings[key]
+            try:
+                found[key] = read_setting(text, float if default in (None, MISSING) else type(default))
+            except ValueError:
+                raise PolyboundError(f"{self.what} {name!r}: {key} cannot be {text!r}") from None
+        return made, found
+
+
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?:/\d+)?"
+
+
+def setting_text(value: Any) -> str:
+    """A number, truth value or lower-case word as a name gives it: the shortest text that is read back as the same.
+
+    >>> setting_text(0.1), setting_text(2.0), setting_text(True), setting_text("inf")
+    ('0.1', '2', 'true', 'inf')
+    """
+    return repr(float(value) + 0.0).removesuffix(".0") if isinstance(value, float) else str(value).lower()
+
+
+def read_setting(text: str, kind: type) -> Any:
+    """The value of a type (`bool`, `int`, `float` or `str`) that a text stands for; 8/255 is a number, too.
+
+    Raises:
+        ValueError: the text stands for none.
+
+    >>> read_setting("1/4", float), read_setting("false", bool)
+    (0.25, False)
+    """
+    try:
+        if kind is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[text]
+        if kind is float:
+            top, _, bottom = text.partition("/")
+            return float(top) / float(bottom or 1)
+        return kind(text)
+    except (KeyError, ZeroDivisionError) as error:
+        raise ValueError(f"not a {kind.__name__}: {text!r}") from error
+
+
+def format_value(value: Any) -> str:
+    """An option's value for tables and labels.
+
+    >>> format_value({"C": 0.5, "V": (1.0, 2.0)})
     'C 0.5 V 1 2'
     """
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {shown(entry)}" for key, entry in value.items())
+        return " ".join(f"{key} {format_value(entry)}" for key, entry in value.items())
     if isinstance(value, tuple | list):
-        return " ".join(map(shown, value)) or "none"
+        return " ".join(map(format_value, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -209,7 +316,7 @@ _loaded: set[str] = set()
 
 
 def plugin_names() -> str:
-    """What the environment variable says: names of modules, separated by commas."""
+    """The value of the environment variable: names of modules, separated by commas."""
     return os.environ.get(VARIABLE, "")
 
 
@@ -217,8 +324,8 @@ def load_plugins(names: str | None = None) -> None:
     """Import all plugins that are not imported yet.
 
     Args:
-        names: modules, separated by commas; by default what the environment variable says. The modules that entry
-            points name come on top.
+        names: modules, separated by commas; by default those of the environment variable. The modules that entry
+            points name are always among them.
 
     Raises:
         PolyboundError: a module cannot be imported; the message names it.
@@ -228,7 +335,7 @@ def load_plugins(names: str | None = None) -> None:
 
 
 def check_plugins() -> dict[str, str]:
-    """All plugins by the names of their modules; each is imported, and has what went wrong, or an empty text."""
+    """Import all plugins; for each module, why it cannot be imported, or an empty text."""
     found = {}
     for name in _modules(plugin_names()):
         try:
@@ -240,7 +347,6 @@ def check_plugins() -> dict[str, str]:
 
 
 def _modules(given: str) -> list[str]:
-    """The modules that are given, separated by commas, then those of entry points."""
     # Here, because it takes 15 ms, and `import polybound` has no use for it.
     from importlib.metadata import entry_points
 

@@ -144,14 +144,14 @@ def test_labels_are_the_papers_where_it_has_one():
 
 
 def test_which_attacks_count_only_what_was_right_before():
-    skipping = {kind for kind, made in names.KINDS.items() if made.skips_misclassified}
+    skipping = {kind for kind, made in names.ATTACKS.entries.items() if made.skips_misclassified}
     assert skipping == {"apgd", "apgdt"}
 
 
 @pytest.fixture
 def kinds(monkeypatch):
     """The registry, as it was afterwards."""
-    monkeypatch.setattr(names, "KINDS", dict(names.KINDS))
+    monkeypatch.setattr(names.ATTACKS, "entries", dict(names.ATTACKS.entries))
 
 
 @pytest.mark.usefixtures("kinds")
@@ -177,15 +177,14 @@ def test_an_attack_of_ones_own():
     found = attack(model, x, y, domain=(0, 1))
     assert found.shape == (2, 5, 4)
     torch.testing.assert_close(found, (x - 0.025).clamp(0, 1).expand(2, 5, 4))
-    with pytest.raises(PolyboundError, match="there is an attack called 'shift' already: Shift"):
-        register_attack(Shift)
+    assert register_attack(Shift) is Shift  # the same again does no harm
 
 
 @pytest.mark.usefixtures("kinds")
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"kind": "pgd"}, "there is an attack called 'pgd' already: PGD"),
+        ({"kind": "pgd"}, "there is an attack called 'pgd' already"),
         ({"kind": "two-words"}, "a word of lower-case letters"),
         ({"kind": "Loud"}, "a word of lower-case letters"),
         ({}, "a word of lower-case letters"),

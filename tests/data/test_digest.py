@@ -99,7 +99,7 @@ def test_parts_of_emnist_and_files_taken_out_of_it_are_told_apart(root, monkeypa
     archive = write(root / "emnist" / "gzip.zip", content)
     letters = load("emnist-letters", data_dir=root, download=False).digest
     assert letters == digest_of("emnist-letters", root)
-    source = SOURCES["emnist-letters"]
+    source = SOURCES.entries["emnist-letters"]
     assert letters != replace(source, part="byclass").digest(Directories(root, download=False))
     archive.unlink()
     assert digest_of("emnist-letters", root) == letters  # of what a download would bring
@@ -130,9 +130,9 @@ def test_nsynth_tells_its_versions_apart(root, monkeypatch):
     official, cut = tarred(nsynth_members("test")), tarred(nsynth_members("test", rate=16000))
     train = tarred(nsynth_members("train", ((0, 4), (1, 4), (2, 4)), first=20))
     tiny_nsynth(monkeypatch, {"train": train, "validation": b"not there", "test": official})
-    archives = dict(SOURCES["nsynth"].archives)
+    archives = dict(SOURCES.entries["nsynth"].archives)
     archives["test"] = replace(archives["test"], sha256=(sha(official), sha(cut)))
-    monkeypatch.setitem(SOURCES, "nsynth", replace(SOURCES["nsynth"], archives=archives))
+    monkeypatch.setitem(SOURCES.entries, "nsynth", replace(SOURCES.entries["nsynth"], archives=archives))
     promised = digest_of("nsynth", root)
     path = write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", official)
     assert load("nsynth", data_dir=root, download=False).digest == digest_of("nsynth", root) == promised

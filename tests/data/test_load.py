@@ -29,12 +29,12 @@ def test_the_names():
 
 
 def test_the_catalogue_is_consistent():
-    for name, source in SOURCES.items():
+    for name, source in SOURCES.entries.items():
         assert source.name == name and len(set(source.class_names)) == len(source.class_names)
         for file in source.files(full=True):
             assert file.size > 0 and file.sha256 and file.urls and all(url.startswith("http") for url in file.urls)
             assert all(len(digest) == 64 and int(digest, 16) for digest in file.sha256)
-    batches = [file for files in SOURCES["cifar10"].parts.values() for file in files]
+    batches = [file for files in SOURCES.entries["cifar10"].parts.values() for file in files]
     assert len(batches) == 6 and all(len(file.sha256) == 1 for file in batches)
 
 
@@ -118,7 +118,7 @@ def test_validation_is_carved_from_train_only(root, monkeypatch):
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
 def test_bad_shares_are_refused(root, share):
-    with pytest.raises(PolyboundError, match="share"):
+    with pytest.raises(PolyboundError, match="validation must be a number"):
         load("digits", validation=share)
 
 
@@ -170,7 +170,7 @@ def test_what_is_said_if_nothing_is_there(root, tmp_path, monkeypatch):
 
 
 def test_debian_keeps_them_where_they_are_looked_for():
-    assert str(files.SYSTEM) == "/usr/share/datasets" and SOURCES["fashion-mnist"].folders == ("fashion-mnist",)
+    assert str(files.SYSTEM) == "/usr/share/datasets" and SOURCES.entries["fashion-mnist"].folders == ("fashion-mnist",)
 
 
 def test_a_home_directory_is_expanded(root, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def _own_cache(tmp_path_factory):
 
 
 def needed(name):
-    place = SOURCES[name].locate(Directories(download=False))
+    place = SOURCES.entries[name].locate(Directories(download=False))
     if place is None:
         pytest.skip(f"{name} is not there")
     return place
@@ -85,7 +85,7 @@ def test_cifar10_by_way_of_an_archive(tmp_path):
 def test_nsynth():
     needed("nsynth")
     rest, validation, test = splits = splits_of("nsynth", validation=0.15, download=False)
-    if SOURCES["nsynth"].archives["train"].name in {path.name for path in needed("nsynth").iterdir()}:
+    if SOURCES.entries["nsynth"].archives["train"].name in {path.name for path in needed("nsynth").iterdir()}:
         pytest.skip("all of NSynth is there")
     assert sum(map(len, splits)) == 4096 and rest.shape == (1, 32, 32) and rest.classes == 11
     assert "divided by instrument" in test.note
@@ -103,7 +103,7 @@ def test_nsynth():
 @pytest.mark.parametrize("name", ["mnist", "kmnist", "fashion-mnist", "cifar10", "nsynth"])
 def test_all_files_are_what_they_should_be(name):
     needed(name)
-    assert [problem for _, problem in SOURCES[name].check(Directories(download=False)) if problem] == []
+    assert [problem for _, problem in SOURCES.entries[name].check(Directories(download=False)) if problem] == []
 
 
 def test_real_files_that_are_swapped_or_damaged_are_refused(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from polybound.errors import PolyboundError
 @pytest.fixture(autouse=True)
 def _own_catalogue(monkeypatch):
     """What is registered here is forgotten afterwards."""
-    monkeypatch.setattr(catalogue, "SOURCES", dict(catalogue.SOURCES))
+    monkeypatch.setattr(catalogue.SOURCES, "entries", dict(catalogue.SOURCES.entries))
 
 
 @dataclass(frozen=True, kw_only=True)

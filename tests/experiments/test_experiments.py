@@ -66,7 +66,7 @@ def tiny_data(tmp_path_factory):
         source, contents, _ = tiny_mnist(patch, size=(8, 8))
         put_mnist(root, contents)
         for name in ("fashion-mnist", "kmnist", "mnist"):
-            patch.setitem(SOURCES, name, replace(source, name=name))
+            patch.setitem(SOURCES.entries, name, replace(source, name=name))
         for part in ("letters", "byclass"):
             content, _, _ = tiny_emnist(patch, part, digest=False)
             write(root / f"emnist-{part}" / "gzip.zip", content)

@@ -100,7 +100,7 @@ def tiny_mnist(monkeypatch, digests=True, bases=(), size=(5, 3)):
         parts=parts,
         **FACTS,
     )
-    monkeypatch.setitem(SOURCES, "tiny", source)
+    monkeypatch.setitem(SOURCES.entries, "tiny", source)
     return source, contents, arrays
 
 
@@ -115,7 +115,7 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
     Changes are of the zip file's members by name; None leaves one out.
     """
     letters, first = ("ABC", 1) if part == "letters" else ("01a", 0)
-    official = SOURCES[f"emnist-{part}"]
+    official = SOURCES.entries[f"emnist-{part}"]
     counts = {"train": 12, "test": 6}
     arrays, members = {}, {}
     for split, count in counts.items():
@@ -134,7 +134,7 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
         archive=DataFile("gzip.zip", max(len(content), 100000), (sha(content),) if digest else ()),
     )
     assert isinstance(source, IdxSource) and source.first_label == first
-    monkeypatch.setitem(SOURCES, source.name, source)
+    monkeypatch.setitem(SOURCES.entries, source.name, source)
     return content, arrays, members
 
 
@@ -175,14 +175,14 @@ def tiny_cifar(monkeypatch, digests=True):
         for name, content in batches.items()
     ]
     source = replace(
-        SOURCES["cifar10"],
+        SOURCES.entries["cifar10"],
         shape=(3, 4, 4),
         counts={"train": 20, "test": 4},
         archive=DataFile("cifar-10-binary.tar.gz", 1 << 20),
         parts={"train": tuple(files[:5]), "test": tuple(files[5:])},
     )
     assert isinstance(source, CifarSource)
-    monkeypatch.setitem(SOURCES, "cifar10", source)
+    monkeypatch.setitem(SOURCES.entries, "cifar10", source)
     splits = {
         split: tuple(np.concatenate([arrays[name][index] for name in part]) for index in range(2))
         for split, part in (("train", names[:5]), ("test", names[5:]))
@@ -235,6 +235,6 @@ def tiny_nsynth(monkeypatch, archives):
         content = archives.get(split)
         digests = () if content is None else (sha(content),)
         files[split] = DataFile(f"nsynth-{part}.jsonwav.tar.gz", 1 << 22, digests)
-    source = replace(SOURCES["nsynth"], class_names=FAMILIES, counts=counts, archives=files)
+    source = replace(SOURCES.entries["nsynth"], class_names=FAMILIES, counts=counts, archives=files)
     assert isinstance(source, NSynthSource)
-    monkeypatch.setitem(SOURCES, "nsynth", source)
+    monkeypatch.setitem(SOURCES.entries, "nsynth", source)

@@ -22,7 +22,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def steps(monkeypatch):
     """A denoiser without a gradient: a network behind it masks its gradients, however it does without it."""
-    monkeypatch.setattr(denoisers, "KINDS", dict(denoisers.KINDS))
+    monkeypatch.setattr(denoisers.DEFENCES, "entries", dict(denoisers.DEFENCES.entries))
 
     @register_defence
     class Steps(Defence):

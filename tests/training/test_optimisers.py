@@ -293,7 +293,7 @@ def test_an_optimiser_of_ones_own():
         pb.fit(model, digits(64), optimiser="sign-descent", learning_rate=0.001, epochs=1, batch_size=64)
         torch.testing.assert_close((model.C - before).abs(), torch.full_like(before, 0.001), rtol=1e-3, atol=1e-6)
     finally:
-        del OPTIMISERS._components["sign-descent"]
+        del OPTIMISERS.entries["sign-descent"]
 
 
 def test_samples_of_a_training_set_are_not_checked_twice():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import polybound as pb
 from polybound.errors import PolyboundError
-from polybound.registry import Component, Registry
+from polybound.registry import Component, Components
 from polybound.runs import DataSpec, Run, Spec, train_runs
 from polybound.training import (
     METHODS,
@@ -31,7 +31,7 @@ DIGITS = pb.data.load_digits("train")
 def _unregister(monkeypatch):
     """What a test registers is gone after it."""
     for registry in (METHODS, OPTIMISERS, SCHEDULES):
-        monkeypatch.setattr(registry, "_components", dict(registry._components))
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ def test_a_part_without_a_name_is_refused():
     class Nameless(Component):
         size: int = 1
 
-    with pytest.raises(PolyboundError, match="Nameless needs a name"):
-        Registry[Component]("kind").register(Nameless)
+    with pytest.raises(PolyboundError, match="cannot be called None"):
+        Components[Component]("kind").register(Nameless)
 
 
 def test_equal_numbers_are_one_option_also_of_ones_own():

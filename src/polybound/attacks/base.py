@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import Loss
 from polybound.attacks.random import GROUP, BatchRandom, ImageRandom, RandomNumbers
 from polybound.errors import PolyboundError, check_domain, check_norm, check_number
-from polybound.registry import setting_text
+from polybound.registry import Named
 
 __all__ = ["Attack", "adversarial_batch", "first_success", "pgd_steps"]
 
@@ -29,7 +29,7 @@ _CACHE = 2**20
 
 
 @dataclass(frozen=True)
-class Attack(ABC):
+class Attack(Named, ABC):
     """An attack with its settings. Call it with a model, images and labels; it returns adversarial examples.
 
     An attack of your own is a frozen dataclass with a method `perturb` and some of these class variables:
@@ -67,7 +67,6 @@ class Attack(ABC):
         norm: of the ball, "inf" or "2".
     """
 
-    kind: ClassVar[str]
     numbers: ClassVar[tuple[str, ...]] = ("eps",)
     uses_gradients: ClassVar[bool] = True
     only_sound: ClassVar[bool] = False
@@ -91,21 +90,14 @@ class Attack(ABC):
             random: all random numbers come from here.
         """
 
-    @property
-    def name(self) -> str:
-        """The name that `parse_attack` reads back: "pgd-0.1-20-0.01:restarts=5"."""
-        numbers = (setting_text(getattr(self, name)) for name in self.numbers)
-        return "-".join([self.kind, *numbers]) + "".join(f":{option}" for option in self._options())
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        return {field.name: field.default for field in fields(cls)}
 
     @property
     def label(self) -> str:
         """What tables and figures call it; the name by default."""
         return self.name
-
-    def _options(self) -> list[str]:
-        """The settings that are not among the `numbers` and differ from their defaults, as "setting=value"."""
-        others = (f for f in fields(self) if f.name not in self.numbers and f.default is not MISSING)
-        return [f"{f.name}={setting_text(value)}" for f in others if (value := getattr(self, f.name)) != f.default]
 
     def caveats(self, classes: int) -> list[str]:
         """What a reader of its results must know, if anything, for a model of so many classes."""

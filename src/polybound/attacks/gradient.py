@@ -41,7 +41,7 @@ class FGSM(Attack):
 
     @property
     def label(self) -> str:
-        return ", ".join([f"FGSM-{setting_text(self.eps)}", *self._options()])
+        return ", ".join([f"FGSM-{setting_text(self.eps)}", *self._changed()])
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         del random  # nothing here is random
@@ -98,7 +98,7 @@ class PGD(Attack):
     @property
     def label(self) -> str:
         numbers = ", ".join(setting_text(getattr(self, name)) for name in self.numbers)
-        return ", ".join([f"PGD-({numbers})", *self._options()])
+        return ", ".join([f"PGD-({numbers})", *self._changed()])
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         loss = cross_entropy(labels, ball.protocol)

@@ -15,7 +15,7 @@ from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
 from polybound.errors import PolyboundError, check_norm
 from polybound.models import PolynomialNetwork, WeightGroup
-from polybound.registry import shown
+from polybound.registry import format_value
 from polybound.theory import mantissa_product, torus_norm
 
 __all__ = ["Projection"]
@@ -92,7 +92,7 @@ class Projection:
             rule.limit(radius)
 
     def __repr__(self) -> str:
-        bounds = [f"{name} {shown(bound.tolist())}" for name, bound in self.bounds().items()]
+        bounds = [f"{name} {format_value(bound.tolist())}" for name, bound in self.bounds().items()]
         return f"Projection({type(self.model).__name__}, {', '.join(bounds)}, {self._options})"
 
     def _groups(self) -> list[WeightGroup]:

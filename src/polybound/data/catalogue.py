@@ -7,7 +7,6 @@ the ones that others have published for these addresses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,7 @@ from polybound.data.folder import FolderSource
 from polybound.data.nsynth import NSynthSource
 from polybound.data.sources import CifarSource, FunctionSource, IdxSource, Source, idx_files
 from polybound.errors import PolyboundError
+from polybound.registry import Registry
 
 __all__ = ["SOURCES", "find_source", "names", "register"]
 
@@ -221,7 +221,11 @@ _BUILT_IN: tuple[Source, ...] = (
     ),
 )
 
-SOURCES: dict[str, Source] = {source.name: source for source in _BUILT_IN}
+SOURCES: Registry[Source] = Registry("data set")
+"""All data sets by name."""
+
+for _source in _BUILT_IN:
+    SOURCES.add(_source.name, _source)
 
 
 def register(source: Registered, *, name: str = "") -> Registered:
@@ -245,7 +249,7 @@ def register(source: Registered, *, name: str = "") -> Registered:
         ...     return pb.data.Dataset("halves", split, x, (x.mean((1, 2, 3)) > -0.4).long(), ("dark", "light"))
         >>> pb.data.load("halves", "test").shape
         (1, 8, 8)
-        >>> del SOURCES["halves"]
+        >>> del SOURCES.entries["halves"]
     """
     if isinstance(source, type):
         raise PolyboundError(f"register an object of {source.__name__}, not the class itself")
@@ -253,11 +257,7 @@ def register(source: Registered, *, name: str = "") -> Registered:
         made: Source = source
     else:
         made = FunctionSource(name=name or getattr(source, "__name__", ""), title="registered", function=source)
-    if not re.fullmatch(r"[\w.+-]+", made.name):
-        raise PolyboundError(f"a data set cannot be called {made.name!r}: letters, digits and _.+- only")
-    if made.name in SOURCES:
-        raise PolyboundError(f"there is a data set called {made.name!r} already")
-    SOURCES[made.name] = made
+    SOURCES.add(made.name, made)
     return source
 
 
@@ -268,13 +268,13 @@ def names() -> tuple[str, ...]:
         >>> names()[:3]
         ('digits', 'fashion-mnist', 'mnist')
     """
-    return tuple(SOURCES)
+    return SOURCES.names()
 
 
 def find_source(name: str) -> Source:
     """The data set of this name, or of the folder or npz file in "folder:PATH"."""
     if name.startswith(_OWN) and name != _OWN:
         return FolderSource.at(Path(name.removeprefix(_OWN)))
-    if name not in SOURCES:
-        raise PolyboundError(f"no data set is called {name!r}; there are {', '.join(SOURCES)}, and {_OWN}PATH")
-    return SOURCES[name]
+    if name not in SOURCES.entries:
+        raise PolyboundError(f"no data set is called {name!r}; there are {', '.join(SOURCES.entries)}, and {_OWN}PATH")
+    return SOURCES.entries[name]

@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 import tarfile
+import time
 import wave
 import zipfile
 import zlib
@@ -242,12 +243,8 @@ class DownloadError(PolyboundError):
     """Nothing came from any address; the message says why."""
 
 
-class _FinalError(Exception):
-    """Carries an error that another attempt would not change past pooch, which tries again after a ValueError."""
-
-
 def fetch(file: DataFile, target: Path) -> None:
-    """Download a file, unless it is there by now.
+    """Download a file, unless it is there.
 
     Raises:
         DownloadError: no address has it, or none can be reached.
@@ -262,6 +259,8 @@ def fetch(file: DataFile, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.parent / ".download.lock"):
             for url in file.urls:
+                if target.exists():  # another process was first
+                    return None
                 try:
                     return _fetch_from(url, file, target)
                 except PolyboundError as error:
@@ -273,56 +272,41 @@ def fetch(file: DataFile, target: Path) -> None:
 
 
 def _fetch_from(url: str, file: DataFile, target: Path) -> None:
-    import pooch
-    import requests
-
-    def download(url: str, output: str, _: object) -> None:
-        try:
-            _receive(url, file, Path(output), target.name)
-        except PolyboundError as error:
-            raise _FinalError(error) from error
-
-    # pooch tries again, downloads to a temporary name, and moves the file when the downloader is content with it.
-    registry = pooch.create(
-        target.parent, "", registry={target.name: None}, urls={target.name: url}, retry_if_failed=ATTEMPTS - 1
-    )
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel("WARNING")
-    try:
-        registry.fetch(target.name, downloader=download)
-    except _FinalError as final:
-        raise final.args[0] from final
-    except requests.RequestException as error:
-        raise DownloadError(" ".join(str(error).split())) from error
-    finally:
-        logger.setLevel(level)
-
-
-def _receive(url: str, file: DataFile, output: Path, name: str) -> None:
-    """Download to output, and check it; what raises a PolyboundError is not worth another attempt."""
+    """Download from one address to another name, check the content, and rename it."""
     import requests
 
     # The content must fit; what is packed can be somewhat longer than it, if it cannot be packed.
     limit = file.size + file.size // 100 + 4096 if file.gzipped else file.size
-    output.unlink(missing_ok=True)  # pooch has made it for its owner's eyes only
+    part = target.with_name(f".{target.name}.part")
     try:
-        response = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
-    except requests.ConnectionError as error:  # this is what being offline looks like, and waiting is of no use
-        raise DownloadError(f"no connection to {urlsplit(url).netloc}") from error
-    with response, output.open("wb") as out:
-        if 400 <= response.status_code < 500:
-            raise DownloadError(f"{url}: {response.status_code} {response.reason}")
-        response.raise_for_status()
-        for block in progress(response.iter_content(_BLOCK), name, None if file.gzipped else file.size / _BLOCK):
-            if out.tell() + len(block) > limit:
-                raise FileFormatError(f"{url}: sends more than the {limit} bytes it should; not kept")
-            out.write(block)
-    try:
-        checksum(output, file)
-    except FileFormatError as error:
-        refusal = str(error).removeprefix(f"{output}: ")
-        raise FileFormatError(f"{url}: what it sent is not kept: {refusal}") from error
+        for attempt in range(ATTEMPTS):
+            time.sleep(attempt)
+            try:
+                response = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
+            except requests.ConnectionError as error:  # this is what being offline looks like, and waiting is of no use
+                raise DownloadError(f"no connection to {urlsplit(url).netloc}") from error
+            try:
+                with response, part.open("wb") as out:
+                    if 400 <= response.status_code < 500:
+                        raise DownloadError(f"{url}: {response.status_code} {response.reason}")
+                    response.raise_for_status()
+                    blocks = response.iter_content(_BLOCK)
+                    for block in progress(blocks, target.name, None if file.gzipped else file.size / _BLOCK):
+                        if out.tell() + len(block) > limit:
+                            raise FileFormatError(f"{url}: sends more than the {limit} bytes it should; not kept")
+                        out.write(block)
+                break
+            except requests.RequestException as error:
+                if attempt == ATTEMPTS - 1:
+                    raise DownloadError(" ".join(str(error).split())) from error
+        try:
+            checksum(part, file)
+        except FileFormatError as error:
+            refusal = str(error).removeprefix(f"{part}: ")
+            raise FileFormatError(f"{url}: what it sent is not kept: {refusal}") from error
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def progress(items: Iterable[Item], description: str, total: float | None) -> Iterable[Item]:
@@ -394,8 +378,6 @@ class Directories:
         files, reason = tuple(files), ""
         absent = [file for file in files if self.find(folders, file) is None]
         if absent and self.download:
-            from polybound.data.files import DownloadError, fetch
-
             try:
                 for file in absent:
                     fetch(file, self.roots[0] / folders[0] / file.stored)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import MISSING
 from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from polybound.attacks import setting_text
 from polybound.errors import PolyboundError
+from polybound.registry import Named
 
 __all__ = ["Defence", "Defended", "check_image_shape"]
 
 
-class Defence(nn.Module, ABC):
+class Defence(Named, nn.Module, ABC):
     """A map from images to cleaner images, (n, channels, height, width) to the same.
 
     A defence of your own sets the class variable `kind`, the first word of its name. Its constructor may take the shape
@@ -39,7 +40,6 @@ class Defence(nn.Module, ABC):
     (0.25, 'rounding:levels=4')
     """
 
-    kind: ClassVar[str]
     needs_training: ClassVar[bool] = False
     """Whether it is of no use before its method `fit` has trained it for a model."""
 
@@ -59,19 +59,13 @@ class Defence(nn.Module, ABC):
         del model, x, y, domain
         return self
 
-    @property
-    def name(self) -> str:
-        """Its kind and those settings that differ from their defaults, "gaussian:size=5"; the registry reads it."""
-        own = {name: getattr(self, name) for name in self.settings()}
-        changed = (name for name, default in self.settings().items() if own[name] != default)
-        return ":".join([self.kind, *(f"{name}={setting_text(own[name])}" for name in changed)])
-
     @classmethod
     def settings(cls) -> dict[str, Any]:
-        """The names of what its constructor takes, but for the shape of an image, with the defaults."""
+        """What its constructor takes, but for the shape of an image, with the defaults."""
         given = signature(cls).parameters.values()
         named = (one for one in given if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD))
-        return {one.name: one.default for one in named if one.name != "shape"}
+        defaults = {one.name: one.default for one in named if one.name != "shape"}
+        return {name: MISSING if default is Parameter.empty else default for name, default in defaults.items()}
 
 
 class Defended(nn.Module):

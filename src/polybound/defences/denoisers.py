@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
-from inspect import Parameter, signature
-from typing import ClassVar, Self, TypeVar
+from inspect import signature
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polybound.attacks import GROUP, PGD, PROTOCOLS, read_setting
+from polybound.attacks import GROUP, PGD, PROTOCOLS
 from polybound.defences.base import Defence, check_image_shape
 from polybound.errors import PolyboundError, check_choice, check_int, check_number
+from polybound.registry import Kinds
 
 __all__ = [
     "GaussianDenoiser",
@@ -202,31 +202,10 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
 # Defences by name: "gaussian", "median:size=5", "guided".
 
 
-KINDS: dict[str, type[Defence]] = {}
-"""The classes of defences that names can speak of."""
+DEFENCES: Kinds[Defence] = Kinds("defence")
+"""The classes of defences by the first word of their names."""
 
-D = TypeVar("D", bound=Defence)
-
-_ANY_IMAGE = (1, 28, 28)
-"""The shape of some image, for what does not depend on it."""
-
-
-def register_defence(made: type[D]) -> type[D]:
-    """Make a class of defences known by its name; usable as a decorator.
-
-    Raises:
-        PolyboundError: its `kind` is no plain word or is taken, or a setting has no default.
-    """
-    kind = getattr(made, "kind", None)
-    if not isinstance(kind, str) or not re.fullmatch("[a-z][a-z0-9_]*", kind):
-        raise PolyboundError(f"the kind of a defence is a word of lower-case letters and digits, not {kind!r}")
-    if kind in KINDS:
-        raise PolyboundError(f"there is a defence called {kind!r} already: {KINDS[kind].__name__}")
-    if untold := [name for name, default in made.settings().items() if default is Parameter.empty]:
-        raise PolyboundError(f"defence {kind!r}: the setting {untold[0]!r} needs a default")
-    KINDS[kind] = made
-    return made
-
+register_defence = DEFENCES.register
 
 for _made in (GaussianDenoiser, MedianDenoiser, GuidedDenoiser):
     register_defence(_made)
@@ -238,7 +217,7 @@ def defence_names() -> list[str]:
     >>> defence_names()[:3]
     ['gaussian', 'median', 'guided']
     """
-    return list(KINDS)
+    return list(DEFENCES.entries)
 
 
 def parse_defence(name: str, shape: Sequence[int]) -> Defence:
@@ -247,22 +226,10 @@ def parse_defence(name: str, shape: Sequence[int]) -> Defence:
     >>> parse_defence("gaussian:size=5:sigma=2", (1, 28, 28)).name
     'gaussian:size=5:sigma=2'
     """
-    kind, *options = str(name).strip().lower().split(":")
-    if kind not in KINDS:
-        raise PolyboundError(f"unknown defence {name!r}; there are {', '.join(KINDS)}")
-    made: type[Defence] = KINDS[kind]
-    settings, given = made.settings(), {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        if not equals or key not in settings:
-            raise PolyboundError(f"defence {name!r}: {kind} has no setting {key!r}; it has {', '.join(settings)}")
-        try:
-            given[key] = read_setting(text, type(settings[key]))
-        except ValueError:
-            raise PolyboundError(f"defence {name!r}: {key} cannot be {text!r}") from None
+    made, settings = DEFENCES.parse(name)
     if "shape" in signature(made).parameters:
-        given["shape"] = check_image_shape(shape)
-    return made(**given)
+        settings["shape"] = check_image_shape(shape)
+    return made(**settings)
 
 
 def canonical_defence(name: str) -> str:
@@ -271,7 +238,7 @@ def canonical_defence(name: str) -> str:
     >>> canonical_defence("gaussian:sigma=2.0:size=3")
     'gaussian:sigma=2'
     """
-    return parse_defence(name, _ANY_IMAGE).name
+    return parse_defence(name, (1, 28, 28)).name  # which is the same for all images
 
 
 def find_defence(defence: str | Defence, shape: Sequence[int]) -> Defence:

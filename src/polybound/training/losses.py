@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.errors import check_number
-from polybound.registry import Component, Registry
+from polybound.registry import Component, Components
 
 __all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
 
@@ -36,7 +36,7 @@ class Loss(Component):
         """The gradients by outputs (E, classes, batch), which may be overwritten, and the losses (E, 1, batch)."""
 
 
-LOSSES: Registry[Loss] = Registry("loss")
+LOSSES: Components[Loss] = Components("loss")
 """All losses by name."""
 
 register_loss = LOSSES.register

@@ -16,7 +16,7 @@ from polybound.certificates import box_of, margin_bounds
 from polybound.constraints import Projection
 from polybound.errors import PolyboundError, check_choice, check_int, check_norm, check_number
 from polybound.models import Factors, PolynomialNetwork
-from polybound.registry import Component, Registry, check_start, shown, start_epoch
+from polybound.registry import Component, Components, check_start, format_value, start_epoch
 
 if TYPE_CHECKING:
     from polybound.training.engine import RowsEngine, StepRandom
@@ -183,7 +183,7 @@ def drop_subnormal(logit_grad: Tensor) -> Tensor:
     return F.hardshrink(logit_grad, 1e-20)
 
 
-METHODS: Registry[Method] = Registry("method")
+METHODS: Components[Method] = Components("method")
 """All methods by name."""
 
 register_method = METHODS.register
@@ -249,7 +249,7 @@ class Projected(Method):
     def label(self) -> str:
         kind = {"weights": "", "operator": "operator "}.get(self.on, "") + ("spectral " if self.norm == "2" else "")
         kind = "product " if self.on == "product" else kind
-        return f"{kind}projection {shown(self.bound)}"
+        return f"{kind}projection {format_value(self.bound)}"
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.as_dict(), sort_keys=True))  # bounds by name are a dictionary

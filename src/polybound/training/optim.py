@@ -14,7 +14,7 @@ from torch.optim.sgd import sgd
 
 from polybound.errors import PolyboundError, check_int, check_number
 from polybound.models import PolynomialNetwork
-from polybound.registry import Component, Registry, check_start
+from polybound.registry import Component, Components, check_start
 
 __all__ = [
     "OPTIMISERS",
@@ -77,7 +77,7 @@ class Optimiser(Component):
             weight.sub_(gradient, alpha=rate)
 
 
-OPTIMISERS: Registry[Optimiser] = Registry("optimiser")
+OPTIMISERS: Components[Optimiser] = Components("optimiser")
 """All optimisers by name."""
 
 register_optimiser = OPTIMISERS.register
@@ -321,7 +321,7 @@ class Schedule(Component):
         return min(max(1, round(epoch * shorter.epochs / self.epochs)), shorter.epochs - 1)
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule")
+SCHEDULES: Components[Schedule] = Components("schedule")
 """All schedules by name."""
 
 register_schedule = SCHEDULES.register

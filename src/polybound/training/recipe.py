@@ -11,7 +11,7 @@ import numpy as np
 
 from polybound.attacks import Attack, check_protocol, parse_attack
 from polybound.errors import ArgumentError, PolyboundError, check_int
-from polybound.registry import Component, Registry, check_start, start_epoch
+from polybound.registry import Component, Components, check_start, start_epoch
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Schedule, Steps
@@ -281,7 +281,7 @@ class Recipe:
         return self.method.label + ("" if self.adversary is None else f" + {self.adversary.label}")
 
 
-_REGISTRIES: dict[str, Registry[Any]] = {
+_REGISTRIES: dict[str, Components[Any]] = {
     "method": METHODS,
     "optimiser": OPTIMISERS,
     "schedule": SCHEDULES,
@@ -296,7 +296,7 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
 
 
-def _implied(registry: Registry[Any], usual: str, options: Mapping[str, Any]) -> str:
+def _implied(registry: Components[Any], usual: str, options: Mapping[str, Any]) -> str:
     """The part of a kind that the names of some options ask for; the usual one if they do not say."""
     asked = set(options) - set(registry.find(usual).options())
     asked -= {name for method in METHODS.names() for name in METHODS.find(method).options()}
