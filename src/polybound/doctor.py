@@ -18,12 +18,9 @@ from functools import partial
 from importlib import metadata
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polybound._version import __version__
-
-if TYPE_CHECKING:
-    from polybound.data import Directories, Source
 
 __all__ = ["diagnose", "problems"]
 
@@ -81,21 +78,16 @@ def diagnose(
 def problems(facts: Facts) -> list[str]:
     """What is broken among the facts, a line each; what is only absent is no problem."""
     found = []
-    for section, value in facts.items():
-        for path, text in _texts(value, section):
-            if text.startswith(BROKEN):
-                found.append(f"{path}: {text}")
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            found += [f"{name}, {line}" for line in problems(value)]
+        elif isinstance(value, str) and value.startswith(BROKEN):
+            found.append(f"{name}: {value}")
     return found
 
 
 BROKEN = "broken: "
 """What the text of a fact begins with if something is wrong."""
-
-
-def _texts(value: Any, path: str) -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [pair for name, inner in value.items() for pair in _texts(inner, f"{path}, {name}")]
-    return [(path, value)] if isinstance(value, str) else []
 
 
 def _guarded(facts: Callable[[], Any]) -> Any:
@@ -199,8 +191,21 @@ def _data(data_dir: str | PathLike[str] | None, fast: bool, verify: bool, look: 
     directories = Directories(data_dir, download=False)
 
     def found(name: str) -> str:
+        """Where a data set is, and whether its files are what they should be."""
         look(name)
-        return _dataset(find_source(name), directories, fast, verify)
+        source = find_source(name)
+        needed = source.needed(directories, full=True)
+        paths = [path for file in needed if (path := directories.find(source.folders, file)) is not None]
+        if not paths:
+            return "absent" if needed else "made by a function"
+        where, size = _short(paths[0].parent), sum(path.stat().st_size for path in paths)
+        if lacking := ", ".join(file.stored for file in source.lacking(directories)):
+            return f"{where}; without {lacking}"
+        if fast or (size > LARGEST and not verify):
+            return f"{where}; {size / 1e6:,.0f} MB, checksums not compared"
+        bad = [problem for _, problem in source.check(directories) if problem]
+        known = "checksums right" if all(file.sha256 for file in needed) else "readable, no checksums known"
+        return f"{BROKEN}{bad[0]}" if bad else f"{where}; {known}"
 
     return {
         "directories": {_short(root): _guarded(partial(_folder, root)) for root in directories.roots},
@@ -216,28 +221,6 @@ def _folder(path: Path) -> str:
         return f"{BROKEN}not a folder"
     next(path.iterdir(), None)
     return "present"
-
-
-def _dataset(source: Source, directories: Directories, fast: bool, verify: bool) -> str:
-    """Where a data set is, and whether its files are what they should be."""
-    needed = source.needed(directories, full=True)
-    paths = [path for file in needed if (path := directories.find(source.folders, file)) is not None]
-    if needed and not paths:
-        return "absent"
-    if not needed:
-        return "made by a function"
-    where = _short(paths[0].parent)
-    lacking = ", ".join(file.stored for file in source.lacking(directories))
-    if lacking:
-        return f"{where}; without {lacking}"
-    size = sum(path.stat().st_size for path in paths)
-    if fast or (size > LARGEST and not verify):
-        return f"{where}; {size / 1e6:,.0f} MB, checksums not compared"
-    bad = [problem for _, problem in source.check(directories) if problem]
-    if bad:
-        return f"{BROKEN}{bad[0]}"
-    known = all(file.sha256 for file in needed)
-    return f"{where}; {'checksums right' if known else 'readable, no checksums known'}"
 
 
 def _caches() -> Facts:

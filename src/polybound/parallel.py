@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from polybound.errors import check_int
@@ -89,18 +90,13 @@ class _Pool:
                 # Tasks are of different sizes: a worker that is replaced after a large one is no news.
                 warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
                 self._start(joblib)
+                still_open = takewhile(lambda _: not self.closed.is_set(), self.tasks)
                 parallel = joblib.Parallel(batch_size=1, pre_dispatch=2 * self.workers, return_as="generator")
-                for result in parallel(joblib.delayed(_with_one_thread)(self.do, task) for task in self._open()):
+                for result in parallel(joblib.delayed(_with_one_thread)(self.do, task) for task in still_open):
                     self.found.put(_Result(result))
             self.found.put(_End())
         except BaseException as error:  # it belongs to whoever waits for the results
             self.found.put(_End(error))
-
-    def _open(self) -> Iterator[Any]:
-        for task in self.tasks:
-            if self.closed.is_set():
-                return
-            yield task
 
     def _start(self, joblib: Any) -> None:
         """Start the processes, and let each import what `do` needs.

@@ -219,27 +219,22 @@ def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
     Returns:
         What is left, and the carved part; both in the order of samples.
     """
-    if not 0 < share < 1:
-        raise PolyboundError(f"a share of samples must lie between 0 and 1, got {share:g}")
-    if samples.groups is None:
-        chosen = _carve_samples(samples.y, share, seed)
-    else:
-        chosen = _carve_groups(samples.y, samples.groups, share, seed)
-    if not chosen.any() or chosen.all():
-        raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
-    return samples[np.flatnonzero(~chosen)], samples[np.flatnonzero(chosen)]
+    left, carved = carve_indices(samples.y, share, seed, samples.groups)
+    return samples[left], samples[carved]
 
 
 def carve_indices(
-    y: npt.NDArray[np.int64], share: float, seed: int
+    y: npt.NDArray[np.int64], share: float, seed: int, groups: npt.NDArray[np.int64] | None = None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """As `carve`, for labels alone: the places of what is left, and of the carved part.
+    """As `carve`, for labels and perhaps groups: the places of what is left, and of the carved part.
 
     >>> left, carved = carve_indices(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0)
     >>> len(left), len(carved), len(set(carved // 4))
     (6, 2, 2)
     """
-    chosen = _carve_samples(y, share, seed)
+    if not 0 < share < 1:
+        raise PolyboundError(f"a share of samples must lie between 0 and 1, got {share:g}")
+    chosen = _carve_samples(y, share, seed) if groups is None else _carve_groups(y, groups, share, seed)
     if not chosen.any() or chosen.all():
         raise PolyboundError(f"{len(chosen)} samples are too few to carve {share:g} of them")
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)

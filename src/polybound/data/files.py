@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from polybound.errors import FileFormatError, PolyboundError
+from polybound.progress import progress_bar
 
 __all__ = [
     "DataFile",
@@ -32,7 +32,6 @@ __all__ = [
     "checksum",
     "combined",
     "fetch",
-    "progress",
     "read_content",
     "read_tar",
     "read_zip",
@@ -236,8 +235,6 @@ ATTEMPTS = 4  # at one address, for connections that break
 TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two bytes
 _BLOCK = 1 << 16
 
-Item = TypeVar("Item")
-
 
 class DownloadError(PolyboundError):
     """Nothing came from any address; the message says why."""
@@ -286,15 +283,16 @@ def _fetch_from(url: str, file: DataFile, target: Path) -> None:
             except requests.ConnectionError as error:  # this is what being offline looks like, and waiting is of no use
                 raise DownloadError(f"no connection to {urlsplit(url).netloc}") from error
             try:
-                with response, part.open("wb") as out:
+                with response, part.open("wb") as out, progress_bar() as show:
                     if 400 <= response.status_code < 500:
                         raise DownloadError(f"{url}: {response.status_code} {response.reason}")
                     response.raise_for_status()
                     blocks = response.iter_content(_BLOCK)
-                    for block in progress(blocks, target.name, None if file.gzipped else file.size / _BLOCK):
+                    for block in blocks:
                         if out.tell() + len(block) > limit:
                             raise FileFormatError(f"{url}: sends more than the {limit} bytes it should; not kept")
                         out.write(block)
+                        show(out.tell(), 0 if file.gzipped else file.size, target.name)
                 break
             except requests.RequestException as error:
                 if attempt == ATTEMPTS - 1:
@@ -307,15 +305,6 @@ def _fetch_from(url: str, file: DataFile, target: Path) -> None:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-
-
-def progress(items: Iterable[Item], description: str, total: float | None) -> Iterable[Item]:
-    """The items themselves; while they are taken, a bar shows how many of so many are done, if there is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(items, description, total, console=console, transient=True, disable=not console.is_terminal)
 
 
 # Where data files are looked for, and what is said if one is nowhere.
@@ -385,7 +374,12 @@ class Directories:
                 reason = str(error)
             absent = [file for file in files if self.find(folders, file) is None]
         if absent:
-            raise MissingDataError(self._advice(name, folders, absent, reason))
+            searched = ", ".join(str(root / folders[0]) for root in self.roots)
+            there = f"{f'${VARIABLE}' if self.by_variable else self.roots[0]}/{folders[0]}"
+            put = f"put {', '.join(file.stored for file in absent)} into {there}"
+            if self.download:
+                raise MissingDataError(f"{name} is not in {searched}, nor to be had ({reason}); offline? {put}")
+            raise MissingDataError(f"{name} is not in {searched}; get it by 'polybound data get {name}', or {put}")
         return [path for file in files if (path := self.find(folders, file)) is not None]
 
     def checksum(self, name: str, folders: tuple[str, ...], file: DataFile) -> str:
@@ -397,11 +391,3 @@ class Directories:
             return file.sha256[0]
         (path,) = self.need(name, folders, (file,))
         return checksum(path, file)
-
-    def _advice(self, name: str, folders: tuple[str, ...], files: list[DataFile], reason: str) -> str:
-        searched = ", ".join(str(root / folders[0]) for root in self.roots)
-        wanted = ", ".join(file.stored for file in files)
-        there = f"{f'${VARIABLE}' if self.by_variable else self.roots[0]}/{folders[0]}"
-        if self.download:
-            return f"{name} is not in {searched}, nor to be had ({reason}); offline? put {wanted} into {there}"
-        return f"{name} is not in {searched}; get it by 'polybound data get {name}', or put {wanted} into {there}"

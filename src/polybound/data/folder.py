@@ -165,7 +165,14 @@ def read_npz(path: Path) -> dict[str, Samples]:
     Raises:
         FileFormatError: the file is damaged, or its arrays are not like this. Pickled objects are never loaded.
     """
-    arrays = _load_npz(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {_MAX_BYTES} bytes")
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in ("X", "y", "X_test", "y_test") if name in loaded}
+    except _DAMAGED as error:
+        raise FileFormatError(f"{path}: not an npz file of plain arrays ({' '.join(str(error).split())})") from error
     suffixes = {"train": "", "test": "_test"} if arrays.keys() & {"X_test", "y_test"} else {"train": ""}
     inputs = {}
     for split, suffix in suffixes.items():
@@ -183,17 +190,6 @@ def read_npz(path: Path) -> dict[str, Samples]:
     names, labels = _classes(np.concatenate([arrays[f"y{suffix}"] for suffix in suffixes.values()]), path)
     parts = np.split(labels, [len(inputs["train"])])
     return {split: Samples(inputs[split], y, names) for split, y in zip(inputs, parts, strict=False)}
-
-
-def _load_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
-                raise ValueError(f"it unpacks to more than {_MAX_BYTES} bytes")
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in ("X", "y", "X_test", "y_test") if name in arrays}
-    except _DAMAGED as error:
-        raise FileFormatError(f"{path}: not an npz file of plain arrays ({' '.join(str(error).split())})") from error
 
 
 def _inputs(array: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:

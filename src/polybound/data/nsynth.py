@@ -31,18 +31,10 @@ import numpy.typing as npt
 
 from polybound.atomic import write_atomically
 from polybound.data.dataset import Samples, hold_out
-from polybound.data.files import (
-    DataFile,
-    Directories,
-    cache_folder,
-    checksum,
-    combined,
-    progress,
-    refusing,
-    tar_members,
-)
+from polybound.data.files import DataFile, Directories, cache_folder, checksum, combined, refusing, tar_members
 from polybound.data.sources import Source
 from polybound.errors import FileFormatError
+from polybound.progress import progress_bar
 
 __all__ = ["NSynthSource", "first_second", "log_mel"]
 
@@ -109,30 +101,41 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
     """
     kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
     samples = _recall(kept, count, families)
-    if samples is None:
-        samples = _compute(path, part, count, families)
-        _keep(kept, samples)
+    if samples is not None:
+        return samples
+    samples = _compute(path, part, count, families)
+    content = io.BytesIO()
+    np.savez(content, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
+    with suppress(OSError):  # without a cache all works, only slower
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, content.getvalue())
     return samples
 
 
 def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Samples:
     notes: dict[str, tuple[Pictures, int]] = {}  # the picture, and the rate it was sampled at
-    examples = None
+    examples: dict[str, Any] | None = None
 
     def size(member: str) -> int:
         wanted = member.startswith(f"nsynth-{part}/audio/") and member.endswith(".wav")
         return count * _JSON_LIMIT + 4096 if member == f"nsynth-{part}/examples.json" else _WAV_LIMIT * wanted
 
-    members = tar_members(path, count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20), size)
-    for member, content in progress(members, f"spectrograms of {path.name}", count):
-        where, name = f"{path}: {member}", Path(member).stem
-        if member.endswith(".json"):
-            examples = _parse(content, where)
-        elif name in notes:
-            raise FileFormatError(f"{where}: in the archive twice")
-        else:
-            second, rate = first_second(content, where)
-            notes[name] = log_mel(second[None])[0], rate
+    with progress_bar() as show:
+        for member, content in tar_members(path, count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20), size):
+            where, name = f"{path}: {member}", Path(member).stem
+            if member.endswith(".json"):
+                try:
+                    examples = json.loads(content)
+                except (ValueError, RecursionError) as error:
+                    raise FileFormatError(f"{where}: not JSON ({error})") from error
+                if not isinstance(examples, dict) or not all(isinstance(note, dict) for note in examples.values()):
+                    raise FileFormatError(f"{where}: not an object with an object for each note")
+            elif name in notes:
+                raise FileFormatError(f"{where}: in the archive twice")
+            else:
+                second, rate = first_second(content, where)
+                notes[name] = log_mel(second[None])[0], rate
+            show(len(notes), count, f"spectrograms of {path.name}")
     if examples is None:
         raise FileFormatError(f"{path}: holds no nsynth-{part}/examples.json, or ends before it")
     if not len(notes) == len(examples) == count or notes.keys() != examples.keys():
@@ -143,16 +146,6 @@ def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Sa
     labels = [_label(examples[name], f"{path}: {name}", notes[name][1], families) for name in names]
     y, groups = np.ascontiguousarray(np.array(labels, dtype=np.int64).T)
     return Samples(np.stack([notes[name][0] for name in names]), y, families, groups)
-
-
-def _parse(content: bytes, where: str) -> dict[str, Any]:
-    try:
-        examples = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{where}: not JSON ({error})") from error
-    if not isinstance(examples, dict) or not all(isinstance(example, dict) for example in examples.values()):
-        raise FileFormatError(f"{where}: not an object with an object for each note")
-    return examples
 
 
 def _label(example: dict[str, Any], where: str, rate: int, families: tuple[str, ...]) -> tuple[int, int]:
@@ -178,15 +171,6 @@ def _recall(kept: Path, count: int, families: tuple[str, ...]) -> Samples | None
     right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
     right = right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families))))
     return Samples(x, y, families, groups) if right else None
-
-
-def _keep(kept: Path, samples: Samples) -> None:
-    """Write features to the cache, whole or not at all; without a cache all works, only slower."""
-    content = io.BytesIO()
-    np.savez(content, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, content.getvalue())
 
 
 def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:

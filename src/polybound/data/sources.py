@@ -189,7 +189,14 @@ class FileSource(Source):
         files, used = self.parts[split], self._used(split, directories)
         paths = directories.need(self.name, self.folders, used)
         if self.archive in used:
-            return self.parse(split, self._from_archive(paths[0], files))
+            path, members = paths[0], {f"{self.inside}/{file.stored}": file for file in files}
+            if not all(file.sha256 for file in files):  # otherwise it is enough to check the files themselves
+                checksum(path, self.files()[0])
+            # What else is in the archive, such as a page to read, is not large.
+            limit = sum(file.size for file in sum(self.parts.values(), ())) + (1 << 20)
+            return self.parse(
+                split, read_zip(path, members) if path.suffix == ".zip" else read_tar(path, members, limit)
+            )
         contents = {str(path): read_content(path, file) for path, file in zip(paths, files, strict=True)}
         unknown = any(not file.sha256 for file in files)
         return replace(self.parse(split, contents), note=_UNKNOWN if unknown else "")
@@ -221,15 +228,6 @@ class FileSource(Source):
             return files
         zipped, *plain = (directories.find(self.folders, file) is not None for file in (self.archive, *files))
         return files if any(plain) and not zipped else (self.archive,)
-
-    def _from_archive(self, path: Path, files: tuple[DataFile, ...]) -> dict[str, bytes]:
-        if not all(file.sha256 for file in files):  # otherwise it is enough to check the files themselves
-            checksum(path, self.files()[0])
-        members = {f"{self.inside}/{file.stored}": file for file in files}
-        if path.suffix == ".zip":
-            return read_zip(path, members)
-        # What else is in the archive, such as a page to read, is not large.
-        return read_tar(path, members, sum(file.size for file in sum(self.parts.values(), ())) + (1 << 20))
 
 
 def _problem(path: Path, check: Callable[[], object]) -> str:
