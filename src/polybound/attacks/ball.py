@@ -7,7 +7,7 @@ point type, from numbers that are inside of it in exact arithmetic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Literal, Self
 
@@ -33,10 +33,8 @@ __all__ = [
 ]
 
 
-# What an attack clips its images to and which gradients it follows: the honest choice, and the paper's.
-
-
 Protocol = Literal["sound", "published"]
+"""What an attack clips its images to and which gradients it follows: the honest choice, and the paper's."""
 
 PROTOCOLS: tuple[Protocol, ...] = ("sound", "published")
 
@@ -54,11 +52,9 @@ def protocols(choice: str) -> tuple[Protocol, ...]:
     >>> protocols("both")
     ('sound', 'published')
     """
-    if choice == "both":
-        return PROTOCOLS
-    if choice not in PROTOCOLS:
+    if choice != "both" and choice not in PROTOCOLS:
         raise PolyboundError(f"protocol must be sound, published or both, got {choice!r}")
-    return (choice,)
+    return PROTOCOLS if choice == "both" else (check_protocol(choice),)
 
 
 def check_protocol(name: str) -> Protocol:
@@ -107,13 +103,9 @@ class Ball(ABC):
 
     def pick(self, keep: Tensor) -> Self:
         """The ball of some of the images, by number."""
-        return self._changed(lambda part: part.index_select(1, keep))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The ball of other images, by a change of every tensor."""
-        changed = copy(self)
-        changed.x = change(self.x)
-        return changed
+        picked = copy(self)
+        picked.x = self.x.index_select(1, keep)
+        return picked
 
     def _finite(self, z: Tensor) -> Tensor:
         """The points, those coordinates that are not finite replaced by the image's."""
@@ -155,10 +147,10 @@ class InfBall(Ball):
         # clip(clip(z, a, b), c, d) = clip(z, clip(a, c, d), clip(b, c, d)), as clipping is monotone.
         self.lower, self.upper = (x - radius).clamp_(*self.clip), (x + radius).clamp_(*self.clip)
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = super()._changed(change)
-        changed.lower, changed.upper = change(self.lower), change(self.upper)
-        return changed
+    def pick(self, keep: Tensor) -> Self:
+        picked = super().pick(keep)
+        picked.lower, picked.upper = self.lower.index_select(1, keep), self.upper.index_select(1, keep)
+        return picked
 
     def project_(self, z: Tensor) -> Tensor:
         _in_groups(z, len(self.x)).clamp_(self.lower.unsqueeze(1), self.upper.unsqueeze(1))

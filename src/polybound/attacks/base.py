@@ -144,7 +144,9 @@ class Attack(Named, ABC):
         with Classifier(model, shape) as classifier:
             images, labels = images.to(classifier.device), y.detach().long().to(classifier.device)
             runs = classifier.runs
-            _check_classes(classifier, images, labels)
+            classes = classifier.logits(images[:, :1]).shape[1] if len(y) else 0
+            if wrong := [label for label in y.tolist() if not 0 <= label < classes]:
+                raise PolyboundError(f"label {wrong[0]} is out of range for a model with {classes} classes")
             rows = _CACHE // (runs * images.shape[-1] * images.element_size())
             if classifier.form is not None and classifier.form.batch is not None:
                 rows = min(rows, classifier.form.batch)
@@ -251,16 +253,6 @@ def _checked(x: Tensor, domain: tuple[float, float]) -> Tensor:
     if domain[0] <= least and most <= domain[1]:
         return x.detach()
     return x.detach().clamp(round_up(domain[0], x), round_down(domain[1], x))
-
-
-def _check_classes(model: Classifier, x: Tensor, y: Tensor) -> None:
-    if not len(y):
-        return
-    classes = model.logits(x[:, :1]).shape[1]
-    least, most = (int(value) for value in torch.aminmax(y))
-    if least < 0 or most >= classes:
-        bad = least if least < 0 else most
-        raise PolyboundError(f"label {bad} is out of range for a model with {classes} classes")
 
 
 # Adversarial examples for one step of training.

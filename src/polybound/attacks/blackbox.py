@@ -100,7 +100,9 @@ class Square(Attack):
     def _proposal(self, query: int, image: tuple[int, int, int], draw: Tensor) -> tuple[Tensor, Tensor]:
         """Which pixels to move, and which of them up, (1 or E, n, d), by uniform numbers (1 or E, n, 2 + channels)."""
         _, height, width = image
-        share = self.share * _schedule(query, self.queries)
+        # The share of changed pixels shrinks: the published schedule for 10,000 queries, scaled.
+        at = query * 10000 / self.queries
+        share = self.share * 0.5 ** sum(at > limit for limit in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000))
         tall = min(height, max(1, round((share * height * width) ** 0.5)))
         wide = min(width, max(1, round(share * width))) if height == 1 else min(width, tall)
         first = draw.unsqueeze(-1).unsqueeze(-1)
@@ -114,12 +116,6 @@ class Square(Attack):
 def _flat(mask: Tensor, image: tuple[int, int, int]) -> Tensor:
     """A mask (E, n, ...) that broadcasts with images, as one of flat inputs, (E, n, d)."""
     return mask.expand(*mask.shape[:2], *image).flatten(2)
-
-
-def _schedule(query: int, queries: int) -> float:
-    """How the share of changed pixels shrinks: the published schedule for 10,000 queries, scaled."""
-    at = query * 10000 / queries
-    return 0.5 ** sum(at > limit for limit in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000))
 
 
 def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from polybound.attacks.ball import Ball
 from polybound.attacks.base import Attack, first_success, pgd_steps
 from polybound.attacks.classifier import Classifier, is_correct
-from polybound.attacks.losses import DLR, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
+from polybound.attacks.losses import DLR, Loss, TargetedDLR, cross_entropy, divergence
 from polybound.attacks.random import RandomNumbers
 from polybound.errors import check_choice, check_flag, check_int, check_number
 from polybound.registry import setting_text
@@ -46,9 +46,6 @@ class FGSM(Attack):
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         del random  # nothing here is random
         return pgd_steps(model, ball, ball.x, cross_entropy(labels, ball.protocol), 1, self.eps)
-
-
-# PGD: many steps, possibly from random starts.
 
 
 @dataclass(frozen=True)
@@ -102,27 +99,21 @@ class PGD(Attack):
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         loss = cross_entropy(labels, ball.protocol)
-        z = self._from(model, ball, self._start(ball, random), loss)
+
+        def attempt(keep: Tensor | None = None) -> Tensor:
+            """From a new start, for the images `keep`, all by default."""
+            start, among, rising = ball.x, ball, loss
+            if self.random_start:
+                start = ball.inside(random.normal() if self.norm == "2" else ball.x, random.uniform())
+            if keep is not None:
+                start, among, rising = start[:, keep], ball.pick(keep), loss.pick(keep)
+            size = float(self.step_size or 0.0)
+            return pgd_steps(model, among, start, rising, self.steps, size, early_stop=self.early_stop)
+
+        z = attempt()
         if self.restarts == 1 or not self.random_start:
             return z
-
-        def again(keep: Tensor) -> Tensor:
-            start = self._start(ball, random)[:, keep]
-            return self._from(model, ball.pick(keep), start, loss.pick(keep))
-
-        return first_success(model, labels, z, (again for _ in range(1, self.restarts)))
-
-    def _start(self, ball: Ball, random: RandomNumbers) -> Tensor:
-        if not self.random_start:
-            return ball.x
-        return ball.inside(random.normal() if self.norm == "2" else ball.x, random.uniform())
-
-    def _from(self, model: Classifier, ball: Ball, start: Tensor, loss: CrossEntropy) -> Tensor:
-        size = float(self.step_size or 0.0)
-        return pgd_steps(model, ball, start, loss, self.steps, size, early_stop=self.early_stop)
-
-
-# TPGD: away from the clean prediction, without labels.
+        return first_success(model, labels, z, (attempt for _ in range(1, self.restarts)))
 
 
 @dataclass(frozen=True)
@@ -160,9 +151,6 @@ class TPGD(Attack):
         return pgd_steps(model, ball, start, loss, self.steps, self.step_size)
 
 
-# APGD and its targeted kind: step sizes that adapt themselves.
-
-
 @dataclass(frozen=True)
 class APGD(Attack):
     """Auto-PGD (Croce and Hein, 2020): momentum, and steps from 2 eps on that halve where the loss does not improve.
@@ -198,21 +186,20 @@ class APGD(Attack):
         return []
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
-        losses: list[Loss] = [cross_entropy(labels, ball.protocol) if self.loss == "ce" else DLR(labels)]
-        return self._search(model, ball, labels, random, losses)
-
-    def _search(
-        self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers, losses: list[Loss]
-    ) -> Tensor:
         """Each loss from each start, until an image falls."""
 
         def attempts() -> Iterator[partial[Tensor]]:
-            for loss in losses:
+            for loss in self.losses(model, ball, labels):
                 for _ in range(self.restarts):
                     start = ball.far(random.normal() if self.norm == "2" else ball.x, random.uniform())
                     yield partial(self._once, model, ball, start, loss)
 
         return first_success(model, labels, ball.x, attempts())
+
+    def losses(self, model: Classifier, ball: Ball, labels: Tensor) -> list[Loss]:
+        """The losses to ascend, one after the other; overridden by the targeted kind."""
+        del model
+        return [cross_entropy(labels, ball.protocol) if self.loss == "ce" else DLR(labels)]
 
     def _once(self, model: Classifier, ball: Ball, start: Tensor, loss: Loss, keep: Tensor) -> Tensor:
         """From one start, for the images `keep`: the first misclassified point, or the one of greatest loss."""
@@ -296,9 +283,8 @@ class APGDT(APGD):
             return [f"{self.name}: the targeted DLR loss needs 4 classes; with {classes} it is the plain margin"]
         return []
 
-    def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
+    def losses(self, model: Classifier, ball: Ball, labels: Tensor) -> list[Loss]:
         # The DLR is a ratio of logits, which does not vanish: its gradient is the same under both protocols.
         order = model.logits(ball.x).argsort(1, descending=True)
         # The clean prediction is the first; an image for which that is not its label is not attacked at all.
-        losses: list[Loss] = [TargetedDLR(labels, order[:, k]) for k in range(1, min(self.targets + 1, order.shape[1]))]
-        return self._search(model, ball, labels, random, losses)
+        return [TargetedDLR(labels, order[:, k]) for k in range(1, min(self.targets + 1, order.shape[1]))]
