@@ -135,6 +135,10 @@ class Components(Registry[type[C]]):
         self.add(getattr(component, "name", None), component)
         return component
 
+    def having(self, option: str) -> list[str]:
+        """The names of the components that have an option."""
+        return [name for name, component in self.entries.items() if option in component.options()]
+
     def build(self, given: str | Mapping[str, Any]) -> C:
         """A component from its name, or from a mapping with its name and some of its options."""
         options = dict(given) if isinstance(given, Mapping) else {"name": given}

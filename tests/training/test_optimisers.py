@@ -10,7 +10,7 @@ import polybound as pb
 from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
 from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer, register_optimiser, training_set
-from polybound.training.engine import AutogradEngine, ClosedEngine, NetworkEngine, RowsEngine, StepRandom, engine_for
+from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
 from polybound.training.optim import SGD, AdamW, Descent, Momentum
@@ -136,7 +136,7 @@ def test_engines_of_one_training_share_the_memory():
     model = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
     recipe = pb.Recipe.from_options(method="certified", optimiser="momentum", start=1, epochs=2, batch_size=16)
     trainer = Trainer(model, data, recipe, [0])
-    assert type(trainer.engine) is NetworkEngine and type(trainer.plain) is ClosedEngine
+    assert type(trainer.engine) is AutogradEngine and type(trainer.plain) is ClosedEngine
     trainer.run(1)
     before = {name: tensor.clone() for name, tensor in trainer.descent.tensors().items()}
     assert before["steps"] == 4 and set(before) == {"steps", "velocity V", "velocity C"}

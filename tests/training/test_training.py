@@ -261,7 +261,7 @@ def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol
     pb.fit(model, data, epochs=20, learning_rate=0.05)
     x, y = data.x.flatten(1).expand(2, -1, -1), data.y.expand(2, -1)
     adversary, random = Adversary(name, protocol), StepRandom(4, [0, 1], epoch=0, step=0)
-    options = {"domain": data.domain, "protocol": adversary.protocol, "generators": random}
+    options = {"domain": data.domain, "protocol": adversary.protocol, "generators": random.generators}
     adversarial = adversarial_batch(adversary.attack, Classifier(model, data.shape), x, y, **options)
     assert adversarial.shape == (4, 64, 64)
     if protocol == "sound":

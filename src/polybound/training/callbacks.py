@@ -17,7 +17,7 @@ from polybound.training.losses import Loss
 from polybound.training.samples import TrainingSet
 from polybound.training.trainer import Callback, Trainer
 
-__all__ = ["EarlyStopping", "History", "HistoryKeeper", "epoch_facts", "measure"]
+__all__ = ["History", "HistoryKeeper", "epoch_facts", "measure"]
 
 
 @dataclass
@@ -48,8 +48,8 @@ class History:
     def __repr__(self) -> str:
         if not self.lines:
             return "History(no epochs)"
-        last = self.lines[-1]
-        shown = ", ".join(f"{name} {_short(last[name])}" for name in _SHOWN if name in last)
+        last, names = self.lines[-1], ("loss", "validation loss", "validation accuracy")
+        shown = ", ".join(f"{name} {_short(last[name])}" for name in names if name in last)
         chosen = "" if self.best is None else f"; best epoch {_short(self.best)}"
         return f"History({len(self.lines)} epochs{chosen}; last: {shown})"
 
@@ -88,9 +88,6 @@ class History:
         return axes
 
 
-_SHOWN = ("loss", "validation loss", "validation accuracy")
-
-
 def _short(value: Any) -> str:
     """A number, or the first and last of several."""
     if isinstance(value, list):
@@ -98,20 +95,19 @@ def _short(value: Any) -> str:
     return f"{value:.4g}"
 
 
-# Callbacks of `fit`: what keeps the history, measures on a validation split, and ends a training early.
-
-
-_BATCH = 4096
-
-
 class HistoryKeeper(Callback):
-    """Keeps the history, and ends a training that went wrong.
+    """Keeps the history, ends a training that went wrong, and stops when no run has become better for some epochs.
+
+    Better is a higher accuracy on the validation split, or as high a one with a smaller loss; without labels, a smaller
+    loss. Then the best weights of each run are restored. A run that has not become better for `patience` epochs is
+    done, whatever comes while others of its stack go on. Epochs before the method and the adversary are in force do not
+    count: what they do is what was asked for.
 
     Args:
         validation: samples to measure on after every epoch.
         norms: whether to keep the norms that a projection bounds, once an epoch.
         on_epoch: called after each epoch with its number, from 0, and the losses.
-        patience: stop early after so many epochs without anything better, and restore the best weights.
+        patience: stop early after this number of epochs without anything better; None for no early stopping.
     """
 
     def __init__(
@@ -122,14 +118,16 @@ class HistoryKeeper(Callback):
         patience: int | None = None,
     ) -> None:
         self.history, self.validation, self.norms, self.on_epoch = History(), validation, norms, on_epoch
-        self.early = None if patience is None else EarlyStopping(patience)
+        self.patience = patience
+        self._best: tuple[Tensor, Tensor, Tensor] | None = None  # of each run: epoch from 1, accuracy, loss
+        self._weights: list[Tensor] = []
 
     def after_epoch(self, trainer: Trainer, losses: Tensor) -> None:
         # One look an epoch, so that nothing in the loop waits for the device; a NaN stays one.
         if not torch.isfinite(losses).all():
             bad = int((~torch.isfinite(losses)).nonzero()[0])
             raise NonFiniteError(trainer.diagnosis(bad, losses))
-        found = epoch_facts(trainer, losses, self.validation, norms=self.norms, early=self.early)
+        found = epoch_facts(trainer, losses, self.validation, norms=self.norms, on_measured=self._look)
         alone = trainer.model.runs is None
         shown = {name: (values[0] if alone else values).tolist() for name, values in found.items()}
         rate = trainer.recipe.rate(trainer.epoch - 1)
@@ -137,11 +135,38 @@ class HistoryKeeper(Callback):
         if self.on_epoch is not None:
             self.on_epoch(trainer.epoch - 1, losses[0] if alone else losses)
 
+    def _look(self, trainer: Trainer, measured: dict[str, Tensor]) -> None:
+        """Remember the best epoch of each run and its weights; stop if all runs are past theirs for long enough."""
+        recipe = trainer.recipe
+        in_force = max(recipe.phases()[-1], recipe.method.complete_from(recipe.epochs))
+        if self.patience is None or trainer.epoch <= in_force:
+            return
+        loss, parameters = measured["loss"], [parameter.detach() for parameter in trainer.model.parameters()]
+        accuracy = measured.get("accuracy", torch.zeros_like(loss))
+        if self._best is None:
+            self._best = torch.full(loss.shape, trainer.epoch), accuracy, loss
+            self._weights = [parameter.clone() for parameter in parameters]
+            return
+        epochs, best_accuracy, best_loss = self._best
+        better = (accuracy > best_accuracy) | ((accuracy == best_accuracy) & (loss < best_loss))
+        better &= trainer.epoch - epochs <= self.patience
+        epochs = torch.where(better, trainer.epoch, epochs)
+        self._best = epochs, torch.where(better, accuracy, best_accuracy), torch.where(better, loss, best_loss)
+        for kept, parameter in zip(self._weights, parameters, strict=True):
+            stacked = trainer.model.runs is not None
+            for run in better.nonzero().flatten().tolist():
+                (kept[run] if stacked else kept).copy_(parameter[run] if stacked else parameter)
+        if bool((trainer.epoch - epochs >= self.patience).all()):
+            trainer.stop()
+
+    @torch.no_grad()
     def after_training(self, trainer: Trainer) -> None:
         for run, reason in trainer.failures.items():
             raise NonFiniteError(f"the weights of run {run} are no longer finite: {reason}")
-        if self.early is not None and self.early.restore(trainer.model):
-            best = self.early.epochs.tolist()
+        if self._best is not None:
+            for parameter, kept in zip(trainer.model.parameters(), self._weights, strict=True):
+                parameter.copy_(kept)
+            best = self._best[0].tolist()
             self.history.best = best[0] if trainer.model.runs is None else best
 
 
@@ -151,7 +176,7 @@ def epoch_facts(
     validation: TrainingSet | None,
     *,
     norms: bool = False,
-    early: EarlyStopping | None = None,
+    on_measured: Callable[[Trainer, dict[str, Tensor]], None] | None = None,
 ) -> dict[str, Tensor]:
     """What every history says of the epoch that is over, one value for each run; of the weights that would be kept."""
     found = {"loss": losses}
@@ -159,8 +184,8 @@ def epoch_facts(
         if validation is not None:
             measured = measure(trainer.model, validation, trainer.recipe.loss)
             found |= {f"validation {name}": values for name, values in measured.items()}
-            if early is not None:
-                early.look(trainer, measured)
+            if on_measured is not None:
+                on_measured(trainer, measured)
         if norms:
             bounded = Projection(trainer.model, inf).norms()
             found |= {f"norm {name}": norm.reshape(-1) for name, norm in bounded.items()}
@@ -173,7 +198,7 @@ def measure(model: PolynomialNetwork, data: TrainingSet, loss: Loss) -> dict[str
     was_training = model.training
     model.eval()
     sums = torch.zeros(2, model.runs or 1, dtype=torch.float64)
-    for x, y in zip(torch.split(data.x, _BATCH), torch.split(data.y, _BATCH), strict=True):
+    for x, y in zip(torch.split(data.x, 4096), torch.split(data.y, 4096), strict=True):
         outputs = model(x)
         targets = y.expand(*model.lead, *y.shape)
         sums[0] += loss.losses(outputs, targets).sum(-1).double().cpu().reshape(-1)
@@ -182,52 +207,3 @@ def measure(model: PolynomialNetwork, data: TrainingSet, loss: Loss) -> dict[str
     model.train(was_training)
     means = sums / len(data)
     return {"loss": means[0], "accuracy": means[1]} if loss.classifies else {"loss": means[0]}
-
-
-class EarlyStopping:
-    """Keeps the best weights of each run, and stops when none of the runs has become better for some epochs.
-
-    A run that has not become better for so long is done, whatever comes while others of its stack go on. Better is a
-    higher accuracy, or as high a one with a smaller loss; without labels, a smaller loss. Epochs before the method and
-    the adversary are in force do not count: what they do is what was asked for.
-
-    Attributes:
-        epochs: the best epoch of each run, from 1; 0 if none counted yet.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self.epochs = torch.zeros(0, dtype=torch.long)
-        self._values: tuple[Tensor, Tensor] | None = None
-        self._weights: list[Tensor] = []
-
-    def look(self, trainer: Trainer, measured: dict[str, Tensor]) -> None:
-        """See what was measured after an epoch."""
-        recipe = trainer.recipe
-        if trainer.epoch <= max(recipe.phases()[-1], recipe.method.complete_from(recipe.epochs)):
-            return
-        loss = measured["loss"]
-        accuracy = measured.get("accuracy", torch.zeros_like(loss))
-        parameters = [parameter.detach() for parameter in trainer.model.parameters()]
-        if self._values is None:
-            self.epochs = torch.full(loss.shape, trainer.epoch)
-            self._values, self._weights = (accuracy, loss), [parameter.clone() for parameter in parameters]
-            return
-        best_accuracy, best_loss = self._values
-        better = (accuracy > best_accuracy) | ((accuracy == best_accuracy) & (loss < best_loss))
-        better &= trainer.epoch - self.epochs <= self.patience
-        self._values = torch.where(better, accuracy, best_accuracy), torch.where(better, loss, best_loss)
-        self.epochs = torch.where(better, trainer.epoch, self.epochs)
-        for kept, parameter in zip(self._weights, parameters, strict=True):
-            stacked = trainer.model.runs is not None
-            for run in better.nonzero().flatten().tolist():
-                (kept[run] if stacked else kept).copy_(parameter[run] if stacked else parameter)
-        if bool((trainer.epoch - self.epochs >= self.patience).all()):
-            trainer.stop()
-
-    @torch.no_grad()
-    def restore(self, model: PolynomialNetwork) -> bool:
-        """Give the model its best weights; whether there are any."""
-        for parameter, kept in zip(model.parameters(), self._weights, strict=False):
-            parameter.copy_(kept)
-        return bool(self._weights)

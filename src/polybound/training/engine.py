@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import overload
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -16,45 +16,31 @@ from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain, StepContext, drop_subnormal
 from polybound.training.optim import SGD, Descent
 
-__all__ = ["AutogradEngine", "ClosedEngine", "Engine", "NetworkEngine", "RowsEngine", "StepRandom", "engine_for"]
+__all__ = ["AutogradEngine", "ClosedEngine", "Engine", "RowsEngine", "StepRandom", "engine_for"]
 
 
-# Random numbers of a training step: from the seed, the epoch and the step alone.
-
-
-class StepRandom(Sequence[torch.Generator]):
-    """A generator for each group of runs that share their batches, made when it is first needed.
+class StepRandom:
+    """Random numbers of a training step: they follow from the seed, the epoch and the step alone.
 
     Args:
         runs: how many runs there are, a multiple of the number of seeds.
-        seeds: one for each group.
+        seeds: one for each group of runs that share their batches.
         epoch: from 0.
         step: from 0.
     """
 
     def __init__(self, runs: int, seeds: Sequence[int], epoch: int, step: int) -> None:
-        self.runs = runs
-        self._parts = [(seed, epoch, step + 1) for seed in seeds]
-        self._made: dict[int, torch.Generator] = {}
+        self.runs, self._key = runs, (seeds, epoch, step)
 
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> torch.Generator: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[torch.Generator]: ...
-    def __getitem__(self, index: int | slice) -> torch.Generator | list[torch.Generator]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        if place not in self._made:
-            self._made[place] = seeded(*self._parts[place])
-        return self._made[place]
+    @cached_property
+    def generators(self) -> list[torch.Generator]:
+        """One for each group, made when the first number is drawn."""
+        seeds, epoch, step = self._key
+        return [seeded(seed, epoch, step + 1) for seed in seeds]
 
     def draw(self, sample: Callable[..., Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
         """Random numbers (E, *shape) by `torch.rand` or `torch.randn`; runs of a group share theirs."""
-        return drawn(sample, self, self.runs, shape, like)
+        return drawn(sample, self.generators, self.runs, shape, like)
 
     def unit_vectors(self, like: Tensor) -> Tensor:
         """Random directions of the last dimension: (E, *like.shape[-2:])."""
@@ -66,23 +52,19 @@ def engine_for(
 ) -> Engine:
     """The fastest engine that can train `model` by a method; by plain cross-entropy and SGD without one."""
     method = Plain() if method is None else method
+    kind: type[Engine] = AutogradEngine
     if not method.own_loss and has_closed_form(model):
-        return ClosedEngine(model, method, loss, descent)
-    if method.bounds_network:
-        return NetworkEngine(model, method, loss, descent)
-    if _has_closed_loss(type(method)) and has_closed_form(model) and isinstance(model, CCP | ConvCCP):
-        return RowsEngine(model, method, loss, descent)
-    return AutogradEngine(model, method, loss, descent)
-
-
-def _has_closed_loss(method: type[Method]) -> bool:
-    """Whether the closed form is that of the method's loss, and not that of a loss which the method replaced."""
-    first = next(kind for kind in method.__mro__ if "closed_loss" in vars(kind) or "loss" in vars(kind))
-    return first is not Method and "closed_loss" in vars(first)
+        kind = ClosedEngine
+    elif isinstance(model, CCP | ConvCCP) and has_closed_form(model) and not method.bounds_network:
+        # The closed form must be that of the method's loss, and not that of a loss which the method replaced.
+        first = next(base for base in type(method).__mro__ if {"closed_loss", "loss"} & vars(base).keys())
+        if first is not Method and "closed_loss" in vars(first):
+            kind = RowsEngine
+    return kind(model, method, loss, descent)
 
 
 class Engine(ABC):
-    """Steps of E runs, for flat inputs (groups, batch, features); a group shares a batch, as in `ManualGradients`.
+    """Steps of E runs, for flat inputs (groups, batch, features); the runs of a group share their batch.
 
     All targets are (groups, batch), or (groups, batch, outputs) if they are numbers. Losses are means over the batch,
     one for each run.
@@ -116,9 +98,9 @@ class Engine(ABC):
             The losses before, (E,).
         """
 
-    def targets_of_runs(self, targets: Tensor) -> Tensor:
-        """Targets (groups, batch, ...) as (E, batch, ...)."""
-        return targets.repeat_interleave(self.runs // len(targets), 0)
+    def for_runs(self, values: Tensor) -> Tensor:
+        """Values (groups, batch, ...) as (E, batch, ...)."""
+        return values.repeat_interleave(self.runs // len(values), 0)
 
     def _descend(self, pairs: Sequence[tuple[Tensor, Tensor]], losses: Tensor, samples: int, rate: float) -> Tensor:
         """A step along the gradients of losses that are sums over the samples; returns the mean losses."""
@@ -144,20 +126,11 @@ class ClosedEngine(Engine):
     def _lift(self, x: Tensor) -> Tensor:
         return F.pad(x, (0, 1), value=1.0) if self.lifted else x
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits (E, classes, batch) of inputs (groups, batch, features)."""
-        return self.form.logits(self._lift(x))
-
-    def logit_grad(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits' gradient of the loss summed over the batch, (E, classes, batch), and the losses."""
-        logit_grad, losses = self.loss.logit_grad(self.logits(x), self.targets_of_runs(y))
-        return logit_grad, losses.sum((1, 2))
-
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
         del random  # nothing here is random
-        x, targets, samples = self._lift(x), self.targets_of_runs(y), y.shape[1]
-        weights = None if weights is None else self.targets_of_runs(weights).unsqueeze(1)
+        x, targets, samples = self._lift(x), self.for_runs(y), y.shape[1]
+        weights = None if weights is None else self.for_runs(weights).unsqueeze(1)
         sums = x.new_zeros(self.runs)
 
         def logit_grad(logits: Tensor, runs: slice, part: slice) -> Tensor:
@@ -191,6 +164,11 @@ class RowsEngine(ClosedEngine):
             return losses / samples  # type: ignore[no-any-return]
         return self._descend(self.form.gradients_by_rows(by_logits, by_rows, lifted), losses, samples, rate)
 
+    def logit_grad(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits' gradient of the loss summed over the batch, (E, classes, batch), and the losses."""
+        found, losses = self.loss.logit_grad(self.form.logits(self._lift(x)), self.for_runs(y))
+        return found, losses.sum((1, 2))
+
     def rows(self, v: Tensor) -> Tensor:
         """`v^T J` for directions v, (E, rows, classes, batch), at the inputs of the last logits."""
         rows = self.form.rows(v.contiguous())
@@ -200,56 +178,30 @@ class RowsEngine(ClosedEngine):
 
 
 class AutogradEngine(Engine):
-    """Any model and any method."""
-
-    def __init__(
-        self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
-    ) -> None:
-        super().__init__(model, method, loss, descent)
-        self.parameters = [p for p in model.parameters() if p.numel()]
-
-    def _inputs(self, x: Tensor) -> Tensor:
-        """Inputs as the model takes them: shared, or, where the method differentiates by them, a copy for each run."""
-        if self.model.runs is None:
-            return x[0]
-        if len(x) == 1 and not self.method.uses_inputs:
-            return x[0]
-        return x.repeat_interleave(self.runs // len(x), 0)
-
-    def _of_runs(self, values: Tensor) -> Tensor:
-        """Targets or weights as the model's outputs have them: with a dimension for the runs if it is a stack."""
-        return values[0] if self.model.runs is None else self.targets_of_runs(values)
-
-    def _losses(
-        self, outputs: Tensor, inputs: Tensor, y: Tensor, random: StepRandom, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """What is reported and what is descended, summed over the batch."""
-        if self.method.own_loss:
-            return self.method.loss(outputs, inputs, self._of_runs(y), random)
-        losses = self.loss.losses(outputs, self._of_runs(y))
-        losses = (losses if weights is None else losses * self._of_runs(weights)).sum(-1)
-        return losses, losses
+    """Any model and any method: losses of the outputs, or of the network itself, such as a bound on a ball."""
 
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
-        inputs = self._inputs(x).requires_grad_(self.method.uses_inputs)
-        outputs = self.model(inputs)
-        losses, objective = self._losses(outputs, inputs, y, random, weights)
-        outputs.register_hook(drop_subnormal)
-        gradients = torch.autograd.grad(objective.sum(), self.parameters)
+        method, single = self.method, self.model.runs is None
+        samples = y.shape[1]
+        y = y[0] if single else self.for_runs(y)
+        # Runs share their inputs, unless the method looks at them: then each run has a copy.
+        shared = len(x) == 1 and not method.uses_inputs and not method.bounds_network
+        inputs = x[0] if single or shared else self.for_runs(x)
+        if method.bounds_network:
+            losses, objective = method.network_loss(self.model.factors(), inputs, y, self.context)
+        else:
+            inputs = inputs.requires_grad_(method.uses_inputs)
+            outputs = self.model(inputs)
+            if method.own_loss:
+                losses, objective = method.loss(outputs, inputs, y, random)
+            else:
+                each = self.loss.losses(outputs, y)
+                if weights is not None:
+                    each = each * (weights[0] if single else self.for_runs(weights))
+                losses = objective = each.sum(-1)
+            outputs.register_hook(drop_subnormal)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.numel()]
+        gradients = torch.autograd.grad(objective.sum(), parameters)
         with torch.no_grad():
-            pairs = list(zip(self.parameters, gradients, strict=True))
-            return self._descend(pairs, losses.detach().reshape(self.runs), y.shape[1], rate)
-
-
-class NetworkEngine(AutogradEngine):
-    """Any model by a loss of the network itself, such as a bound over the neighbourhoods of the inputs."""
-
-    def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
-        del random, weights  # nothing here is random, and a method with a loss of its own has no weights
-        stacked = self.model.runs is not None
-        inputs = x.repeat_interleave(self.runs // len(x), 0) if stacked else x[0]
-        losses, objective = self.method.network_loss(self.model.factors(), inputs, self._of_runs(y), self.context)
-        gradients = torch.autograd.grad(objective.sum(), self.parameters)
-        with torch.no_grad():
-            pairs = list(zip(self.parameters, gradients, strict=True))
-            return self._descend(pairs, losses.detach().reshape(self.runs), y.shape[1], rate)
+            pairs = list(zip(parameters, gradients, strict=True))
+            return self._descend(pairs, losses.detach().reshape(self.runs), samples, rate)

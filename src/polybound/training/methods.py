@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,11 +42,8 @@ __all__ = [
 ]
 
 
-class AfterStep(Protocol):
-    """What a method does to the weights after a step."""
-
-    def __call__(self, step: int, last: bool) -> None:
-        """Act after step `step` of the training, counted from 0 across epochs; `last` is the very last."""
+AfterStep = Callable[[int, bool], None]
+"""What a method does to the weights after a step: its number, from 0 across epochs, and whether it is the very last."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Method(Component):
-    """A way to train against overfitting and attacks: what it does to the loss, after a step, and since when.
+    """A way to train against overfitting and attacks: what it does to the loss and after a step, and when it begins.
 
     A method of one's own is a frozen dataclass with a `name` and any of the functions below, and one line that
     registers it; from then on `fit`, `train --method` and experiments know it:
@@ -111,7 +108,7 @@ class Method(Component):
         return min(start_epoch(getattr(self, "start", 0), epochs), epochs)
 
     def complete_from(self, epochs: int) -> int:
-        """The first of so many epochs, from 0, in which all of it is in force; the last at the latest."""
+        """The first of all epochs, from 0, in which all of it is in force; the last at the latest."""
         return min(self.begins, epochs - 1)
 
     @property
@@ -206,9 +203,6 @@ def join_methods(methods: Sequence[Method]) -> Method:
     return leader.join(methods)
 
 
-# The paper's Algorithm 1: a projection onto norm balls after every few steps.
-
-
 BoundLike = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 
 
@@ -239,11 +233,8 @@ class Projected(Method):
         check_choice("on", self.on, ("weights", "operator", "product"))
         check_int("every", self.every)
         check_start("start", self.start)
-        for bound in _numbers(self.bound):
-            if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
-                raise PolyboundError(f"a bound must be a number of at least 0, got {bound!r}")
         # 1 and 1.0 are one bound, in whatever order bounds are named, and have one address.
-        object.__setattr__(self, "bound", _floats(self.bound))
+        object.__setattr__(self, "bound", _checked_bound(self.bound))
 
     @property
     def label(self) -> str:
@@ -268,7 +259,7 @@ class Projected(Method):
 
     def join(self, methods: Sequence[Method]) -> Projected:
         """All but the bounds must agree; a plain run is one whose bound is infinite."""
-        bounds = []
+        bounds: list[Any] = []
         for method in methods:
             if isinstance(method, Projected) and replace(method, bound=self.bound) == self:
                 bounds.append(method.bound)
@@ -276,7 +267,12 @@ class Projected(Method):
                 bounds.append(inf)
             else:
                 return super().join(methods)  # type: ignore[return-value]  # which raises
-        return replace(self, bound=_side_by_side(bounds))
+        named = next((bound for bound in bounds if isinstance(bound, Mapping)), None)
+        if named is None:
+            return replace(self, bound=bounds)
+        # Bounds by name are one list for each matrix; a number stands for all matrices of a run.
+        by_name = {name: [bound[name] if isinstance(bound, Mapping) else bound for bound in bounds] for name in named}
+        return replace(self, bound=by_name)
 
 
 def projection_kind(bound: object, norm: str, on: str) -> str:
@@ -307,27 +303,15 @@ class ProjectAfterStep:
         self.projection.apply_()
 
 
-def _numbers(bound: Any) -> list[Any]:
+def _checked_bound(bound: Any) -> Any:
+    """The bound in its one form: floats, tuples, and mappings in the order of their names."""
     if isinstance(bound, Mapping):
-        return [number for entry in bound.values() for number in _numbers(entry)]
-    return list(bound) if isinstance(bound, Sequence) and not isinstance(bound, str) else [bound]
-
-
-def _floats(bound: Any) -> Any:
-    if isinstance(bound, Mapping):
-        return {name: _floats(bound[name]) for name in sorted(bound)}
-    return tuple(map(_floats, bound)) if isinstance(bound, Sequence) else float(bound) + 0.0  # which makes 0 of -0
-
-
-def _side_by_side(bounds: list[Any]) -> BoundLike:
-    """Bounds of the runs as `Projection` takes them for a stack; a number stands for all matrices of a run."""
-    named = next((bound for bound in bounds if isinstance(bound, Mapping)), None)
-    if named is None:
-        return bounds
-    return {name: [bound[name] if isinstance(bound, Mapping) else bound for bound in bounds] for name in named}
-
-
-# Training for certificates: the loss is of the margins' lower bounds that the first rung of the ladder proves.
+        return {name: _checked_bound(bound[name]) for name in sorted(bound)}
+    if isinstance(bound, Sequence) and not isinstance(bound, str):
+        return tuple(map(_checked_bound, bound))
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
+        raise PolyboundError(f"a bound must be a number of at least 0, got {bound!r}")
+    return float(bound) + 0.0  # which makes 0 of -0
 
 
 @register_method
@@ -339,11 +323,10 @@ class Certified(Method):
 
         low_j = g_j - ||G_j||_1 - remainder R_j
 
-    is what the first rung of certificates bounds, by entries: see
-    `polybound.certificates.bounds.differentiable`. With
-    `remainder=1` it is proven, up to rounding. With less it is between that and the least margin to first order, and
-    trains networks that higher rungs prove robust. Of the other rivals `g_j` itself counts. The radius rises from 0
-    in proportion to the steps, over a share `ramp` of the method's epochs.
+    is the bound of the first stage of certificates, by entries: see `polybound.certificates.bounds.differentiable`.
+    With `remainder=1` it is proven, up to rounding. With less it is between that and the least margin to first order,
+    and trains networks that later stages prove robust. Of the other rivals `g_j` itself counts. The radius rises from
+    0 in proportion to the steps, over a share `ramp` of the method's epochs.
 
     Attributes:
         eps: radius of the l_inf balls.
@@ -407,7 +390,7 @@ class CertifiedProjected(Certified):
 
     Attributes:
         bound: of the l_inf norms of all matrices.
-        every: a projection follows every so many steps, and the last one.
+        every: a projection follows each step whose number is a multiple of this, and the last one.
     """
 
     name: ClassVar[str] = "certified-projection"
@@ -428,13 +411,12 @@ class CertifiedProjected(Certified):
         return ProjectAfterStep(Projection(model, self.bound), self.every)
 
 
-# The Jacobian penalty of Hoffman, Roberts and Yaida (Robust learning with Jacobian regularization, 2019).
-
-
 @register_method
 @dataclass(frozen=True)
 class JacobianPenalty(Method):
     """Cross-entropy plus `weight ||J(x)||_F^2 / 2`, J being the Jacobian of the logits by the input.
+
+    From Hoffman, Roberts and Yaida, Robust learning with Jacobian regularization, 2019.
 
     Attributes:
         weight: of the penalty. The paper does not say which it used.
@@ -493,9 +475,6 @@ def jacobian_penalty(logits: Tensor, inputs: Tensor, directions: Tensor | None =
         (rows,) = torch.autograd.grad((logits * direction).sum(), inputs, create_graph=True)
         total = total + rows.square().sum((-2, -1))
     return total * (scale / 2)
-
-
-# The l2 penalty of the weights.
 
 
 @register_method

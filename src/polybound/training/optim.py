@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, cos, pi
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+Tensors = Sequence[Tensor]
+
+
 @dataclass(frozen=True)
 class Optimiser(Component):
     """How a gradient becomes a step.
@@ -55,14 +58,7 @@ class Optimiser(Component):
         check_number("learning_rate", self.learning_rate)
         super().__post_init__()
 
-    def update_(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        memory: Sequence[Sequence[Tensor]],
-        rate: float,
-        step: int,
-    ) -> None:
+    def update_(self, weights: Tensors, gradients: Tensors, memory: list[Tensors], rate: float, step: int) -> None:
         """Make a step, in place; gradients may be overwritten.
 
         Args:
@@ -112,30 +108,16 @@ class Momentum(Optimiser):
         check_number("weight_decay", self.weight_decay)
         super().__post_init__()
 
-    def update_(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        memory: Sequence[Sequence[Tensor]],
-        rate: float,
-        step: int,
-    ) -> None:
+    def update_(self, weights: Tensors, gradients: Tensors, memory: list[Tensors], rate: float, step: int) -> None:
         del step
         if self.weight_decay:
             for weight in weights:
                 weight.mul_(1 - rate * self.weight_decay)
-        sgd(
-            list(weights),
-            list(gradients),
-            list(memory[0]),
-            fused=_fused(weights),
-            momentum=self.momentum,
-            lr=rate,
-            weight_decay=0.0,  # PyTorch's would be part of the gradient
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+        # PyTorch's own weight decay would be part of the gradient.
+        plain: dict[str, Any] = {"weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
+        velocity: list[Tensor | None] = list(memory[0])
+        fused, momentum = _fused(weights), self.momentum
+        sgd(list(weights), list(gradients), velocity, fused=fused, momentum=momentum, lr=rate, **plain)
 
 
 @register_optimiser
@@ -165,39 +147,17 @@ class AdamW(Optimiser):
         check_number("weight_decay", self.weight_decay)
         super().__post_init__()
 
-    def update_(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        memory: Sequence[Sequence[Tensor]],
-        rate: float,
-        step: int,
-    ) -> None:
+    def update_(self, weights: Tensors, gradients: Tensors, memory: list[Tensors], rate: float, step: int) -> None:
         done = list(torch.full((len(weights),), step - 1.0, device=weights[0].device).unbind())
-        adamw(
-            list(weights),
-            list(gradients),
-            list(memory[0]),
-            list(memory[1]),
-            [],
-            done,
-            fused=_fused(weights),
-            amsgrad=False,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            lr=rate,
-            weight_decay=self.weight_decay,
-            eps=1e-8,
-            maximize=False,
-        )
+        mean, square = map(list, memory)
+        options: dict[str, Any] = {"beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
+        options |= {"fused": _fused(weights), "amsgrad": False, "maximize": False}
+        adamw(list(weights), list(gradients), mean, square, [], done, lr=rate, eps=1e-8, **options)
 
 
 def _fused(weights: Sequence[Tensor]) -> bool:
     """Whether all that is done to a weight can be one pass over memory: a fifth of a step's time instead of half."""
     return weights[0].device.type in ("cpu", "cuda")
-
-
-# The steps of an optimiser on a model's parameters, with all that it remembers between them.
 
 
 class Descent:
@@ -244,26 +204,21 @@ class Descent:
         memory = [
             [kept[name].view_as(weight) for name, weight in zip(names, weights, strict=True)] for kept in self._memory
         ]
-        # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of its
-        # own: its weights are the same to the bit alone and anywhere in a stack.
-        kept = [self._by_run(tensors) for tensors in memory]
-        self.optimiser.update_(self._by_run(weights), self._by_run(gradients), kept, rate, self.steps)
-
-    def _by_run(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Each tensor as one for each run."""
-        if self._runs == 1:
-            return tensors
-        return [part for tensor in tensors for part in tensor.view(self._runs, -1).unbind()]
+        if self._runs > 1:
+            # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of
+            # its own: its weights are the same to the bit alone and anywhere in a stack.
+            weights, gradients, *memory = (
+                [part for tensor in tensors for part in tensor.view(self._runs, -1).unbind()]
+                for tensors in (weights, gradients, *memory)
+            )
+        self.optimiser.update_(weights, gradients, list(memory), rate, self.steps)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is remembered, by name; empty for plain SGD."""
         if self.plain:
             return {}
-        found = {
-            f"{what} {name}": tensor
-            for what, kept in zip(self.optimiser.remembers, self._memory, strict=True)
-            for name, tensor in kept.items()
-        }
+        parts = zip(self.optimiser.remembers, self._memory, strict=True)
+        found = {f"{what} {name}": tensor for what, kept in parts for name, tensor in kept.items()}
         return found | {"steps": torch.tensor(self.steps)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

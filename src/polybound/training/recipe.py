@@ -19,9 +19,6 @@ from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Sche
 __all__ = ["Adversary", "Recipe"]
 
 
-# The adversary of Algorithm 2: an attack on the network as it is while it trains.
-
-
 @dataclass(frozen=True)
 class Adversary:
     """Training on adversarial examples, from some epoch on.
@@ -77,17 +74,13 @@ class Adversary:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its name in tables and figures."""
         when = f"{self.start:g} of the epochs on" if isinstance(self.start, float) else f"epoch {self.start + 1}"
         return f"{self.attack.name} ({self.protocol}) from {when}"
 
 
-_BATCH = 64
 _RATES = {"adamw": 3e-3, "momentum": 5e-3, "sgd": 0.05}
 """Learning rates of the default recipe, for inputs of up to 64 features."""
-_SMOOTHING = 0.1
-_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 3000, 20, 200
-"""The default recipe makes about 3,000 steps, within these numbers of epochs."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Recipe:
 
     @classmethod
     def for_data(cls, samples: int, features: int, options: Mapping[str, Any] | None = None, /, **more: Any) -> Recipe:
-        """The default recipe for so many samples and features, with some options as in `from_options`.
+        """The default recipe for a number of samples and features, with some options as in `from_options`.
 
         AdamW along a cosine, in batches of 64, with a label smoothing of 0.1 unless the method has a loss of its own:
 
@@ -181,14 +174,12 @@ class Recipe:
             if optimiser == "adamw":
                 plan.setdefault("weight_decay", min(1.0, max(0.1, 25 * features / samples)))
         if isinstance(plan["schedule"], str):
-            batch = plan.setdefault("batch_size", _BATCH)
-            check_int("batch_size", batch)
-            epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, ceil(_STEPS / ceil(samples / batch))))
-            plan.setdefault("epochs", epochs)
+            batch = check_int("batch_size", plan.setdefault("batch_size", 64))
+            plan.setdefault("epochs", min(200, max(20, ceil(3000 / ceil(samples / batch)))))
         method = plan.get("method", "none")
         method = method if isinstance(method, Method) else METHODS.build(method)
         if "loss" not in plan and not method.own_loss:
-            plan.setdefault("label_smoothing", _SMOOTHING)
+            plan.setdefault("label_smoothing", 0.1)
         return cls().replace(plan)
 
     @classmethod
@@ -213,10 +204,11 @@ class Recipe:
                 parts[kind] = registry.build({"name": given, **mine})  # at once: milestones depend on the epochs
             else:
                 parts[kind] = replace(part, **mine)
-        if unknown := [name for name in left if name not in taken]:
-            raise ArgumentError(
-                unknown[0], f"is no option of {parts['method'].name} training; {_owners(unknown[0], parts)}"
-            )
+        for name in (option for option in left if option not in taken):
+            owners = [f"{kind} {part}" for kind, registry in _REGISTRIES.items() for part in registry.having(name)]
+            known = dict.fromkeys(option for kind in _REGISTRIES for option in parts[kind].options())
+            hint = f"it belongs to {', '.join(owners)}" if owners else f"it has {', '.join(known)}"
+            raise ArgumentError(name, f"is no option of {parts['method'].name} training; {hint}")
         recipe = Recipe(**parts)
         recipe.check()
         return recipe
@@ -277,7 +269,7 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """What people call it: its method and its adversary."""
+        """Its name in tables and figures: its method and its adversary."""
         return self.method.label + ("" if self.adversary is None else f" + {self.adversary.label}")
 
 
@@ -298,19 +290,6 @@ def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _implied(registry: Components[Any], usual: str, options: Mapping[str, Any]) -> str:
     """The part of a kind that the names of some options ask for; the usual one if they do not say."""
-    asked = set(options) - set(registry.find(usual).options())
-    asked -= {name for method in METHODS.names() for name in METHODS.find(method).options()}
-    owners = {name: [part for part in registry.names() if name in registry.find(part).options()] for name in asked}
-    return next((parts[0] for parts in owners.values() if len(parts) == 1), usual)
-
-
-def _owners(option: str, parts: Mapping[str, Any]) -> str:
-    """Which parts have an option; if none has, which options there are."""
-    found = [
-        f"{kind} {name}"
-        for kind, registry in _REGISTRIES.items()
-        for name in registry.names()
-        if option in registry.find(name).options()
-    ]
-    known = dict.fromkeys(name for kind in _REGISTRIES for name in parts[kind].options())
-    return f"it belongs to {', '.join(found)}" if found else f"it has {', '.join(known)}"
+    asked = [name for name in options if name not in registry.find(usual).options() and not METHODS.having(name)]
+    owners = [registry.having(name) for name in asked]
+    return next((parts[0] for parts in owners if len(parts) == 1), usual)

@@ -86,12 +86,24 @@ def training_set(
         X, y = X.x, X.y if y is None else y
     if y is None:
         raise PolyboundError("arrays need targets: fit(model, X, y)")
-    x = _inputs(model, X, name)
-    limits = known if domain is None else _checked_domain(domain, x)
+    x = _tensor(X, "inputs")
+    if x.ndim and not len(x):
+        raise PolyboundError(f"{name} is empty")
+    if x.ndim < 2 or x[0].numel() != model.features:
+        raise PolyboundError(
+            f"the model takes inputs of shape {tuple(model.shape)}, {model.features} numbers each; "
+            f"X has the shape {tuple(x.shape)}"
+        )
+    x = x.flatten(1) if x.is_floating_point() else x.flatten(1).float()
+    _check_finite(x, "X")
+    if domain is not None:
+        known = low, high = check_domain(domain)
+        if float(x.min()) < low or float(x.max()) > high:
+            raise PolyboundError(f"inputs from {x.min():g} to {x.max():g} are not in the domain [{low:g}, {high:g}]")
     targets = _labels(model, y) if loss.classifies else _numbers(model, y)
     if len(x) != len(targets):
         raise PolyboundError(f"{len(x):,} inputs have {len(targets):,} {'labels' if loss.classifies else 'targets'}")
-    return TrainingSet(x, targets, tuple(model.shape), None, limits, name)
+    return TrainingSet(x, targets, tuple(model.shape), None, known, name)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -112,22 +124,6 @@ def _tensor(values: Any, what: str) -> Tensor:
         raise PolyboundError(f"{what} must be numbers, got {array.dtype}")
     wide = array.astype(np.int64 if array.dtype.kind in "biu" else np.float64 if array.itemsize > 4 else np.float32)
     return torch.from_numpy(np.ascontiguousarray(wide))
-
-
-def _inputs(model: PolynomialNetwork, X: Any, name: str) -> Tensor:
-    x = _tensor(X, "inputs")
-    if x.ndim and not len(x):
-        raise PolyboundError(f"{name} is empty")
-    if x.ndim < 2 or x[0].numel() != model.features:
-        raise PolyboundError(
-            f"the model takes inputs of shape {tuple(model.shape)}, {model.features} numbers each; "
-            f"X has the shape {tuple(x.shape)}"
-        )
-    x = x.flatten(1)
-    if not x.is_floating_point():
-        x = x.float()
-    _check_finite(x, "X")
-    return x
 
 
 def _check_finite(values: Tensor, what: str) -> None:
@@ -165,13 +161,6 @@ def _numbers(model: PolynomialNetwork, y: Any) -> Tensor:
         )
     _check_finite(targets, "y")
     return targets
-
-
-def _checked_domain(domain: Sequence[float], x: Tensor) -> tuple[float, float]:
-    low, high = check_domain(domain)
-    if float(x.min()) < low or float(x.max()) > high:
-        raise PolyboundError(f"inputs from {x.min():g} to {x.max():g} are not in the domain [{low:g}, {high:g}]")
-    return low, high
 
 
 def class_weights(given: Any, labels: Tensor, classes: int) -> Tensor:

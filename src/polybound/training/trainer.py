@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from polybound.seeds import seeded
 from polybound.training.engine import StepRandom, engine_for
 from polybound.training.methods import StepContext
 from polybound.training.optim import Descent
-from polybound.training.recipe import Recipe
+from polybound.training.recipe import Adversary, Recipe
 from polybound.training.samples import TrainingSet, training_set
 
 __all__ = ["Callback", "Trainer"]
@@ -58,6 +59,7 @@ class Trainer:
         epoch: epochs that are done. Set it, `step` and `sums`, and load `descent`, to go on where another trainer
             stopped.
         step: steps of the present epoch that are done.
+        steps: how many an epoch has.
         sums: the losses of those steps, summed, (E,).
         seconds: how long the last epoch took.
         failures: runs that are no longer finite, with the reason.
@@ -73,22 +75,21 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         recipe.check()
-        like = next(model.parameters())
-        samples = training_set(model, data, loss=recipe.loss).to(like)
-        if samples.weights is not None and recipe.method.own_loss:
-            raise PolyboundError(f"method {recipe.method.name} has a loss of its own: samples have no weights in it")
+        like, method = next(model.parameters()), recipe.method
+        samples = self.samples = training_set(model, data, loss=recipe.loss).to(like)
+        if samples.weights is not None and method.own_loss:
+            raise PolyboundError(f"method {method.name} has a loss of its own: samples have no weights in it")
+        if recipe.adversary is not None and samples.domain is None:
+            raise PolyboundError("an adversary needs to know the domain of the inputs: give domain=(low, high)")
         self.model, self.recipe, self.callbacks = model, recipe, callbacks
-        self.x, self.y, self.weights, self.domain = samples.x, samples.y, samples.weights, samples.domain
         self.runs = model.runs or 1
         self.seeds = _groups(list(seeds), self.runs)
         self.descent = Descent(model, recipe.optimiser)
-        self.engine = engine_for(model, recipe.method, recipe.loss, self.descent)
-        self.plain = engine_for(model, None, recipe.loss, self.descent) if recipe.method.begins else self.engine
+        self.engine = engine_for(model, method, recipe.loss, self.descent)
+        self.plain = engine_for(model, None, recipe.loss, self.descent) if method.begins else self.engine
         self.classifier = None if recipe.adversary is None else Classifier(model, samples.shape)
-        if recipe.adversary is not None and self.domain is None:
-            raise PolyboundError("an adversary needs to know the domain of the inputs: give domain=(low, high)")
-        self.after_method = recipe.method.prepare(model)
-        self.steps = -(-len(self.x) // recipe.schedule.batch_size)
+        self.after_method = method.prepare(model)
+        self.steps = -(-len(samples) // recipe.schedule.batch_size)
         self.epoch = self.step = 0
         self.sums = torch.zeros(self.runs, dtype=like.dtype, device=like.device)
         self.seconds = 0.0
@@ -106,88 +107,60 @@ class Trainer:
         Where only `until` is reached, the training goes on later, and the weights stay as they are.
         """
         self.model.train()
-        last = self.recipe.epochs if until is None else until
-        while self.epoch < last and not self.stopping:
-            begun = time.monotonic()
-            self._epoch()
+        samples, recipe, method = self.samples, self.recipe, self.recipe.method
+        size, until = recipe.schedule.batch_size, recipe.epochs if until is None else until
+        while self.epoch < until and not self.stopping:
+            clock, rate = time.monotonic(), recipe.rate(self.epoch)
+            begun = self.epoch >= method.begins
+            engine = self.engine if begun else self.plain
+            orders = torch.stack(
+                [torch.randperm(len(samples), generator=seeded(seed, self.epoch)) for seed in self.seeds]
+            ).to(samples.x.device)
+            for step in range(self.step, self.steps):
+                batch = orders[:, step * size : (step + 1) * size]
+                x = samples.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
+                y = samples.y.index_select(0, batch.flatten()).view(*batch.shape, *samples.y.shape[1:])
+                weights = None if samples.weights is None else samples.weights[batch]
+                random = StepRandom(self.runs, self.seeds, self.epoch, step)
+                if recipe.adversary is not None and self.epoch >= recipe.adversary.start_epoch:
+                    x = self._attacked(recipe.adversary, x, y, random)  # each run's own
+                    y = y.repeat_interleave(len(x) // len(y), 0)
+                    weights = None if weights is None else weights.repeat_interleave(len(x) // len(weights), 0)
+                done = (self.epoch - method.begins + step / self.steps) / max(recipe.epochs - method.begins, 1)
+                engine.context = StepContext(max(done, 0.0), samples.domain)
+                self.sums += engine.step_(x, y, rate, random, weights)
+                self.step = step + 1
+                if self.after_method is not None and begun:
+                    t = self.epoch * self.steps + step  # as the paper's algorithms count
+                    last = t + 1 == recipe.epochs * self.steps
+                    try:
+                        self.after_method(t, last)
+                    except NonFiniteError:
+                        self._stop_nonfinite()
+                        self.after_method(t, last)
+                for callback in self.callbacks:
+                    callback.after_step(self)
+                if self.stopping:
+                    break  # type: ignore[unreachable]  # a callback asked for it
             if self.step < self.steps:
                 break
-            self.seconds = time.monotonic() - begun
-            losses = self.sums / self.steps
+            self.seconds, losses = time.monotonic() - clock, self.sums / self.steps
             self.epoch, self.step, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
             for callback in self.callbacks:
                 callback.after_epoch(self, losses)
-        if self.stopping or self.epoch == self.recipe.epochs:
-            if self.epoch < self.recipe.epochs and self.after_method is not None:  # else the last step has done so
+        if self.stopping or self.epoch == recipe.epochs:
+            if self.epoch < recipe.epochs and self.after_method is not None:  # else the last step has done so
                 self._stop_nonfinite()
-                self.recipe.method.settle(self.model)
+                method.settle(self.model)
             for callback in self.callbacks:
                 callback.after_training(self)
 
-    def _epoch(self) -> None:
-        """What is left of the present epoch."""
-        epoch, size = self.epoch, self.recipe.schedule.batch_size
-        orders = torch.stack([torch.randperm(len(self.x), generator=seeded(seed, epoch)) for seed in self.seeds])
-        orders = orders.to(self.x.device)
-        rate = self.recipe.rate(epoch)
-        for step in range(self.step, self.steps):
-            batch = orders[:, step * size : (step + 1) * size]
-            x = self.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
-            y = self.y.index_select(0, batch.flatten()).view(*batch.shape, *self.y.shape[1:])
-            weights = None if self.weights is None else self.weights[batch]
-            self.sums += self._descend(x, y, rate, StepRandom(self.runs, self.seeds, epoch, step), weights)
-            self.step = step + 1
-            self._constrain()
-            for callback in self.callbacks:
-                callback.after_step(self)
-            if self.stopping:
-                return
-
-    def _descend(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None) -> Tensor:
-        adversary, classifier, domain = self.recipe.adversary, self.classifier, self.domain
-        begun = adversary is not None and self.epoch >= adversary.start_epoch
-        if begun and adversary is not None and classifier is not None and domain is not None:
-            x = adversarial_batch(
-                adversary.attack,
-                classifier,
-                x,
-                y,
-                domain=domain,
-                protocol=adversary.protocol,
-                generators=random,
-            )
-            times = len(x) // len(y)
-            y = y.repeat_interleave(times, 0)
-            weights = None if weights is None else weights.repeat_interleave(times, 0)
-        engine = self.engine if self.epoch >= self.recipe.method.begins else self.plain
-        engine.context = self._context()
-        return engine.step_(x, y, rate, random, weights)
-
-    def _context(self) -> StepContext:
-        """Where in the epochs of the method the next step is."""
-        begins = self.recipe.method.begins
-        done = (self.epoch - begins + self.step / self.steps) / max(self.recipe.epochs - begins, 1)
-        return StepContext(max(done, 0.0), self.domain)
-
-    def _constrain(self) -> None:
-        """What the method does after a step."""
-        if self.after_method is None or self.epoch < self.recipe.method.begins:
-            return
-        last = self.epoch == self.recipe.epochs - 1 and self.step == self.steps
-        t = self.epoch * self.steps + self.step - 1  # as the paper's algorithms count
-        try:
-            self.after_method(t, last)
-        except NonFiniteError:
-            self._stop_nonfinite()
-            self.after_method(t, last)
-
-    def _stop_nonfinite(self) -> None:
-        """Stop runs that have overflowed: they cannot be projected, and must not keep the others from it."""
-        for e in range(self.runs):
-            parts = [p if self.model.runs is None else p[e] for p in self.model.parameters()]
-            if not all(torch.isfinite(part).all() for part in parts):
-                self.sums[e] = torch.nan
-                self.stop_run(e)
+    def _attacked(self, adversary: Adversary, x: Tensor, y: Tensor, random: StepRandom) -> Tensor:
+        classifier, domain = self.classifier, self.samples.domain
+        if classifier is None or domain is None:
+            raise AssertionError("there is an adversary, and no classifier or domain for it")
+        options: dict[str, Any] = {"protocol": adversary.protocol, "generators": random.generators}
+        return adversarial_batch(adversary.attack, classifier, x, y, domain=domain, **options)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -206,15 +179,24 @@ class Trainer:
                 for parameter, value in zip(self.model.parameters(), before, strict=True):
                     parameter.copy_(value)
 
+    def _stop_nonfinite(self) -> None:
+        """Stop runs that have overflowed: they cannot be projected, and must not keep the others from it."""
+        for e in range(self.runs):
+            parts = [p if self.model.runs is None else p[e] for p in self.model.parameters()]
+            if not all(torch.isfinite(part).all() for part in parts):
+                self.sums[e] = torch.nan
+                self.stop_run(e)
+
     @torch.no_grad()
     def stop_run(self, run: int) -> str:
         """Set the weights of a run that is no longer finite to zero; returns where it went wrong."""
         if run not in self.failures:
-            model = self.model if self.model.runs is None else self.model.run(run)
-            self.failures[run] = model.explain_nonfinite(self.x[:1024])
+            single = self.model.runs is None
+            model = self.model if single else self.model.run(run)
+            self.failures[run] = model.explain_nonfinite(self.samples.x[:1024])
             for parameter in self.model.parameters():
-                (parameter if self.model.runs is None else parameter[run]).zero_()
-            self.descent.forget(None if self.model.runs is None else run)
+                (parameter if single else parameter[run]).zero_()
+            self.descent.forget(None if single else run)
         return self.failures[run]
 
     def diagnosis(self, run: int, losses: Tensor) -> str:
