@@ -39,7 +39,7 @@ def diagnose(
     verify: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Facts:
-    """All facts, as JSON can hold them; whatever cannot be found out has its reason in its place.
+    """All facts, as JSON can hold them; a fact that cannot be found out is replaced by the reason.
 
     Args:
         data_dir: where data are looked for first.
@@ -76,7 +76,7 @@ def diagnose(
 
 
 def problems(facts: Facts) -> list[str]:
-    """What is broken among the facts, a line each; what is only absent is no problem."""
+    """The broken facts, a line each; an absent package or data set is no problem."""
     found = []
     for name, value in facts.items():
         if isinstance(value, dict):
@@ -87,11 +87,11 @@ def problems(facts: Facts) -> list[str]:
 
 
 BROKEN = "broken: "
-"""What the text of a fact begins with if something is wrong."""
+"""The prefix of a fact that reports something broken."""
 
 
 def _guarded(facts: Callable[[], Any]) -> Any:
-    """What a function finds out, or why it cannot."""
+    """The result of a function, or why it fails."""
     try:
         return facts()
     except Exception as error:  # whatever is broken

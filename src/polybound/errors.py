@@ -61,7 +61,7 @@ class NonFiniteError(PolyboundError, ArithmeticError):
 
 
 def reason(error: Exception) -> str:
-    """What an error says; the text of a `KeyError` alone would be the bare key.
+    """The message of an error; a `KeyError` alone would give the bare key.
 
     >>> reason(KeyError("seed")), reason(ValueError("no number"))
     ("'seed' is missing", 'no number')

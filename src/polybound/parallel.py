@@ -1,4 +1,4 @@
-"""Independent tasks on several processes of this machine. Ctrl-C reaches this process alone, and ends the others."""
+"""Independent tasks on several processes of this machine. Workers ignore SIGINT; the parent raises once."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 
 class Named:
-    """An object with settings: numbers, truth values or lower-case words, all of which its name tells.
+    """An object whose name tells all its settings: numbers, truth values or lower-case words.
 
     The name is the kind, then some settings as plain numbers, then `:setting=value` for the others that differ from
     their defaults.

@@ -1,13 +1,11 @@
 """CIFAR-10: unpacked or not, its binary version gives the same arrays; its python version is never read."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import tarfile
 
 import numpy as np
 import pytest
 
-from helpers.data import refused, root, sha, tarred, tiny_cifar, write
+from helpers.data import refused, sha, tarred, tiny_cifar, write
 from polybound.data import MissingDataError, load
 
 BIN = "cifar-10-batches-bin"
@@ -138,12 +136,8 @@ def test_truncated_and_foreign_archives_are_refused(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch, digests=False)
     whole = tarred({f"{BIN}/{name}": data for name, data in batches.items()})
     path = root / "cifar10" / "cifar-10-binary.tar.gz"
-    for changed in (
-        b"",
-        b"<html>",
-        *(whole[: len(whole) * part // 10] for part in range(1, 9)),
-        whole[:3] + b"\xff" * 99,
-    ):
+    cuts = [whole[: len(whole) * part // 10] for part in range(1, 9)]
+    for changed in (b"", b"<html>", *cuts, whole[:3] + b"\xff" * 99):
         write(path, changed)
         refused("cifar10", path, data_dir=root)
     path.unlink()

@@ -1,7 +1,5 @@
 """Digests: equal for equal content of a whole data set, whatever is loaded of it; never those of other content."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import copy
 import gzip
 import pickle
@@ -17,7 +15,6 @@ from helpers.data import (
     nsynth_members,
     put_mnist,
     random_bytes,
-    root,
     sha,
     splits_of,
     tarred,
@@ -27,7 +24,6 @@ from helpers.data import (
     tiny_nsynth,
     write,
 )
-from helpers.server import server
 from polybound.data import Dataset, Directories, Identity, MissingDataError, digest_of, load, load_digits, missing
 from polybound.data import names as data_names
 from polybound.data.catalogue import SOURCES

@@ -1,16 +1,11 @@
 """Downloads from a server on this machine: whole, cut, swapped, missing; only what is right gets its name."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import gzip
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
 
-from helpers.data import put_mnist, root, sha, tiny_mnist
-from helpers.server import server
+from helpers.data import put_mnist, sha, tiny_mnist
 from polybound.data import DataFile, MissingDataError, files, load
 from polybound.data.files import DownloadError, fetch
 from polybound.errors import FileFormatError

@@ -1,7 +1,5 @@
 """EMNIST: read from a zip file like NIST's, upright and with labels from 0 on; damaged zip files are refused."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import gzip
 import io
 import stat
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.data import idx, random_bytes, read_or_refused, refused, root, tiny_emnist, write, zipped
+from helpers.data import idx, random_bytes, read_or_refused, refused, tiny_emnist, write, zipped
 from polybound.data import MissingDataError, load
 
 IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
@@ -63,14 +61,8 @@ def test_images_without_their_labels(root, monkeypatch):
 def test_every_other_zip_file_than_the_official_one_is_refused(root, monkeypatch):
     content, _, members = tiny_emnist(monkeypatch)
     path = root / "emnist" / "gzip.zip"
-    for changed in (
-        b"",
-        content[:-1],
-        content[: len(content) // 2],
-        content + b"x",
-        zipped(members | {"new": b""}),
-        b"PK",
-    ):
+    cut = content[: len(content) // 2]
+    for changed in (b"", content[:-1], cut, content + b"x", zipped(members | {"new": b""}), b"PK"):
         write(path, changed)
         refused("emnist-letters", path, data_dir=root)
 
@@ -97,69 +89,48 @@ def test_wrong_members_are_refused(root, monkeypatch, changes, member, word):
     assert member in text and word in text
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "gzip/../../evil", "..\\evil", "C:/evil", "C:\\evil"])
-def test_names_that_point_out_of_the_zip_file_are_refused(root, monkeypatch, name):
-    content, _, _ = tiny_emnist(monkeypatch, digest=False, **{name: b"evil"})
-    path = write(root / "emnist" / "gzip.zip", content)
-    assert "points out" in refused("emnist-letters", path, data_dir=root)
+def patched(content, offset, value):
+    """A zip file with some bytes of the images' entry in its directory overwritten."""
+    at = content.rindex(IMAGES.encode()) - 46 + offset
+    return content[:at] + value + content[at + len(value) :]
 
 
-def rewritten(members, change):
-    """A zip file in which the entry of the images was changed before it was written."""
+def linked(members):
+    """A zip file in which the images are a symbolic link."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             info = zipfile.ZipInfo(name)
-            info.compress_type = zipfile.ZIP_DEFLATED
             if name == IMAGES:
-                change(info)
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
             archive.writestr(info, content)
     return stream.getvalue()
 
 
-def test_links_in_a_zip_file_are_refused(root, monkeypatch):
-    _, _, members = tiny_emnist(monkeypatch, digest=False)
-
-    def link(info):
-        info.external_attr = (stat.S_IFLNK | 0o777) << 16
-
-    path = write(root / "emnist" / "gzip.zip", rewritten(members, link))
-    assert "is a link" in refused("emnist-letters", path, data_dir=root)
-
-
-def patched(content, name, offset, value):
-    """A zip file with some bytes of a member's entry in its directory overwritten."""
-    at = content.rindex(name.encode()) - 46 + offset
-    return content[:at] + value + content[at + len(value) :]
-
-
-def test_encrypted_zip_files_are_refused(root, monkeypatch):
-    content, _, _ = tiny_emnist(monkeypatch, digest=False)
-    path = write(root / "emnist" / "gzip.zip", patched(content, IMAGES, 8, b"\x01\x00"))
-    assert "encrypted" in refused("emnist-letters", path, data_dir=root)
-
-
-def test_lies_about_a_members_size_are_refused(root, monkeypatch):
-    content, _, _ = tiny_emnist(monkeypatch, digest=False)
-    for size in (10, 2**31):
-        path = write(root / "emnist" / "gzip.zip", patched(content, IMAGES, 24, struct.pack("<I", size)))
-        refused("emnist-letters", path, data_dir=root)
-
-
-def test_unknown_compression_is_refused(root, monkeypatch):
-    content, _, _ = tiny_emnist(monkeypatch, digest=False)
-    path = write(root / "emnist" / "gzip.zip", patched(content, IMAGES, 10, struct.pack("<H", 99)))
-    refused("emnist-letters", path, data_dir=root)
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_doubled_members_are_refused(root, monkeypatch):
-    content, _, members = tiny_emnist(monkeypatch, digest=False)
+def doubled(content, members):
     stream = io.BytesIO(content)
     with zipfile.ZipFile(stream, "a") as archive:
         archive.writestr(IMAGES, members[IMAGES])
-    path = write(root / "emnist" / "gzip.zip", stream.getvalue())
-    assert "twice" in refused("emnist-letters", path, data_dir=root)
+    return stream.getvalue()
+
+
+OUTSIDE = ["../evil", "/etc/evil", "gzip/../../evil", "..\\evil", "C:/evil", "C:\\evil"]
+ARCHIVES = {
+    "link": (lambda content, members: linked(members), "is a link"),
+    "encrypted": (lambda content, members: patched(content, 8, b"\x01\x00"), "encrypted"),
+    "said to be small": (lambda content, members: patched(content, 24, struct.pack("<I", 10)), ""),
+    "said to be large": (lambda content, members: patched(content, 24, struct.pack("<I", 2**31)), ""),
+    "unknown compression": (lambda content, members: patched(content, 10, struct.pack("<H", 99)), ""),
+    "doubled": (doubled, "twice"),
+} | {name: (lambda _, members, name=name: zipped(members | {name: b"evil"}), "points out") for name in OUTSIDE}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(("change", "word"), ARCHIVES.values(), ids=ARCHIVES)
+def test_wrong_zip_files_are_refused(root, monkeypatch, change, word):
+    content, _, members = tiny_emnist(monkeypatch, digest=False)
+    path = write(root / "emnist" / "gzip.zip", change(content, members))
+    assert word in refused("emnist-letters", path, data_dir=root)
 
 
 def test_flipped_bits_without_a_digest_are_refused_or_harmless(root, monkeypatch):

@@ -1,7 +1,5 @@
 """A user's own images and arrays: read, split and scaled; what does not fit is refused by name."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import io
 import sys
 import zipfile
@@ -11,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.data import random_bytes, refused, root, splits_of, write
+from helpers.data import random_bytes, refused, splits_of, write
 from polybound.data import load
 from polybound.errors import FileFormatError, PolyboundError
 

@@ -1,7 +1,5 @@
 """MNIST's layout: read as written, plain or gzipped; every damage refused in one line that names the file."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import gzip
 import os
 import struct
@@ -12,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.data import idx, put_mnist, read_or_refused, refused, root, tiny_mnist, write
+from helpers.data import idx, put_mnist, read_or_refused, refused, tiny_mnist, write
 from polybound.data import load
 from polybound.data.sources import idx_size, parse_idx
 from polybound.errors import FileFormatError, PolyboundError

@@ -1,7 +1,5 @@
 """Names, places and splits: what is found where, what is carved from what, and what is said if nothing is there."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import subprocess
 import sys
 
@@ -12,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.data import put_mnist, root, splits_of, tiny_mnist, write
+from helpers.data import put_mnist, splits_of, tiny_mnist, write
 from polybound.data import DataFile, MissingDataError, Samples, files, load, load_digits, names
 from polybound.data.catalogue import SOURCES
 from polybound.data.dataset import carve
@@ -38,11 +36,17 @@ def test_the_catalogue_is_consistent():
     assert len(batches) == 6 and all(len(file.sha256) == 1 for file in batches)
 
 
-def test_digits_are_what_they_were(root):
+def test_digits_are_scaled_split_and_always_the_same(root):
     for split in ("train", "test"):
         old, new = load_digits(split), load("digits", split)
         assert torch.equal(old.x, new.x) and torch.equal(old.y, new.y) and old.class_names == new.class_names
-    assert pb.data.load is load
+    train, test = load_digits("train"), load_digits("test")
+    assert (len(train), len(test), train.shape, train.classes) == (1437, 360, (1, 8, 8), 10)
+    assert train.x.min() == -1 and train.x.max() == 1 and train.domain == (-1.0, 1.0)
+    both = torch.cat([train.y, test.y]).bincount()
+    assert (train.y.bincount() / both - 0.8).abs().max() < 0.01
+    with pytest.raises(PolyboundError):
+        load_digits("validation")
 
 
 def test_importing_is_light():

@@ -1,7 +1,5 @@
 """NSynth: spectrograms as defined, splits by instrument, a cache that cannot do harm, and damaged archives refused."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import json
 
 import numpy as np
@@ -12,7 +10,6 @@ from helpers.data import (
     FAMILIES,
     nsynth_members,
     refused,
-    root,
     splits_of,
     tarred,
     tiny_nsynth,
@@ -25,6 +22,13 @@ from polybound.data.nsynth import first_second, log_mel
 from polybound.errors import FileFormatError, PolyboundError
 
 TEST = "nsynth-test.jsonwav.tar.gz"
+
+
+def put_test_split(root, monkeypatch):
+    """The official test split alone."""
+    content = tarred(nsynth_members("test"))
+    tiny_nsynth(monkeypatch, {"test": content})
+    write(root / "nsynth" / TEST, content)
 
 
 def test_spectrogram_against_its_definition():
@@ -170,9 +174,7 @@ def test_the_digest_is_compared_first(root, monkeypatch):
 
 
 def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch):
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    write(root / "nsynth" / TEST, content)
+    put_test_split(root, monkeypatch)
     train, test = (load("nsynth", split, data_dir=root, download=False) for split in ("train", "test"))
     assert len(train) + len(test) == 18 and train.shape == (1, 32, 32) and train.class_names == FAMILIES
     assert sorted(set(test.y.tolist())) == sorted(set(train.y.tolist())) == [0, 1, 2]
@@ -188,9 +190,7 @@ def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch
 
 
 def test_groups_stay_together_when_validation_is_carved(root, monkeypatch):
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    write(root / "nsynth" / TEST, content)
+    put_test_split(root, monkeypatch)
     instruments = {}
     original = nsynth.read_notes
 
@@ -223,9 +223,7 @@ def test_official_splits_if_all_archives_are_there(root, monkeypatch):
 
 
 def test_features_are_computed_once(root, monkeypatch, tmp_path):
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    write(root / "nsynth" / TEST, content)
+    put_test_split(root, monkeypatch)
     first = load("nsynth", data_dir=root, download=False)
     assert len(list((tmp_path / "cache" / "polybound" / "features").iterdir())) == 1
     monkeypatch.setattr(nsynth, "_compute", lambda *_: pytest.fail("computed again"))
@@ -234,9 +232,7 @@ def test_features_are_computed_once(root, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("damage", [b"", b"junk", "cut", "flip", "pickle", "shape", "nan", "labels"])
 def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    write(root / "nsynth" / TEST, content)
+    put_test_split(root, monkeypatch)
     first = load("nsynth", data_dir=root, download=False)
     (kept,) = (tmp_path / "cache" / "polybound" / "features").iterdir()
     whole = kept.read_bytes()
@@ -261,9 +257,7 @@ def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
 
 
 def test_without_a_cache_it_works_too(root, monkeypatch, tmp_path):
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    write(root / "nsynth" / TEST, content)
+    put_test_split(root, monkeypatch)
     write(tmp_path / "cache" / "polybound", b"a file in the place of the folder")
     assert len(load("nsynth", data_dir=root, download=False)) > 0
 

@@ -1,19 +1,14 @@
 """Data sets of other packages: registered in one line, then known to everything that takes a name."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import json
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-import polybound
-from helpers.data import root, sha, splits_of, write
+from helpers.data import sha, splits_of, write
 from polybound.cli.data import data_app
 from polybound.data import (
     DataFile,
@@ -149,11 +144,3 @@ def test_the_command_line_knows_it():
     assert rows["noise"]["found"] == __file__ and rows["spirals"]["found"] is None
     for name in ("noise", "spirals"):
         assert shell("verify", name).count("ok  ") == 2 and "already in" in shell("get", name)
-
-
-def test_the_room_is_entered_by_its_door():
-    """No module outside of `polybound.data` imports from inside it."""
-    package = Path(polybound.__file__).parent
-    window = re.compile(r"^\s*(from|import) polybound\.data\.", re.MULTILINE)
-    outside = [path for path in package.rglob("*.py") if package / "data" not in path.parents]
-    assert len(outside) > 50 and not [path for path in outside if window.search(path.read_text(encoding="utf-8"))]

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import polybound as pb
 from polybound.attacks import Classifier, adversarial_batch
@@ -12,17 +10,6 @@ from polybound.errors import PolyboundError
 from polybound.training import Adversary, Callback, Certified, JacobianPenalty, Plain, Projected, WeightDecay
 from polybound.training.engine import AutogradEngine, StepRandom, engine_for
 from polybound.training.methods import jacobian_penalty
-
-
-def test_digits_are_scaled_split_and_always_the_same():
-    train, test = load_digits("train"), load_digits("test")
-    assert (len(train), len(test), train.shape, train.classes) == (1437, 360, (1, 8, 8), 10)
-    assert train.x.min() == -1 and train.x.max() == 1 and train.domain == (-1.0, 1.0)
-    assert torch.equal(train.x, load_digits("train").x)
-    both = torch.cat([train.y, test.y]).bincount()
-    assert (train.y.bincount() / both - 0.8).abs().max() < 0.01
-    with pytest.raises(pb.PolyboundError):
-        load_digits("validation")
 
 
 def test_training_learns_and_the_projection_holds():
@@ -308,19 +295,3 @@ def test_what_cannot_move_a_weight_is_left_out_of_a_step_but_not_of_an_attack(by
     assert all(map(torch.equal, before, model.parameters()))
     attacked = adversarial_batch(pb.FGSM(0.1), Classifier(model, (6,)), x, y, domain=(-2.0, 2.0))
     assert ((attacked - x).abs() > 0.05).all()
-
-
-def test_other_processes_do_not_change_what_is_trained():
-    data = small(64)
-
-    def weights():
-        model = pb.CCP(64, 2, 10, 2, shape=(1, 8, 8), seed=0)
-        pb.fit(model, data, adversary="pgd-0.1-2-0.05", start=0, epochs=1, learning_rate=0.1)
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-    alone = weights()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        assert torch.equal(weights(), alone)
-    finally:
-        dist.destroy_process_group()

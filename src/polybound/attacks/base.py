@@ -100,7 +100,7 @@ class Attack(Named, ABC):
         return self.name
 
     def caveats(self, classes: int) -> list[str]:
-        """What a reader of its results must know, if anything, for a model of so many classes."""
+        """Caveats that a reader of its results must know, for a model with this number of classes."""
         del classes
         return []
 

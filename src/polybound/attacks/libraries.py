@@ -1,4 +1,4 @@
-"""Other people's attack suites behind one adapter: second opinions.
+"""Attack suites of other libraries behind one adapter: second opinions.
 
 They know images in [0, 1] only. So they are given a classifier of rescaled images and a rescaled eps, and what they
 find is scaled back and, against rounding, clipped to the ball and to the domain. What they cannot do is the published

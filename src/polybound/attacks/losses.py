@@ -72,7 +72,7 @@ class CrossEntropy(Loss):
 
     def logit_grad(self, logits: Tensor) -> Tensor:
         logit_grad = _rivals(logits, self.y)
-        if logit_grad.shape[1] > 1:  # with a single class there is nobody to lose to
+        if logit_grad.shape[1] > 1:  # with a single class there is no rival
             logit_grad = logit_grad.softmax(1)
         return logit_grad.scatter_(1, _wide(self.y, logits), -1.0)
 

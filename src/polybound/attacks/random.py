@@ -23,7 +23,7 @@ class RandomNumbers(ABC):
 
     @abstractmethod
     def uniform(self, numbers: int | None = None) -> Tensor:
-        """Uniform on [0, 1), (1 or G, n, numbers): so many for each image, by default one for each feature."""
+        """Uniform on [0, 1), (1 or G, n, numbers): by default one for each feature of an image."""
 
     @abstractmethod
     def normal(self) -> Tensor:

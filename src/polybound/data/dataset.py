@@ -22,7 +22,7 @@ TEST_SHARE = 0.2  # of data that come without an official test split
 
 @dataclass(frozen=True)
 class Identity:
-    """Which samples of which content a `Dataset` holds: one value, made by what loads data and carried by `subset`.
+    """The samples that a `Dataset` holds and the content they come from; `load` makes it and `subset` carries it on.
 
     Attributes:
         content: digest of the whole content, of all splits.
@@ -82,7 +82,7 @@ class Dataset:
 
     @property
     def identity(self) -> Identity:
-        """Which samples of which content these are.
+        """The identity of these samples.
 
         `load` and `subset` set it. Arrays that come from elsewhere, were replaced or written into, are content of their
         own: then it has a hash of x, y, class names and domain. Each look compares a checksum of the arrays.
@@ -147,7 +147,7 @@ def _bytes(array: Tensor | npt.NDArray[Any]) -> Any:
 
 
 def _checksum(data: Dataset) -> int:
-    """Changes with anything that is written into the arrays, through whatever view of them."""
+    """A checksum that changes with anything written into the arrays, through any view of them."""
     facts = (data.split, data.class_names, data.domain, data.x.dtype, data.x.shape, data.y.dtype, data.y.shape)
     return crc32(_bytes(data.y), crc32(_bytes(data.x), crc32(repr(facts).encode())))
 
@@ -217,7 +217,7 @@ def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
         seed: another one carves another part.
 
     Returns:
-        What is left, and the carved part; both in the order of samples.
+        The remaining part and the carved part; both in the order of samples.
     """
     left, carved = carve_indices(samples.y, share, seed, samples.groups)
     return samples[left], samples[carved]

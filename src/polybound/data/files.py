@@ -80,7 +80,7 @@ class DataFile:
 
 @contextmanager
 def refusing(where: str | Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes the standard library raise into one line that names the file."""
+    """Turn the errors that a damaged file causes in the standard library into one line that names the file."""
     try:
         yield
     except EOFError as error:
@@ -103,7 +103,7 @@ def read_content(path: Path, file: DataFile) -> bytes:
 
 
 def checksum(path: Path, file: DataFile) -> str:
-    """The SHA-256 of a file's content, refused if it is none of the known ones. Only gzipped files go to memory."""
+    """The SHA-256 of a file's content, refused if it is not a known one. Only gzipped files are read into memory."""
     if file.gzipped:
         return hashlib.sha256(read_content(path, file)).hexdigest()
     _check_size(path, _regular(path).stat().st_size, file)
@@ -148,7 +148,7 @@ def read_zip(path: Path, files: Mapping[str, DataFile]) -> dict[str, bytes]:
 
 
 def read_tar(path: Path, files: Mapping[str, DataFile], limit: int) -> dict[str, bytes]:
-    """The checked contents of some members of a gzipped tar archive, which may unpack to so many bytes."""
+    """The checked contents of some members of a gzipped tar archive, which may unpack to `limit` bytes."""
     contents: dict[str, bytes] = {}
     for name, content in tar_members(path, limit, lambda name: files[name].size if name in files else 0):
         contents[name] = _checked(f"{path}: {name}", content, files[name])

@@ -75,7 +75,7 @@ def digest_of(name: str, data_dir: str | PathLike[str] | None = None) -> str:
     """The digest that a data set has when it is loaded, without loading it, and never by a download.
 
     Where checksums of all files are known, the data need not be there. If some files could be one of several versions,
-    those that are there are looked into; those that are not count as the version that a download would bring.
+    files that exist are read; a missing file counts as the version that a download would bring.
 
     Raises:
         MissingDataError: the content would have to be read, and is not there.

@@ -38,7 +38,7 @@ from polybound.progress import progress_bar
 
 __all__ = ["NSynthSource", "first_second", "log_mel"]
 
-VERSION = 1  # of the definition above; features of another one are computed anew
+VERSION = 1  # of the definition above; features of another version are computed again
 RATE = 8000
 FRAMES = 32
 BANDS = 32

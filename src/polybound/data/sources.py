@@ -47,8 +47,8 @@ class Source(ABC):
     """A data set: facts about it, and how it is read. A subclass must implement `read`, and may override the rest.
 
     Attributes:
-        name: what it is called in `load`.
-        title: what it is, in a few words.
+        name: in `load`.
+        title: a description in a few words.
         shape: of one input.
         class_names: one name for each class.
         counts: samples of each official split.
@@ -71,7 +71,7 @@ class Source(ABC):
         """An official split, "train", "test" or, if there is one, "validation"; else raise `no_such_split`."""
 
     def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
-        """What a download brings; full is for what is usually too large to want."""
+        """The files that a download brings; `full` adds those that are usually too large to want."""
         del full
         return ()
 
@@ -81,7 +81,7 @@ class Source(ABC):
         return self.files(full=full)
 
     def lacking(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
-        """What a download would still have to bring."""
+        """The files that a download would still have to bring."""
         needed = self.needed(directories, full=full)
         return tuple(file for file in needed if directories.find(self.folders, file) is None)
 
@@ -222,7 +222,7 @@ class FileSource(Source):
         return combined(parts)
 
     def _used(self, split: str, directories: Directories) -> tuple[DataFile, ...]:
-        """What a split is read from: its own files if there is no archive, or only they are there; else the archive."""
+        """The files of a split: its own if there is no archive, or only they are there; else the archive."""
         files = self.parts[split]
         if self.archive is None:
             return files
@@ -231,7 +231,7 @@ class FileSource(Source):
 
 
 def _problem(path: Path, check: Callable[[], object]) -> str:
-    """What a check says against a file; often nothing."""
+    """The message of a check that fails, or an empty string."""
     try:
         check()
     except FileFormatError as error:
@@ -311,7 +311,7 @@ def parse_idx(content: bytes, where: str, dims: tuple[int, ...]) -> npt.NDArray[
         >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]), "labels", (3,))
         array([7, 8, 9], dtype=uint8)
     """
-    # All of the header is known beforehand: bytes (8), so many dimensions, and these.
+    # All of the header is known beforehand: bytes (8), the number of dimensions, and the dimensions.
     header = bytes([0, 0, 8, len(dims)]) + np.array(dims, ">i4").tobytes()
     found, sizes = content[: len(header)], " x ".join(map(str, dims))
     if found != header:
@@ -324,4 +324,4 @@ def parse_idx(content: bytes, where: str, dims: tuple[int, ...]) -> npt.NDArray[
 def _check_labels(labels: npt.NDArray[np.integer], classes: int, where: str) -> None:
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
-        raise FileFormatError(f"{where}: label {labels[bad[0]]} of sample {bad[0]} is of none of the {classes} classes")
+        raise FileFormatError(f"{where}: label {labels[bad[0]]} of sample {bad[0]} is not one of the {classes} classes")

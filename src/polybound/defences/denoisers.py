@@ -245,7 +245,7 @@ def find_defence(defence: str | Defence, shape: Sequence[int]) -> Defence:
     """The defence of a name, ready for images of a shape; a defence itself is taken as it is.
 
     Raises:
-        PolyboundError: there is none of that name, the inputs are no images, or it has to be trained first.
+        PolyboundError: the name is unknown, the inputs are not images, or the defence has to be trained first.
     """
     check_image_shape(shape)
     if isinstance(defence, Defence):

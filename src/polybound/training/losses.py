@@ -20,7 +20,7 @@ __all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
 class Loss(Component):
     """A loss of the outputs of a network, for each sample.
 
-    A loss of one's own is a frozen dataclass with a `name` and the two functions below, and one line that registers it
+    A loss of your own is a frozen dataclass with a `name` and the two functions below, and one line that registers it
     (`register_loss`). Each gives its losses by sample, so that samples can have weights.
     """
 

@@ -52,7 +52,7 @@ class StepContext:
 
     Attributes:
         done: the share of the method's own epochs that is done, from 0 to 1.
-        domain: the smallest and largest value an input entry can have; None if nobody knows.
+        domain: the smallest and largest value an input entry can have; None if unknown.
     """
 
     done: float = 1.0
@@ -63,7 +63,7 @@ class StepContext:
 class Method(Component):
     """A way to train against overfitting and attacks: what it does to the loss and after a step, and when it begins.
 
-    A method of one's own is a frozen dataclass with a `name` and any of the functions below, and one line that
+    A method of your own is a frozen dataclass with a `name` and any of the functions below, and one line that
     registers it; from then on `fit`, `train --method` and experiments know it:
 
         @pb.training.register_method
@@ -117,7 +117,7 @@ class Method(Component):
         return 0.0
 
     def loss(self, logits: Tensor, inputs: Tensor, labels: Tensor, random: StepRandom) -> tuple[Tensor, Tensor]:
-        """What is reported and what is descended, each summed over the batch: one value for each run.
+        """The losses to report and the losses to descend, each summed over the batch: one value for each run.
 
         Args:
             logits: (*lead, batch, classes), computed from `inputs`; lead is (E,) for a stack and () for a model.
@@ -276,7 +276,7 @@ class Projected(Method):
 
 
 def projection_kind(bound: object, norm: str, on: str) -> str:
-    """What a projection with these options projects onto.
+    """The kind of a projection with these options: "product", "spectral", "layer-wise" or "single".
 
     >>> projection_kind(1.0, "inf", "weights"), projection_kind({"C": 1.0}, "2", "weights")
     ('single', 'spectral')

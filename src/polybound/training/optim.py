@@ -40,7 +40,7 @@ Tensors = Sequence[Tensor]
 class Optimiser(Component):
     """How a gradient becomes a step.
 
-    An optimiser of one's own is a frozen dataclass with a `name`, the names of what it remembers of each weight
+    An optimiser of your own is a frozen dataclass with a `name`, the names of what it remembers of each weight
     (`remembers`) and `update_`, and one line that registers it (`register_optimiser`); from then on `fit`, `train
     --optimiser` and experiments know it. What it remembers is zero at first, is saved with checkpoints, and goes with a
     run when a stack branches.
@@ -50,7 +50,7 @@ class Optimiser(Component):
     """
 
     remembers: ClassVar[tuple[str, ...]] = ()
-    """What is remembered of each weight from step to step."""
+    """The names of the state that is kept for each weight from step to step."""
 
     learning_rate: float = 0.001
 
@@ -163,8 +163,7 @@ def _fused(weights: Sequence[Tensor]) -> bool:
 class Descent:
     """Steps of an optimiser, for a model or for all runs of a stack.
 
-    What is remembered has a name and the shape of a parameter, so that engines that see the parameters differently
-    share it.
+    Its state has the names and shapes of the parameters, so that engines that see the parameters differently share it.
 
     Attributes:
         steps: how many were made.
@@ -231,7 +230,7 @@ class Descent:
                 tensor.copy_(tensors[name])
 
     def forget(self, run: int | None) -> None:
-        """Forget all about a run of the stack, or about the model: its weights were set anew."""
+        """Clear the state of a run of the stack, or of the model, whose weights were set to zero."""
         for kept in self._memory:
             for tensor in kept.values():
                 (tensor if run is None else tensor[run]).zero_()
@@ -244,7 +243,7 @@ class Descent:
 class Schedule(Component):
     """Passes over the data.
 
-    A schedule of one's own is a frozen dataclass with a `name` and `factor_at`, and one line that registers it
+    A schedule of your own is a frozen dataclass with a `name` and `factor_at`, and one line that registers it
     (`register_schedule`). If its options are epochs, `scaled` says where they are in a shorter training.
 
     Attributes:
@@ -261,7 +260,7 @@ class Schedule(Component):
         super().__post_init__()
 
     def factor_at(self, epoch: int) -> float:
-        """What the learning rate is multiplied by in an epoch, counted from 0."""
+        """The factor of the learning rate in an epoch, counted from 0."""
         del epoch
         return 1.0
 

@@ -25,7 +25,7 @@ class Adversary:
 
     Attributes:
         attack: any attack, or its name: "fgsm-0.1", "pgd-0.1-20-0.01:random_start=false".
-        protocol: what it clips to: "sound", the domain of the data, or "published", [0, 1] whatever that is.
+        protocol: what it clips to: "sound", the domain of the data, or "published", always [0, 1].
         start: first epoch with it, from 0, or a share of all epochs; the paper's is half of them.
 
     >>> Adversary("fgsm-0.1").as_dict()
@@ -214,7 +214,7 @@ class Recipe:
         return recipe
 
     def _adversary(self, left: dict[str, Any]) -> Adversary | None:
-        """The adversary that some options lead to; those that are its alone are taken out."""
+        """The adversary that some options describe; its own options are removed from `left`."""
         given = left.pop("adversary", self.adversary)
         mine = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
         if given is None or given == "none":
@@ -241,7 +241,7 @@ class Recipe:
         return sorted(epoch for epoch in begins if epoch < self.epochs)
 
     def plain(self) -> Recipe:
-        """What the runs of a seed have in common before their methods begin."""
+        """The same without its method: how all runs of a seed train before their methods begin."""
         return replace(self, method=Plain())
 
     def scaled(self, share: float) -> Recipe:

@@ -1,4 +1,4 @@
-"""Samples to train on, from whatever people have: data sets, arrays, tensors, frames."""
+"""Checked samples to train on, made of data sets, arrays, tensors or frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingSet:
         y: labels, (samples,); or numbers, (samples, outputs).
         weights: of the samples, (samples,), 1 on average; None if all are alike.
         shape: of one input.
-        domain: the smallest and largest value an input entry can have; None if nobody knows.
+        domain: the smallest and largest value an input entry can have; None if unknown.
         name: what messages call it.
     """
 
@@ -53,7 +53,7 @@ class TrainingSet:
         return replace(self, x=self.x.to(like.device, like.dtype), y=y, weights=weights)
 
     def split(self, share: float, seed: int) -> tuple[TrainingSet, TrainingSet]:
-        """What is left and a carved share, stratified by class if there are classes."""
+        """The remaining samples and a carved share, stratified by class if there are classes."""
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
             raise PolyboundError(f"the validation share must lie between 0 and 1, got {share!r}")
         labels = self.y.cpu().numpy() if self.y.ndim == 1 else np.zeros(len(self), dtype=np.int64)

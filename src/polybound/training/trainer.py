@@ -101,10 +101,10 @@ class Trainer:
         self.stopping = True
 
     def run(self, until: int | None = None) -> None:
-        """Train until so many epochs are done, all by default, or until a callback asks to stop.
+        """Train until `until` epochs are done, all by default, or until a callback asks to stop.
 
         Every end leaves the weights inside of the method's bounds, also if a callback asks to stop before they begin.
-        Where only `until` is reached, the training goes on later, and the weights stay as they are.
+        If only `until` is reached, the training goes on later, and the weights stay as they are.
         """
         self.model.train()
         samples, recipe, method = self.samples, self.recipe, self.recipe.method
