@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from polybound._version import __version__
+from polybound.progress import Show
 
 __all__ = ["diagnose", "problems"]
 
@@ -37,7 +38,7 @@ def diagnose(
     *,
     fast: bool = False,
     verify: bool = False,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Show | None = None,
 ) -> Facts:
     """All facts, as JSON can hold them; a fact that cannot be found out is replaced by the reason.
 
@@ -45,12 +46,15 @@ def diagnose(
         data_dir: where data are looked for first.
         fast: look up the versions of packages without importing each, and compare no checksums.
         verify: compare the checksums of large data sets too.
-        on_progress: called with what is looked at next.
+        on_progress: called with "done, total, text"; the text is the package or data set that is looked at.
 
     >>> sorted(diagnose(fast=True))[:4]
     ['caches', 'data', 'devices', 'extras']
     """
-    look = on_progress or (lambda _: None)
+
+    def look(name: str) -> None:
+        if on_progress is not None:
+            on_progress(0, None, name)
 
     def packages(names: list[str]) -> Facts:
         return {name: _package(name, fast, look) for name in names}

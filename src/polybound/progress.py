@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 __all__ = ["Show", "progress_bar"]
 
-Show = Callable[[float, float, str], None]
-"""Shows progress: what is done, the total, and a text beside it."""
+Show = Callable[[float, float | None, str], None]
+"""Shows progress: what is done, the total, None if unknown, and a text beside it."""
 
 
 @contextmanager
@@ -21,4 +21,4 @@ def progress_bar() -> Iterator[Show]:
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total or None, description=text)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)

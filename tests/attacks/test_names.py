@@ -148,13 +148,7 @@ def test_which_attacks_count_only_what_was_right_before():
     assert skipping == {"apgd", "apgdt"}
 
 
-@pytest.fixture
-def kinds(monkeypatch):
-    """The registry, as it was afterwards."""
-    monkeypatch.setattr(names.ATTACKS, "entries", dict(names.ATTACKS.entries))
-
-
-@pytest.mark.usefixtures("kinds")
+@pytest.mark.usefixtures("registries")
 def test_an_attack_of_ones_own():
     @register_attack
     @dataclass(frozen=True)
@@ -180,7 +174,7 @@ def test_an_attack_of_ones_own():
     assert register_attack(Shift) is Shift  # the same again does no harm
 
 
-@pytest.mark.usefixtures("kinds")
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -198,7 +192,7 @@ def test_attacks_that_are_not_registered(variables, message):
     assert "own-EPS" not in attack_names()
 
 
-@pytest.mark.usefixtures("kinds")
+@pytest.mark.usefixtures("registries")
 def test_a_setting_that_a_name_could_not_tell():
     @dataclass(frozen=True)
     class Own(Attack):

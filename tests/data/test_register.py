@@ -17,7 +17,6 @@ from polybound.data import (
     MissingDataError,
     Samples,
     Source,
-    catalogue,
     digest_of,
     load,
     missing,
@@ -26,11 +25,7 @@ from polybound.data import (
 )
 from polybound.errors import PolyboundError
 
-
-@pytest.fixture(autouse=True)
-def _own_catalogue(monkeypatch):
-    """What is registered here is forgotten afterwards."""
-    monkeypatch.setattr(catalogue.SOURCES, "entries", dict(catalogue.SOURCES.entries))
+pytestmark = pytest.mark.usefixtures("registries")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from polybound.defences import (
     GuidedDenoiser,
     MedianDenoiser,
     defence_names,
-    denoisers,
     find_defence,
     parse_defence,
     register_defence,
@@ -158,9 +157,8 @@ def test_bad_names(name, message):
         find_defence("median", (64,))
 
 
+@pytest.mark.usefixtures("registries")
 def test_a_defence_of_ones_own(monkeypatch):
-    monkeypatch.setattr(denoisers.DEFENCES, "entries", dict(denoisers.DEFENCES.entries))
-
     @register_defence
     class Clip(Defence):
         kind = "clip"

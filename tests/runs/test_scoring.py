@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import polybound as pb
-from polybound.defences import Defence, GuidedDenoiser, denoisers, register_defence
+from polybound.defences import Defence, GuidedDenoiser, register_defence
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
 
@@ -20,9 +20,8 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def steps(monkeypatch):
+def steps(registries):
     """A denoiser without a gradient: a network behind it masks its gradients, however it does without it."""
-    monkeypatch.setattr(denoisers.DEFENCES, "entries", dict(denoisers.DEFENCES.entries))
 
     @register_defence
     class Steps(Defence):

@@ -27,11 +27,7 @@ from polybound.training import (
 DIGITS = pb.data.load_digits("train")
 
 
-@pytest.fixture(autouse=True)
-def _unregister(monkeypatch):
-    """What a test registers is gone after it."""
-    for registry in (METHODS, OPTIMISERS, SCHEDULES):
-        monkeypatch.setattr(registry, "entries", dict(registry.entries))
+pytestmark = pytest.mark.usefixtures("registries")
 
 
 @dataclass(frozen=True)

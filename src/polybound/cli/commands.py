@@ -93,7 +93,7 @@ def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None
     ) as bar:
         task = bar.add_task(text, total=total)
 
-        def step(done: float, total: int | None = total, text: str = "") -> None:
+        def step(done: float, total: float | None = total, text: str = "") -> None:
             bar.update(task, completed=done, total=total, **({"description": text} if text else {}))  # type: ignore[arg-type]
 
         yield step

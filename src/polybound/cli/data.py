@@ -205,7 +205,7 @@ def doctor(
     from polybound.doctor import diagnose, problems
 
     with progress("looking") as step:
-        facts = diagnose(data_dir, fast=fast, verify=verify, on_progress=lambda what: step(0, None, what))
+        facts = diagnose(data_dir, fast=fast, verify=verify, on_progress=step)
     bad = problems(facts)
     if as_json:
         print(json.dumps(facts | {"problems": bad}, indent=2))

@@ -292,7 +292,7 @@ def _fetch_from(url: str, file: DataFile, target: Path) -> None:
                         if out.tell() + len(block) > limit:
                             raise FileFormatError(f"{url}: sends more than the {limit} bytes it should; not kept")
                         out.write(block)
-                        show(out.tell(), 0 if file.gzipped else file.size, target.name)
+                        show(out.tell(), None if file.gzipped else file.size, target.name)
                 break
             except requests.RequestException as error:
                 if attempt == ATTEMPTS - 1:

@@ -150,7 +150,7 @@ class _Progress(Callback):
         self.show(trainer.epoch, trainer.recipe.epochs, self.text)
 
 
-def _print_line(done: float, total: float, text: str) -> None:
+def _print_line(done: float, total: float | None, text: str) -> None:
     """Show progress where there is no terminal: a line an epoch."""
     del done, total  # which the text has
     print(text, file=sys.stderr, flush=True)
