@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pprint import pformat
@@ -90,21 +91,56 @@ class Card:
             [value_label(row["eps"]), f"{row['verified']:,}", f"{row['falsified']:,}", f"{row['undecided']:,}"]
             for row in self.certificates
         ]
+        images = self.certificates[0]["images"] if self.certificates else 0
         parts = [
             f"# {_plain(self.name)}",
             "Written by `polybound card`: accuracy, certificates and bounds are measured from the network's file.",
             *("## Network", _facts(self.network)),
             *("## Data", _facts(self.data)),
-            *("## Recipe", _recipe(self.spec, self.again)),
+            *("## Recipe", *self._recipe()),
             *("## Accuracy", _table(["attack", "accuracy", "images right"], right)),
-            f"## Certificates\n\nFirst {self.certificates[0]['images']:,} test images, l_inf balls."
-            if self.certificates
-            else "## Certificates\n\nNone were asked for.",
-            _table(["eps", "verified", "falsified", "undecided"], proven) if proven else "",
+            "## Certificates",
+            f"First {images:,} test images, l_inf balls." if proven else "None were asked for.",
+            *([_table(["eps", "verified", "falsified", "undecided"], proven)] if proven else []),
             *("## Bounds", _table(["quantity", "value"], [[name, f"{v:.6g}"] for name, v in self.bounds.items()])),
-            *("## To be kept in mind", "\n".join(map(_item, NOTES))),
+            "## To be kept in mind",
+            "\n".join(textwrap.fill(note, 118, initial_indent="- ", subsequent_indent="  ") for note in NOTES),
         ]
-        return "\n\n".join(filter(None, parts)) + "\n"
+        return "\n\n".join(parts) + "\n"
+
+    def _recipe(self) -> list[str]:
+        spec, again = self.spec, self.again
+        if spec is None and again is None:
+            return ["Not known: this is a file with weights, without the run that trained it."]
+        blocks = [] if spec is None else [_facts(Spec.from_dict(spec).columns())]
+        if again is not None:
+            blocks.append(f"This makes it again, as {again['file']}:\n\n```console\n$ {again['command']}\n```")
+            blocks.append(f"When this was last done, the largest difference of a weight was {again['difference']:.2g}.")
+            blocks.append(textwrap.fill(again["note"], 118))
+        if spec is not None:
+            text = textwrap.indent(pformat(dict(spec), width=100, sort_dicts=False), "    ")
+            blocks.append(f"The recipe for Python:\n\n```python\n{CODE.replace('SPEC', text)}\n```")
+        return blocks
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return ", ".join(map(text, value)) or "none"
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+    return _table(["what", "value"], [[name, text(value)] for name, value in facts.items()])
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(_plain, line))} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """A text that Markdown shows as it is, in one line."""
+    safe = "".join(f"\\{letter}" if letter in "|<>*`[]\\" else letter for letter in " ".join(text.split()))
+    return safe.replace("&", "&amp;")
 
 
 def model_card(
@@ -135,7 +171,13 @@ def model_card(
     >>> card.accuracy[0]
     {'attack': 'clean', 'images': 360, 'right': 351}
     """
-    _check(model, data, name)
+    if polynomial(model).runs is not None:
+        raise PolyboundError(f"{name}: a stack of {model.runs} networks; a card is about model.run(e) of it")
+    if data.x[0].numel() != model.features or data.classes != model.classes:
+        raise PolyboundError(
+            f"{name}: {data.name} has inputs of shape {data.shape} and {data.classes} classes, the model takes "
+            f"{model.shape} and has {model.classes}"
+        )
     for radius in eps:
         if not 0 < radius < inf:
             raise ArgumentError("eps", f"must be a number above 0, got {radius:g}")
@@ -152,90 +194,26 @@ def model_card(
         shown = {key: counts[key] for key in ("images", "verified", "falsified", "undecided")}
         certificates.append({"eps": float(radius), **shown})
     show(total - 1, total, "bounds")
-    return Card(
-        name,
-        _network(model),
-        _data(data),
-        None if spec is None else spec.as_dict(),
-        None if again is None else {key: again[key] for key in ("command", "file", "difference", "note")},
-        [{"attack": row["attack"], "images": row["total"], "right": row["correct"]} for row in found],
-        certificates,
-        _bounds(model, spec),
-    )
-
-
-def _check(model: PolynomialNetwork, data: Dataset, name: str) -> None:
-    if polynomial(model).runs is not None:
-        raise PolyboundError(f"{name}: a stack of {model.runs} networks; a card is about model.run(e) of it")
-    if data.x[0].numel() != model.features or data.classes != model.classes:
-        raise PolyboundError(
-            f"{name}: {data.name} has inputs of shape {data.shape} and {data.classes} classes, the model takes "
-            f"{model.shape} and has {model.classes}"
-        )
-
-
-def _network(model: PolynomialNetwork) -> dict[str, Any]:
-    config = {key: value for key, value in model.config().items() if key != "runs" and value is not None}
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {"kind": type(model).__name__, **config, "weights": weights, "type": kind, "digest": weights_digest(model)}
-
-
-def _data(data: Dataset) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": data.name, "digest": data.digest, "domain": list(data.domain)}
-    facts |= {"test images": len(data), "classes": ", ".join(data.class_names)}
-    try:
-        source = find_source(data.name)
-    except PolyboundError:  # somebody's own, not registered here
-        return facts
-    return facts | {"licence": source.licence, "source": source.home}
-
-
-def _bounds(model: PolynomialNetwork, spec: Spec | None) -> dict[str, float]:
-    """The norms of all matrices and the main bounds; complexities are for as many samples as were trained on."""
+    # Complexities are for as many samples as were trained on.
     samples = 60_000
     if spec is not None:
         samples = spec.data.samples or dict(find_source(spec.data.name).counts).get("train", samples)
     wanted = [row for row in bounds(model, samples) if row.quantity.startswith("norm of") or row.quantity in QUANTITIES]
-    return {f"{row.quantity} ({row.name})": float(row.value) for row in wanted}
-
-
-def _recipe(spec: Mapping[str, Any] | None, again: Mapping[str, Any] | None) -> str:
-    blocks = []
-    if spec is None and again is None:
-        return "Not known: this is a file with weights, without the run that trained it."
-    if spec is not None:
-        blocks.append(_facts(Spec.from_dict(spec).columns()))
-    if again is not None:
-        blocks.append(f"This makes it again, as {again['file']}:\n\n```console\n$ {again['command']}\n```")
-        blocks.append(f"When this was last done, the largest difference of a weight was {again['difference']:.2g}.")
-        blocks.append(textwrap.fill(again["note"], 118))
-    if spec is not None:
-        text = textwrap.indent(pformat(dict(spec), width=100, sort_dicts=False), "    ")
-        blocks.append(f"The recipe for Python:\n\n```python\n{CODE.replace('SPEC', text)}\n```")
-    return "\n\n".join(blocks)
-
-
-def _facts(facts: Mapping[str, Any]) -> str:
-    return _table(["what", "value"], [[name, _value(value)] for name, value in facts.items()])
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_value, value)) or "none"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(_plain, line))} |" for line in lines)
-
-
-def _item(text: str) -> str:
-    return textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ")
-
-
-def _plain(text: str) -> str:
-    """A text that Markdown shows as it is, in one line."""
-    safe = "".join(f"\\{letter}" if letter in "|<>*`[]\\" else letter for letter in " ".join(text.split()))
-    return safe.replace("&", "&amp;")
+    network = {key: value for key, value in model.config().items() if key != "runs" and value is not None}
+    network["weights"] = sum(parameter.numel() for parameter in model.parameters())
+    network["type"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    about: dict[str, Any] = {"name": data.name, "digest": data.digest, "domain": list(data.domain)}
+    about |= {"test images": len(data), "classes": ", ".join(data.class_names)}
+    with suppress(PolyboundError):  # somebody's own data, not registered here
+        source = find_source(data.name)
+        about |= {"licence": source.licence, "source": source.home}
+    return Card(
+        name,
+        {"kind": type(model).__name__, **network, "digest": weights_digest(model)},
+        about,
+        None if spec is None else spec.as_dict(),
+        None if again is None else {key: again[key] for key in ("command", "file", "difference", "note")},
+        [{"attack": row["attack"], "images": row["total"], "right": row["correct"]} for row in found],
+        certificates,
+        {f"{row.quantity} ({row.name})": float(row.value) for row in wanted},
+    )

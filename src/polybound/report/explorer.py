@@ -66,7 +66,12 @@ def describe_network(
     # Some rounding farther than the domain, as are the page's boxes.
     slack = net.slack(torch.full((1, net.features), edge * (1 + 2.0**-20), dtype=torch.float64))
     constant = lipschitz(net.factors, method="rowwise", radius=edge * (1 + 2.0**-20)).value
-    certified, attacked = _proven(net, data, budget, on_progress)
+    largest = data.domain[1] - data.domain[0]
+    found = []
+    for start in range(0, len(data), AT_ONCE):
+        x, y = data.x[start : start + AT_ONCE], data.y[start : start + AT_ONCE]
+        found.append(certified_radius(net, x, y, domain=data.domain, budget=budget, largest=largest))
+        on_progress(start + len(x))
     return {
         "name": name,
         "note": f"{type(model).__name__}, degree {model.degree}, {net.At[0].shape[1]} units",
@@ -79,8 +84,8 @@ def describe_network(
         "slack": _array(slack.squeeze(0)),
         "roundings": net.roundings,
         "lipschitz": _array(torch.as_tensor(constant, dtype=torch.float64).reshape(1)),
-        "certified": _array(certified),
-        "attacked": _array(attacked),
+        "certified": _array(torch.cat([radius.certified for radius in found])),
+        "attacked": _array(torch.cat([radius.attacked for radius in found])),
     }
 
 
@@ -122,21 +127,6 @@ def _check(name: str, model: PolynomialNetwork, data: Dataset) -> None:
             f"{name}: {weights:,} weights when its maps are written out, a page takes up to {LARGEST:,}; "
             "take a CCP or an NCP of a smaller rank"
         )
-
-
-def _proven(
-    net: PreparedNetwork, data: Dataset, budget: float, on_progress: Callable[[int], None]
-) -> tuple[Tensor, Tensor]:
-    """For each image, the radius that is certified and the one that an attack needs; see `Radius`."""
-    certified, attacked = [], []
-    largest = data.domain[1] - data.domain[0]
-    for start in range(0, len(data), AT_ONCE):
-        x, y = data.x[start : start + AT_ONCE], data.y[start : start + AT_ONCE]
-        found = certified_radius(net, x, y, domain=data.domain, budget=budget, largest=largest)
-        certified.append(found.certified)
-        attacked.append(found.attacked)
-        on_progress(start + len(x))
-    return torch.cat(certified), torch.cat(attacked)
 
 
 def _array(values: Tensor) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -269,39 +270,6 @@ RADIUS = 12
 # A title is set in 16 pixels and bold, which makes it wider.
 _SIZES = {"title": 18.5, "name": 15.0, "soft": 12.0, "foot": 10.0}
 
-# The light colours stand first, so that viewers without media queries have them.
-_STYLE = """
-.pb-paper { fill: #ffffff; }
-.pb-title, .pb-name, .pb-soft { font-family: system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
-.pb-title, .pb-name { fill: #111827; }
-.pb-title { font-size: 16px; font-weight: 600; }
-.pb-name { font-size: 15px; }
-.pb-soft { font-size: 12px; fill: #374151; }
-.pb-line { stroke: #374151; stroke-width: 1.5; fill: none; }
-.pb-dashed { stroke: #374151; stroke-width: 1.5; stroke-dasharray: 2 5; fill: none; }
-.pb-head { fill: #374151; }
-.pb-learned, .pb-operation, .pb-input, .pb-output { stroke-width: 1.5; }
-.pb-learned { fill: #dbeafe; stroke: #1d4ed8; }
-.pb-operation { fill: #fef3c7; stroke: #a16207; }
-.pb-input { fill: #dcfce7; stroke: #15803d; }
-.pb-output { fill: #fee2e2; stroke: #b91c1c; }
-.pb-sign { stroke: #a16207; stroke-width: 1.8; fill: none; }
-.pb-dot { fill: #a16207; }
-@media (prefers-color-scheme: dark) {
-  .pb-paper { fill: #14171b; }
-  .pb-title, .pb-name { fill: #f3f4f6; }
-  .pb-soft { fill: #d1d5db; }
-  .pb-line, .pb-dashed { stroke: #9ca3af; }
-  .pb-head { fill: #9ca3af; }
-  .pb-learned { fill: #1c3557; stroke: #93c5fd; }
-  .pb-operation { fill: #463807; stroke: #fcd34d; }
-  .pb-input { fill: #12402a; stroke: #86efac; }
-  .pb-output { fill: #4c1d1d; stroke: #fca5a5; }
-  .pb-sign { stroke: #fcd34d; }
-  .pb-dot { fill: #fcd34d; }
-}
-"""
-
 
 def text_width(text: str, style: str) -> float:
     """A width that the text does not exceed in the fonts of common systems; `_` marks what stands at the foot."""
@@ -359,7 +327,8 @@ class Canvas:
         self.width = self.height = 0.0
         self._add("title").text = legal(title)
         self._add("desc").text = legal(text)
-        self._add("style").text = _STYLE
+        style = (files("polybound.report") / "schematic.css").read_text(encoding="utf-8")
+        self._add("style").text = style.partition("*/")[2]  # without the comment
         self._paper = self._add("rect", rx=8, **{"class": "pb-paper"})
 
     def _add(self, tag: str, **attributes: str | float) -> ElementTree.Element:

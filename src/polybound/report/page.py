@@ -147,23 +147,7 @@ def _figures(section: Section) -> list[tuple[Figure, dict[str, Any]]]:
     return found
 
 
-# A figure as the template and Plotly take it. Colours are numbers: the page has two for each, for light and dark.
-
-
-_SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
-_DASHES = ("solid", "dash", "dashdot", "dot")
-
-# The same for the legend: dashes and outlines of SVG paths.
-_STROKES = ("", "6 3", "6 2 2 2", "2 2")
-_SHAPES = (
-    "M11.5 6a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0Z",
-    "M12 3h6v6h-6Z",
-    "M15 2l4 7h-8Z",
-    "M15 2l4 4l-4 4l-4 -4Z",
-    "M15 10l4 -7h-8Z",
-    "M13.5 2h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5Z",
-)
-_STAR = "M15 1l1.5 3.4l3.7 .4l-2.8 2.5l.8 3.7l-3.2 -1.9l-3.2 1.9l.8 -3.7l-2.8 -2.5l3.7 -.4Z"
+# A figure as the template and Plotly take it. Colours, markers and dashes are numbers: how they look is theirs.
 
 
 def _figure(figure: Figure, number: int, name: str, drawings: list[dict[str, Any]]) -> dict[str, Any]:
@@ -171,17 +155,16 @@ def _figure(figure: Figure, number: int, name: str, drawings: list[dict[str, Any
     first, numbers = len(drawings), {label: place for place, label in enumerate(figure.labels)}
     drawings += [_panel(panel, *figure.limits(panel), numbers) | {"figure": str(number)} for panel in figure.panels]
     kinds = {line.label: line.kind for panel in figure.panels for line in panel.lines}
-    legend: list[dict[str, Any]] = []
+    legend = []
     for label, place in numbers.items():
         colour, marker, dash = style(place)
-        look = {"dash": None if kinds[label] == "marks" else _STROKES[dash], "shape": _SHAPES[marker], "open": False}
-        legend.append({"label": label, "button": True, "colour": f"--c{colour}", **look})
-    if any(panel.published for panel in figure.panels):
-        look = {"dash": None, "shape": _STAR, "open": True}
-        legend.append({"label": "the paper", "button": False, "colour": "--text", **look})
+        joined = kinds[label] != "marks"
+        legend.append({"label": label, "colour": colour, "marker": marker, "dash": dash if joined else None})
+    paper = any(panel.published for panel in figure.panels)
     return {
         "number": number,
-        "legend": legend if len(legend) > 1 else [],
+        "legend": legend if paper or len(legend) > 1 else [],
+        "paper": paper,
         "plots": [(first + place, panel.title) for place, panel in enumerate(figure.panels)],
         "columns": figure.per_row,
         "images": [
@@ -199,9 +182,9 @@ def _panel(panel: Panel, x_range: Range, y_range: Range, numbers: Mapping[str, i
         _line(line, numbers.get(line.label), places)
         for line, places in zip(panel.lines, place_texts(panel, x_range, y_range), strict=True)
     ]
-    star = {"mode": "markers", "symbol": "star-open", "size": 13, "open": True}
     lines += [
-        _line(line, numbers[line.label], []) | star | {"hints": ["the paper"] * len(line.x)} for line in panel.published
+        _line(line, numbers[line.label], []) | {"mode": "markers", "star": True, "hints": ["the paper"] * len(line.x)}
+        for line in panel.published
     ]
     closest = any(line.kind == "marks" or line.texts for line in panel.lines)
     points = sorted({x for line in panel.lines for x in line.x})
@@ -219,8 +202,8 @@ def _line(line: Line, number: int | None, places: Sequence[str]) -> dict[str, An
         "x": _numbers(line.x),
         "y": _numbers(line.y),
         "mode": "+".join(shapes),
-        "dash": "solid" if guide else _DASHES[dash],
-        "symbol": _SYMBOLS[marker],
+        "dash": 0 if guide else dash,
+        "marker": marker,
         "size": 6 if marks else 7 if step == 1 else [7 if n % step == first else 0 for n in range(len(line.x))],
         "colour": None if guide else colour,
         "guide": guide,

@@ -9,12 +9,17 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const plain = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 const colour = name => getComputedStyle(root).getPropertyValue(name).trim();
 
+// Of markers and dashes by number, as in the legend.
+const symbols = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"];
+const dashes = ["solid", "dash", "dashdot", "dot"];
+
 function trace(line, figure) {
   const shade = line.colour === null ? colour("--soft") : colour("--c" + line.colour);
   const found = {
     type: "scatter", name: plain(line.name), x: line.x, y: line.y, mode: line.mode, showlegend: false,
-    line: { color: shade, dash: line.dash, width: line.colour === null ? 1 : 2 },
-    marker: { symbol: line.symbol, size: line.size, color: shade, line: { color: shade, width: line.open ? 1.5 : 0 } },
+    line: { color: shade, dash: dashes[line.dash], width: line.colour === null ? 1 : 2 },
+    marker: { symbol: line.star ? "star-open" : symbols[line.marker], size: line.star ? 13 : line.size, color: shade,
+      line: { color: shade, width: line.star ? 1.5 : 0 } },
     visible: !(hidden.get(figure) || new Set()).has(line.name),
     hovertemplate: "%{y:.2f}" + (line.hints ? " · %{customdata}" : "") + "<extra>" + plain(line.name) + "</extra>",
   };
