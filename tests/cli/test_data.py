@@ -37,17 +37,6 @@ def raised(*arguments):
     return CliRunner().invoke(data_app, [str(argument) for argument in arguments]).exception
 
 
-def test_importing_the_commands_is_light():
-    code = "import sys, polybound.cli.data; assert not {'torch', 'numpy', 'sklearn', 'pooch'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-def test_help_has_examples():
-    assert all(word in data("--help").stdout for word in ("list", "get", "verify"))
-    for command in ("list", "get", "verify"):
-        assert "Example" in data(command, "--help").stdout
-
-
 def test_list(root, monkeypatch):
     _, contents, _ = tiny_mnist(monkeypatch)
     put_mnist(root, contents)

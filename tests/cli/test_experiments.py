@@ -51,63 +51,40 @@ def test_reproduce_and_report(cli, refused, recipe, tmp_path):
     assert "no such file" in refused("report", *elsewhere, "--scores", tmp_path / "no.csv")
     assert "not a file of scores" in refused("report", *elsewhere, "--scores", tmp_path / "out" / "mine.csv")
     assert cli("sweep", *known, "--dry-run", "--json").json["done"] == plan["jobs"]
-    check_report_of_runs(cli, refused, tmp_path)
-
-
-def check_report_of_runs(cli, refused, tmp_path):
+    rows = cli("sweep", *known, "--workers", 1, "--json").json
+    wanted = {("clean", "-"), ("fgsm-0.1", "published"), ("fgsm-0.1", "sound")}
+    assert {(row["attack"], row["protocol"]) for row in rows} == wanted and {row["total"] for row in rows} == {50}
+    # The same runs by their folders.
     folders = sorted((tmp_path / "runs").glob("digits-*"))
     assert len(folders) == 3
     output = ("-o", tmp_path / "runs.html")
-    shown = cli("report", *folders, *output).out
-    assert "DIGITS" in shown.upper() and "Lipschitz, row-wise" in shown
-    (scores,) = [
-        table
-        for section in cli("report", *folders, *output, "--json").json["sections"]
-        for table in section["tables"]
-        if table["title"] == "Accuracy in %"
-    ]
-    measured = [row for row in scores["rows"] if row[2].startswith("50")]
-    assert [row[1] for row in measured] == ["1"] * 3 and len({row[0] for row in measured}) == 3
-    for row, name in zip(measured, ("none", "projection, bound 0.5", "projection, bound 1"), strict=True):
-        assert f"{row[0]},".startswith(f"{name},")
-    check_figures_of_runs(cli("report", *folders, *output, "--json").json, tmp_path / "runs-report")
-    assert "no run folder" in refused("report", tmp_path, *output)
-    assert "experiments or of runs" in refused("report", "table-1", folders[0], *output)
-
-
-def check_figures_of_runs(made, folder):
+    made = cli("report", *folders, *output, "--json").json
     (section,) = made["sections"]
     figures = {figure["title"]: figure["panels"] for figure in section["figures"]}
-    assert set(figures) == {
+    assert list(figures) == [
         "Accuracy over the bounds",
         "Clean accuracy against accuracy under attack",
         "The loss during training",
-    }
-    (bounds,) = figures["Accuracy over the bounds"]
+    ]
+    (bounds,), _, (training,) = figures.values()
     assert [line["x"] for line in bounds["lines"]] == [[0.5, 1.0]] * 3  # clean, and under both protocols
-    (training,) = figures["The loss during training"]
-    names = [line["label"] for line in training["lines"]]
-    assert names == ["none", "projection, bound 0.5", "projection, bound 1"]
-    assert "3 runs of 3 configurations" in made["found"]["verdict"]
+    names = ["none", "projection, bound 0.5", "projection, bound 1"]
+    assert [line["label"] for line in training["lines"]] == names
     (scores,) = [table for table in section["tables"] if table["title"] == "Accuracy in %"]
+    measured = [row for row in scores["rows"] if row[2].startswith("50")]
+    assert [row[1] for row in measured] == ["1"] * 3 and len({row[0] for row in measured}) == 3
+    assert all(f"{row[0]},".startswith(f"{name},") for row, name in zip(measured, names, strict=True))
+    assert "3 runs of 3 configurations" in made["found"]["verdict"]
     ranked = sorted(zip(scores["values"], scores["rows"], strict=True), key=lambda pair: -pair[0][3]["mean"])
     (first, words), (second, others) = ranked[:2]
     (row,) = [row for row in made["found"]["compared"]["rows"] if row[0] == "Which is the most accurate?"]
     assert row[1].startswith(f"{words[0]} with {others[0]}, the next of 3")
     assert row[2].startswith(f"{first[3]['mean'] - second[3]['mean']:+.1f} points (")
+    folder = tmp_path / "runs-report"
     data = [file for file in folder.glob("runs-*.csv") if file.with_suffix(".svg").is_file()]
     assert len(data) == 3 and (folder / "found.md").is_file()
-
-
-def test_a_sweep_as_json_is_its_rows(cli, recipe, tmp_path):
-    words = ("sweep", recipe, "--runs", tmp_path, "--budget", "0.02", "--method", "none", "--limit", 20, "--workers", 1)
-    rows = cli(*words, "--json").json
-    assert {(row["attack"], row["protocol"]) for row in rows} == {
-        ("clean", "-"),
-        ("fgsm-0.1", "published"),
-        ("fgsm-0.1", "sound"),
-    }
-    assert {row["total"] for row in rows} == {20} and {row["method"] for row in rows} == {"none"}
+    assert "no run folder" in refused("report", tmp_path, *output)
+    assert "experiments or of runs" in refused("report", "table-1", folders[0], *output)
 
 
 def test_compare_has_an_exit_code(cli, tmp_path):

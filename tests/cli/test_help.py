@@ -23,7 +23,7 @@ try:
     main()
 except SystemExit as stop:
     assert not stop.code
-assert not {"torch", "sklearn", "importlib.metadata"} & set(sys.modules)
+assert not {"torch", "numpy", "sklearn", "pooch", "importlib.metadata"} & set(sys.modules)
 """
 
 
