@@ -177,32 +177,32 @@ def check_figure(experiment, figure):
             assert {len(panel.lines[-1].x) for panel in figure.panels} == {len(experiment.eps)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def small():
-    return Experiment(
-        "small",
-        "Small",
-        datasets=("digits",),
-        methods=("none", "projection"),
-        bounds=(100.0, 1.0, 0.5),
-        attacks=("fgsm-0.1",),
-        seeds=2,
-        budget=0.05,
-        limit=50,
-    )
+    """Two seeds, each without a bound and with three."""
+    parts = {"datasets": ("digits",), "methods": ("none", "projection"), "attacks": ("fgsm-0.1",)}
+    sizes = {"bounds": (100.0, 1.0, 0.5), "seeds": 2, "budget": 0.05, "samples": 200, "limit": 50}
+    return Experiment("small", "Small", **parts, **sizes)
 
 
-def test_a_sweep_on_workers_is_a_sweep_alone(small, tmp_path):
-    guess = estimate([small], tmp_path / "alone")
+@pytest.fixture(scope="module")
+def swept(small, tmp_path_factory):
+    """The folder of its runs."""
+    folder = tmp_path_factory.mktemp("swept")
+    guess = estimate([small], folder)
     assert (guess.jobs, guess.runs, guess.done, guess.missing) == (2, 8, 0, ()) and guess.seconds > 0
-    sweep([small], tmp_path / "alone", workers=1)
+    sweep([small], folder, workers=1)
+    return folder
+
+
+def test_a_sweep_on_workers_is_a_sweep_alone(small, swept, tmp_path):
     seen = []
-    sweep([small], tmp_path / "two", workers=2, on_progress=lambda *state: seen.append(state))
+    sweep([small], tmp_path, workers=2, on_progress=lambda *state: seen.append(state))
     assert seen[-1][:2] == (2, 2)
-    rows = experiment_scores(small, tmp_path / "alone").rows
-    assert experiment_scores(small, tmp_path / "two").rows == rows
+    rows = experiment_scores(small, swept).rows
+    assert experiment_scores(small, tmp_path).rows == rows
     assert len(rows) == 8 * 3
-    assert estimate([small], tmp_path / "two").seconds == 0
+    assert estimate([small], tmp_path).seconds == 0
 
 
 def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
@@ -275,12 +275,11 @@ def test_a_missing_data_set_does_not_keep_the_others_back(small, tmp_path, worke
     assert experiment_scores(both, tmp_path / "runs").values("dataset") == ["digits"]
 
 
-def test_scores_survive_a_csv_file(small, tmp_path):
-    sweep([small], tmp_path, workers=1)
-    table = experiment_scores(small, tmp_path)
+def test_scores_survive_a_csv_file(small, swept, tmp_path):
+    table = experiment_scores(small, swept)
     (tmp_path / "scores.csv").write_text(table.to_csv())
     assert read_scores(tmp_path / "scores.csv").rows == table.rows
-    everything, skipped = read_runs(tmp_path)
+    everything, skipped = read_runs(swept)
     shown = everything.only(lambda row: row["counted"] == paper_counts(row["attack"], row["protocol"]))
     assert not skipped and sorted(shown, key=str) == sorted(table, key=str)
     mine = table.where(method="none", attack="clean")
