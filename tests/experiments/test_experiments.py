@@ -88,6 +88,8 @@ def shared_runs(tmp_path_factory):
 def tiny(name):
     """An experiment with two epochs, one seed, three bounds and as few points of a search as there can be."""
     experiment = find_experiment(name).changed(seeds=1, budget=0.02, limit=6)
+    if len(experiment.models) > 2:  # PN-10 is as PN-4
+        experiment = experiment.changed(models=experiment.models[::2])
     if experiment.search:
         experiment = replace(experiment, search=dict(experiment.search) | {"points": 4})
     return experiment if experiment.bounds != BOUNDS else experiment.changed(bounds=BOUNDS[4::4])
@@ -141,6 +143,7 @@ def check_table(experiment, table):
         values = [value for value in published() if value.table == experiment.published]
         methods = list(dict.fromkeys(value.method for value in values))
         assert len(table.header) == 2 + len(methods)
+        values = [value for value in values if value.model.lower() in experiment.models]
         shown = sum(row[1] == "paper" for row in table.rows)
         assert shown == len({(v.dataset, v.model, v.attack) for v in values})
         # Every cell that the paper has a value for has one of ours in both protocols.

@@ -3,10 +3,7 @@
 import csv
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.processes import run_code
 from helpers.profiles import examples
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
@@ -406,17 +404,14 @@ import sys
 import polybound as pb
 from pathlib import Path
 pb.evaluate_run(Path(sys.argv[1]), "fgsm-0.1", limit=5)
-print(len(pb.Run(Path(sys.argv[1])).scores()), flush=True)
+sys.exit(len(pb.Run(Path(sys.argv[1])).scores()))
 """
 
 
 def test_what_another_process_writes_is_noticed(runs):
     """Both know the scores of before; each adds its own, and none is lost."""
     assert len(runs[0].scores()) == 3
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER, str(runs[0].path)], capture_output=True, text=True, env=os.environ
-    )
-    assert done.stdout == "6\n", done.stderr
+    assert run_code(OTHER, runs[0].path) == 6
     assert len(runs[0].scores()) == 6
     evaluate_run(runs[0].path, "fgsm-0.1", limit=7)
     assert sorted({score.total for score in runs[0].scores()}) == [5, 7, 20]
