@@ -79,7 +79,8 @@ def contrast(browser, selector):
 
 def test_every_cell_says_what_it_is_and_bold_is_what_the_legend_says(browser, report):
     visit(browser, report)
-    browser.run("document.getElementById('s1').open = true")
+    browser.click("nav a[href='#s1']")
+    browser.wait("document.getElementById('s1').open")
     rows = browser.run(
         "[...document.querySelectorAll('#s1 tbody tr:not(.group)')].map(row => [...row.children].map(c => c.innerText))"
     )
@@ -103,7 +104,7 @@ def test_on_a_phone_the_first_column_stays_and_a_number_is_in_sight(browser, rep
     assert not browser.run("document.querySelectorAll('.modebar-btn').length")
 
 
-def test_tools_and_legend_do_not_lie_over_the_data(browser, report):
+def test_tools_and_legend_do_not_lie_over_the_data_and_are_of_all_panels(browser, report):
     visit(browser, report)
     fields = browser.run(
         "[...document.querySelectorAll('.plot')].map(plot => [plot.querySelector('.modebar'),"
@@ -114,10 +115,7 @@ def test_tools_and_legend_do_not_lie_over_the_data(browser, report):
         assert tools["bottom"] <= field["top"] + 1
     assert place(browser, "#s1-figure .legend")[3] <= place(browser, "#s1-figure .panels")[1]
     assert not browser.run("document.querySelectorAll('.plot .legend').length")
-
-
-def test_panels_share_their_axes_and_legend(browser, report):
-    visit(browser, report)
+    # The panels of a figure have the same axes, and one legend.
     ranges = browser.run(
         "[1, 2].map(n => ['xaxis', 'yaxis'].map(a => document.getElementById('plot' + n).layout[a].range))"
     )
@@ -150,12 +148,6 @@ def test_on_paper_it_is_light_and_unfolded(browser, report):
     assert browser.run("document.body.offsetWidth") < 700 and browser.run(fits)  # as wide as a page
     browser.run("dispatchEvent(new Event('afterprint'))")
     assert browser.run(paper) != "rgb(255, 255, 255)" and browser.run(opened)
-
-
-def test_an_address_of_a_table_unfolds_it(browser, report):
-    visit(browser, report)
-    browser.click("nav a[href='#s1']")
-    browser.wait("document.getElementById('s1').open")
 
 
 def hostile_sections():
