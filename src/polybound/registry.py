@@ -187,9 +187,9 @@ class Named:
     def name(self) -> str:
         """The name that tells the settings: "pgd-0.1-20-0.01:restarts=5", "gaussian:size=5"."""
         numbers = (setting_text(getattr(self, name)) for name in self.numbers)
-        return ":".join(["-".join([self.kind, *numbers]), *self._changed()])
+        return ":".join(["-".join([self.kind, *numbers]), *self.changed_settings()])
 
-    def _changed(self) -> list[str]:
+    def changed_settings(self) -> list[str]:
         """The settings that are not among the `numbers` and differ from their defaults, as "setting=value"."""
         others = ((name, default) for name, default in self.settings().items() if name not in self.numbers)
         own = ((name, getattr(self, name), default) for name, default in others if default is not MISSING)

@@ -77,9 +77,11 @@ class Square(Attack):
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         if not isinstance(ball, InfBall):
             raise AssertionError("the square attack needs a box")
-        image, loss = _image(model.shape), CrossEntropy(labels)
+        shape, loss = model.shape, CrossEntropy(labels)
+        height, width = shape[-2:] if len(shape) in (2, 3) else (1, ball.x.shape[-1])
+        channels = shape[0] if len(shape) == 3 else 1
+        image = channels, height, width
         lower, upper = repeat_for_runs(ball.lower, model.runs), repeat_for_runs(ball.upper, model.runs)
-        channels, _, width = image
         columns = repeat_for_runs(random.uniform(channels * width), model.runs)
         columns = columns.reshape(*columns.shape[:2], channels, 1, width) < 0.5
         z = torch.where(_flat(columns, image), lower, upper)
@@ -116,12 +118,3 @@ class Square(Attack):
 def _flat(mask: Tensor, image: tuple[int, int, int]) -> Tensor:
     """A mask (E, n, ...) that broadcasts with images, as one of flat inputs, (E, n, d)."""
     return mask.expand(*mask.shape[:2], *image).flatten(2)
-
-
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of an input of any shape."""
-    if len(shape) == 3:
-        return shape[0], shape[1], shape[2]
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    return 1, 1, torch.Size(shape).numel()

@@ -41,7 +41,7 @@ class FGSM(Attack):
 
     @property
     def label(self) -> str:
-        return ", ".join([f"FGSM-{setting_text(self.eps)}", *self._changed()])
+        return ", ".join([f"FGSM-{setting_text(self.eps)}", *self.changed_settings()])
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         del random  # nothing here is random
@@ -95,7 +95,7 @@ class PGD(Attack):
     @property
     def label(self) -> str:
         numbers = ", ".join(setting_text(getattr(self, name)) for name in self.numbers)
-        return ", ".join([f"PGD-({numbers})", *self._changed()])
+        return ", ".join([f"PGD-({numbers})", *self.changed_settings()])
 
     def perturb(self, model: Classifier, ball: Ball, labels: Tensor, random: RandomNumbers) -> Tensor:
         loss = cross_entropy(labels, ball.protocol)

@@ -192,10 +192,20 @@ class Recipe:
     def replace(self, options: Mapping[str, Any]) -> Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
         left = _numbers(options)
-        parts: dict[str, Any] = {"adversary": self._adversary(left)}
-        taken: set[str] = {"start"} if parts["adversary"] is not None else set()
+        parts: dict[str, Any] = {"adversary": None}
+        taken: set[str] = set()
+        given: Any = left.pop("adversary", self.adversary)
+        its = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
+        if given is not None and given != "none":
+            if "start" in left and not (isinstance(given, Mapping) and "start" in given):
+                its.setdefault("start", left["start"])
+            before = Adversary.of(given)
+            its = {"protocol": before.protocol, "start": before.start} | its
+            parts["adversary"], taken = Adversary(before.attack, **its), {"start"}
+        elif its:
+            raise ArgumentError(next(iter(its)), "requires an adversary: adversary=fgsm-0.1")
         for kind, registry in _REGISTRIES.items():
-            given: Any = left.pop(kind, getattr(self, kind))
+            given = left.pop(kind, getattr(self, kind))
             part = given if isinstance(given, Component) else registry.build(given)
             mine = {name: left[name] for name in part.options() if name in left}
             taken |= set(mine)
@@ -212,19 +222,6 @@ class Recipe:
         recipe = Recipe(**parts)
         recipe.check()
         return recipe
-
-    def _adversary(self, left: dict[str, Any]) -> Adversary | None:
-        """The adversary that some options describe; its own options are removed from `left`."""
-        given = left.pop("adversary", self.adversary)
-        mine = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
-        if given is None or given == "none":
-            if mine:
-                raise ArgumentError(next(iter(mine)), "requires an adversary: adversary=fgsm-0.1")
-            return None
-        if "start" in left and not (isinstance(given, Mapping) and "start" in given):
-            mine.setdefault("start", left["start"])
-        adversary = Adversary.of(given)
-        return Adversary(adversary.attack, **{"protocol": adversary.protocol, "start": adversary.start, **mine})
 
     @property
     def epochs(self) -> int:

@@ -83,7 +83,12 @@ class Trainer:
             raise PolyboundError("an adversary needs to know the domain of the inputs: give domain=(low, high)")
         self.model, self.recipe, self.callbacks = model, recipe, callbacks
         self.runs = model.runs or 1
-        self.seeds = _groups(list(seeds), self.runs)
+        if len(seeds) != self.runs:
+            raise PolyboundError(f"{len(seeds)} seeds for {self.runs} runs")
+        # One seed for each group of runs that share their batches: equal groups of neighbours, or every run its own.
+        distinct = list(dict.fromkeys(seeds))
+        grouped = [seed for seed in distinct for _ in range(self.runs // len(distinct))]
+        self.seeds = distinct if grouped == list(seeds) else list(seeds)
         self.descent = Descent(model, recipe.optimiser)
         self.engine = engine_for(model, method, recipe.loss, self.descent)
         self.plain = engine_for(model, None, recipe.loss, self.descent) if method.begins else self.engine
@@ -207,13 +212,3 @@ class Trainer:
             f"the loss of {where} became {losses[run].item()} in epoch {self.epoch}{': ' + reason if reason else ''}; "
             f"a smaller learning rate than {self.recipe.rate(self.epoch - 1):g} or a bound may help"
         )
-
-
-def _groups(seeds: list[int], runs: int) -> list[int]:
-    """One seed for each group of runs that share their batches: equal groups of neighbours, or every run its own."""
-    if len(seeds) != runs:
-        raise PolyboundError(f"{len(seeds)} seeds for {runs} runs")
-    distinct = list(dict.fromkeys(seeds))
-    size, rest = divmod(runs, len(distinct))
-    grouped = [seed for seed in distinct for _ in range(size)]
-    return distinct if not rest and grouped == seeds else seeds
