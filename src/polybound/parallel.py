@@ -106,9 +106,8 @@ class _Pool:
         warned = os.environ.get("PYTHONWARNINGS")
         os.environ["PYTHONWARNINGS"] = f"{warned},{_QUIET_TRACKER}" if warned else _QUIET_TRACKER
         try:
-            joblib.Parallel(batch_size=1, pre_dispatch="all")(
-                joblib.delayed(_ready)(self.do) for _ in range(self.workers)
-            )
+            # Any function will do: to receive `do`, a worker imports what it needs.
+            joblib.Parallel(batch_size=1, pre_dispatch="all")(joblib.delayed(id)(self.do) for _ in range(self.workers))
         finally:
             os.environ.pop("PYTHONWARNINGS")
             if warned is not None:
@@ -129,10 +128,6 @@ class _Pool:
                 self.thread.join(1.0)
         finally:
             threading.excepthook = hook
-
-
-def _ready(_do: Callable[[Any], Any]) -> None:
-    """Do nothing; the arguments are unpickled, which imports what they need."""
 
 
 def _with_one_thread(do: Callable[[Any], Any], task: Any) -> Any:
