@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ from polybound.parallel import in_workers
 
 __all__ = [
     "Certificates",
-    "Labelled",
     "Method",
     "Question",
     "Radius",
@@ -324,25 +323,9 @@ def certify(
     return asked.answer(workers, on_progress)
 
 
-class Labelled(Protocol):
-    """What `certified_accuracy` needs of a data set."""
-
-    @property
-    def x(self) -> Tensor:
-        """Inputs."""
-
-    @property
-    def y(self) -> Tensor:
-        """Labels."""
-
-    @property
-    def domain(self) -> tuple[float, float]:
-        """The smallest and largest value of an entry."""
-
-
 def certified_accuracy(
     model: PolynomialNetwork | Factors | PreparedNetwork,
-    data: Labelled,
+    data: Any,
     eps: float | Tensor | None = None,
     *,
     box: tuple[Tensor, Tensor] | None = None,
@@ -356,7 +339,7 @@ def certified_accuracy(
 
     Args:
         model: a model, or its factors.
-        data: a data set; its domain is what perturbations stay in.
+        data: a data set, with `x`, `y` and the `domain` that perturbations stay in.
         eps: how far an entry can move, in the units of the inputs, as in `certify`.
         box: as in `certify`.
         images: how many inputs, from the first on; all by default.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from operator import index
 from os import PathLike
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,25 +44,8 @@ _PATIENCE = 10
 """Epochs without a better validation after which early stopping stops."""
 
 
-class Settings(Protocol):
-    """What the estimators have in common; `PolynomialClassifier` says what each of it means."""
-
-    degree: Any
-    rank: Any
-    form: Any
-    bound: Any
-    norm: Any
-    method: Any
-    adversary: Any
-    optimiser: Any
-    learning_rate: Any
-    weight_decay: Any
-    epochs: Any
-    batch_size: Any
-    early_stopping: Any
-    validation_fraction: Any
-    verbose: Any
-    device: Any
+Settings = Any
+"""An estimator, for its parameters: `PolynomialClassifier` says what each of them means."""
 
 
 def check_settings(settings: Settings, **more: Any) -> None:
