@@ -1,6 +1,7 @@
 """A page in the system's Chromium, driven by Playwright; no host name resolves in it."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -97,3 +98,15 @@ class Browser:
         """End the browser."""
         self._chromium.close()
         self._playwright.stop()
+
+
+def contrast(*colours):
+    """How much two colours of a page stand out from each other, as the accessibility guidelines count it."""
+
+    def light(colour):
+        shares = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) + 0.05
+
+    dark, bright = sorted(map(light, colours))
+    return bright / dark

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.browser import contrast
 from helpers.reports import BOUNDS, CURVE, FIGURE, HEADLINE, HOSTILE, PICTURES, TABLE
 from polybound.experiments import find_experiment
 from polybound.report import build_report
@@ -61,20 +62,8 @@ def test_what_was_found_comes_first_then_figures_then_folded_tables(browser, rep
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")  # nothing sticks out
     # Letters can be read: their contrast with the paper is above 4.5 to 1, as the accessibility guidelines ask.
     for selector in ("body", ".note", ".legend button"):
-        assert contrast(browser, selector) > 4.5
-
-
-def contrast(browser, selector):
-    """The contrast of an element's text with the page."""
-    colours = browser.run(
-        f"[getComputedStyle(document.querySelector('{selector}')).color, getComputedStyle(document.body).backgroundColor]"
-    )
-    light = []
-    for colour in colours:
-        shares = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
-        red, green, blue = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
-        light.append(0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
-    return max(light) / min(light)
+        ink = f"getComputedStyle(document.querySelector('{selector}')).color"
+        assert contrast(*browser.run(f"[{ink}, getComputedStyle(document.body).backgroundColor]")) > 4.5
 
 
 def test_every_cell_says_what_it_is_and_bold_is_what_the_legend_says(browser, report):
