@@ -2,8 +2,8 @@
 
 The package's plain network and the one with bound 1, and a third that is trained here with the spectral projection
 (norm "2", bound 1), in half a minute, unless a file of an earlier run has it. For each network and radius: the images
-that are classified right, what AutoAttack leaves of them, how many the ladder verifies, falsifies and leaves open, how
-many its first rung and the global Lipschitz certificate `margin / (sqrt(2) L)` verify, and the time of the ladder.
+that are classified right, what AutoAttack leaves of them, how many are verified, falsified and left open, how many the
+first stage and the global Lipschitz certificate `margin / (sqrt(2) L)` verify, and the time of the verifier.
 Of AutoAttack, its two gradient attacks; `--attack "autoattack-{eps}:norm=2"` takes all four, and ten times as long.
 
     python bench/certify_balls.py --images 100
@@ -88,7 +88,7 @@ def main() -> None:
             ]
             left = int(left_by(options.attack or list(ATTACKS), model, test, x, y, eps).sum())
             # Of the images that are classified right.
-            counts = [found.count("verified"), found.rung.count("attack"), found.count("undecided")]
+            counts = [found.count("verified"), found.stage.count("attack"), found.count("undecided")]
             cells = [name, eps, right, left, *counts, *others, f"{taken:.0f}"]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 

@@ -91,7 +91,7 @@ def measure(
     begun = time.process_time()
     found = pb.certify(net, x, y, eps, domain=data.domain, method=options.method, budget=options.budget)
     spent = time.process_time() - begun
-    correct = len(x) - found.rung.count("clean")
+    correct = len(x) - found.stage.count("clean")
     row = {"network": name, "eps": eps, "images": len(x), "start": options.start, "correct": correct}
     row |= {"verified": found.count("verified"), "falsified": found.count("falsified") - (len(x) - correct)}
     row |= {"undecided": found.count("undecided"), "cpu seconds": spent, "cpu ms": 1000 * spent / len(x)}

@@ -106,7 +106,7 @@ def main() -> None:
                 begun = time.process_time()
                 found = pb.certify(net, x, y, eps, domain=(0.0, 1.0), method=method, budget=options.budget)
                 mean = 1000 * (time.process_time() - begun) / len(x)
-                right = [i for i, rung in enumerate(found.rung) if rung != "clean"]
+                right = [i for i, stage in enumerate(found.stage) if stage != "clean"]
                 row = {"model": name, "eps": eps, "method": method, "images": len(x), "correct": len(right)}
                 row |= {status: found.count(status) for status in ("verified", "falsified", "undecided")}
                 row["falsified"] -= len(x) - len(right)

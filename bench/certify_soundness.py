@@ -12,7 +12,7 @@ of the inside, and projected gradient steps, all within the domain. Whatever lie
 share of all cases in any event, is judged in rational arithmetic. Every counterexample must lie in its ball, in
 rational arithmetic, and be one. Ends with a line of JSON.
 
-The ladder's own attacks find nearly all that is false before a bound is asked, and so would hide a bound that proves
+The verifier's own attacks find nearly all that is false before a bound is asked, and so would hide a bound that proves
 what is false. With `--blind` they are switched off: what has a counterexample must then come out as undecided.
 
     python bench/certify_soundness.py --cases 500000
@@ -44,7 +44,7 @@ from polybound.certificates.search import balls, boxes
 F64 = torch.float64
 METHODS = {
     "inf": (
-        *("second", "auto", "first", "second", "bounds first", "second", "crown", "auto", "zonotope", "second"),
+        *("second", "auto", "first", "second", "bounds first", "second", "crown", "auto", "interval", "second"),
         *("interval", "second", "bounds second", "first", "lipschitz", "second", "auto", "first", "second"),
         "bounds auto",
     ),
@@ -208,20 +208,20 @@ def keep_better(best: Tensor, where: Tensor, value: Tensor, z: Tensor) -> tuple[
 
 @contextmanager
 def without_attacks() -> Iterator[None]:
-    """The ladders without their searches for counterexamples."""
+    """The verifiers without their searches for counterexamples."""
 
-    def nothing(_: boxes.Ladder, cells: Sized, *__: object) -> Tensor:
+    def nothing(_: boxes.Verifier, cells: Sized, *__: object) -> Tensor:
         return torch.zeros(len(cells), dtype=F64)
 
-    kinds = (boxes.Ladder, balls.BallLadder)
-    searches = [kind._descend for kind in kinds]
+    kinds = (boxes.Verifier, balls.BallVerifier)
+    searches = [kind.attack for kind in kinds]
     for kind in kinds:
-        kind._descend = nothing  # type: ignore[assignment,method-assign]
+        kind.attack = nothing  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         for kind, search_of in zip(kinds, searches, strict=True):
-            kind._descend = search_of  # type: ignore[method-assign]
+            kind.attack = search_of  # type: ignore[method-assign]
 
 
 class Campaign:
@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.01, help="seconds of branch and bound for each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--norm", choices=sorted(METHODS), default="inf")
-    parser.add_argument("--blind", action="store_true", help="without the ladder's own attacks")
+    parser.add_argument("--blind", action="store_true", help="without the verifier's own attacks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.process_time()

@@ -5,7 +5,7 @@
     python bench/certify_training.py --dataset mnist --eps 0.2 --validation 0.1 --images 400    # to choose options by
 
 Data lie in [-1, 1], so eps 0.2 is 0.1 of the [0, 1] scale. A CCP in product form is trained unless it is in `--folder`,
-and then judged by the ladder on test images (with `--validation` on a share of the training images that it does not
+and then judged by the verifier on test images (with `--validation` on a share of the training images that it does not
 see). Judging goes on where it was stopped. AutoAttack is run on the images that are classified correctly and not
 verified: it cannot break the others. Its columns need the extra `attacks`.
 """
@@ -128,7 +128,7 @@ def main() -> None:
     counts += [attacked(options, model, test, found)] if options.attack else []
     shares = [f"{100 * count / found['images']:.2f} %" for count in counts] + ["-"] * (4 - len(counts))
     ms = 1000 * found["seconds"] / found["images"]
-    print("| data, eps | images | clean | certified | undecided | AutoAttack | ladder, an image |")
+    print("| data, eps | images | clean | certified | undecided | AutoAttack | verifier, an image |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     print(f"| {options.dataset}, {options.eps:g} | {found['images']:,} | {' | '.join(shares)} | {ms:.0f} ms |")
 

@@ -8,18 +8,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.ball_search import in_ball, points_in_ball
+from helpers.box_search import exact_values
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from helpers.search import exact_values, in_ball, points_in_ball
-from polybound.certificates.bounds.balls import Quadratic, trust_region
+from polybound.certificates.bounds.balls import Quadratic, least_linear, trust_region
 from polybound.certificates.bounds.first_order import first_order
 from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.bounds.slopes import BALL
-from polybound.certificates.forms import Margins
-from polybound.certificates.input_sets import Balls, checked_boxes, least_linear
+from polybound.certificates.input_sets import input_set
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.balls import Parts, best_cap, best_in_both
-from polybound.certificates.search.proof_state import BallDecisions
 
 SIZES = (0.0, 1e-160, 1e-12, 0.02, 0.1, 0.5, 1.5)
 ENOUGH = 600.0
@@ -216,9 +215,7 @@ def test_counterexamples_lie_inside_where_floats_are_sparse():
 
 
 def balls_of(x, r):
-    boxes = checked_boxes(PreparedNetwork(pb.CCP(x.shape[1], 1, 2, 2, dtype=F64)), x, r, None, (-1.0, 1.0))
-    side = torch.tensor(1.0, dtype=F64)
-    return boxes, Balls.within(boxes, (-side, side))
+    return input_set(PreparedNetwork(pb.CCP(x.shape[1], 1, 2, 2, dtype=F64)), x, r, None, (-1.0, 1.0), "2")
 
 
 @settings(max_examples=examples(70))
@@ -227,15 +224,12 @@ def test_points_are_brought_into_the_true_ball(seed, n):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, n, generator=generator, dtype=F64) * 2 - 1
     r = torch.tensor([0.0, 1e-12, 0.1, 0.7], dtype=F64)[torch.randint(0, 4, x.shape, generator=generator)]
-    boxes, balls = balls_of(x, r)
-    ledger = BallDecisions(
-        Margins(PreparedNetwork(pb.CCP(n, 1, 2, 2, dtype=F64)), torch.tensor([0])), balls, boxes.inner
-    )
+    balls = balls_of(x, r)
     u = torch.randn(20, n, generator=generator, dtype=F64)
     u = u / u.norm(dim=1, keepdim=True)
     for size in (0.5, 1.0, 1.0 + 2.0**-52, 1.0 + 2.0**-30, 3.0):
         for point in x + r * u * size:
-            moved = ledger.within(0, point)
+            moved = balls.inside(torch.tensor([0]), point.unsqueeze(0))[0]
             assert in_ball(moved, x[0], r[0], -torch.ones(n), torch.ones(n))
             if size <= 1.0 and bool((point.abs() <= 1).all()):
                 assert float((moved - point).abs().max()) <= 2e-3 or bool((r == 1e-12).any())
@@ -247,7 +241,7 @@ def test_no_cell_that_meets_the_ball_is_dropped(seed, n):
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(1, n, generator=generator, dtype=F64) * 2 - 1
     r = torch.tensor([0.0, 0.1, 0.7], dtype=F64)[torch.randint(0, 3, x.shape, generator=generator)]
-    _, balls = balls_of(x, r)
+    balls = balls_of(x, r)
     assume(bool(r.any()))
     # Boxes with their nearest corner on the sphere, a little inside and outside of it.
     u = torch.randn(60, n, generator=generator, dtype=F64) * (r > 0)
@@ -268,7 +262,7 @@ def test_degenerate_radii():
     x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
     y = model(x).argmax(1)
     assert pb.certify(model, x, y, 0.0, norm="2").status == ["verified"] * 4
-    assert pb.certify(model, x, (y + 1) % 3, 0.0, norm=2).rung == ["clean"] * 4
+    assert pb.certify(model, x, (y + 1) % 3, 0.0, norm=2).stage == ["clean"] * 4
     still = torch.tensor([[0.0, 0.5, 0.0]], dtype=F64)
     ball, box = (pb.certify(model, x, y, still, norm=norm).status for norm in ("2", "inf"))
     assert ball == box  # an interval is both

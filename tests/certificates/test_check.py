@@ -42,7 +42,7 @@ def proven(tmp_path_factory):
     x, found = certified(model, 0.2, 0, 60, budget=600.0)  # decided long before, on any machine
     save_certificates(path, model, found, x, (-1.0, 1.0))
     text = path.read_text()
-    assert {"second", "branch", "attack"} <= set(found.rung)
+    assert {"second", "branch", "attack"} <= set(found.stage)
     words = ("first", "second", "split", "absorbed", "box", "monotone", "counterexample")
     assert all(f'"{word}"' in text for word in words)
     return path, model, json.loads(text)
@@ -68,8 +68,8 @@ def all_steps(content):
 def test_the_untouched_file_is_confirmed(proven):
     path, model, content = proven
     seen = []
-    assert check_file(path, model, on_progress=lambda done, total: seen.append((done, total)))["verified"] > 0
-    assert seen[-1] == (60, 60)
+    assert check_file(path, model, on_progress=lambda *row: seen.append(row))["verified"] > 0
+    assert seen[-1] == (60, 60, "checking")
     assert content["model"] == weights_digest(model)
 
 

@@ -46,7 +46,7 @@ def proven(tmp_path_factory):
     x, found = certified(model, 0.35, (-1.0, 1.0), images=24, budget=600.0)  # decided long before, on any machine
     save_certificates(path, model, found, x, (-1.0, 1.0))
     text = path.read_text()
-    assert {"first", "second", "branch", "attack"} <= set(found.rung)
+    assert {"first", "second", "branch", "attack"} <= set(found.stage)
     assert all(
         f'"{word}"' in text
         for word in ("ball", "trust", "trust absorbed", "split", "outside", "counterexample", "tops", "cap")

@@ -129,7 +129,7 @@ def test_honest_proofs_of_small_outputs_are_confirmed(tmp_path, size):
         model.C.mul_(size)
     x = torch.rand(12, 4, generator=torch.Generator().manual_seed(0), dtype=F64) * 2 - 1
     found = pb.certify(model, x, model(x).argmax(1), 0.4, keep=True, budget=600.0)
-    assert {"second", "branch"} & set(found.rung)
+    assert {"second", "branch"} & set(found.stage)
     save_certificates(tmp_path / "proofs.json", model, found, x, (-1.0, 1.0))
     assert check_file(tmp_path / "proofs.json", model)["verified"] == found.count("verified") > 1
 

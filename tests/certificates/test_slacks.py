@@ -15,7 +15,6 @@ from helpers.networks import F64, randomise
 from polybound.certificates import PreparedNetwork, forms, input_sets, network, psd
 from polybound.certificates.bounds import balls as trust
 from polybound.certificates.bounds import baselines, quadratic, second_order, slopes
-from polybound.certificates.search import attack
 from polybound.certificates.search import balls as caps
 from polybound.theory import ULP
 
@@ -32,9 +31,14 @@ P = float(NET.size(ONE)[0, 0])
 EYE = torch.eye(D, dtype=F64).unsqueeze(0)
 
 
+def balls(r):
+    """The ball of radii r around 0."""
+    return input_sets.Balls(0 * r, (-r, r), (-r, r), r, None, r, -torch.ones_like(r), torch.ones_like(r))
+
+
 def least_that_is_outside():
     """The distance from the centre, in radii, from which on boxes are dropped."""
-    ball = input_sets.Balls(0 * ONE, ONE, -ONE, ONE)
+    ball = balls(ONE)
     steps = torch.arange(-400, 400, dtype=F64)
     lower = torch.zeros(len(steps), D, dtype=F64)
     lower[:, 0] = 1 + steps * ULP
@@ -44,15 +48,13 @@ def least_that_is_outside():
 
 def farthest_that_holds():
     """The distance from the centre, in radii, up to which points are inside."""
-    ball = input_sets.Balls(torch.zeros(1, 1), torch.ones(1, 1), -torch.ones(1, 1), torch.ones(1, 1))
+    ball = balls(torch.ones(1, 1, dtype=F64))
     steps = [1 - k * U for k in range(400)]
     return next(step for step in steps if ball.holds(0, torch.tensor([step], dtype=F64)))
 
 
 def domain_limit():
-    boxes = SimpleNamespace(x=0 * ONE, eps=ONE)
-    side = torch.tensor(0.75, dtype=F64)
-    return float(input_sets.Balls.within(boxes, (-side, side)).high[0, 0])
+    return float(input_sets.input_set(NET, 0 * ONE, ONE, None, (-0.75, 0.75), "2").high[0, 0])
 
 
 def combination():
@@ -100,8 +102,8 @@ SLACKS = {
     ),
     "combinations": (forms, combination, 3 * PATH * U),
     "values": (
-        attack,
-        lambda: float(attack.enclosed(NET, torch.ones(1, CLASSES, dtype=F64), torch.zeros(1, dtype=F64), ONE)[1]),
+        forms,
+        lambda: float(forms.enclosed(NET, torch.ones(1, CLASSES, dtype=F64), torch.zeros(1, dtype=F64), ONE)[1]),
         CLASSES * U * float(NET(ONE).abs().sum()),
     ),
     "baselines": (
@@ -121,7 +123,7 @@ SLACKS = {
     "limits": (input_sets, domain_limit, 4 * U * 0.75),
     "outside": (input_sets, least_that_is_outside, (D + 8) * U / 2),
     "holds": (input_sets, farthest_that_holds, 3 * U),
-    "linear": (input_sets, lambda: float(input_sets.least_linear(ONE[0], (-ONE[0], ONE[0]))[0]), (D + 4) * U * D),
+    "linear": (trust, lambda: float(trust.least_linear(ONE[0], (-ONE[0], ONE[0]))[0]), (D + 4) * U * D),
     "minorant": (
         quadratic,
         lambda: float(quadratic.minorant(0 * ONE, EYE, ONE, 0 * ONE[:, 0], ONE).base),

@@ -27,7 +27,7 @@ def asked(images=70):
 
 
 def assert_same(a, b):
-    assert (a.status, a.rung, a.method, a.norm, a.proofs) == (b.status, b.rung, b.method, b.norm, b.proofs)
+    assert (a.status, a.stage, a.method, a.norm, a.proofs) == (b.status, b.stage, b.method, b.norm, b.proofs)
     for name in ("margin", "label", "rival", "eps"):
         assert torch.equal(getattr(a, name), getattr(b, name))
     assert len(a.counterexample) == len(b.counterexample)
@@ -44,10 +44,10 @@ def test_workers_decide_the_same(one_thread):
         {"eps": 0.1, "method": "crown"},
     ):
         alone = pb.certify(model, x, y, **options)
-        several = pb.certify(model, x, y, **options, workers=2, on_progress=seen.append)
+        several = pb.certify(model, x, y, **options, workers=2, on_progress=lambda *row: seen.append(row))
         assert_same(alone, several)
     assert {"verified", "falsified"} <= set(pb.certify(model, x, y, torch.linspace(0.01, 0.6, len(x))).status)
-    assert seen == [32, 64, 70] * 3
+    assert seen == [(done, 70, "certifying") for done in (32, 64, 70)] * 3
 
 
 def test_blocks_keep_the_sides_of_boxes_and_the_places_of_proofs():
@@ -79,5 +79,5 @@ def test_few_images_of_a_large_network_are_several_blocks():
     model = pb.CCP(784, 40, 3, 2, seed=0, dtype=F64)
     x = torch.rand(10, 784, generator=torch.Generator().manual_seed(0), dtype=F64)
     seen = []
-    pb.certify(model, x, model(x).argmax(1), 1e-4, on_progress=seen.append)
+    pb.certify(model, x, model(x).argmax(1), 1e-4, on_progress=lambda done, *_: seen.append(done))
     assert seen == [4, 8, 10]

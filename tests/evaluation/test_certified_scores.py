@@ -48,7 +48,7 @@ def test_certify_splits_no_more_cells_than_it_may(hard):
         pb.certify(model, data.x, data.y, 0.2, nodes=-1)
     none = pb.certify(model, data.x, data.y, 0.2, nodes=0)
     assert none.status == pb.certify(model, data.x, data.y, 0.2, budget=0.0).status
-    assert "branch" not in none.rung
+    assert "branch" not in none.stage
 
 
 def test_scores_from_before_were_a_matter_of_one_second(hard):

@@ -59,7 +59,7 @@ def computed(browser, index, x, y, eps, attack):
 
 
 def proven(model, x, y, radius, domain):
-    """Whether Python's first rung proves all inputs of a positive radius up to it."""
+    """Whether Python's first stage proves all inputs of a positive radius up to it."""
     keep = radius > 0
     found = pb.certify(model, x[keep], y[keep], radius[keep], domain=domain, method="first")
     return found.status == ["verified"] * int(keep.sum())

@@ -1,4 +1,4 @@
-"""Training for certificates: the bound that is descended, against corners, the ladder and finite differences."""
+"""Training for certificates: the bound that is descended, against corners, the verifier and finite differences."""
 
 import pytest
 import torch
@@ -69,16 +69,16 @@ def test_it_is_the_first_rung_with_all_bounds_by_entries(kind):
     c, r = box_of(x, 0.1, (0.0, 1.0))
     bounds = margin_bounds(model.factors(), c, r, y)
     w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
-    rung = first_order(net, c, r, w, constant)
-    lower = (rung.g0 - rung.G.abs().sum(-1) - rung.R).gather(1, bounds.rivals)
-    assert (bounds.lower <= lower + 1e-12).all()  # the ladder may take norms
+    first = first_order(net, c, r, w, constant)
+    lower = (first.g0 - first.G.abs().sum(-1) - first.R).gather(1, bounds.rivals)
+    assert (bounds.lower <= lower + 1e-12).all()  # the verifier may take norms
     net.__dict__ |= {"stretch": [torch.full((model.features,), 1e20, dtype=F64)] * model.degree}
     net.__dict__ |= {"norms_S": [1e20] * (model.degree - 1)}
-    rung = first_order(net, c, r, w, constant)
+    first = first_order(net, c, r, w, constant)
     for mine, wanted in (
-        (bounds.centre, rung.g0),
-        (bounds.slope, rung.G.abs().sum(-1)),
-        (bounds.remainder, rung.R),
+        (bounds.centre, first.g0),
+        (bounds.slope, first.G.abs().sum(-1)),
+        (bounds.remainder, first.R),
     ):
         torch.testing.assert_close(mine, wanted.gather(1, bounds.rivals))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, get_args
@@ -14,22 +14,12 @@ from torch import Tensor
 from polybound.certificates.bounds.baselines import relax
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.forms import Margins
-from polybound.certificates.input_sets import (
-    Balls,
-    Boxes,
-    Domain,
-    as_float64,
-    checked_boxes,
-    checked_domain,
-    checked_labels,
-    checked_method,
-    checked_norm,
-)
+from polybound.certificates.input_sets import Domain, InputSet, as_float64, checked_labels, input_set
 from polybound.certificates.network import PreparedNetwork
-from polybound.certificates.search import boxes as ladder
-from polybound.certificates.search.balls import ladder_over
-from polybound.certificates.search.boxes import TOPS
-from polybound.certificates.search.proof_state import BallDecisions, Decisions
+from polybound.certificates.search import boxes
+from polybound.certificates.search.balls import verifier
+from polybound.certificates.search.boxes import STAGES, Progress, Search
+from polybound.certificates.search.proof_state import SignProofs
 from polybound.errors import PolyboundError, check_int
 from polybound.models import Factors, PolynomialNetwork
 from polybound.parallel import in_workers
@@ -37,7 +27,6 @@ from polybound.parallel import in_workers
 __all__ = [
     "Certificates",
     "Method",
-    "Question",
     "Radius",
     "Status",
     "bisected",
@@ -45,9 +34,6 @@ __all__ = [
     "certified_radius",
     "certify",
 ]
-
-
-# What `certify` returns.
 
 
 Status = Literal["verified", "falsified", "undecided"]
@@ -63,10 +49,10 @@ class Certificates:
         margin: proven lower bounds of `min over rivals and points of f_label - f_rival`, (images,), float64.
         counterexample: a point of the box or ball whose margin is at most zero, in the input's shape, float64; None if
             there is none.
-        rung: what decided each image: "clean" (misclassified as it is), "first", "second", "branch" (verified),
+        stage: what decided each image: "clean" (misclassified as it is), "first", "second", "branch" (verified),
             "attack" (falsified), the method's name, or "".
         seconds: time of each image, its share of what was done in batches, (images,).
-        cost: seconds of each rung, over all images.
+        cost: seconds of each stage, over all images.
         label: the labels.
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
         eps: radius of each box or ball, (images,), or of each feature, (images, *shape); None if the sides were given.
@@ -79,7 +65,7 @@ class Certificates:
     status: list[Status]
     margin: Tensor
     counterexample: list[Tensor | None]
-    rung: list[str]
+    stage: list[str]
     seconds: Tensor
     cost: dict[str, float]
     label: Tensor
@@ -100,11 +86,12 @@ class Certificates:
             cost.update(part.cost)
             proofs |= {(start + image, rival): proof for (image, rival), proof in (part.proofs or {}).items()}
             start += len(part)
-        lists, tensors = ("status", "counterexample", "rung"), ("margin", "seconds", "label", "rival")
+        lists, tensors = ("status", "counterexample", "stage"), ("margin", "seconds", "label", "rival")
         changes: dict[str, Any] = {name: [v for part in parts for v in getattr(part, name)] for name in lists}
         changes |= {name: torch.cat([getattr(part, name) for part in parts]) for name in tensors}
         changes["eps"] = None if first.eps is None else torch.cat([part.eps for part in parts if part.eps is not None])
-        changes["box"] = _joined_sides([part.box for part in parts if part.box is not None])
+        sides = zip(*(part.box for part in parts if part.box is not None), strict=True)
+        changes["box"] = None if first.box is None else tuple(map(torch.cat, sides))
         return replace(first, **changes, cost=dict(cost), proofs=None if first.proofs is None else proofs)
 
     def __len__(self) -> int:
@@ -121,7 +108,7 @@ class Certificates:
     def summary(self) -> dict[str, Any]:
         """Counts, shares and times, as JSON can hold them."""
         total = max(1, len(self))
-        correct = len(self) - self.rung.count("clean")
+        correct = len(self) - self.stage.count("clean")
         return {
             "images": len(self),
             "method": self.method,
@@ -131,127 +118,16 @@ class Certificates:
             "verified": self.count("verified"),
             "falsified": self.count("falsified"),
             "undecided": self.count("undecided"),
-            "rungs": dict(Counter(rung for rung in self.rung if rung)),
-            "rung seconds": {rung: round(seconds, 6) for rung, seconds in self.cost.items()},
+            # Readers of `polybound certify --json` know the stages as rungs.
+            "rungs": dict(Counter(stage for stage in self.stage if stage)),
+            "rung seconds": {stage: round(seconds, 6) for stage, seconds in self.cost.items()},
             "seconds": float(self.seconds.sum()),
             "mean milliseconds": 1000 * float(self.seconds.sum()) / total,
             "largest milliseconds": 1000 * float(self.seconds.max()) if len(self) else 0.0,
         }
 
 
-def _joined_sides(sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-    return (torch.cat([low for low, _ in sides]), torch.cat([high for _, high in sides])) if sides else None
-
-
-_HEAVY, _LEAST, _BLOCKS = 2**14, 4, 8
-"""Networks with `_HEAVY` weights a factor are certified in `_BLOCKS` blocks, each of at least `_LEAST` images."""
-
-
-# What `certify` is asked, in blocks of images that can be answered one by one, on any process.
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """Whether some point of each box, or ball, is not classified as its label.
-
-    Attributes:
-        net: the network.
-        labels: (images,).
-        boxes: the boxes, or those around the balls.
-        balls: the balls; None if it is about the boxes.
-        shape: of one input.
-        method: as in `certify`.
-        budget: seconds of branch and bound for each image.
-        nodes: cells that branch and bound splits for each image at most.
-        keep: whether to keep the proofs.
-    """
-
-    net: PreparedNetwork
-    labels: Tensor
-    boxes: Boxes
-    balls: Balls | None
-    shape: tuple[int, ...]
-    method: str
-    budget: float
-    nodes: float
-    keep: bool
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def answer(self, workers: int, on_progress: Callable[[int], None] | None) -> Certificates:
-        """The certificates, some blocks at once with several workers.
-
-        The blocks depend on the number of images alone, so that the answers do not depend on the number of workers.
-        """
-        net = self.net
-        with torch.no_grad():
-            _ = net.stretch, net.norms_S  # once for a model, before the clock of the first images starts
-            if self.balls is not None:
-                _ = net.norms_A
-        found: list[Certificates] = []
-        for part in in_workers(_answer, list(self._blocks()), workers):
-            found.append(part)
-            if on_progress is not None:
-                on_progress(sum(map(len, found)))
-        return Certificates.joined(found)
-
-    def _blocks(self) -> Iterator[Question]:
-        size = ladder.IMAGES
-        if self.net.features * self.net.breadth >= _HEAVY:
-            size = min(size, max(_LEAST, -(-len(self) // _BLOCKS)))
-        for start in range(0, max(1, len(self)), size):
-            some = slice(start, start + size)
-            balls = None if self.balls is None else self.balls.part(some)
-            yield replace(self, labels=self.labels[some], boxes=self.boxes.part(some), balls=balls)
-
-
-def _answer(asked: Question) -> Certificates:
-    """The certificates of one block."""
-    forms, keep = Margins(asked.net, asked.labels), asked.keep and asked.method in TOPS
-    boxes, balls = asked.boxes, asked.balls
-    if balls is None:
-        ledger = Decisions(forms, len(asked), boxes.inner, keep)
-    else:
-        ledger = BallDecisions(forms, balls, boxes.inner, keep)
-    with torch.no_grad():
-        if asked.method in TOPS:
-            limits = {"budget": asked.budget, "nodes": asked.nodes}
-            ladder_over(forms, boxes, balls, ledger, top=TOPS[asked.method], **limits).climb()
-        else:
-            relax(forms, boxes, ledger, asked.method, balls=balls)
-            ledger.rung = [asked.method if rung == "first" else rung for rung in ledger.rung]
-    return _certificates(ledger, asked)
-
-
-def _certificates(ledger: Decisions, asked: Question) -> Certificates:
-    margin = ledger.bound.amin(1)
-    status: list[Status] = []
-    for image, least in enumerate(margin.tolist()):
-        falsified = image in ledger.counterexample
-        if falsified and least > 0:
-            raise AssertionError("an image is both verified and falsified: please report this")
-        status.append("falsified" if falsified else "verified" if least > 0 else "undecided")
-    found = [ledger.counterexample.get(image) for image in range(len(status))]
-    boxes, shape = asked.boxes, (len(asked), *asked.shape)
-    return Certificates(
-        status=status,
-        margin=margin,
-        counterexample=[None if pair is None else pair[0].reshape(asked.shape) for pair in found],
-        rung=ledger.rung,
-        seconds=ledger.spent,
-        cost=ledger.cost,
-        label=asked.labels,
-        rival=torch.tensor([-1 if pair is None else pair[1] for pair in found], dtype=torch.int64),
-        eps=boxes.eps if boxes.eps is None or boxes.eps.ndim == 1 else boxes.eps.reshape(shape),
-        box=boxes.sides and (boxes.sides[0].reshape(shape), boxes.sides[1].reshape(shape)),
-        method=asked.method,
-        norm="inf" if asked.balls is None else "2",
-        proofs=ledger.proofs if ledger.keep else None,
-    )
-
-
-Method = Literal["auto", "second", "first", "crown", "zonotope", "interval", "lipschitz"]
+Method = Literal["auto", "second", "first", "crown", "interval", "lipschitz"]
 
 
 def certify(
@@ -268,7 +144,7 @@ def certify(
     nodes: int | None = None,
     keep: bool = False,
     workers: int = 1,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Certificates:
     """Decide for each input whether some x' of the domain with `|x' - x| <= eps` is not classified as its label.
 
@@ -287,15 +163,15 @@ def certify(
             one input; None for no limits.
         norm: of the ball, "inf" or "2". With "2", `||x' - x||_2 <= eps`; with a radius for each feature,
             `sum_d ((x'_d - x_d) / eps_d)^2 <= 1`. There is no box then.
-        method: "auto" takes all rungs: first order, attacks, second order, branch and bound. "first" and "second" stop
-            after that rung. "crown", "zonotope", "interval" and "lipschitz" are bounds to compare with, without
-            attacks; of these, l_2 balls have "lipschitz".
+        method: "auto" takes all stages: first order, attacks, second order, branch and bound. "first" and "second"
+            stop after that stage. "crown", "interval" and "lipschitz" are bounds to compare with, without attacks; of
+            these, l_2 balls have "lipschitz".
         budget: seconds of branch and bound for each image; 10 by default, and no limit where `nodes` has one.
         nodes: how many cells branch and bound splits for each image at most, a limit that is the same on every machine.
         keep: whether to keep the proofs, to save them.
         workers: processes that images are shared out to, each with one thread. What is decided does not depend on
             their number; that of PyTorch's threads may change last bits, and `budget` is time, which `nodes` is not.
-        on_progress: called with the number of images that are through.
+        on_progress: called as `on_progress(done, total, text)`, with numbers of images.
 
     >>> import torch, polybound as pb
     >>> model = pb.CCP(features=4, rank=3, classes=2, degree=2, seed=0, dtype=torch.float64)
@@ -308,19 +184,68 @@ def certify(
     >>> pb.certify(model, x, label, eps=0.01, norm="2").status
     ['verified']
     """
-    net = model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
-    boxes = checked_boxes(net, x, eps, box, domain)
-    labels = checked_labels(net, y, len(boxes.x))
+    net = PreparedNetwork.of(model)
+    inputs = input_set(net, x, eps, box, domain, norm)
+    labels = checked_labels(net, y, len(inputs))
     if nodes is not None:
         check_int("nodes", nodes, 0)
     seconds = budget if budget is not None else 10.0 if nodes is None else inf
-    checked_method(method, get_args(Method), seconds)
-    norm = checked_norm(norm, box, method)
-    check_int("workers", workers)
-    balls = Balls.within(boxes, checked_domain(net, domain)) if norm == "2" else None
-    limits = seconds, inf if nodes is None else nodes
-    asked = Question(net, labels, boxes, balls, tuple(x.shape[1:]), method, *limits, keep)
-    return asked.answer(workers, on_progress)
+    search = Search(method, seconds, inf if nodes is None else nodes, keep, workers)
+    search.check(get_args(Method), inputs.norm)
+    net.prepare(inputs.norm)
+    size = boxes.IMAGES
+    if net.features * net.breadth >= HEAVY:
+        size = min(size, max(LEAST, -(-len(inputs) // BLOCKS)))
+    # The blocks depend on the number of images alone, so that the answers do not depend on the number of workers.
+    blocks = [slice(start, start + size) for start in range(0, max(1, len(inputs)), size)]
+    tasks = [(net, inputs.part(block), labels[block], tuple(x.shape[1:]), search) for block in blocks]
+    found: list[Certificates] = []
+    for part in in_workers(_certify_block, tasks, workers):
+        found.append(part)
+        if on_progress is not None:
+            on_progress(sum(map(len, found)), len(inputs), "certifying")
+    return Certificates.joined(found)
+
+
+HEAVY, LEAST, BLOCKS = 2**14, 4, 8
+"""Networks with `HEAVY` weights a factor are certified in `BLOCKS` blocks, each of at least `LEAST` images."""
+
+
+def _certify_block(task: tuple[PreparedNetwork, InputSet, Tensor, tuple[int, ...], Search]) -> Certificates:
+    """The certificates of some images; a task has all that another process needs."""
+    net, inputs, labels, shape, search = task
+    staged = search.method in STAGES
+    state = SignProofs(Margins(net, labels), inputs, search.keep and staged)
+    with torch.no_grad():
+        if staged:
+            verifier(state, search).run()
+        else:
+            relax(state, search.method)
+            state.stage = [search.method if stage == "first" else stage for stage in state.stage]
+    margin = state.bound.amin(1)
+    status: list[Status] = []
+    for image, least in enumerate(margin.tolist()):
+        falsified = image in state.counterexample
+        if falsified and least > 0:
+            raise AssertionError("an image is both verified and falsified: please report this")
+        status.append("falsified" if falsified else "verified" if least > 0 else "undecided")
+    found = [state.counterexample.get(image) for image in range(len(status))]
+    eps, box = inputs.asked(shape)
+    return Certificates(
+        status=status,
+        margin=margin,
+        counterexample=[None if pair is None else pair[0].reshape(shape) for pair in found],
+        stage=state.stage,
+        seconds=state.spent,
+        cost=state.cost,
+        label=labels,
+        rival=torch.tensor([-1 if pair is None else pair[1] for pair in found], dtype=torch.int64),
+        eps=eps,
+        box=box,
+        method=search.method,
+        norm=inputs.norm,
+        proofs=state.proofs if state.keep else None,
+    )
 
 
 def certified_accuracy(
@@ -339,7 +264,7 @@ def certified_accuracy(
 
     Args:
         model: a model, or its factors.
-        data: a data set, with `x`, `y` and the `domain` that perturbations stay in.
+        data: a data set, with inputs `x`, labels `y` and the `domain` that perturbations stay in.
         eps: how far an entry can move, in the units of the inputs, as in `certify`.
         box: as in `certify`.
         images: how many inputs, from the first on; all by default.
@@ -426,21 +351,40 @@ def certified_radius(
     """
     if not tolerance > 0 or not 0 < largest < torch.inf:
         raise PolyboundError("tolerance and the largest radius must be positive")
-    net = model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
-    points = checked_boxes(net, x, 0.0, None, domain).x
+    net = PreparedNetwork.of(model)
+    inputs = input_set(net, x, 0.0, None, domain, norm)
+    points, norm = inputs.x, inputs.norm
     labels = checked_labels(net, y, len(points))
-    norm = checked_norm(norm, None, method)
-    units = None if scale is None else _checked_scale(net, scale)
+    units = None
+    if scale is not None:
+        units = as_float64(scale, "scale")
+        if not net.takes(units.shape):
+            raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
+        if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():
+            raise PolyboundError("scale must be finite and not negative, and not zero everywhere")
+        units = units.reshape(-1)
     options: dict[str, Any] = {"domain": domain, "norm": norm, "method": method, "budget": budget}
     attacked = torch.full((len(points),), torch.inf, dtype=torch.float64)
 
+    def scaled(radii: Tensor) -> Tensor:
+        """`radii * units` rounded up, (images, features); without units the radii themselves."""
+        if units is None:
+            return radii
+        eps = radii.unsqueeze(1) * units
+        return torch.where((units == 0) | (units == 1), eps, torch.nextafter(eps, eps.new_tensor(torch.inf)))
+
+    def distance(away: Tensor) -> Tensor:
+        """The least radius whose box or ball holds a point that far away, up to rounding."""
+        part = away.abs() if units is None else away.abs()[units > 0] / units[units > 0]
+        return length(part) if norm == "2" else part.max()
+
     def tried(rows: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-        found = certify(net, points[rows], labels[rows], _scaled(radii, units), **options)
+        found = certify(net, points[rows], labels[rows], scaled(radii), **options)
         held = torch.tensor([status == "verified" for status in found.status])
         least = radii.clone()
         for index, (row, point) in enumerate(zip(rows.tolist(), found.counterexample, strict=True)):
             if point is not None:
-                away = _distance(point.reshape(-1) - points[row], units, norm)
+                away = distance(point.reshape(-1) - points[row])
                 attacked[row] = min(attacked[row], away * (1 + 2.0**-50))
                 # The sides are rounded outwards: a point may be a rounding farther off than what was tried.
                 least[index] = min(least[index], away)
@@ -477,27 +421,3 @@ def bisected(
         close = (failed - held <= tolerance) | (held >= largest) | (radius <= held) | (radius >= failed)
         going = torch.nonzero(~close).squeeze(1)
     return held
-
-
-def _checked_scale(net: PreparedNetwork, scale: Tensor) -> Tensor:
-    units = as_float64(scale, "scale")
-    if tuple(units.shape) not in (tuple(net.shape), (net.features,)):
-        raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
-    if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():
-        raise PolyboundError("scale must be finite and not negative, and not zero everywhere")
-    return units.reshape(-1)
-
-
-def _scaled(radius: Tensor, units: Tensor | None) -> Tensor:
-    """`radius * units` rounded up, (images, features); without units the radii themselves."""
-    if units is None:
-        return radius
-    eps = radius.unsqueeze(1) * units
-    exact = (units == 0) | (units == 1)
-    return torch.where(exact, eps, torch.nextafter(eps, eps.new_tensor(torch.inf)))
-
-
-def _distance(away: Tensor, units: Tensor | None, norm: str) -> Tensor:
-    """The least radius whose box or ball holds a point that far away, up to rounding."""
-    part = away.abs() if units is None else away.abs()[units > 0] / units[units > 0]
-    return length(part) if norm == "2" else part.max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod, sqrt
@@ -140,6 +141,22 @@ class PreparedNetwork:
         """Upper bounds of the spectral norms of the maps in between; 1 for the identity."""
         return [1.0 if s is None else _norm(s) for s in self.S]
 
+    @staticmethod
+    def of(model: PolynomialNetwork | Factors | PreparedNetwork) -> PreparedNetwork:
+        """A model prepared, unless it is already."""
+        return model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
+
+    def prepare(self, norm: str) -> None:
+        """Compute norms that are needed once for a model, before the clock of the first images starts."""
+        with torch.no_grad():
+            _ = self.stretch, self.norms_S
+            if norm == "2":
+                _ = self.norms_A
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether this is the shape of one input, as the model takes it: its own, or flat."""
+        return tuple(shape) in (tuple(self.shape), (self.features,))
+
     def size(self, x: Tensor) -> Tensor:
         """P(x) for non-negative x, (batch, features): the sum of the absolute values of all terms, (batch, classes)."""
         return self.absolute(x)
@@ -167,18 +184,22 @@ class PreparedNetwork:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (batch, classes) of inputs (batch, features), off by less than `slack(|x|)`."""
+        return self.last_product(x) @ self.C.T + self.beta
+
+    def last_product(self, x: Tensor) -> Tensor:
+        """`y_k`, (batch, units), of inputs (batch, features)."""
         y = self.A[0](x) * self.s1
         for n in range(1, self.degree):
             y = self.A[n](x) * self.between(y, n)
-        return y @ self.C.T + self.beta
+        return y
 
     def between(self, y: Tensor, n: int) -> Tensor:
         """What factor n (from 0) is multiplied by, `S(y)` with its constant, for the product y before it."""
         step = self.S[n - 1]
         return y if step is None else step(y)
 
-    def spread(self, y: Tensor, n: int) -> Tensor:
-        """`|S| y`, the radius that a radius y becomes before factor n."""
+    def radius_between(self, y: Tensor, n: int) -> Tensor:
+        """`|S| y`, the radius before factor n of a product with radius y."""
         step = self.absolute_S[n - 1]
         return y if step is None else step.linear(y)
 

@@ -40,7 +40,7 @@ class CertifyOptions:
     dataset: Dataset = None
     norm: Annotated[str, typer.Option(help="Norm of the ball: inf or 2.")] = "inf"
     method: Annotated[
-        str, typer.Option(help="auto, second, first; crown, zonotope, interval, lipschitz to compare.")
+        str, typer.Option(help="auto, second, first; crown, interval, lipschitz to compare.")
     ] = "auto"
     budget: Annotated[
         float | None, typer.Option(help="Seconds of branch and bound for an image: 10, or 1 with --outputs.")

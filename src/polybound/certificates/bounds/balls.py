@@ -1,4 +1,4 @@
-"""Lower bounds of a polynomial over an l_2 ball within the domain: first order, and the trust-region problem."""
+"""Lower bounds over an l_2 ball within the domain: of linear forms, to first order, and the trust-region problem."""
 
 from __future__ import annotations
 
@@ -10,17 +10,75 @@ from torch import Tensor
 from polybound.certificates.bounds.first_order import First
 from polybound.certificates.bounds.quadratic import spectral_shift
 from polybound.certificates.bounds.second_order import Second, rounded_down
-from polybound.certificates.input_sets import Limits, least_linear, nearest
+from polybound.certificates.bounds.slopes import length
+from polybound.certificates.input_sets import Limits
 from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
 
-__all__ = ["Quadratic", "lower_in_ball", "trust_region"]
+__all__ = ["Quadratic", "least_linear", "lower_in_ball", "nearest", "trust_region"]
 
 
 def lower_in_ball(net: PreparedNetwork, first: First, slack: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     """`g0 - max(-G.u) - R` over the ball within limits, rounded down, (balls, forms), and where the maximum is."""
     away, u = least_linear(first.G, (limits[0].unsqueeze(1), limits[1].unsqueeze(1)))
     return rounded_down(first.g0, away + first.R, slack, net), u
+
+
+def least_linear(p: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+    r"""The largest `-p.u` over the unit ball within limits, rounded up, and the u where it (nearly) is.
+
+    For every split `p = p1 + p2`, p1.u is least over the ball and p2.u over the limits:
+
+        -p.u <= ||p1||_2 + sum_d max(-p2_d low_d, -p2_d high_d).
+
+    With `u = clamp(-p / lam)` of length 1 and `p1 = -lam u` this is exact. The coordinates at their limits grow in
+    number as lam falls, so that some steps find it; whatever they find proves a bound.
+
+    Args:
+        p: (..., n).
+        limits: low and high, of shapes that broadcast to p's.
+
+    >>> import torch
+    >>> p, one = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    >>> [round(float(least_linear(p, limits)[0]), 9) for limits in ((-one, one), (0 * one, one), (-one / 10, one))]
+    [5.0, 0.0, 0.7]
+    """
+    low, high = limits
+    u, lam = farthest(p, low, high)
+    first = lam * u
+    over = [_over_limits(p, low, high), length(first) + _over_limits(p + first, low, high)]
+    total = torch.stack([length(p), *over])
+    off = (p.abs() + first.abs()).sum(-1) * ((p.shape[-1] + 16) * ULP) + 2.0**-900
+    return torch.nan_to_num(total.amin(0) + off, nan=torch.inf), u
+
+
+def farthest(p: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The u of `least_linear` and its lam, (..., 1). Proves nothing."""
+    scale = p.abs().amax(-1, keepdim=True).clamp_min(2.0**-900)
+    p = p / scale
+    lam = p.norm(dim=-1, keepdim=True).clamp_min(2.0**-500)
+    for _ in range(10):
+        u = -p / lam
+        inside = torch.maximum(torch.minimum(u, high), low)
+        free = inside == u
+        left = (1.0 - torch.where(free, 0.0, inside).square().sum(-1, keepdim=True)).clamp_min(1e-12)
+        less = torch.minimum(lam, torch.where(free, p, 0.0).norm(dim=-1, keepdim=True) / left.sqrt())
+        less = less.clamp_min(2.0**-500)
+        if torch.equal(less, lam):
+            break
+        lam = less
+    return torch.maximum(torch.minimum(-p / lam, high), low), lam * scale
+
+
+def _over_limits(p: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.maximum(-p * low, -p * high).sum(-1)
+
+
+def nearest(z: Tensor, limits: Limits) -> Tensor:
+    """The point of the unit ball within limits that is nearest to z, up to rounding."""
+    inside = torch.maximum(torch.minimum(z, limits[1]), limits[0])
+    size = inside.norm(dim=-1, keepdim=True)
+    return inside if bool((size <= 1.0).all()) else torch.where(size <= 1.0, inside, farthest(-z, *limits)[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Bounds to compare with: a global Lipschitz constant, intervals, zonotopes and linear relaxations of the products.
+"""Bounds to compare with: a global Lipschitz constant, intervals and linear relaxations of the products.
 
 Each returns proven lower bounds of the margins `w.y_k + constant` over boxes `x = c + r * u`, (boxes, rivals), less
 `PreparedNetwork.slack` and what the last subtraction rounds. They form the same sums of products as the expansion
@@ -8,62 +8,45 @@ does, of terms that are never larger than those of the network in absolute value
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.slopes import length
-from polybound.certificates.forms import Forms
-from polybound.certificates.input_sets import Balls, Boxes, centre
+from polybound.certificates.input_sets import Balls, centre
 from polybound.certificates.network import PreparedNetwork
-from polybound.certificates.search.proof_state import Ledger
+from polybound.certificates.search.boxes import Progress
+from polybound.certificates.search.proof_state import ProofState
 from polybound.theory import ULP, lipschitz
 
-__all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "lipschitz_in_ball", "relax", "zonotope_bound"]
+__all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "relax"]
 
 
 def _down(net: PreparedNetwork, value: Tensor, size: Tensor, slack: Tensor) -> Tensor:
     return torch.nan_to_num(value - slack - size * (4 * net.roundings * ULP), nan=-torch.inf)
 
 
-def lipschitz_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
-    """The margin at the centre less twice the Lipschitz constant (l_inf, row-wise) times the largest radius."""
-    reach = float((c.abs() + r).max()) * (1 + 4 * ULP)
-    value = lipschitz(net.factors, method="rowwise", radius=reach).value
-    y = _forward(net, c)[-1]
-    margin = (w * y.unsqueeze(1)).sum(-1) + constant
-    away = 2 * torch.as_tensor(value, dtype=torch.float64) * r.amax(-1, keepdim=True)
-    return _down(net, margin - away, margin.abs() + away, slack)
-
-
-def lipschitz_in_ball(
-    net: PreparedNetwork, x: Tensor, r: Tensor, far: Tensor, w: Tensor, constant: Tensor, slack: Tensor
+def lipschitz_bound(
+    net: PreparedNetwork, x: Tensor, r: Tensor, far: Tensor, w: Tensor, constant: Tensor, slack: Tensor, norm: str
 ) -> Tensor:
-    """The margin at x less sqrt(2) times the Lipschitz constant (l_2, row-wise) times the largest radius.
+    """The margin at x less the Lipschitz constant (row-wise) of a margin times the largest radius.
 
     Args:
         net: the network.
-        x: centres (balls, features).
-        r: radii (balls, features).
-        far: upper bounds of the l_2 norms of the balls' points, (balls,).
-        w: (balls, rivals, units).
-        constant: (balls, rivals).
+        x: centres, (sets, features).
+        r: radii, (sets, features).
+        far: upper bounds of the norms of the sets' points.
+        w: (sets, rivals, units).
+        constant: (sets, rivals).
         slack: as `PreparedNetwork` gives it.
+        norm: of the sets, "inf" or "2".
     """
-    value = lipschitz(net.factors, 2, method="rowwise", radius=float(far.max())).value
-    margin = (w * _forward(net, x)[-1].unsqueeze(1)).sum(-1) + constant
-    away = sqrt(2) * torch.as_tensor(value, dtype=torch.float64) * r.amax(-1, keepdim=True)
+    value = lipschitz(net.factors, inf if norm == "inf" else 2, method="rowwise", radius=float(far.max())).value
+    margin = (w * net.last_product(x).unsqueeze(1)).sum(-1) + constant
+    # A margin is a difference of two outputs.
+    away = (2 if norm == "inf" else sqrt(2)) * torch.as_tensor(value, dtype=torch.float64) * r.amax(-1, keepdim=True)
     return _down(net, margin - away, margin.abs() + away, slack)
-
-
-def _forward(net: PreparedNetwork, x: Tensor) -> list[Tensor]:
-    """The products y_1, ..., y_k."""
-    products = [net.A[0](x) * net.s1]
-    for n in range(1, net.degree):
-        products.append(net.A[n](x) * net.between(products[-1], n))
-    return products
 
 
 def _intervals(
@@ -75,7 +58,7 @@ def _intervals(
     q = [(s1, torch.zeros_like(s1))]
     for n in range(1, net.degree):
         mid, rad = _times(h[n - 1], q[n - 1])
-        q.append((net.between(mid, n), net.spread(rad, n)))
+        q.append((net.between(mid, n), net.radius_between(rad, n)))
     return h, q
 
 
@@ -95,28 +78,6 @@ def interval_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, consta
     return _down(net, margin - away, margin.abs() + away, slack)
 
 
-def zonotope_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
-    """Affine forms of the input; what a product adds of second order is an interval of its own for each unit."""
-    h, _ = _intervals(net, c, r)
-    scale = r.unsqueeze(-1)
-    mid = net.s1.expand(len(c), -1)
-    slope = c.new_zeros(len(c), net.features, len(net.s1))
-    error = torch.zeros_like(mid)
-    for n in range(net.degree):
-        if n > 0:
-            step = net.S[n - 1]
-            mid, error = net.between(mid, n), net.spread(error, n)
-            slope = slope if step is None else step.linear(slope)
-        at, rho = h[n]
-        moved = slope.abs().sum(1)
-        error = error * (at.abs() + rho) + rho * moved
-        slope = slope * at.unsqueeze(1) + (net.At[n] * scale) * mid.unsqueeze(1)
-        mid = mid * at
-    margin = (w * mid.unsqueeze(1)).sum(-1) + constant
-    away = (w @ slope.transpose(1, 2)).abs().sum(-1) + (w.abs() * error.unsqueeze(1)).sum(-1)
-    return _down(net, margin - away, margin.abs() + away, slack)
-
-
 def crown_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
     """Linear relaxation backwards: `a b >= a* b + b* a - a* b*` for each product, at a corner of its ranges.
 
@@ -124,7 +85,7 @@ def crown_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant:
     rival best is taken. The ranges in between come from the same relaxation, unit by unit.
     """
     h, q = _intervals(net, c, r)
-    sizes = _sizes(net, c.abs() + r)
+    products = list(net.absolute.partial_products(c.abs() + r))
     for n in range(2, net.degree):
         # Tighter ranges of what factor n is multiplied by, from the relaxation of all that lies before it.
         step = net.S[n - 1]
@@ -134,23 +95,15 @@ def crown_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant:
         ends = []
         for sign in (1.0, -1.0):
             found = _backwards(net, c, r, h, q, sign * rows.expand(len(c), -1, -1), n - 1)
-            # A plane has three terms where the product has one.
-            off = sizes[n] * (4 * 3.0**n * net.roundings * ULP)
+            # The sum of the absolute values of all terms; a plane has three terms where the product has one.
+            between = net.absolute_S[n - 1]
+            size = products[n - 1] if between is None else between(products[n - 1])
+            off = size * (4 * 3.0**n * net.roundings * ULP)
             ends.append(sign * (found + sign * offset - off))
         low, high = torch.maximum(ends[0], q[n][0] - q[n][1]), torch.minimum(ends[1], q[n][0] + q[n][1])
         q[n] = ((low + high) / 2, ((high - low) / 2).clamp_min(0.0))
     value = _backwards(net, c, r, h, q, w.expand(len(c), -1, -1), net.degree - 1) + constant
     return _down(net, value, value.abs(), slack * 3.0**net.degree)
-
-
-def _sizes(net: PreparedNetwork, x: Tensor) -> list[Tensor]:
-    """For each factor, the size of what it is multiplied by: the sum of the absolute values of its terms."""
-    sizes = [net.s1.abs().expand(len(x), -1)]
-    for n, product in enumerate(net.absolute.partial_products(x), 1):
-        if n < net.degree:
-            step = net.absolute_S[n - 1]
-            sizes.append(product if step is None else step(product))
-    return sizes
 
 
 def _backwards(
@@ -195,46 +148,30 @@ def _backwards(
     return best
 
 
-# Claims bounded by the baselines: one relaxation of the whole box, no search.
+def relax(state: ProofState, method: str, on_progress: Progress | None = None) -> None:
+    """Bound all forms by one of the baselines, without a search, and enter the bounds as those of first order.
 
-
-_RELAXATIONS = {
-    "crown": crown_bound,
-    "zonotope": zonotope_bound,
-    "interval": interval_bound,
-    "lipschitz": lipschitz_bound,
-}
-_CHUNK = 32
-_ENTRIES = 2**24  # of the rows that a linear relaxation sends back through the network, one for each unit
-
-
-def relax(
-    forms: Forms,
-    boxes: Boxes,
-    ledger: Ledger,
-    method: str,
-    on_progress: Callable[[int], None] | None = None,
-    balls: Balls | None = None,
-) -> None:
-    """Bound all forms by one of the baselines, and enter the bounds as those of first order.
-
-    Over balls, if there are any, by the Lipschitz constant.
+    Over balls, that is the Lipschitz constant.
     """
-    net = forms.net
-    units = max(A.outputs for A in net.A)
-    chunk = max(1, min(_CHUNK, _ENTRIES // units**2))
-    for start in range(0, len(boxes.x), chunk):
+    forms, inputs, net = state.forms, state.inputs, state.forms.net
+    # A linear relaxation sends a row for each unit back through the network.
+    chunk = max(1, min(32, 2**24 // max(A.outputs for A in net.A) ** 2))
+    for start in range(0, len(inputs), chunk):
         begun = time.perf_counter()
-        images = torch.arange(start, min(start + chunk, len(boxes.x)))
-        x, lower, upper = (t[images] for t in (boxes.x, *boxes.outer))
-        block = forms.block(images, net.slack(torch.maximum(lower.abs(), upper.abs())))
-        if balls is None:
-            bound = _RELAXATIONS[method](net, *centre(lower, upper), block.w, block.constant, block.slack)
+        images = torch.arange(start, min(start + chunk, len(inputs)))
+        x, (lower, upper) = inputs.x[images], (side[images] for side in inputs.outer)
+        corner = torch.maximum(lower.abs(), upper.abs())
+        block = forms.of_images(images, net.slack(corner))
+        c, r = centre(lower, upper)
+        about = block.w, block.constant, block.slack
+        if method == "lipschitz" and isinstance(inputs, Balls):
+            bound = lipschitz_bound(net, x, inputs.r[images], length(corner), *about, "2")
+        elif method == "lipschitz":
+            bound = lipschitz_bound(net, c, r, (c.abs() + r) * (1 + 4 * ULP), *about, "inf")
         else:
-            far = length(torch.maximum(lower.abs(), upper.abs()))
-            bound = lipschitz_in_ball(net, x, balls.r[images], far, block.w, block.constant, block.slack)
-        ledger.see_inputs(images, x, forms.values(images, net(x)), block.slack)
-        ledger.first(images, torch.where(block.asked, bound, torch.inf))
-        ledger.charge(method, images, begun)
+            bound = (crown_bound if method == "crown" else interval_bound)(net, c, r, *about)
+        state.see_inputs(images, x, forms.values(images, net(x)), block.slack)
+        state.first(images, torch.where(block.asked, bound, torch.inf))
+        state.charge(method, images, begun)
         if on_progress is not None:
-            on_progress(int(images[-1]) + 1)
+            on_progress(int(images[-1]) + 1, len(inputs), "bounding")

@@ -83,7 +83,7 @@ class Factored:
             terms = [_Term(t.scale * self.size[n - 1], t.radius, t.norm) for t in self.terms[n - 1]]
             terms.append(_Term(before.abs(), self.rho[n - 1], self.norm[n - 1]))
             if net.S[n - 1] is not None:
-                radius = net.spread(sum((t.scale * t.radius for t in terms), torch.zeros_like(before)), n)
+                radius = net.radius_between(sum((t.scale * t.radius for t in terms), torch.zeros_like(before)), n)
                 norm = sum((t.scale.amax(-1) * t.norm for t in terms), torch.zeros_like(terms[0].norm))
                 terms = [_Term(torch.ones_like(radius), radius, norm * net.norms_S[n - 1])]
             self.terms.append(terms)
@@ -168,7 +168,7 @@ def slopes_over(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor) -> tuple[
     spread = [torch.zeros_like(box.q[0])]  # of q_n(u) about q_n
     for n in range(1, net.degree):
         wider = spread[n - 1] * (box.size[n - 1] + box.rho[n - 1]) + box.rho[n - 1] * box.q[n - 1].abs()
-        spread.append(net.spread(wider, n))
+        spread.append(net.radius_between(wider, n))
     G, away = torch.zeros_like(c), torch.zeros_like(c)
     lam, ell = w.unsqueeze(1), torch.zeros_like(w).unsqueeze(1)
     for n in reversed(range(net.degree)):

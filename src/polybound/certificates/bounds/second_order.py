@@ -33,8 +33,8 @@ from polybound.theory import ULP
 __all__ = [
     "Bounded",
     "Second",
-    "at_least_ends",
     "by_second",
+    "fix_monotone",
     "lower_first",
     "monotone",
     "rounded_down",
@@ -264,7 +264,7 @@ def _forwards(box: Factored, A: list[Slopes]) -> tuple[list[Slopes], list[Tensor
         B.append(next_slope(box, n, A[n - 1], B[-1] if B else None))
         box.take_slopes(n, B[-1])
         rho = box.rho[n - 1]
-        beyond.append(net.spread(beyond[-1] * (box.size[n - 1] + rho) + rho * across[-1], n))
+        beyond.append(net.radius_between(beyond[-1] * (box.size[n - 1] + rho) + rho * across[-1], n))
         across.append(B[-1].radius(box.region))
     return B, across, beyond
 
@@ -450,7 +450,7 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     return cells.narrowed(lower, upper)
 
 
-def at_least_ends(net: PreparedNetwork, cells: Cells) -> Cells:
+def fix_monotone(net: PreparedNetwork, cells: Cells) -> Cells:
     """The cells without the coordinates along which their forms rise or fall everywhere, as first order shows it.
 
     Along those the least value is at an end, at which they are fixed. `monotone` sees more of them, and takes longer.

@@ -60,13 +60,15 @@ from polybound.models import PolynomialNetwork
 __all__ = ["Checker", "prove"]
 
 
-def prove(claims: Claims, model: PolynomialNetwork, on_progress: Callable[[int, int], None] | None = None) -> list[str]:
+def prove(
+    claims: Claims, model: PolynomialNetwork, on_progress: Callable[[int, int, str], None] | None = None
+) -> list[str]:
     """Prove all claims about a model; returns the status of each image.
 
     Args:
         claims: what to prove.
         model: the model.
-        on_progress: called with the number of images that are through, and of all.
+        on_progress: called as `on_progress(done, total, text)`, with numbers of images.
 
     Raises:
         RefusedError: a claim is not proven.
@@ -80,7 +82,7 @@ def prove(claims: Claims, model: PolynomialNetwork, on_progress: Callable[[int, 
             except RefusedError as error:
                 raise RefusedError(f"image {number}: {error}") from error
             if on_progress is not None:
-                on_progress(len(found), len(claims.images))
+                on_progress(len(found), len(claims.images), "checking")
     return found
 
 

@@ -113,7 +113,7 @@ def _box(found: Certificates | OutputBounds, image: int) -> dict[str, Any]:
 
 
 def check_file(
-    path: str | PathLike[str], model: PolynomialNetwork, *, on_progress: Callable[[int, int], None] | None = None
+    path: str | PathLike[str], model: PolynomialNetwork, *, on_progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, int]:
     """Prove every certificate of a file again, in ball arithmetic; returns how many inputs there are of each status.
 
@@ -123,7 +123,7 @@ def check_file(
     Args:
         path: what `save_certificates` wrote.
         model: the model they are about.
-        on_progress: called with the number of images that are through, and of all.
+        on_progress: called as `on_progress(done, total, text)`, with numbers of images.
 
     Raises:
         PolyboundError: a certificate is not proven by what the file holds, or is about another model; or python-flint
@@ -146,7 +146,7 @@ def read_claims(path: str | PathLike[str], model: PolynomialNetwork) -> Claims:
 
 
 def check_claims(
-    claims: Claims, model: PolynomialNetwork, *, on_progress: Callable[[int, int], None] | None = None
+    claims: Claims, model: PolynomialNetwork, *, on_progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, int]:
     """Prove what was read of a file; returns the same counts as `check_file`."""
     from polybound.certificates.proofs.check import prove

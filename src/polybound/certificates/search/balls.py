@@ -1,4 +1,4 @@
-"""The search over l_2 balls: first order, attacks, the trust-region problem, and branching where features are few.
+"""The verifier over l_2 balls: first order, attacks, the trust-region problem, branching where features are few.
 
 Let q be a lower bound of a form over `||u||_2 <= 1`. For every d and every kappa >= 0, `q(u) + kappa (d.u - s)` is at
 most q(u) where `d.u <= s`. So if it is above a level everywhere, what is not above the level lies in the cap `d.u > s`.
@@ -11,26 +11,189 @@ That bends it upwards, by nu b^2, and takes away the slope with which it falls o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polybound.certificates.bounds.balls import Quadratic, lower_in_ball, trust_region
+from polybound.certificates.bounds.balls import Quadratic, least_linear, lower_in_ball, nearest, trust_region
 from polybound.certificates.bounds.first_order import first_order
-from polybound.certificates.bounds.second_order import Second, second_order
+from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.bounds.slopes import BALL, length
-from polybound.certificates.forms import Cells, Forms, chunks, join
-from polybound.certificates.input_sets import Balls, Boxes, Limits, Sides, least_linear, nearest
+from polybound.certificates.forms import Cells, ImageForms, chunks, join
+from polybound.certificates.input_sets import Balls, Limits, Sides
 from polybound.certificates.network import PreparedNetwork
-from polybound.certificates.search.attack import Members, value_and_gradient
-from polybound.certificates.search.boxes import Ladder
-from polybound.certificates.search.proof_state import InBalls, Ledger, Node
+from polybound.certificates.search.boxes import Members, Search, Verifier, value_and_gradient
+from polybound.certificates.search.proof_state import Node, ProofState
 from polybound.theory import ULP
 
-__all__ = ["BallLadder", "Cap", "Parts", "best_cap", "best_in_both", "ladder_over"]
+__all__ = ["BallVerifier", "Cap", "Parts", "best_cap", "best_in_both", "verifier"]
+
+
+def verifier(state: ProofState, search: Search) -> Verifier:
+    """The verifier over boxes, or over l_2 balls if the state's input sets are balls."""
+    if isinstance(state.inputs, Balls):
+        return BallVerifier(state, state.inputs, search)
+    return Verifier(state, search)
+
+
+CAPS = 4
+"""How often what is left of a ball is bounded again."""
+
+
+class BallVerifier(Verifier):
+    """Proves the claims of all images over their balls.
+
+    A cell is the part of a ball within a box. Bounds hold over the whole ball until it is split, and from then on over
+    boxes; those that do not meet the ball are dropped.
+
+    Args:
+        state: the claims, and what is proven of them.
+        balls: the sets of inputs that they are about.
+        search: how to look for proofs.
+    """
+
+    BRANCHED = 12  # of more features, boxes as small as a ball's parts need are too many
+
+    def __init__(self, state: ProofState, balls: Balls, search: Search) -> None:
+        super().__init__(state, search)
+        self.balls = balls
+        self.ends = False  # the end of a coordinate may lie outside of the ball
+
+    def bound_first(self, images: Tensor, block: ImageForms, slopes: bool = False) -> tuple[Tensor, Tensor]:
+        """Bounds of first order over the whole balls, and where they are taken."""
+        x, r = self.balls.x[images], self.balls.r[images]
+        first = first_order(self.net, x, r, block.w, block.constant, slopes=slopes, region=BALL)
+        bound, u = lower_in_ball(self.net, first, block.slack, self.balls.limits(images))
+        return bound, x.unsqueeze(1) + r.unsqueeze(1) * u
+
+    def attack(self, cells: Cells, start: Tensor, *steps: tuple[float, ...]) -> Tensor:
+        """Descend within the balls."""
+        value, where = descend_in_balls(self.net, self.balls, cells, start, self.forms.members(cells), *steps)
+        self.state.see(cells, value, where)
+        return value
+
+    def second(self, cells: Cells) -> Cells:
+        """The trust-region problems of all cells; if time is short, those of the most urgent first."""
+        if not self.search.strict:
+            return self.state.undecided(join([self._trust(chunk) for chunk in chunks(cells, self.net.breadth)]))
+        cells = cells[self.state.urgency(cells).argsort()]
+        left = [cells[:0]]
+        for chunk in chunks(cells, self.units, limit=2**20):
+            late = self.state.spent[chunk.image] >= self.search.budget
+            left += [self._trust(chunk[~late]), chunk[late]]
+        return self.state.undecided(join(left))
+
+    def _trust(self, cells: Cells) -> Cells:
+        """The trust-region problem of each cell, the remainder as a number and then absorbed; then its caps."""
+        begun, images, net, balls = time.perf_counter(), cells.image, self.net, self.balls
+        r = balls.r[images]
+        active = torch.nonzero((r > 0).any(0)).squeeze(-1)
+        if len(cells) and len(active):
+            second = second_order(net, balls.x[images], r, cells.w, cells.constant, active, region=BALL)
+            for by in ("trust", "trust absorbed"):
+                low, high = (side[:, active] for side in balls.limits(cells.image))
+                H, R = (second.H, second.R) if by == "trust" else second.absorbed()
+                bound, v, problem = trust_region(net, second, H, R, cells.slack, (low, high))
+                rows = self._closed(cells, bound, v, problem, {"by": by, "on": active.tolist()})
+                cells = replace(cells, bound=torch.maximum(cells.bound, bound))[rows]
+                if not len(cells):
+                    break
+                v, problem, second = v[rows], problem.rows(rows), second.rows(rows)
+                u = torch.zeros_like(cells.lower)
+                u[:, active] = v
+                self.attack(cells, balls.point(cells.image, u), (0.5, 0.25, 0.1, 0.05))
+            else:
+                cells = self._caps(cells, problem, v, active, begun)
+        self.state.charge("second", images, begun)
+        return self.state.undecided(cells)
+
+    def _closed(
+        self, cells: Cells, bound: Tensor, v: Tensor, problem: Quadratic, about: Node, nu: Tensor | None = None
+    ) -> Tensor:
+        """Note what proves the bounds, and close the cells that they are enough for; returns the others."""
+        return self.state.close_proven(
+            cells, bound, "second", lambda row: about | {"v": v[row].tolist()} | _multipliers(problem, nu, row)
+        )
+
+    def _caps(self, cells: Cells, problem: Quadratic, v: Tensor, active: Tensor, begun: float) -> Cells:
+        """Cut balls to the caps that bounds leave of them, and bound the smaller balls that hold those, some times."""
+        net, state, on = self.net, self.state, active.tolist()
+        parts = Parts.whole(self.balls.x[cells.image][:, active], self.balls.r[cells.image][:, active])
+        nu, left = torch.zeros_like(cells.bound), [cells[:0]]
+        for _ in range(CAPS):
+            limits = parts.limits((cells.lower[:, active], cells.upper[:, active]))
+            cap = best_cap(net, problem, v, cells.target, limits)
+            smaller = parts.capped(cap.d, cap.s.clamp_min(0.0))
+            better = (cap.s > 0) & (smaller.rho < 0.97 * parts.rho) & ~state.falsified(cells.image)
+            left.append(cells[~better])
+            rows = torch.nonzero(better).squeeze(1)
+            if not len(rows):
+                return join(left)
+            nodes = []
+            for row in rows.tolist():
+                step = {"by": "cap", "on": on} | cap.step(row) | smaller.step(row) | _multipliers(problem, nu, row)
+                nodes.append(state.cut(cells, row, step))
+            cells, parts = cells[rows].at_nodes(torch.tensor(nodes, dtype=torch.int64)), smaller.rows(rows)
+
+            # The bounds over the smaller balls, within the whole ones.
+            c, r = self.balls.x[cells.image].clone(), torch.zeros_like(cells.lower)
+            c[:, active], r[:, active] = parts.c, parts.r
+            # A part may stick out of the whole ball.
+            slack = self.forms.of_images(cells.image, net.slack(c.abs() + r)).slack
+            slack = slack.gather(1, cells.claim.unsqueeze(1)).squeeze(1)
+            second = second_order(net, c, r, cells.w, cells.constant, active, region=BALL)
+            limits = parts.limits((cells.lower[:, active], cells.upper[:, active]))
+            plain = Quadratic.of(second, *second.absorbed(), slack)
+            bound, v, nu = best_in_both(net, plain, parts, limits)
+            problem = parts.in_both(plain, nu)
+            rows = self._closed(cells, bound, v, problem, {"by": "trust absorbed", "on": on}, nu)
+            if len(rows):
+                start = c[rows]
+                start[:, active] += (parts.r * v)[rows]
+                self.attack(cells[rows], start, (0.5, 0.25, 0.1, 0.05))
+            cells, parts, problem, v, nu = cells[rows], parts.rows(rows), problem.rows(rows), v[rows], nu[rows]
+            late = self.search.strict and time.perf_counter() - begun > self.search.budget
+            if not len(cells) or late:
+                break
+        return join([*left, cells])
+
+
+def _multipliers(problem: Quadratic, nu: Tensor | None, row: int) -> Node:
+    """Those of the ball and, in a part of it, of the whole one."""
+    return {"lam": float(problem.lam[row])} | ({} if nu is None else {"nu": float(nu[row])})
+
+
+def descend_in_balls(
+    net: PreparedNetwork,
+    balls: Balls,
+    cells: Cells,
+    start: Tensor,
+    members: Members | None,
+    steps: tuple[float, ...] = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03),
+) -> tuple[Tensor, Tensor]:
+    """Projected gradient steps within each cell's ball from given points: the least form seen, (N,), and where.
+
+    The first go to where the form would be least if its gradient were the same everywhere.
+    """
+    images = cells.image
+    r, limits = balls.r[images], balls.limits(images)
+    u = nearest(balls.unit(images, start), limits)
+    best, where = torch.full((len(cells),), torch.inf, dtype=torch.float64), u
+    for step in (*[torch.inf] * 4, *steps, 0.0):
+        if step == steps[0]:
+            u = where  # after the leaps, or a step as long as the first, from the best point on
+        value, slope = value_and_gradient(net, balls.point(images, u), cells, members, gradient=step > 0.0)
+        better = value < best
+        best = torch.where(better, value, best)
+        where = torch.where(better.unsqueeze(-1), u, where)
+        slope = slope * r
+        if step == torch.inf:
+            u = least_linear(slope, limits)[1]
+        else:
+            u = nearest(u - step * slope / slope.norm(dim=-1, keepdim=True).clamp_min(2.0**-500), limits)
+    return best, balls.point(images, where)
 
 
 # What is left of an l_2 ball when a bound excludes all but a cap of it: a smaller ball, and the old one as well.
@@ -166,218 +329,3 @@ def best_in_both(
         v = torch.where(better.unsqueeze(-1), at, v)
         nu = torch.where(better, share * unit, nu)
     return best, v, nu
-
-
-BRANCHED = 12
-"""Up to this many features that move, balls are split; of more, boxes as small as a ball's parts need are too many."""
-
-CAPS = 4
-"""How often what is left of a ball is bounded again."""
-
-_LEAPS = 4
-_STEPS = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
-
-
-class BallLadder(Ladder):
-    """Proves the claims of all images over their balls.
-
-    A cell is the part of a ball within a box. Bounds hold over the whole ball until it is split, and from then on over
-    boxes; those that do not meet the ball are dropped.
-
-    Args:
-        forms: what is claimed of each image.
-        boxes: the boxes around the balls.
-        balls: the balls.
-        ledger: where decisions are entered.
-        options: as for `Ladder`.
-    """
-
-    def __init__(self, forms: Forms, boxes: Boxes, balls: Balls, ledger: InBalls, **options: Any) -> None:
-        super().__init__(forms, boxes, ledger, **options)
-        self.ledger: InBalls = ledger
-        self.balls = balls
-        self.ends = False  # the end of a coordinate may lie outside of the ball
-
-    def _reach(self, images: Tensor) -> Tensor:
-        """Of the whole ball: the expansion is about its centre."""
-        return self.balls.x[images].abs() + self.balls.r[images]
-
-    def _first_order(
-        self, images: Tensor, w: Tensor, constant: Tensor, slack: Tensor, slopes: bool = False
-    ) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
-        balls = self.balls
-        first = first_order(self.net, balls.x[images], balls.r[images], w, constant, slopes=slopes, region=BALL)
-        bound, u = lower_in_ball(self.net, first, slack, balls.limits(images))
-        return bound, lambda index, row: balls.point(images[index], u[index, row])
-
-    def _descend(self, cells: Cells, start: Tensor, *steps: tuple[float, ...]) -> Tensor:
-        members = self.forms.members(cells)
-        value, where = descend_in_balls(self.net, self.balls, cells, start, members, *steps)
-        self.ledger.see(cells, value, where)
-        return value
-
-    def _second(self, cells: Cells) -> Cells:
-        """The trust-region problem of each cell, the remainder as a number and then absorbed; then its caps."""
-        begun, images = time.perf_counter(), cells.image
-        r = self.balls.r[images]
-        active = torch.nonzero((r > 0).any(0)).squeeze(-1)
-        if len(cells) and len(active):
-            second = second_order(self.net, self.balls.x[images], r, cells.w, cells.constant, active, region=BALL)
-            for absorb in (False, True):
-                cells, rows, v, problem = self._trust(cells, second, active, absorb)
-                if not len(cells):
-                    break
-                second = second.rows(rows)
-            if len(cells):
-                cells = self._caps(cells, problem, v, active, begun)
-        self.ledger.charge("second", images, begun)
-        return self.ledger.undecided(cells)
-
-    def _hurried(self, cells: Cells) -> Cells:
-        """The same, while the images' time lasts, the most urgent first."""
-        cells = cells[self.ledger.urgency(cells).argsort()]
-        parts = [cells[:0]]
-        for chunk in chunks(cells, self.units, limit=2**20):
-            late = self.ledger.spent[chunk.image] >= self.budget
-            parts += [self._second(chunk[~late]), chunk[late]]
-        return self.ledger.undecided(join(parts))
-
-    def _fixed(self, cells: Cells) -> Cells:
-        """As they are: the end of a coordinate may lie outside of the ball, and would be dropped with all the rest."""
-        return cells
-
-    def _trust(
-        self, cells: Cells, second: Second, active: Tensor, absorb: bool
-    ) -> tuple[Cells, Tensor, Tensor, Quadratic]:
-        """Bound cells by their trust-region problems, attack from there.
-
-        Returns the cells that stay open, which they are, and their v and problems.
-        """
-        low, high = (side[:, active] for side in self.balls.limits(cells.image))
-        H, R = second.absorbed() if absorb else (second.H, second.R)
-        bound, v, problem = trust_region(self.net, second, H, R, cells.slack, (low, high))
-        about = {"by": "trust absorbed" if absorb else "trust", "on": active.tolist()}
-        rows = self._closed(cells, bound, v, problem, about)
-        cells = replace(cells, bound=torch.maximum(cells.bound, bound))[rows]
-        if len(cells):
-            u = torch.zeros_like(cells.lower)
-            u[:, active] = v[rows]
-            self._descend(cells, self.balls.point(cells.image, u), (0.5, 0.25, 0.1, 0.05))
-        return cells, rows, v[rows], problem.rows(rows)
-
-    def _closed(
-        self, cells: Cells, bound: Tensor, v: Tensor, problem: Quadratic, about: Node, nu: Tensor | None = None
-    ) -> Tensor:
-        """Write down bounds and what proves them, and close the cells that they are enough for; returns the others."""
-        self.ledger.note(cells, bound, lambda row: about | {"v": v[row].tolist()} | _multipliers(problem, nu, row))
-        proven = bound > cells.level
-        for index in torch.nonzero(proven).squeeze(1).tolist():
-            self.ledger.close(cells, index, float(bound[index]), "second")
-        return torch.nonzero(~proven).squeeze(1)
-
-    def _caps(self, cells: Cells, problem: Quadratic, v: Tensor, active: Tensor, begun: float) -> Cells:
-        """Cut balls to the caps that bounds leave of them, and bound the smaller balls that hold those, some times."""
-        parts = Parts.whole(self.balls.x[cells.image][:, active], self.balls.r[cells.image][:, active])
-        nu, left = torch.zeros_like(cells.bound), [cells[:0]]
-        for _ in range(CAPS):
-            sides = cells.lower[:, active], cells.upper[:, active]
-            cap = best_cap(self.net, problem, v, cells.target, parts.limits(sides))
-            smaller = parts.capped(cap.d, cap.s.clamp_min(0.0))
-            better = (cap.s > 0) & (smaller.rho < 0.97 * parts.rho) & ~self.ledger.falsified(cells.image)
-            left.append(cells[~better])
-            rows = torch.nonzero(better).squeeze(1)
-            if not len(rows):
-                return join(left)
-            about = {"by": "cap", "on": active.tolist()}
-            steps = [
-                about | cap.step(row) | smaller.step(row) | _multipliers(problem, nu, row) for row in rows.tolist()
-            ]
-            nodes = [self.ledger.cut(cells, row, step) for row, step in zip(rows.tolist(), steps, strict=True)]
-            cells, parts = cells[rows].at_nodes(torch.tensor(nodes, dtype=torch.int64)), smaller.rows(rows)
-            rows, problem, v, nu = self._bound_parts(cells, parts, active)
-            cells, parts = cells[rows], parts.rows(rows)
-            if not len(cells) or (self.strict and time.perf_counter() - begun > self.budget):
-                break
-        return join([*left, cells])
-
-    def _bound_parts(self, cells: Cells, parts: Parts, active: Tensor) -> tuple[Tensor, Quadratic, Tensor, Tensor]:
-        """Bound cells over parts of their balls, attack from there.
-
-        Returns which of them stay open, their problems, v and nu.
-        """
-        c, r = self.balls.x[cells.image].clone(), torch.zeros_like(cells.lower)
-        c[:, active], r[:, active] = parts.c, parts.r
-        # A part may stick out of the whole ball.
-        slack = self.forms.block(cells.image, self.net.slack(c.abs() + r)).slack
-        slack = slack.gather(1, cells.claim.unsqueeze(1)).squeeze(1)
-        second = second_order(self.net, c, r, cells.w, cells.constant, active, region=BALL)
-        limits = parts.limits((cells.lower[:, active], cells.upper[:, active]))
-        plain = Quadratic.of(second, *second.absorbed(), slack)
-        bound, v, nu = best_in_both(self.net, plain, parts, limits)
-        problem = parts.in_both(plain, nu)
-        rows = self._closed(cells, bound, v, problem, {"by": "trust absorbed", "on": active.tolist()}, nu)
-        if len(rows):
-            start = c[rows]
-            start[:, active] += (parts.r * v)[rows]
-            self._descend(cells[rows], start, (0.5, 0.25, 0.1, 0.05))
-        return rows, problem.rows(rows), v[rows], nu[rows]
-
-    def _met(self, cells: Cells) -> Cells:
-        """The cells whose boxes meet their balls."""
-        outside = self.balls.outside(cells.image, cells.lower, cells.upper)
-        nothing = torch.where(outside, torch.inf, -torch.inf).to(torch.float64)
-        self.ledger.note(cells, nothing, lambda _: {"by": "outside"})
-        for index in torch.nonzero(outside).squeeze(1).tolist():
-            self.ledger.close(cells, index, torch.inf, "branch")
-        return cells[~outside]
-
-    def _branch(self, cells: Cells) -> None:
-        """As over boxes, where few features move."""
-        if int((cells.upper > cells.lower).any(0).sum()) > BRANCHED:
-            self.ledger.settle(cells)
-        else:
-            super()._branch(cells)
-
-
-def _multipliers(problem: Quadratic, nu: Tensor | None, row: int) -> Node:
-    """Those of the ball and, in a part of it, of the whole one."""
-    return {"lam": float(problem.lam[row])} | ({} if nu is None else {"nu": float(nu[row])})
-
-
-def ladder_over(forms: Forms, boxes: Boxes, balls: Balls | None, ledger: Ledger, **options: Any) -> Ladder:
-    """The ladder over boxes, or over the balls in them if there are any."""
-    if balls is None or not isinstance(ledger, InBalls):
-        return Ladder(forms, boxes, ledger, **options)
-    _ = forms.net.norms_A  # once for a model, before the clock of the first images starts
-    return BallLadder(forms, boxes, balls, ledger, **options)
-
-
-def descend_in_balls(
-    net: PreparedNetwork,
-    balls: Balls,
-    cells: Cells,
-    start: Tensor,
-    members: Members | None,
-    steps: tuple[float, ...] = _STEPS,
-) -> tuple[Tensor, Tensor]:
-    """Projected gradient steps within each cell's ball from given points: the least form seen, (N,), and where.
-
-    The first go to where the form would be least if its gradient were the same everywhere.
-    """
-    images = cells.image
-    r, limits = balls.r[images], balls.limits(images)
-    u = nearest(balls.unit(images, start), limits)
-    best, where = torch.full((len(cells),), torch.inf, dtype=torch.float64), u
-    for step in (*[torch.inf] * _LEAPS, *steps, 0.0):
-        if step == steps[0]:
-            u = where  # after the leaps, or a step as long as the first, from the best point on
-        value, slope = value_and_gradient(net, balls.point(images, u), cells, members, gradient=step > 0.0)
-        better = value < best
-        best = torch.where(better, value, best)
-        where = torch.where(better.unsqueeze(-1), u, where)
-        slope = slope * r
-        if step == torch.inf:
-            u = least_linear(slope, limits)[1]
-        else:
-            u = nearest(u - step * slope / slope.norm(dim=-1, keepdim=True).clamp_min(2.0**-500), limits)
-    return best, balls.point(images, where)

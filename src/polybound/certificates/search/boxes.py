@@ -1,37 +1,36 @@
-"""The ladder: every rung only for what the rungs before it left open, all images and claims together."""
+"""The verifier: stages from cheap to tight, each for what the stages before it left open; here over boxes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.first_order import first_order
-from polybound.certificates.bounds.second_order import (
-    at_least_ends,
-    by_second,
-    lower_first,
-    monotone,
-    shrink,
-)
-from polybound.certificates.forms import Cells, Forms, chunks, join
-from polybound.certificates.input_sets import Boxes, centre
+from polybound.certificates.bounds.second_order import by_second, fix_monotone, lower_first, monotone, shrink
+from polybound.certificates.forms import Cells, ImageForms, chunks, join
+from polybound.certificates.input_sets import centre
+from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs import GRAM_UNITS
-from polybound.certificates.search.attack import descend
-from polybound.certificates.search.proof_state import Ledger
+from polybound.certificates.search.proof_state import ProofState
+from polybound.errors import ArgumentError
+from polybound.parallel import checked_workers
 
-__all__ = ["TOPS", "Ladder"]
+__all__ = ["IMAGES", "STAGES", "Members", "Progress", "Search", "Verifier", "descend", "value_and_gradient"]
 
 
-TOPS = {"auto": "branch", "second": "second", "first": "first"}
-"""The last rung that each method takes."""
+Progress = Callable[[int, int, str], None]
+"""Called with how much is done, how much there is, and a word for what is going on."""
+
+STAGES = {"auto": "branch", "second": "second", "first": "first"}
+"""The last stage of each method; other methods are baselines, which have no stages."""
 
 IMAGES = 32
-"""Images that the first rung takes at once."""
+"""Images that the first stage takes at once."""
 
 ROUNDS = 6
 """How often a cell is shrunk and bounded again before it is split."""
@@ -43,197 +42,207 @@ STARTS = 8
 """Random starts of the attack before branching."""
 
 
-class Ladder:
-    """Proves the claims of all images over their boxes, as far as it gets; what it finds stands in its ledger.
+@dataclass(frozen=True)
+class Search:
+    """How to look for proofs.
 
-    Args:
-        forms: what is claimed of each image.
-        boxes: the boxes.
-        ledger: where decisions or bounds are entered.
-        top: the last rung to take: "first", "second" or "branch".
+    Attributes:
+        method: as in `certify`.
         budget: seconds of branch and bound for each image.
-        nodes: cells that branch and bound splits for each image at most; no limit by default.
-        strict: whether the budget is for all that comes after first order, and not for branch and bound only.
-        on_progress: called with the number of images that are through.
+        nodes: cells that branch and bound splits for each image at most.
+        keep: whether to keep the proofs.
+        workers: processes.
+        strict: whether the budget is for all that comes after first order, not for branch and bound only.
     """
 
-    def __init__(
-        self,
-        forms: Forms,
-        boxes: Boxes,
-        ledger: Ledger,
-        *,
-        top: str = "branch",
-        budget: float = 10.0,
-        nodes: float = inf,
-        strict: bool = False,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> None:
-        self.net, self.forms, self.x, self.ledger = forms.net, forms, boxes.x, ledger
-        self.lower, self.upper = boxes.outer
-        self.top, self.budget, self.nodes, self.strict, self.on_progress = top, budget, nodes, strict, on_progress
+    method: str = "auto"
+    budget: float = 10.0
+    nodes: float = inf
+    keep: bool = False
+    workers: int = 1
+    strict: bool = False
+
+    def check(self, allowed: Sequence[str], norm: str) -> None:
+        """Refuse methods that do not exist, or not for the norm, and numbers out of range."""
+        if self.method not in allowed:
+            raise ArgumentError("method", f"must be one of {', '.join(allowed)}, got {self.method!r}")
+        if norm == "2" and self.method in ("crown", "interval"):
+            raise ArgumentError(
+                "method", f"{self.method!r} is about boxes; l_2 balls have auto, second, first, lipschitz"
+            )
+        if not self.budget >= 0:
+            raise ArgumentError("budget", f"must be a number of seconds, got {self.budget!r}")
+        checked_workers(self.workers)
+
+
+class Verifier:
+    """Proves the claims of all images over their boxes, as far as it gets; the state holds what it finds.
+
+    Over other sets than boxes, `bound_first`, `attack` and `second` differ.
+
+    Args:
+        state: the claims, and what is proven of them.
+        search: how to look for proofs.
+    """
+
+    BRANCHED = inf
+    """Boxes are split in up to this many features that move."""
+
+    def __init__(self, state: ProofState, search: Search) -> None:
+        self.state, self.search = state, search
+        self.forms, self.net = state.forms, state.forms.net
         self.units = max(A.outputs for A in self.net.A)
         # Intervals are wanted tight, and the check of a proof has no single precision.
-        self.quick = not strict and not ledger.keep
+        self.quick = not search.strict and not state.keep
         # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
-        self.ends = forms.alone
+        self.ends = self.forms.alone
 
-    def climb(self) -> None:
-        """Take all rungs, block after block of images."""
-        for start in range(0, len(self.x), IMAGES):
-            end = min(start + IMAGES, len(self.x))
-            self._block(torch.arange(start, end))
-            if self.on_progress is not None:
-                self.on_progress(end)
+    def run(self, on_progress: Progress | None = None) -> None:
+        """Take all stages, block after block of images."""
+        state, total = self.state, len(self.state.inputs)
+        for start in range(0, total, IMAGES):
+            end = min(start + IMAGES, total)
+            cells, corners = self.first(torch.arange(start, end))
+            begun = time.perf_counter()
+            if len(cells):
+                cells = state.aimed(cells, self.attack(cells, corners))
+            state.charge("attack", cells.image, begun)
+            cells = self.slopes(state.undecided(cells))
+            last = STAGES[self.search.method]
+            if last != "first" and len(cells):
+                cells = self.second(cells)
+                if last == "branch":
+                    for image in sorted(set(cells.image.tolist())):
+                        self.branch(cells[cells.image == image])
+                    cells = cells[:0]
+            state.finish(cells)
+            if on_progress is not None:
+                on_progress(end, total, "bounding")
 
-    def _block(self, images: Tensor) -> None:
-        cells, start = self._first(images)
-        cells = self._slopes(self._attack(cells, start))
-        if self.top == "first" or not len(cells):
-            self.ledger.settle(cells)
-            return
-        if self.strict:
-            cells = self._hurried(cells)
-        else:
-            cells = self.ledger.undecided(join([self._second(chunk) for chunk in chunks(cells, self.net.breadth)]))
-        if self.top == "branch":
-            for image in sorted(set(cells.image.tolist())):
-                self._branch(cells[cells.image == image])
-        else:
-            self.ledger.settle(cells)
-
-    def _first(self, images: Tensor) -> tuple[Cells, Tensor]:
-        """The inputs themselves and first order; returns the open pairs, and for each a corner to attack from."""
+    def first(self, images: Tensor) -> tuple[Cells, Tensor]:
+        """First order, and the inputs themselves; returns the open pairs, and for each a point to attack from."""
         begun = time.perf_counter()
-        net, ledger, forms = self.net, self.ledger, self.forms
-        lower, upper = self.lower[images], self.upper[images]
-        block = forms.block(images, net.slack(self._reach(images)))
-        x = self.x[images]
-        ledger.see_inputs(images, x, forms.by_claim(forms.values(images, net(x))), block.slack)
-        first, start = self._first_order(images, block.w, block.constant, block.slack)
+        net, state, forms = self.net, self.state, self.forms
+        x, (lower, upper) = state.inputs.x[images], (side[images] for side in state.inputs.outer)
+        block = forms.of_images(images, net.slack(state.inputs.reach(images)))
+        state.see_inputs(images, x, forms.by_claim(forms.values(images, net(x))), block.slack)
+        first, where = self.bound_first(images, block)
         each = torch.where(block.asked, first, torch.inf)
         bound, rows = forms.by_claim(each), forms.first_rows(each)
         # Beyond the reach of float64 nothing can be shown, and an image stays undecided.
-        chosen = ledger.first(images, bound) & torch.isfinite(block.slack.gather(1, rows))
-        cells = Cells.of_pairs(images, block, rows, (lower, upper), chosen, bound)
-        cells = cells.at_nodes(ledger.enter(cells))
-        ledger.charge("first", images, begun)
+        chosen = state.first(images, bound) & torch.isfinite(block.slack.gather(1, rows))
         index, claim = torch.nonzero(chosen, as_tuple=True)
-        return cells, start(index, rows[index, claim])
+        row = rows[index, claim]
+        w, constant, slack = (t[index, row] for t in (block.w, block.constant, block.slack))
+        zero, level = torch.zeros_like(index), torch.zeros_like(constant)
+        bound, image = bound[chosen], images[index]
+        cells = Cells(
+            lower[index], upper[index], w, constant, slack, image, claim, bound, level, slack, axis=zero, node=zero
+        )
+        cells = cells.at_nodes(state.enter(cells))
+        state.charge("first", images, begun)
+        return cells, where[index, row]
 
-    def _reach(self, images: Tensor) -> Tensor:
-        """The largest absolute values of features, (images, features)."""
-        return torch.maximum(self.lower[images].abs(), self.upper[images].abs())
+    def bound_first(self, images: Tensor, block: ImageForms, slopes: bool = False) -> tuple[Tensor, Tensor]:
+        """Bounds of first order, (images, rows), and points to attack from, (images, rows, features)."""
+        lower, upper = (side[images] for side in self.state.inputs.outer)
+        first = first_order(self.net, *centre(lower, upper), block.w, block.constant, slopes=slopes)
+        where = torch.where(first.G > 0, lower.unsqueeze(1), upper.unsqueeze(1))
+        return lower_first(self.net, first, block.slack), where
 
-    def _first_order(
-        self, images: Tensor, w: Tensor, constant: Tensor, slack: Tensor, slopes: bool = False
-    ) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
-        """Bounds of first order, (images, rows), and a function that tells, for pairs of both, where to attack from."""
-        lower, upper = self.lower[images], self.upper[images]
-        first = first_order(self.net, *centre(lower, upper), w, constant, slopes=slopes)
-        bound = lower_first(self.net, first, slack)
-        return bound, lambda index, row: torch.where(first.G[index, row] > 0, lower[index], upper[index])
-
-    def _descend(self, cells: Cells, start: Tensor, *steps: tuple[float, ...]) -> Tensor:
+    def attack(self, cells: Cells, start: Tensor, *steps: tuple[float, ...]) -> Tensor:
         """Descend from a point in every cell, and enter what is seen; returns the least form seen in each."""
         value, where = descend(self.net, cells, start, self.forms.members(cells), *steps)
-        self.ledger.see(cells, value, where)
+        self.state.see(cells, value, where)
         return value
 
-    def _attack(self, cells: Cells, start: Tensor) -> Cells:
-        """Descend from a point in every cell; returns the cells that stay open."""
-        begun = time.perf_counter()
-        if len(cells):
-            cells = self.ledger.aimed(cells, self._descend(cells, start))
-        self.ledger.charge("attack", cells.image, begun)
-        return self.ledger.undecided(cells)
-
-    def _slopes(self, cells: Cells) -> Cells:
+    def slopes(self, cells: Cells) -> Cells:
         """First order once more, by the slopes themselves, where they cancel: in high degrees and nested networks."""
-        net = self.net
+        net, state = self.net, self.state
         plain = net.degree <= 4 and all(step is None for step in net.S)
         if plain or net.degree < 3 or self.units > GRAM_UNITS:
             return cells
-        left = [cells[:0]]
-        for pairs in _by_image(cells, 2**20 // (net.features * self.units)):
-            begun = time.perf_counter()
-            images = torch.unique(pairs.image)
-            w, constant, slack = (
-                t.reshape(len(images), -1, *t.shape[1:]) for t in (pairs.w, pairs.constant, pairs.slack)
-            )
-            bound = self._first_order(images, w, constant, slack, slopes=True)[0].reshape(-1)
-            proven = bound > pairs.level
-            self.ledger.note(pairs, bound, lambda _: {"by": self.ledger.rule("slopes")})
-            for index in torch.nonzero(proven).squeeze(1).tolist():
-                self.ledger.close(pairs, index, float(bound[index]), "first")
-            left.append(replace(pairs, bound=torch.maximum(pairs.bound, bound))[~proven])
-            self.ledger.charge("first", images, begun)
+        left, limit = [cells[:0]], max(1, 2**20 // (net.features * self.units))
+        # Images with the same number of cells together: what no form has a part in is computed once for an image.
+        cells = cells[cells.image.argsort(stable=True)]
+        count = torch.bincount(cells.image)[cells.image]
+        for number in sorted(set(count.tolist())):
+            for rows in torch.split(torch.nonzero(count == number).squeeze(1), number * limit):
+                begun, pairs = time.perf_counter(), cells[rows]
+                images = torch.unique(pairs.image)
+                w, constant, slack = (
+                    t.reshape(len(images), -1, *t.shape[1:]) for t in (pairs.w, pairs.constant, pairs.slack)
+                )
+                block = ImageForms(w, constant, slack, torch.ones_like(slack, dtype=torch.bool))
+                bound = self.bound_first(images, block, slopes=True)[0].reshape(-1)
+                still = state.close_proven(pairs, bound, "first", lambda _: {"by": state.inputs.rule("slopes")})
+                left.append(replace(pairs, bound=torch.maximum(pairs.bound, bound))[still])
+                state.charge("first", images, begun)
         return join(left)
 
-    def _second(self, cells: Cells) -> Cells:
-        """The rungs of second order, the cells shrunk in between; returns those that stay open."""
-        begun, images = time.perf_counter(), cells.image
-        for _ in range(ROUNDS):
+    def second(self, cells: Cells) -> Cells:
+        """Second order, the cells shrunk in between; returns those that stay open.
+
+        If time is short, the most urgent cells come first, and the bound that takes long at the end.
+        """
+        if self.search.strict:
+            cells = self._rounds(cells, ROUNDS, lambda cells: self._in_time(cells, spectral=False))
+            return self._rounds(cells, 1, lambda cells: self._in_time(cells, spectral=True))
+        left = []
+        for chunk in chunks(cells, self.net.breadth):
+            begun, images = time.perf_counter(), chunk.image
+            left.append(self._rounds(chunk, ROUNDS, lambda cells: self._round(cells, "second")))
+            self.state.charge("second", images, begun)
+        return self.state.undecided(join(left))
+
+    def _rounds(self, cells: Cells, rounds: int, once: Callable[[Cells], Cells]) -> Cells:
+        """Some rounds, while they make the cells smaller."""
+        for _ in range(rounds):
             width = float((cells.upper - cells.lower).sum())
-            cells = self.ledger.undecided(self._round(cells, "second"))
+            cells = self.state.undecided(once(cells))
             if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
                 break
-        self.ledger.charge("second", images, begun)
-        return cells
-
-    def _hurried(self, cells: Cells) -> Cells:
-        """The same, while the images' time lasts: the most urgent first, and what takes long at the end."""
-        for rounds, spectral in ((ROUNDS, False), (1, True)):
-            for _ in range(rounds):
-                width = float((cells.upper - cells.lower).sum())
-                cells = self._fixed(cells[self.ledger.urgency(cells).argsort()])
-                parts = [self._in_time(chunk, spectral) for chunk in chunks(cells, self.net.breadth, limit=2**20)]
-                cells = self.ledger.undecided(join([*parts, cells[:0]]))
-                if float((cells.upper - cells.lower).sum()) > 0.9 * width or not len(cells):
-                    break
-        return cells
-
-    def _fixed(self, cells: Cells) -> Cells:
-        """The cells with fewer coordinates, where that is cheap to see and no proof is kept."""
-        if not self.strict or not self.forms.alone or self.ledger.keep:
-            return cells
-        for _ in range(FIXINGS):
-            cells = at_least_ends(self.net, cells)
-        return cells
-
-    def _met(self, cells: Cells) -> Cells:
-        """The cells that have any point of what is asked about."""
         return cells
 
     def _in_time(self, cells: Cells, spectral: bool) -> Cells:
         """One round for the cells of images that have time left; returns all that stay open."""
-        begun, late = time.perf_counter(), self.ledger.spent[cells.image] >= self.budget
-        if late.all():
-            return cells
-        left = self._round(cells[~late], "second", spectral)
-        self.ledger.charge("second", cells.image[~late], begun)
-        return self.ledger.undecided(join([left, cells[late]]))
+        state, left = self.state, [cells[:0]]
+        cells = self._fixed(cells[state.urgency(cells).argsort()])
+        for chunk in chunks(cells, self.net.breadth, limit=2**20):
+            begun, late = time.perf_counter(), state.spent[chunk.image] >= self.search.budget
+            if late.all():
+                left.append(chunk)
+                continue
+            rest = self._round(chunk[~late], "second", spectral)
+            state.charge("second", chunk.image[~late], begun)
+            left.append(state.undecided(join([rest, chunk[late]])))
+        return join(left)
 
-    def _round(self, cells: Cells, rung: str, spectral: bool = True) -> Cells:
+    def _fixed(self, cells: Cells) -> Cells:
+        """The cells with fewer coordinates, where that is cheap to see and no proof is kept."""
+        for _ in range(FIXINGS if self.search.strict and self.ends and not self.state.keep else 0):
+            cells = fix_monotone(self.net, cells)
+        return cells
+
+    def _round(self, cells: Cells, stage: str, spectral: bool = True) -> Cells:
         """One round: bound, close, try the corner, fix what is monotone and cut off what is excluded."""
-        cells = self.forms.combined(self._points(cells))
+        net, state = self.net, self.state
+        moves = (cells.upper > cells.lower).any(1)
+        for index in torch.nonzero(~moves).squeeze(1).tolist():
+            state.close_point(cells, index)
+        cells = self.forms.combined(cells if bool(moves.all()) else cells[moves])
         if not len(cells):
             return cells
-        ledger = self.ledger
-        bounded, second = by_second(self.net, cells, spectral, self.quick)
-        proven = bounded.lower > cells.level
-        ledger.note(cells, bounded.lower, bounded.step)
-        for index in torch.nonzero(proven).squeeze(1).tolist():
-            ledger.close(cells, index, float(bounded.lower[index]), rung)
-        rows = torch.nonzero(~proven).squeeze(1)
+        bounded, second = by_second(net, cells, spectral, self.quick)
+        rows = state.close_proven(cells, bounded.lower, stage, bounded.step)
         if not len(rows):
             return cells[rows]
-        sign = monotone(self.net, cells, second)[rows]
+        sign = monotone(net, cells, second)[rows]
         if not self.ends:
             sign = torch.zeros_like(sign)
         cells, bounded = cells[rows], bounded.rows(rows)
         active = bounded.active
-        self._descend(cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5))
+        self.attack(cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5))
         narrow = shrink(cells, bounded, cells.target)
         # Along a monotone coordinate the least value is at the end where the form falls to.
         low, high = cells.lower[:, active], cells.upper[:, active]
@@ -242,64 +251,98 @@ class Ladder:
         upper[:, active] = torch.where(sign > 0, low, torch.where(sign < 0, high, upper[:, active]))
         axis = active[(bounded.loss() * (sign == 0)).argmax(1)]
         narrow = replace(cells, lower=lower, upper=upper, bound=torch.maximum(cells.bound, bounded.lower), axis=axis)
-        return ledger.narrow(cells, bounded, sign, narrow)
+        return state.narrow(cells, bounded, sign, narrow)
 
-    def _points(self, cells: Cells) -> Cells:
-        """Settle the cells that are single points; returns the others."""
-        moves = (cells.upper > cells.lower).any(1)
-        for index in torch.nonzero(~moves).squeeze(1).tolist():
-            self.ledger.close_point(cells, index)
-        return cells if bool(moves.all()) else cells[moves]
-
-    def _branch(self, cells: Cells) -> None:
+    def branch(self, cells: Cells) -> None:
         """Branch and bound of one image, the least bounds first, until it is decided or its budget is used up."""
+        state, budget, left = self.state, self.search.budget, self.search.nodes
+        if int((cells.upper > cells.lower).any(0).sum()) > self.BRANCHED:
+            state.finish(cells)
+            return
         begun, image = time.perf_counter(), cells.image[:1]
-        generator = torch.Generator().manual_seed(0)
         many = cells[torch.arange(len(cells)).repeat(STARTS)]
-        part = torch.rand(many.lower.shape, generator=generator, dtype=torch.float64)
-        self._descend(many, many.lower + (many.upper - many.lower) * part)
-        cells = self.ledger.undecided(cells)
-        budget = self.budget - float(self.ledger.spent[image]) if self.strict else self.budget
-        left = self.nodes
+        share = torch.rand(many.lower.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.attack(many, many.lower + (many.upper - many.lower) * share)
+        cells = state.undecided(cells)
+        if self.search.strict:
+            budget = budget - float(state.spent[image])
         while len(cells) and left > 0 and time.perf_counter() - begun < budget:
-            cells = cells[self.ledger.urgency(cells).argsort(stable=True)]
+            cells = cells[state.urgency(cells).argsort(stable=True)]
             chunk = next(iter(chunks(cells, self.net.breadth, limit=2**20)))
             chunk = chunk[: int(min(left, len(chunk)))]
             left -= len(chunk)
             rest = cells[slice(len(chunk), None)]
-            halves = self._fixed(self._met(self._halves(chunk)))
-            cells = self.ledger.undecided(
-                join([rest, *(self._round(c, "branch") for c in chunks(halves, self.net.breadth))])
-            )
+            # Every cell is cut in two at the middle of its axis.
+            rows, width = torch.arange(len(chunk)), chunk.upper - chunk.lower
+            # An axis that was fixed since it was chosen has no middle: the widest has.
+            axis = torch.where(width[rows, chunk.axis] > 0, chunk.axis, width.argmax(1))
+            chunk = replace(chunk, axis=axis)
+            low, high = chunk.lower[rows, axis], chunk.upper[rows, axis]
+            at = low + (high - low) / 2
+            nodes = state.split(chunk, at)
+            lower, upper = chunk.lower.clone(), chunk.upper.clone()
+            lower[rows, axis] = upper[rows, axis] = at
+            halves = join([chunk.narrowed(chunk.lower, upper), chunk.narrowed(lower, chunk.upper)]).at_nodes(nodes)
+            outside = state.inputs.outside(halves.image, halves.lower, halves.upper)
+            if bool(outside.any()):
+                nothing = torch.where(outside, torch.inf, -torch.inf).to(torch.float64)
+                halves = halves[state.close_proven(halves, nothing, "branch", lambda _: {"by": "outside"})]
+            parts = [self._round(part, "branch") for part in chunks(self._fixed(halves), self.net.breadth)]
+            cells = state.undecided(join([rest, *parts]))
         if len(cells):
-            self.ledger.settle(cells)
-        self.ledger.charge("branch", image, begun)
-
-    def _halves(self, cells: Cells) -> Cells:
-        """Every cell cut in two at the middle of its axis."""
-        rows = torch.arange(len(cells))
-        width = cells.upper - cells.lower
-        # An axis that was fixed since it was chosen has no middle: the widest has.
-        axis = torch.where(width[rows, cells.axis] > 0, cells.axis, width.argmax(1))
-        cells = replace(cells, axis=axis)
-        low, high = cells.lower[rows, axis], cells.upper[rows, axis]
-        at = low + (high - low) / 2
-        nodes = self.ledger.split(cells, at)
-        lower, upper = cells.lower.clone(), cells.upper.clone()
-        lower[rows, axis] = at
-        upper[rows, axis] = at
-        both = join([cells.narrowed(cells.lower, upper), cells.narrowed(lower, cells.upper)])
-        return both.at_nodes(nodes)
+            state.finish(cells)
+        state.charge("branch", image, begun)
 
 
-def _by_image(cells: Cells, limit: int) -> Iterator[Cells]:
-    """The cells image by image, those of some `limit` images together that have the same number of cells.
+# The attack: projected steps to points with a small form.
 
-    Whatever no form has a part in is then computed once for an image.
+
+Members = tuple[Tensor, Tensor]
+"""Several forms for each cell, w (N, forms, units) and constant (N, forms)."""
+
+
+def descend(
+    net: PreparedNetwork,
+    cells: Cells,
+    start: Tensor,
+    members: Members | None,
+    steps: tuple[float, ...] = (2.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03),
+) -> tuple[Tensor, Tensor]:
+    """Signed gradient steps within each cell from given points: the least form seen, (N,), and where.
+
+    The first steps are as long as the box is wide: they go from corner to corner, where a nearly linear form has its
+    least value. Of several members, the largest counts.
     """
-    cells = cells[cells.image.argsort(stable=True)]
-    count = torch.bincount(cells.image)[cells.image]
-    for number in sorted(set(count.tolist())):
-        rows = torch.nonzero(count == number).squeeze(1)
-        for start in range(0, len(rows), number * max(1, limit)):
-            yield cells[rows[start : start + number * max(1, limit)]]
+    radius = (cells.upper - cells.lower) / 2
+    x, best, where = start, torch.full((len(cells),), torch.inf, dtype=torch.float64), start
+    for step in (*steps, 0.0):
+        value, slope = value_and_gradient(net, x, cells, members, gradient=step > 0.0)
+        better = value < best
+        best = torch.where(better, value, best)
+        where = torch.where(better.unsqueeze(-1), x, where)
+        x = torch.minimum(torch.maximum(x - step * radius * slope.sign(), cells.lower), cells.upper)
+    return best, where
+
+
+def value_and_gradient(
+    net: PreparedNetwork, x: Tensor, cells: Cells, members: Members | None, gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Each cell's form (the largest of its members, if there are any) at a point of its own, and its gradient."""
+    h = [A(x) for A in net.A]
+    q = [net.s1.expand(len(x), -1)]
+    for n in range(1, net.degree):
+        q.append(net.between(h[n - 1] * q[n - 1], n))
+    last = h[-1] * q[-1]
+    if members is None:
+        w, value = cells.w, (cells.w * last).sum(-1) + cells.constant
+    else:
+        value, which = ((members[0] @ last.unsqueeze(-1)).squeeze(-1) + members[1]).max(-1)
+        w = members[0][torch.arange(len(x)), which]
+    slope = torch.zeros_like(x)
+    if gradient:
+        lam = w
+        for n in reversed(range(net.degree)):
+            slope = slope + net.A[n].adjoint(lam * q[n])
+            if n > 0:
+                lam = net.back(lam * h[n], n)
+    return value, slope

@@ -1,4 +1,4 @@
-"""Best bound, proof and time per claim: what the stages of the search write into."""
+"""Best bound, proof and time per claim: what the stages of the verifier write into."""
 
 from __future__ import annotations
 
@@ -13,40 +13,36 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.second_order import Bounded
-from polybound.certificates.forms import Cells, Combinations, Forms
-from polybound.certificates.input_sets import Balls, Sides
+from polybound.certificates.forms import Cells, Combinations, Forms, confirm, enclosed
+from polybound.certificates.input_sets import InputSet
 from polybound.certificates.proofs.exact import exact_forms
-from polybound.certificates.search.attack import confirm, enclosed
 
-__all__ = ["BallDecisions", "BallExtremes", "Decisions", "Extremes", "InBalls", "Ledger", "Node"]
+__all__ = ["Node", "ProofState", "RangeProofs", "SignProofs"]
 
 
 Node = dict[str, Any]
 """A step of a proof; `polybound.certificates.proofs` says what it holds."""
 
 
-class Ledger(ABC):
-    """The state of all images while their claims are being proven.
-
-    What is asked differs: `Decisions` asks for signs, `Extremes` for bounds.
+class ProofState(ABC):
+    """What is proven about all images, claim by claim: of signs (`SignProofs`), or of bounds (`RangeProofs`).
 
     Args:
         forms: what is claimed of each image.
-        images: how many there are.
-        inner: sides of the boxes, rounded inwards, (images, features) each.
+        inputs: the sets of inputs that the claims are about.
         keep: whether to keep the proofs.
 
     Attributes:
         bound: proven lower bounds of what is claimed, (images, claims).
         spent: seconds of each image: its share of what was done in batches.
-        cost: seconds of each rung.
+        cost: seconds of each stage.
         proofs: for each image and claim, the first step of its proof.
     """
 
-    def __init__(self, forms: Forms, images: int, inner: Sides, keep: bool) -> None:
-        self.forms, self.inner, self.keep = forms, inner, keep
-        self.bound = torch.full((images, forms.claims), -inf, dtype=torch.float64)
-        self.spent = torch.zeros(images, dtype=torch.float64)
+    def __init__(self, forms: Forms, inputs: InputSet, keep: bool = False) -> None:
+        self.forms, self.inputs, self.keep = forms, inputs, keep
+        self.bound = torch.full((len(inputs), forms.claims), -inf, dtype=torch.float64)
+        self.spent = torch.zeros(len(inputs), dtype=torch.float64)
         self.cost: dict[str, float] = {}
         self.proofs: dict[tuple[int, int], Node] = {}
         self._nodes: list[Node] = []
@@ -55,11 +51,11 @@ class Ledger(ABC):
 
     @abstractmethod
     def see_inputs(self, images: Tensor, x: Tensor, value: Tensor, slack: Tensor, /) -> None:
-        """Take note of what is claimed at the inputs themselves, (images, claims)."""
+        """Enter the values of the claims at the inputs themselves, (images, claims)."""
 
     @abstractmethod
     def see(self, cells: Cells, value: Tensor, where: Tensor) -> None:
-        """Take note of each cell's form at a point of its box, (N,) and (N, features)."""
+        """Enter each cell's form at a point of its box, (N,) and (N, features)."""
 
     @abstractmethod
     def first(self, images: Tensor, bound: Tensor) -> Tensor:
@@ -67,7 +63,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def undecided(self, cells: Cells) -> Cells:
-        """The cells that are still to be bounded, with the levels that they are now to exceed."""
+        """The cells that are still to be bounded, with the levels that they must exceed."""
 
     @abstractmethod
     def aimed(self, cells: Cells, value: Tensor, /) -> Cells:
@@ -79,27 +75,19 @@ class Ledger(ABC):
 
     @abstractmethod
     def close_point(self, cells: Cells, index: int) -> None:
-        """Settle a cell that is one point."""
-
-    @abstractmethod
-    def _proven(self, image: int, rung: str, /) -> None:
-        """All cells of one of the image's claims are closed, the last one by that rung."""
+        """Decide a cell that is one point."""
 
     def falsified(self, images: Tensor) -> Tensor:
         """Which images are decided by a counterexample."""
         return torch.zeros_like(images, dtype=torch.bool)
 
-    def charge(self, rung: str, images: Tensor, begun: float) -> None:
-        """Share the time since `begun`, spent on a rung, among images (each as often as it is named)."""
+    def charge(self, stage: str, images: Tensor, begun: float) -> None:
+        """Share the time since `begun`, spent on a stage, among images (each as often as it is named)."""
         taken = time.perf_counter() - begun
-        self.cost[rung] = self.cost.get(rung, 0.0) + taken
+        self.cost[stage] = self.cost.get(stage, 0.0) + taken
         if len(images):
             share = taken / len(images)
             self.spent.index_add_(0, images, torch.full((len(images),), share, dtype=torch.float64))
-
-    def within(self, image: int, x: Tensor) -> Tensor:
-        """The nearest point of the true box."""
-        return torch.minimum(torch.maximum(x, self.inner[0][image]), self.inner[1][image])
 
     def enter(self, cells: Cells) -> Tensor:
         """Open a proof for each cell, the only one of its pair so far; returns the nodes' indices."""
@@ -118,18 +106,27 @@ class Ledger(ABC):
         return len(self._nodes) - 1
 
     def lower_floor(self, cells: Cells, index: int, value: float) -> tuple[int, int]:
-        """No more than `value` is proven of a part of a cell that is left; returns the cell's pair."""
+        """Enter that no more than `value` is proven of a part of a cell; returns the cell's image and claim."""
         pair = int(cells.image[index]), int(cells.claim[index])
         self._floor[pair] = min(self._floor[pair], value)
         return pair
 
-    def close(self, cells: Cells, index: int, lower: float, rung: str) -> None:
-        """A cell's form is proven to be at least `lower`, which is above its level."""
+    def close(self, cells: Cells, index: int, lower: float, _stage: str, /) -> bool:
+        """Enter that a cell's form is at least `lower`, above its level; returns whether its claim is proven."""
         pair = self.lower_floor(cells, index, lower)
         self._open[pair] -= 1
-        if self._open[pair] == 0:
-            self.bound[pair] = max(float(self.bound[pair]), self._floor[pair])
-            self._proven(pair[0], rung)
+        if self._open[pair]:
+            return False
+        self.bound[pair] = max(float(self.bound[pair]), self._floor[pair])
+        return True
+
+    def close_proven(self, cells: Cells, bound: Tensor, stage: str, step: Callable[[int], Node]) -> Tensor:
+        """Note what proves the cells' bounds, (N,), and close those above their levels; returns the others' indices."""
+        self.note(cells, bound, step)
+        proven = bound > cells.level
+        for index in torch.nonzero(proven).squeeze(1).tolist():
+            self.close(cells, index, float(bound[index]), stage)
+        return torch.nonzero(~proven).squeeze(1)
 
     def note(self, cells: Cells, bound: Tensor, step: Callable[[int], Node]) -> None:
         """Write down what proves each cell's bound, (N,), where that is above the cell's level.
@@ -142,10 +139,6 @@ class Ledger(ABC):
         if self.keep:
             for index in torch.nonzero(bound > cells.level).squeeze(1).tolist():
                 self._nodes[int(cells.node[index])].update(step(index))
-
-    def rule(self, name: str) -> str:
-        """What proofs call a rule of first order, "first" or "slopes"."""
-        return name
 
     def narrow(self, cells: Cells, bounded: Bounded, sign: Tensor, narrowed: Cells) -> Cells:
         """Write down what was cut off of cells, row by row, and for which reason."""
@@ -170,7 +163,7 @@ class Ledger(ABC):
         return narrowed.at_nodes(nodes)
 
     def cut(self, cells: Cells, index: int, step: Node) -> int:
-        """A step proves that a cell's form exceeds its target but for a part that goes on; returns that part's node."""
+        """Enter a step which proves that a form exceeds its target but in one part of the cell; returns its node."""
         self.lower_floor(cells, index, float(cells.target[index]))
         node = int(cells.node[index])
         if not self.keep:
@@ -194,7 +187,7 @@ class Ledger(ABC):
                 parent[side] = self._nodes[-1]
         return torch.tensor(nodes, dtype=torch.int64)
 
-    def settle(self, cells: Cells) -> None:
+    def finish(self, cells: Cells) -> None:
         """Enter what is proven of pairs that stay open."""
         for pair in set(zip(cells.image.tolist(), cells.claim.tolist(), strict=True)):
             rows = (cells.image == pair[0]) & (cells.claim == pair[1])
@@ -202,37 +195,34 @@ class Ledger(ABC):
             self.bound[pair] = max(float(self.bound[pair]), least)
 
 
-# The ledger of decisions: whether every claim holds everywhere, or fails at a point of the box.
-
-
-class Decisions(Ledger):
+class SignProofs(ProofState):
     """A claim says that its form, or the largest of its forms, is positive; one that fails decides its image.
 
     Attributes:
-        rung: the name of what decided each image; empty while it is open.
+        stage: the name of what decided each image; empty while it is open.
         counterexample: of each falsified image, with the claim that fails there.
     """
 
-    def __init__(self, forms: Forms, images: int, inner: Sides, keep: bool) -> None:
-        super().__init__(forms, images, inner, keep)
-        self.rung = [""] * images
+    def __init__(self, forms: Forms, inputs: InputSet, keep: bool = False) -> None:
+        super().__init__(forms, inputs, keep)
+        self.stage = [""] * len(inputs)
         self.counterexample: dict[int, tuple[Tensor, int]] = {}
 
-    def falsify(self, image: int, x: Tensor, claim: int, rung: str) -> None:
-        """Write down a counterexample, if the real polynomial confirms it at the nearest point of the true box."""
+    def falsify(self, image: int, x: Tensor, claim: int, stage: str) -> None:
+        """Enter a counterexample, if the real polynomial confirms it at the nearest point of the true set."""
         if image in self.counterexample:
             return
-        x = self.within(image, x)
+        x = self.inputs.inside(torch.tensor([image]), x.unsqueeze(0))[0]
         if confirm(self.forms, image, claim, x):
             self.counterexample[image] = (x.clone(), claim)
-            self.rung[image] = rung
+            self.stage[image] = stage
 
     def see_inputs(self, images: Tensor, x: Tensor, value: Tensor, slack: Tensor, /) -> None:
         """Falsify the images that are counterexamples themselves."""
         if not value.shape[1]:
             return
         worst, claim = value.min(1)
-        # Infinity stands for what is not asked.
+        # Infinity stands for forms that are not asked.
         for row in torch.nonzero((worst <= slack.amax(1)) & (worst < inf)).squeeze(1).tolist():
             self.falsify(int(images[row]), x[row], int(claim[row]), "clean")
 
@@ -245,10 +235,10 @@ class Decisions(Ledger):
         """Enter the bounds of first order, (images, claims), infinity where nothing is asked."""
         self.bound[images] = torch.maximum(self.bound[images], bound)
         for image in images[(bound > 0).all(1)].tolist():
-            self.rung[image] = self.rung[image] or "first"
+            self.stage[image] = self.stage[image] or "first"
         if self.keep:
             for row, claim in torch.nonzero((bound > 0) & (bound < inf)).tolist():
-                self.proofs[int(images[row]), claim] = {"by": self.rule("first")}
+                self.proofs[int(images[row]), claim] = {"by": self.inputs.rule("first")}
         return (bound <= 0) & ~self.falsified(images).unsqueeze(1)
 
     def falsified(self, images: Tensor) -> Tensor:
@@ -270,6 +260,13 @@ class Decisions(Ledger):
         """The least bounds first."""
         return cells.bound
 
+    def close(self, cells: Cells, index: int, lower: float, stage: str, /) -> bool:
+        """The stage that proves the last claim about an image decides it."""
+        proven, image = super().close(cells, index, lower, stage), int(cells.image[index])
+        if proven and bool((self.bound[image] > 0).all()):
+            self.stage[image] = self.stage[image] or stage
+        return proven
+
     def close_point(self, cells: Cells, index: int) -> None:
         """By the sign of its largest form, which rational arithmetic tells where float64 does not."""
         image, claim, x = int(cells.image[index]), int(cells.claim[index]), cells.lower[index]
@@ -289,27 +286,21 @@ class Decisions(Ledger):
         self.note(cells[index : index + 1], torch.tensor([lower], dtype=torch.float64), lambda _: {"by": "point"})
         self.close(cells, index, lower, "branch")
 
-    def _proven(self, image: int, rung: str, /) -> None:
-        if bool((self.bound[image] > 0).all()):
-            self.rung[image] = self.rung[image] or rung
-
-
-# The ledger of bounds: how small each form gets over its box, from below (proven) and from above (a point).
-
 
 _BEST = "best"
 """Where a node keeps its best bound and the step that proves it, until the proof is pruned."""
 
 
-class Extremes(Ledger):
-    """Claims come in two halves: claim j asks for the least value of a form, claim `j + rows` of its negative.
+class RangeProofs(ProofState):
+    """How small each form gets, from below (proven) and from above (a point).
+
+    Claims come in two halves: claim j asks for the least value of a form, claim `j + rows` of its negative.
 
     A cell is closed when its bound comes within the tolerance of the least value seen anywhere.
 
     Args:
         forms: the forms, followed by their negatives.
-        images: how many images there are.
-        inner: sides of the boxes, rounded inwards.
+        inputs: the sets of inputs that the claims are about.
         tolerance: the gap that is good enough, as a share of the distance from the least to the largest value seen.
         keep: whether to keep the proofs.
 
@@ -318,11 +309,11 @@ class Extremes(Ledger):
         where: the points where they were seen, (images, claims, features).
     """
 
-    def __init__(self, forms: Combinations, images: int, inner: Sides, tolerance: float, keep: bool = False) -> None:
-        super().__init__(forms, images, inner, keep)
+    def __init__(self, forms: Combinations, inputs: InputSet, tolerance: float, keep: bool = False) -> None:
+        super().__init__(forms, inputs, keep)
         self.tolerance = tolerance
         self.lowest = torch.full_like(self.bound, inf)
-        self.where = torch.zeros(images, forms.claims, forms.net.features, dtype=torch.float64)
+        self.where = torch.zeros(len(inputs), forms.claims, forms.net.features, dtype=torch.float64)
 
     def see_inputs(self, images: Tensor, x: Tensor, value: Tensor, _slack: Tensor, /) -> None:
         """Begin with the inputs."""
@@ -344,7 +335,7 @@ class Extremes(Ledger):
     def enter(self, cells: Cells) -> Tensor:
         """Open a proof for each cell, with its bound of first order."""
         nodes = super().enter(cells)
-        self.note(cells.at_nodes(nodes), cells.bound, lambda _: {"by": self.rule("first")})
+        self.note(cells.at_nodes(nodes), cells.bound, lambda _: {"by": self.inputs.rule("first")})
         return nodes
 
     def note(self, cells: Cells, bound: Tensor, step: Callable[[int], Node]) -> None:
@@ -394,17 +385,10 @@ class Extremes(Ledger):
         self.note(cell, torch.tensor([lower], dtype=torch.float64), lambda _: {"by": "point"})
         self.close(cells, index, lower, "")
 
-    def _proven(self, _image: int, _rung: str, /) -> None:
-        """Nothing: the bound itself says it."""
-
-    def points(self) -> Tensor:
-        """The points where the least values were seen, moved into the true boxes, (images, claims, features)."""
-        lower, upper = (side.unsqueeze(1) for side in self.inner)
-        return torch.minimum(torch.maximum(self.where, lower), upper)
-
     def attained(self) -> tuple[Tensor, Tensor]:
-        """For each claim a number that its form is proven not to exceed at a point of the true box, and that point."""
-        where = self.points()
+        """For each claim a number that its form is proven not to exceed at a point of the true set, and that point."""
+        images = torch.arange(len(self.inputs)).repeat_interleave(self.forms.claims)
+        where = self.inputs.inside(images, self.where.flatten(0, 1)).reshape(self.where.shape)
         values = torch.full_like(self.lowest, inf)
         for claim in range(self.forms.claims):
             value, off = enclosed(self.forms.net, *self.forms.coefficients(0, claim), where[:, claim])
@@ -433,69 +417,3 @@ def _pruned(node: Node, level: float) -> Node:
             elif key != _BEST:
                 pruned[key] = value
     return root
-
-
-# The ledgers of decisions and of bounds where they are about l_2 balls: points that are shown lie in the balls.
-
-
-class InBalls(Ledger):
-    """What both have in common.
-
-    Attributes:
-        balls: the balls.
-    """
-
-    balls: Balls
-
-    def within(self, image: int, x: Tensor) -> Tensor:
-        """A point of the true ball within the domain, a rounding from x if that is one nearly; else the input."""
-        centre = self.balls.x[image]
-        inside = super().within(image, x)
-        for shrink in (0.0, 2.0**-50, 2.0**-46, 2.0**-40, 2.0**-30, 2.0**-20, 2.0**-10):
-            point = super().within(image, centre + (inside - centre) * (1.0 - shrink))
-            if self.balls.holds(image, point):
-                return point
-        return centre
-
-    def rule(self, name: str) -> str:
-        """Bounds of first order are about the whole ball."""
-        return {"first": "ball", "slopes": "ball slopes"}[name]
-
-
-class BallDecisions(InBalls, Decisions):
-    """Decisions about balls: counterexamples lie in them.
-
-    Args:
-        forms: what is claimed of each image.
-        balls: the balls.
-        inner: sides of the boxes around them, within the domain, rounded inwards.
-        keep: whether to keep the proofs.
-    """
-
-    def __init__(self, forms: Forms, balls: Balls, inner: Sides, keep: bool = False) -> None:
-        super().__init__(forms, len(balls.x), inner, keep)
-        self.balls = balls
-
-
-class BallExtremes(InBalls, Extremes):
-    """Bounds over balls: the points where values are attained lie in them.
-
-    Args:
-        forms: the forms, followed by their negatives.
-        balls: the balls.
-        inner: as for `BallDecisions`.
-        tolerance: as for `Extremes`.
-        keep: whether to keep the proofs.
-    """
-
-    def __init__(self, forms: Combinations, balls: Balls, inner: Sides, tolerance: float, keep: bool = False) -> None:
-        super().__init__(forms, len(balls.x), inner, tolerance, keep)
-        self.balls = balls
-
-    def points(self) -> Tensor:
-        """The points where the least values were seen, moved into the true balls."""
-        where = self.where.clone()
-        for image, points in enumerate(self.where):
-            for claim, point in enumerate(points):
-                where[image, claim] = self.within(image, point)
-        return where

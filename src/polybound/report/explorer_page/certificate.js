@@ -1,4 +1,4 @@
-// The first rung of `polybound certify` in float64, never above it.
+// The first stage of `polybound certify` in float64, never above it.
 //
 // Over a box x = c + r u, u in [-1, 1]^d, every margin is g(u) >= g0 - sum |G| - R. R bounds all of second order and
 // above: with t_n = A_n (r u) and B_n the derivative of what factor n is multiplied by,
