@@ -10,7 +10,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
-from polybound.certificates.psd import dominating_diagonal, dominating_gram
+from polybound.certificates.bounds.quadratic import dominating_diagonal, dominating_gram
 from polybound.errors import PolyboundError
 from polybound.models import (
     SAVING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -91,8 +91,8 @@ class Quadratic:
         H: (balls, n, n).
         R: (balls,).
         bend: not negative, (balls,).
-        lam: not negative, (balls,): H + (bend + lam) I is positive semidefinite but for `lack`.
-        lack: (balls,), as `defect` gives it.
+        lam: not negative, (balls,): H + (bend + lam) I is positive semidefinite but for `deficit`.
+        deficit: (balls,), as `psd_deficit` gives it.
         off: what rounding asks for, (balls,).
     """
 
@@ -102,16 +102,16 @@ class Quadratic:
     R: Tensor
     bend: Tensor
     lam: Tensor
-    lack: Tensor
+    deficit: Tensor
     off: Tensor
 
     @staticmethod
     def of(second: Second, H: Tensor, R: Tensor, slack: Tensor) -> Quadratic:
         """An expansion, with the least shift, nearly: a larger one gains `||u||^2 / 2` and costs 1/2."""
-        shift = spectral_shift(H, torch.ones_like(second.G))
+        mu, deficit, _ = spectral_shift(H, torch.ones_like(second.G))
         # Where H is positive semidefinite by itself, so it is with a shift of 0 in the place of a negative one.
-        lam = shift.mu[:, 0].clamp_min(0.0)
-        return Quadratic(second.g0, second.G, H, R, torch.zeros_like(lam), lam, shift.lack, slack)
+        lam = mu[:, 0].clamp_min(0.0)
+        return Quadratic(second.g0, second.G, H, R, torch.zeros_like(lam), lam, deficit, slack)
 
     def tilted(self, slope: Tensor) -> Quadratic:
         """The same plus `slope.u`; the sum is rounded."""
@@ -120,8 +120,7 @@ class Quadratic:
 
     def rows(self, rows: Tensor) -> Quadratic:
         """Some of the balls."""
-        names = ("g0", "G", "H", "R", "bend", "lam", "lack", "off")
-        return Quadratic(**{name: getattr(self, name)[rows] for name in names})
+        return Quadratic(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def lower(self, net: PreparedNetwork, limits: Limits) -> tuple[Tensor, Tensor]:
         """The lower bound of `trust_region`, (balls,), and its v."""
@@ -132,7 +131,7 @@ class Quadratic:
         away, _ = least_linear(self.G + Mv, limits)
         # |M| |v| <= |M| 1 bounds what the products with v round off; v has entries and length of at most 1, nearly.
         sizes = self.H.abs().sum((-1, -2)) + n * shift.squeeze(-1) + self.G.abs().sum(-1) + self.R
-        off = self.off + sizes * (4 * (n + 8 + net.roundings) * ULP) + 3 * self.lack
+        off = self.off + sizes * (4 * (n + 8 + net.roundings) * ULP) + 3 * self.deficit
         total = torch.nan_to_num(self.lam / 2 + (v * Mv).sum(-1) / 2 + away + self.R, nan=torch.inf)
         return rounded_down(self.g0, total, off, net), v
 
@@ -148,7 +147,7 @@ def trust_region(
 
     and `least_linear` bounds the last term over the ball within limits. With the minimiser of the convex problem for v
     this is the dual of the trust-region problem, which by the S-lemma loses nothing where the limits cut nothing off.
-    Neither lam nor v need be believed: that M lacks no more than `lack` is proven, and any v will do.
+    Neither lam nor v need be believed: that M lacks no more than `deficit` is proven, and any v will do.
     """
     problem = Quadratic.of(second, H, R, slack)
     bound, v = problem.lower(net, limits)

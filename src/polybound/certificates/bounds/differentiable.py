@@ -1,4 +1,4 @@
-"""The first rung as a function of the weights that autograd differentiates: what training for certificates descends.
+"""First-order bounds that autograd differentiates by the weights: the loss of training for certificates.
 
 The identity is that of `first_order`: over a box `x = c + r * u`, u in [-1, 1]^d, a margin is
 
@@ -6,7 +6,7 @@ The identity is that of `first_order`: over a box `x = c + r * u`, u in [-1, 1]^
 
 and so `g >= g0 - ||G||_1 - R`, where R bounds the sum by entries: `|t_n| <= rho_n = |A_n| r`, `|B_n r u| <= beta_n`
 with `beta_1 = 0` and `beta_n = |S_n| (|h_(n-1)| beta_(n-1) + |q_(n-1)| rho_(n-1))`, and `|lambda_n(u)| <= |lambda_n| +
-ell_n`. The ladder takes the best of that and of a bound by norms. On networks that were trained with this loss both
+ell_n`. `certify` takes the best of that and of a bound by norms. On networks that were trained with this loss both
 are the same to a percent, and only the norms ask for a search. Maps are applied, never written out, and stacks have
 their leading dimension. Nothing is rounded outwards: this is for training, and `certify` for proofs.
 """
@@ -79,101 +79,53 @@ def margin_bounds(factors: Factors, c: Tensor, r: Tensor, labels: Tensor, rivals
         labels: (*lead, batch).
         rivals: how many rivals to bound for each box, those with the least margins at its centre; all by default.
     """
-    box = _Box(factors, c, r)
-    logits = factors.C(box.h[-1] * box.q[-1])
+    dense = all(isinstance(a, Dense) for a in factors.A)
+    h: Sequence[Tensor]
+    rho: Sequence[Tensor]
+    if dense:  # all in one product
+        weight = torch.cat([a.matrix() for a in factors.A], -2)  # (*lead, all units, features)
+        constant = torch.cat([a.constant for a in factors.A], -1)
+        sizes = [a.outputs for a in factors.A]
+        h = torch.split(c @ weight.mT + constant.unsqueeze(-2), sizes, -1)
+        rho = torch.split(r @ weight.abs().mT, sizes, -1)
+    else:
+        h, rho = [a(c) for a in factors.A], [a.absolute().linear(r) for a in factors.A]
+    q, beta = [factors.s1.unsqueeze(-2).expand_as(h[0])], [torch.zeros_like(h[0])]
+    for n, step in enumerate(factors.S):
+        q.append(step(h[n] * q[n]))
+        beta.append(step.absolute().linear(h[n].abs() * beta[n] + q[n].abs() * rho[n]))
+
+    logits = factors.C(h[-1] * q[-1])
     margins = logits.gather(-1, labels.unsqueeze(-1)) - logits
-    chosen = _nearest(margins.detach(), labels, rivals)
-    slope, remainder = box.climb_down(_weights(factors.C, labels, chosen))
+    others = margins.detach().scatter(-1, labels.unsqueeze(-1), torch.inf)
+    count = margins.shape[-1] - 1
+    chosen = others.topk(count if rivals is None else min(rivals, count), -1, largest=False).indices
+    # The margins as weights of the last product, `C_label - C_rival`: (*lead, batch, rivals, units).
+    rows = factors.C.matrix()
+    lam = _rows(rows, labels.unsqueeze(-1)) - _rows(rows, chosen)
+
+    remainder, ell = lam.new_zeros(lam.shape[:-1]), torch.zeros_like(lam)
+    slopes = []
+    for n in reversed(range(factors.degree)):
+        slopes.append(lam * q[n].unsqueeze(-2))
+        remainder = remainder + ((lam.abs() + ell) * (rho[n] * beta[n]).unsqueeze(-2)).sum(-1)
+        if n > 0:
+            step, at, radius = factors.S[n - 1], h[n].unsqueeze(-2), rho[n].unsqueeze(-2)
+            ell = _adjoint(step.absolute(), ell * (at.abs() + radius) + lam.abs() * radius)
+            lam = _adjoint(step, lam * at)
+    # `sum_d r_d |sum_n A_n^T y_n|_d`.
+    if dense:
+        slope: Tensor = _WeightedL1.apply(torch.cat(slopes[::-1], -1), weight, r)  # type: ignore[no-untyped-call]
+    else:
+        G = sum((_adjoint(a, y) for a, y in zip(factors.A, slopes[::-1], strict=True)), r.new_zeros(1))
+        slope = (G.abs() * r.unsqueeze(-2)).sum(-1)
     return MarginBounds(margins.gather(-1, chosen), slope, remainder, chosen, margins.neg())
-
-
-def _nearest(margins: Tensor, labels: Tensor, count: int | None) -> Tensor:
-    """The rivals with the least margins, (*lead, batch, count)."""
-    classes = margins.shape[-1]
-    others = margins.scatter(-1, labels.unsqueeze(-1), torch.inf)
-    found: Tensor = others.topk(classes - 1 if count is None else min(count, classes - 1), -1, largest=False).indices
-    return found
-
-
-def _weights(C: Affine, labels: Tensor, rivals: Tensor) -> Tensor:
-    """The margins as weights of the last product, `C_label - C_rival`: (*lead, batch, rivals, units)."""
-    rows = C.matrix()
-    own, other = (_rows(rows, index) for index in (labels.unsqueeze(-1), rivals))
-    return own - other
 
 
 def _rows(rows: Tensor, index: Tensor) -> Tensor:
     """Rows (*lead, classes, units) by index (*lead, batch, count): (*lead, batch, count, units)."""
     flat = index.flatten(-2).unsqueeze(-1).expand(*index.shape[:-2], -1, rows.shape[-1])
     return rows.gather(-2, flat).view(*index.shape, rows.shape[-1])
-
-
-class _Box:
-    """What all rivals share: factors, what they are multiplied by, and how far each moves over the box."""
-
-    def __init__(self, factors: Factors, c: Tensor, r: Tensor) -> None:
-        self.factors, self.r = factors, r
-        self.maps = _Together(factors.A) if all(isinstance(a, Dense) for a in factors.A) else _Apart(factors.A)
-        self.h, self.rho = self.maps.values(c), self.maps.reach(r)
-        self.q = [factors.s1.unsqueeze(-2).expand_as(self.h[0])]
-        self.beta = [torch.zeros_like(self.h[0])]
-        for n, step in enumerate(factors.S):
-            h, q = self.h[n], self.q[n]
-            self.q.append(step(h * q))
-            self.beta.append(step.absolute().linear(h.abs() * self.beta[n] + q.abs() * self.rho[n]))
-
-    def climb_down(self, lam: Tensor) -> tuple[Tensor, Tensor]:
-        """`||G||_1` and R of forms `lam` of the last product, (*lead, batch, rivals, units)."""
-        R, ell = lam.new_zeros(lam.shape[:-1]), torch.zeros_like(lam)
-        slopes = []
-        for n in reversed(range(self.factors.degree)):
-            slopes.append(lam * self.q[n].unsqueeze(-2))
-            R = R + ((lam.abs() + ell) * (self.rho[n] * self.beta[n]).unsqueeze(-2)).sum(-1)
-            if n > 0:
-                step, h, rho = self.factors.S[n - 1], self.h[n].unsqueeze(-2), self.rho[n].unsqueeze(-2)
-                ell = _adjoint(step.absolute(), ell * (h.abs() + rho) + lam.abs() * rho)
-                lam = _adjoint(step, lam * h)
-        return self.maps.slope(slopes[::-1], self.r), R
-
-
-class _Apart:
-    """Maps of the input of any kind, one after another."""
-
-    def __init__(self, maps: Sequence[Affine]) -> None:
-        self.maps = maps
-
-    def values(self, c: Tensor) -> Sequence[Tensor]:
-        """`A_n c + b_n`, (*lead, batch, units) each."""
-        return [a(c) for a in self.maps]
-
-    def reach(self, r: Tensor) -> Sequence[Tensor]:
-        """`|A_n| r`, (*lead, batch, units) each."""
-        return [a.absolute().linear(r) for a in self.maps]
-
-    def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
-        """`sum_d r_d |sum_n A_n^T y_n|_d`, for y_n (*lead, batch, rivals, units)."""
-        G = sum((_adjoint(a, y) for a, y in zip(self.maps, slopes, strict=True)), r.new_zeros(1))
-        return (G.abs() * r.unsqueeze(-2)).sum(-1)
-
-
-class _Together(_Apart):
-    """Matrices of the input, all in one product."""
-
-    def __init__(self, maps: Sequence[Affine]) -> None:
-        super().__init__(maps)
-        self.sizes = [a.outputs for a in maps]
-        self.weight = torch.cat([a.matrix() for a in maps], -2)  # (*lead, all units, features)
-
-    def values(self, c: Tensor) -> Sequence[Tensor]:
-        constant = torch.cat([a.constant for a in self.maps], -1)
-        return torch.split(c @ self.weight.mT + constant.unsqueeze(-2), self.sizes, -1)
-
-    def reach(self, r: Tensor) -> Sequence[Tensor]:
-        return torch.split(r @ self.weight.abs().mT, self.sizes, -1)
-
-    def slope(self, slopes: Sequence[Tensor], r: Tensor) -> Tensor:
-        found: Tensor = _WeightedL1.apply(torch.cat(list(slopes), -1), self.weight, r)  # type: ignore[no-untyped-call]
-        return found
 
 
 class _WeightedL1(torch.autograd.Function):

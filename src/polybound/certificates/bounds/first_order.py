@@ -58,13 +58,8 @@ def split_sum(weight: Tensor, product: Tensor, norms: Tensor) -> Tensor:
     return theta * norms + ((weight - theta.unsqueeze(-1)).clamp_min(0.0) * product).sum(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class _Term:
-    """A summand of `B_n r u`: `scale` times a vector of entries at most `radius` and of l2 norm at most `norm`."""
-
-    scale: Tensor
-    radius: Tensor
-    norm: Tensor
+Term = tuple[Tensor, Tensor, Tensor]
+"""A summand of `B_n r u`: a scale times a vector, with a bound of its entries and one of its l_2 norm."""
 
 
 class Factored:
@@ -76,38 +71,37 @@ class Factored:
         self.size = [h.abs() for h in self.h]
         self.rho, self.norm = region.reach(net, r), region.norms(net, r)
         self.q = [net.s1.expand(len(c), -1)]
-        self.terms: list[list[_Term]] = [[]]
+        self.terms: list[list[Term]] = [[]]
         for n in range(1, net.degree):
             before = self.q[n - 1]
             self.q.append(net.between(self.h[n - 1] * before, n))
-            terms = [_Term(t.scale * self.size[n - 1], t.radius, t.norm) for t in self.terms[n - 1]]
-            terms.append(_Term(before.abs(), self.rho[n - 1], self.norm[n - 1]))
+            terms = [(scale * self.size[n - 1], radius, norm) for scale, radius, norm in self.terms[n - 1]]
+            terms.append((before.abs(), self.rho[n - 1], self.norm[n - 1]))
             if net.S[n - 1] is not None:
-                radius = net.radius_between(sum((t.scale * t.radius for t in terms), torch.zeros_like(before)), n)
-                norm = sum((t.scale.amax(-1) * t.norm for t in terms), torch.zeros_like(terms[0].norm))
-                terms = [_Term(torch.ones_like(radius), radius, norm * net.norms_S[n - 1])]
+                reach = sum((scale * radius for scale, radius, _ in terms), torch.zeros_like(before))
+                total = sum((scale.amax(-1) * norm for scale, _, norm in terms), torch.zeros_like(self.norm[0]))
+                reach = net.radius_between(reach, n)
+                terms = [(torch.ones_like(reach), reach, total * net.norms_S[n - 1])]
             self.terms.append(terms)
-
-        self.whole: list[_Term | None] = [None] * net.degree
+        self.whole: list[Term | None] = [None] * net.degree
 
     def take_slopes(self, n: int, slope: Slopes) -> None:
         """Let B_n itself, scaled by r, bound what its summands bounded: they cancel in it."""
         if n > 1 and slope.units <= GRAM_UNITS:
             radius = slope.radius(self.region)
-            self.whole[n] = _Term(torch.ones_like(radius), radius, self.region.stretched(slope.written()))
+            self.whole[n] = (torch.ones_like(radius), radius, self.region.stretched(slope.written()))
 
     def sum_of_products(self, n: int, weight: Tensor) -> Tensor:
         """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`, for weights (boxes, rivals, units)."""
-        total = weight.new_zeros(weight.shape[:-1])
-        for term in self.terms[n]:
-            total = total + self._one_product(n, term, weight)
-        whole = self.whole[n]
-        return total if whole is None else torch.minimum(total, self._one_product(n, whole, weight))
 
-    def _one_product(self, n: int, term: _Term, weight: Tensor) -> Tensor:
-        norms = (self.norm[n] * term.norm).unsqueeze(-1).expand(weight.shape[:-1])
-        product = (self.rho[n] * term.radius).unsqueeze(1)
-        return split_sum(weight * term.scale.unsqueeze(1), product, norms)
+        def one(term: Term) -> Tensor:
+            scale, radius, norm = term
+            norms = (self.norm[n] * norm).unsqueeze(-1).expand(weight.shape[:-1])
+            return split_sum(weight * scale.unsqueeze(1), (self.rho[n] * radius).unsqueeze(1), norms)
+
+        total = sum(map(one, self.terms[n]), weight.new_zeros(weight.shape[:-1]))
+        whole = self.whole[n]
+        return total if whole is None else torch.minimum(total, one(whole))
 
 
 def first_order(

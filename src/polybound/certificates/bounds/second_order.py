@@ -10,10 +10,10 @@ from torch import Tensor
 
 from polybound.certificates.bounds.first_order import Factored, First, next_slope, slopes_over
 from polybound.certificates.bounds.quadratic import (
-    Separable,
     absolute_rows,
     descend,
     diagonally_dominant,
+    least_separable,
     minorant,
     spectral_shift,
 )
@@ -133,8 +133,21 @@ def second_order(
         c, r = c[:1], r[:1]
     box = Factored(net, c, r, region)
     A = input_slopes(net, r, active)
-    B, across, beyond = _forwards(box, A)
-    back = _Backwards(box, w, len(active) if tight else None)
+
+    # Forwards: the slopes B_n, how far `B_n r u` moves, and a bound of `q_n(u) - q_n - B_n r u`.
+    B: list[Slopes] = []
+    across, beyond = [torch.zeros_like(box.q[0])], [torch.zeros_like(box.q[0])]
+    for n in range(1, net.degree):
+        B.append(next_slope(box, n, A[n - 1], B[-1] if B else None))
+        box.take_slopes(n, B[-1])
+        rho = box.rho[n - 1]
+        beyond.append(net.radius_between(beyond[-1] * (box.size[n - 1] + rho) + rho * across[-1], n))
+        across.append(B[-1].radius(region))
+
+    # Backwards: lambda_n and ell_n; L_n, how far `L_n u` moves, and a bound of `lambda_n(u) - lambda_n - L_n u`.
+    lam, ell = w, torch.zeros_like(w)
+    L: Slopes | None = None
+    moved = second = ell
     g0 = (w * box.h[-1] * box.q[-1]).sum(-1) + constant
     G = c.new_zeros(len(w), len(active))
     rest, R = torch.zeros_like(G), torch.zeros_like(g0)
@@ -142,72 +155,42 @@ def second_order(
     sizes: list[tuple[Tensor, Tensor]] = []
     parts: list[tuple[Tensor, Slopes, Slopes]] = []
     for n in reversed(range(net.degree)):
-        G = G + net.A[n].adjoint(back.lam * box.q[n])[:, active]
-        rest = rest + net.absolute_A[n].adjoint(back.bend(n, across[n], beyond[n]))[:, active]
+        G = G + net.A[n].adjoint(lam * box.q[n])[:, active]
+        # What `lambda_n(u) q_n(u)` has beyond first order, unit by unit.
+        bend = lam.abs() * beyond[n] + second * box.q[n].abs()
+        bend = bend if n == 0 else bend + ell * (across[n] + beyond[n])
+        rest = rest + net.absolute_A[n].adjoint(bend)[:, active]
         if n == 0:
             break
-        left.append(A[n].times(back.lam))
-        sizes.append((back.lam.abs() * box.rho[n], across[n]))
+        rho = box.rho[n]
+        left.append(A[n].times(lam))
+        sizes.append((lam.abs() * rho, across[n]))
         if n < net.degree - 1:
             rivals = 0 if shared else 1  # the boxes' dimension, or one more
-            R = R + box.sum_of_products(n, back.ell.unsqueeze(rivals)).squeeze(rivals)
-            parts.append((back.ell, A[n], B[n - 1]))
-        back.step(n, A[n], left[-1])
-    radius = r[:, active]
-    found = Second(g0, G * radius, G.new_zeros(*G.shape, 0), R, rest * radius, parts, quick)
-    return _with_hessian(found, left, B[::-1], sizes)
-
-
-class _Backwards:
-    """Lambda_n at the centre and what bounds it over the box, from the last factor back.
-
-    Args:
-        box: the factors over the boxes.
-        w: lambda of the last factor, (boxes, units).
-        together: None, or the number of features that move, if products of two forms are bounded together.
-
-    Attributes:
-        lam: lambda_n.
-        ell: a bound of `|lambda_n(u) - lambda_n|`.
-    """
-
-    def __init__(self, box: Factored, w: Tensor, together: int | None) -> None:
-        self.box, self.together = box, together
-        self.lam, self.ell = w, torch.zeros_like(w)
-        self._L: Slopes | None = None
-        self._moved = self._second = self.ell  # how far L_n u moves; a bound of lambda_n(u) - lambda_n - L_n u
-
-    def bend(self, n: int, across: Tensor, beyond: Tensor) -> Tensor:
-        """A bound of what `lambda_n(u) q_n(u)` has beyond first order, unit by unit."""
-        bend = self.lam.abs() * beyond + self._second * self.box.q[n].abs()
-        return bend if n == 0 else bend + self.ell * (across + beyond)
-
-    def step(self, n: int, A: Slopes, slope: Slopes) -> None:
-        """Go back to factor n - 1; slope is A_n times lambda_n."""
-        box, net = self.box, self.box.net
-        rho = box.rho[n]
-        both = rho * self._moved
-        if self.together is not None and self._L is not None:
-            both = torch.minimum(both, _product_radius(A, self._L, rho, self._moved, self.together))
-        self._second = net.back(self._second * (box.size[n] + rho) + both, n, absolute=True)
-        self.lam = net.back(self.lam * box.h[n], n)
+            R = R + box.sum_of_products(n, ell.unsqueeze(rivals)).squeeze(rivals)
+            parts.append((ell, A[n], B[n - 1]))
+        both = rho * moved
+        if tight and L is not None:
+            both = torch.minimum(both, _product_radius(A[n], L, rho, moved, len(active)))
+        second = net.back(second * (box.size[n] + rho) + both, n, absolute=True)
+        lam = net.back(lam * box.h[n], n)
         if n > 1:  # the first factor is not multiplied by anything that moves
-            L = slope if self._L is None else slope.plus(self._L, box.h[n])
+            L = left[-1] if L is None else left[-1].plus(L, box.h[n])
             step = net.S[n - 1]
-            self._L = L if step is None else L.back(step)
-            self._moved = self._L.radius(box.region)
-            self.ell = self._moved + self._second
+            L = L if step is None else L.back(step)
+            moved = L.radius(region)
+            ell = moved + second
 
-
-def _with_hessian(found: Second, left: list[Slopes], right: list[Slopes], sizes: list[tuple[Tensor, Tensor]]) -> Second:
-    """The expansion with its H, the sum of the products of both sides' forms, whose l_1 norms are `sizes`."""
+    # H is the sum of the products of both sides' forms, whose l_1 norms are `sizes`.
+    radius = r[:, active]
+    found = Second(g0, G * radius, G.new_zeros(*G.shape, G.shape[-1]), R, rest * radius, parts, quick)
     if not left:
-        return replace(found, H=found.G.new_zeros(*found.G.shape, found.G.shape[-1]))
-    quick = found.quick and all(fits_single(size.amax(-1)) for pair in sizes for size in pair)
-    X = type(left[0]).quick_products(left, right) if quick else None
+        return found
+    fits = quick and all(fits_single(size.amax(-1)) for pair in sizes for size in pair)
+    X = type(left[0]).quick_products(left, B[::-1]) if fits else None
     if X is not None:
-        return _less_single(found, X, sizes, left, right)
-    X = type(left[0]).products(left, right)
+        return _less_single(found, X, sizes, left, B[::-1])
+    X = type(left[0]).products(left, B[::-1])
     return replace(found, H=X + X.transpose(1, 2))
 
 
@@ -253,20 +236,6 @@ def _less_single(
         R = R + (long * wide).sum(-1) * c
         rest = rest + (a.absolute_sum(wide.expand_as(long)) + b.absolute_sum(long)) * c
     return replace(exact, H=(X + X.transpose(1, 2)).double(), R=R, rest=rest)
-
-
-def _forwards(box: Factored, A: list[Slopes]) -> tuple[list[Slopes], list[Tensor], list[Tensor]]:
-    """The slopes B_n from the second factor on; how far `B_n r u` moves; a bound of `q_n(u) - q_n - B_n r u`."""
-    net, zero = box.net, torch.zeros_like(box.q[0])
-    B: list[Slopes] = []
-    across, beyond = [zero], [zero]
-    for n in range(1, net.degree):
-        B.append(next_slope(box, n, A[n - 1], B[-1] if B else None))
-        box.take_slopes(n, B[-1])
-        rho = box.rho[n - 1]
-        beyond.append(net.radius_between(beyond[-1] * (box.size[n - 1] + rho) + rho * across[-1], n))
-        across.append(B[-1].radius(box.region))
-    return B, across, beyond
 
 
 # Lower bounds of linear forms of the logits over boxes, and what each bound excludes of its box.
@@ -366,7 +335,7 @@ def _dominant(
 ) -> Bounded:
     mu, rows = diagonally_dominant(H)
     v = descend(second.G, H, mu, rows, v, steps=2)
-    return _bounded(net, cells, second, R, minorant(second.G, H, mu, torch.zeros_like(R), v), active, absorbed)
+    return _bounded(net, cells, second, R, (H, mu, torch.zeros_like(R), v), active, absorbed)
 
 
 def _spectral(
@@ -381,17 +350,20 @@ def _spectral(
     pattern = mu.clamp_min(0.0) + rows.mean(-1, keepdim=True) * 0.05 + 2.0**-900
     found: list[Bounded] = []
     for turn in range(PATTERNS):
-        shift = spectral_shift(H, pattern)
-        v = descend(second.G, H, shift.mu, rows, v, steps=12)
-        last = _bounded(net, cells, second, R, minorant(second.G, H, shift.mu, shift.lack, v), active, absorbed=True)
+        mu, deficit, mass = spectral_shift(H, pattern)
+        v = descend(second.G, H, mu, rows, v, steps=12)
+        last = _bounded(net, cells, second, R, (H, mu, deficit, v), active, absorbed=True)
         found.append(_better(found[-1], last) if found else last)
-        if bool((found[-1].lower > cells.level).all()) or (
-            turn > 0 and not _promising(found[-2], found[-1], cells.level)
-        ):
+        lower = found[-1].lower
+        left = lower <= cells.level
+        if turn > 0:
+            # Go on where at this pace an open cell could be closed in the turns that are left.
+            left = left & (lower + PATTERNS * (lower - found[-2].lower) > cells.level)
+        if not bool(left.any()):
             break
-        cost = shift.mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
+        cost = mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
         cost = cost / cost.sum(-1, keepdim=True).clamp_min(2.0**-900)
-        step = 0.5 / (1 + turn / 15) * (shift.mass - cost) / (shift.mass + cost).clamp_min(1e-12)
+        step = 0.5 / (1 + turn / 15) * (mass - cost) / (mass + cost).clamp_min(1e-12)
         pattern = pattern * torch.exp(step)
     return found[-1]
 
@@ -400,21 +372,22 @@ PATTERNS = 8
 """Diagonals that the spectral bound tries."""
 
 
-def _promising(before: Bounded, after: Bounded, level: Tensor) -> bool:
-    """Whether at this pace any open cell could be closed in the turns that are left."""
-    pace = after.lower - before.lower
-    return bool(((after.lower <= level) & (after.lower + PATTERNS * pace > level)).any())
-
-
 def _bounded(
-    net: PreparedNetwork, cells: Cells, second: Second, R: Tensor, below: Separable, active: Tensor, absorbed: bool
+    net: PreparedNetwork,
+    cells: Cells,
+    second: Second,
+    R: Tensor,
+    shifted: tuple[Tensor, Tensor, Tensor, Tensor],
+    active: Tensor,
+    absorbed: bool,
 ) -> Bounded:
-    least = below.lower()
-    total = torch.nan_to_num(R - least, nan=torch.inf)
+    """The bound of an expansion with H, mu, the deficit of `H + diag(mu)`, and v."""
+    H, mu, deficit, v = shifted
+    base, p = minorant(second.G, H, mu, deficit, v)
+    total = torch.nan_to_num(R - least_separable(base, p, mu), nan=torch.inf)
     off = (second.G.abs().sum(-1) + R) * (4 * net.roundings * ULP)
     lower = rounded_down(second.g0, total, cells.slack + off, net)
-    flags = torch.full_like(lower, absorbed, dtype=torch.bool)
-    return Bounded(lower, below.p, below.mu, below.v, active, flags, torch.zeros_like(below.p))
+    return Bounded(lower, p, mu, v, active, torch.full_like(lower, absorbed, dtype=torch.bool), torch.zeros_like(p))
 
 
 def _better(a: Bounded, b: Bounded) -> Bounded:

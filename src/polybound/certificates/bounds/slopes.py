@@ -29,7 +29,6 @@ __all__ = [
     "length",
     "product_in_single",
     "single_error",
-    "widths",
 ]
 
 
@@ -85,44 +84,29 @@ def _plausible(a: Tensor, b: Tensor, found: Tensor) -> bool:
 # What u ranges over in `x = c + r * u`, the cube or the unit ball, and how far linear forms of u move there.
 
 
-class Region(ABC):
-    """A set of u; every method returns upper bounds over it."""
-
-    @abstractmethod
-    def reach(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
-        """How far each unit of each factor, `A_n (r * u)`, moves: (boxes, units) each, for radii (boxes, features)."""
-
-    @abstractmethod
-    def norms(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
-        """The l_2 norms of `A_n (r * u)`: (boxes,) each."""
-
-    @abstractmethod
-    def radius(self, slope: Tensor) -> Tensor:
-        """How far linear forms of u move, one for each unit: (boxes, units), for slopes (boxes, n, units)."""
-
-    @abstractmethod
-    def stretched(self, slope: Tensor) -> Tensor:
-        """The l_2 norm of all these forms: (boxes,)."""
-
-
-class _Cube(Region):
+class Cube:
     """u in [-1, 1]^n."""
 
     def reach(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
+        """How far each unit of each factor, `A_n (r * u)`, moves: (boxes, units) each, for radii (boxes, features)."""
         return [A.linear(r) for A in net.absolute_A]
 
     def norms(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
+        """The l_2 norms of `A_n (r * u)`: (boxes,) each."""
         # What underflows among the squares of r is multiplied by mu.
         return [(r.square() @ mu + (mu.sum() + 1.0) * 2.0**-1000).sqrt() for mu in net.stretch]
 
     def radius(self, slope: Tensor) -> Tensor:
-        return widths(slope)
+        """How far linear forms of u move, one for each unit: (boxes, units), for slopes (boxes, n, units)."""
+        radius: Tensor = torch.linalg.vector_norm(slope, 1, dim=1)
+        return radius
 
     def stretched(self, slope: Tensor) -> Tensor:
+        """The l_2 norm of all these forms: (boxes,)."""
         return _largest(slope, slope.shape[1])
 
 
-class _Ball(Region):
+class UnitBall:
     r"""`||u||_2 <= 1`.
 
     A linear form `a.u` moves by `||a||_2`, and `||A (r * u)||_2` is at most the spectral norm of A times the largest
@@ -130,7 +114,14 @@ class _Ball(Region):
     """
 
     def reach(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
-        return [_window_lengths(A, r) if isinstance(A, Windowed) else _lengths(r, A.weight.T) for A in net.absolute_A]
+        reach = []
+        for A in net.absolute_A:
+            if isinstance(A, Windowed):
+                each = [length(A.weight * seen.unsqueeze(-1), dim=1) for seen in A.windows.seen(r)]
+                reach.append(torch.stack(each).transpose(1, 2).flatten(1))
+            else:
+                reach.append(_lengths(r, A.weight.T))
+        return reach
 
     def norms(self, net: PreparedNetwork, r: Tensor) -> list[Tensor]:
         uniform = [r.amax(-1) * top for top in net.norms_A]
@@ -144,14 +135,10 @@ class _Ball(Region):
         return _largest(slope, 1)
 
 
-CUBE: Region = _Cube()
-BALL: Region = _Ball()
+CUBE, BALL = Cube(), UnitBall()
 
-
-def widths(slope: Tensor) -> Tensor:
-    """How far a linear form of u in [-1, 1]^n moves, for every unit: the l1 norms of its columns."""
-    radius: Tensor = torch.linalg.vector_norm(slope, 1, dim=1)
-    return radius
+Region = Cube | UnitBall
+"""A set of u; every method returns upper bounds over it."""
 
 
 def length(vectors: Tensor, dim: int = -1) -> Tensor:
@@ -177,12 +164,6 @@ def _lengths(r: Tensor, At: Tensor) -> Tensor:
     norm = (part @ (At / top).square()).sqrt() * (1 + (features + 16) * ULP)
     # What underflowed among the squares, of numbers that are at most 1.
     return (norm + features * 2.0**-530) * largest * top
-
-
-def _window_lengths(A: Windowed, r: Tensor) -> Tensor:
-    """The same of a map that is kept window by window."""
-    each = [length(A.weight * seen.unsqueeze(-1), dim=1) for seen in A.windows.seen(r)]
-    return torch.stack(each).transpose(1, 2).flatten(1)
 
 
 def _largest(slope: Tensor, square: float) -> Tensor:
