@@ -5,7 +5,6 @@ An arb is a midpoint and a radius: it contains the real number that it stands fo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,10 +38,10 @@ __all__ = [
     "combine",
     "dominance",
     "dot",
-    "lack",
     "largest",
     "mul",
     "product",
+    "psd_deficit",
     "radii",
     "times",
     "transposed",
@@ -121,7 +120,7 @@ class Map:
         """`W x + b`."""
         return [u + v for u, v in zip(_apply(self._matrix, x), self.constant, strict=True)]
 
-    def spread(self, radius: Vector) -> Vector:
+    def reach(self, radius: Vector) -> Vector:
         """`|W| radius`."""
         return _apply(self._absolute, radius)
 
@@ -135,7 +134,7 @@ def _apply(matrix: Any, x: Vector) -> Vector:
     return values
 
 
-def lack(M: Rows) -> Arb:
+def psd_deficit(M: Rows) -> Arb:
     """An arb above some delta >= 0 with `M + delta I` positive semidefinite.
 
     For any matrix L, `M = L L' + E`, and what E lacks, by Gershgorin, is all that M can lack. L is M's approximate
@@ -209,37 +208,9 @@ class RefusedError(PolyboundError):
     """A certificate is not proven."""
 
 
-class Place(ABC):
-    """A set of points `c + r u`; the methods bound what linear forms of u do there."""
-
-    @abstractmethod
-    def centre(self) -> tuple[Vector, Vector]:
-        """The centre c and the radii r."""
-
-    @abstractmethod
-    def spread(self, owner: Enclosures, r: Vector) -> list[Vector]:
-        """How far each unit of each factor moves."""
-
-    @abstractmethod
-    def norms(self, owner: Enclosures, r: Vector) -> Vector:
-        """The l_2 norm of all units of each factor."""
-
-    @abstractmethod
-    def across(self, rows: Rows) -> Vector:
-        """How far each row, a linear form of u, moves."""
-
-    @abstractmethod
-    def stretched(self, rows: Rows) -> Arb:
-        """The l_2 norm of all of them."""
-
-    @abstractmethod
-    def away(self, p: Vector, on: list[int], /) -> Arb:
-        """The largest `-p.u`, for u in the coordinates `on`."""
-
-
 @dataclass(frozen=True)
-class Box(Place):
-    """Sides of a box, float64 numbers."""
+class Box:
+    """Points `c + r u` with u in [-1, 1]^n, by the sides of their box, float64 numbers."""
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
@@ -254,36 +225,36 @@ class Box(Place):
         return Box(tuple(lower), tuple(upper))
 
     def centre(self) -> tuple[Vector, Vector]:
-        """Halfway between the sides."""
+        """The centre c, halfway between the sides, and the radii r."""
         low, high = vector(self.lower), vector(self.upper)
         pairs = list(zip(low, high, strict=True))
         return [(a + b) / 2 for a, b in pairs], [(b - a) / 2 for a, b in pairs]
 
-    def spread(self, owner: Enclosures, r: Vector) -> list[Vector]:
-        """`|A_n| r`."""
-        return [A.spread(r) for A in owner.A]
+    def reach(self, owner: Enclosures, r: Vector) -> list[Vector]:
+        """How far each unit of each factor moves, `|A_n| r`."""
+        return [A.reach(r) for A in owner.A]
 
     def norms(self, owner: Enclosures, r: Vector) -> Vector:
-        """By the diagonals that dominate `A_n' A_n`."""
+        """The l_2 norm of all units of each factor, by the diagonals that dominate `A_n' A_n`."""
         squares = [v * v for v in r]
         return [dot(mu, squares).sqrt() for mu in owner.stretch]
 
     def across(self, rows: Rows) -> Vector:
-        """Their l_1 norms."""
+        """How far each row, a linear form of u, moves: their l_1 norms."""
         return radii(rows)
 
     def stretched(self, rows: Rows) -> Arb:
-        """The norm of the matrix times that of a corner of the cube."""
+        """The l_2 norm of all rows: the norm of the matrix times that of a corner of the cube."""
         return (_top(rows) * len(rows[0])).sqrt()
 
     def away(self, p: Vector, _on: list[int], /) -> Arb:
-        """At a corner."""
+        """The largest `-p.u`, for u in the coordinates `on`: at a corner."""
         return sum(absolute(p), arb(0))
 
 
 @dataclass(frozen=True)
-class Ball(Place):
-    """`sum_d ((x'_d - x_d) / r_d)^2 <= 1`, with `low <= u <= high` where the domain cuts it."""
+class Ball:
+    """Points `c + r u` with `||u||_2 <= 1`, and `low <= u <= high` where the domain cuts it."""
 
     x: tuple[float, ...]
     r: tuple[float, ...]
@@ -307,7 +278,7 @@ class Ball(Place):
         """As they were asked."""
         return vector(self.x), vector(self.r)
 
-    def spread(self, owner: Enclosures, r: Vector) -> list[Vector]:
+    def reach(self, owner: Enclosures, r: Vector) -> list[Vector]:
         """The l_2 norms of the scaled rows."""
         return [self.across([[a * b for a, b in zip(row, r, strict=True)] for row in A.rows]) for A in owner.A]
 
@@ -334,6 +305,10 @@ class Ball(Place):
         rest = [u + v for u, v in zip(p, a, strict=True)]
         over = sum(((-v * s).max(-v * t) for v, s, t in zip(rest, low, high, strict=True)), arb(0))
         return _length(p).min(_length(a) + over)
+
+
+Place = Box | Ball
+"""A set of points; its methods bound what linear forms of u do there."""
 
 
 def _shares(p: list[float], low: Vector, high: Vector) -> list[float]:

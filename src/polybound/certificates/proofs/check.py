@@ -27,9 +27,9 @@ from polybound.certificates.proofs.arb import (
     arb,
     dominance,
     dot,
-    lack,
     largest,
     product,
+    psd_deficit,
     radii,
     times,
     transposed,
@@ -44,7 +44,6 @@ from polybound.certificates.proofs.schema import (
     Claims,
     Falsified,
     First,
-    Form,
     Narrow,
     Outside,
     Proof,
@@ -84,6 +83,10 @@ def prove(
             if on_progress is not None:
                 on_progress(len(found), len(claims.images), "checking")
     return found
+
+
+Form = tuple[Vector, Arb]
+"""Weights of the last product and a constant: `w.y_k + constant`."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,15 @@ class Checker:
             region = _Region.of(claim, self.claims)
             if isinstance(claim, Verified):
                 for rival, proof in claim.proofs:
-                    self._prove(proof, region, *self.enclosures.margin(claim.label, rival))
+                    self._prove(proof, region, self.enclosures.margin(claim.label, rival))
                 return "verified"
             if isinstance(claim, Falsified):
-                self._counterexample(claim, region)
+                region.place(claim.point, "a counterexample")
+                logits = self.enclosures.logits(vector(claim.point))
+                if not logits[claim.label] < logits[claim.rival]:
+                    x = torch.tensor(claim.point, dtype=torch.float64)
+                    if exact_margin(self.factors, x, claim.label, claim.rival) > 0:
+                        raise RefusedError("a counterexample is classified as its label")
                 return "falsified"
             if isinstance(claim, Bounded):
                 self._intervals(claim, region)
@@ -158,44 +166,32 @@ class Checker:
             raise RefusedError("a certificate's numbers leave the range of float64") from error
         return "undecided"
 
-    def _counterexample(self, claim: Falsified, region: _Region) -> None:
-        region.place(claim.point, "a counterexample")
-        logits = self.enclosures.logits(vector(claim.point))
-        if logits[claim.label] < logits[claim.rival]:
-            return
-        x = torch.tensor(claim.point, dtype=torch.float64)
-        if exact_margin(self.factors, x, claim.label, claim.rival) > 0:
-            raise RefusedError("a counterexample is classified as its label")
-
     def _intervals(self, claim: Bounded, region: _Region) -> None:
         """Prove that every form is within its proven ends, and attains the others at the points that are named."""
-        for form, interval in zip(self.claims.forms or (), claim.intervals, strict=True):
-            w, at = self.enclosures.form(vector(form.weights), arb(form.constant))
+        for (weights, constant), interval in zip(self.claims.forms or (), claim.intervals, strict=True):
+            w, at = self.enclosures.form(vector(weights), arb(constant))
             if interval.lower is not None:
                 end, proof = interval.lower
-                self._prove(proof, region, w, at - arb(end))
+                self._prove(proof, region, (w, at - arb(end)))
             if interval.upper is not None:
                 end, proof = interval.upper
-                self._prove(proof, region, [-value for value in w], arb(end) - at)
+                self._prove(proof, region, ([-value for value in w], arb(end) - at))
             for attained, sign in ((interval.lowest, 1), (interval.highest, -1)):
-                if attained is not None:
-                    region.place(attained[1], "a point where a value is attained")
-                    self._prove_value(form, attained[1], sign, attained[0])
+                if attained is None:
+                    continue
+                end, point = attained
+                region.place(point, "a point where a value is attained")
+                value = dot(vector(weights), self.enclosures.logits(vector(point))) + arb(constant)
+                if sign * value <= sign * arb(end):
+                    continue
+                a, b = (torch.tensor(part, dtype=torch.float64) for part in ([weights], [constant]))
+                (exact,) = exact_forms(self.factors, torch.tensor(point, dtype=torch.float64), a, b)
+                if not sign * exact <= sign * Fraction(end):
+                    raise RefusedError("a value is not attained where the file says")
 
-    def _prove_value(self, form: Form, point: tuple[float, ...], sign: int, end: float) -> None:
-        """Prove that `sign` times a form is at most `sign` times `end` at a point."""
-        value = dot(vector(form.weights), self.enclosures.logits(vector(point))) + arb(form.constant)
-        if sign * value <= sign * arb(end):
-            return
-        a, b = (torch.tensor(part, dtype=torch.float64) for part in ([form.weights], [form.constant]))
-        (exact,) = exact_forms(self.factors, torch.tensor(point, dtype=torch.float64), a, b)
-        if not sign * exact <= sign * Fraction(end):
-            raise RefusedError("a value is not attained where the file says")
-
-    def _prove(self, proof: Proof, region: _Region, w: Vector, constant: Arb) -> None:
-        """Prove that `w.y_k + constant` is positive over what the box and the ball, if there is one, have in common."""
-        prover = _Prover(self.enclosures, region.ball, w, constant)
-        stack = [(0, region.box, region.ball)]
+    def _prove(self, proof: Proof, region: _Region, form: Form) -> None:
+        """Prove that a form is positive over what the box and the ball, if there is one, have in common."""
+        stack, whole = [(0, region.box, region.ball)], region.ball
         while stack:
             index, box, ball = stack.pop()
             step = proof[index]
@@ -204,48 +200,38 @@ class Checker:
                 stack.append((step.low, box.with_sides([(d, box.lower[d], at)]), ball))
                 stack.append((step.high, box.with_sides([(d, at, box.upper[d])]), ball))
             elif isinstance(step, Narrow):
-                stack.append((step.then, prover.narrowed(step, box), ball))
+                stack.append((step.then, self._narrowed(form, step, box, whole), ball))
             elif isinstance(step, Cap):
-                stack.append((step.then, box, prover.capped(step, box, _given(ball))))
+                stack.append((step.then, box, self._capped(form, step, box, _given(ball), _given(whole))))
             elif isinstance(step, Second):
-                _positive(prover.second(step, box)[1], "a bound of second order")
+                _positive(self._second(form, step, box)[1], "a bound of second order")
             elif isinstance(step, Trust):
-                _positive(prover.trusted(step, _given(ball)), "a bound over a ball")
+                _positive(self._trusted(form, step, _given(ball), _given(whole)), "a bound over a ball")
             elif isinstance(step, First):
                 place = _given(ball) if step.ball else box
                 what = "a bound over a ball" if step.ball else "a bound of first order"
-                _positive(self.enclosures.first(place, w, constant, slopes=step.slopes), what)
+                _positive(self.enclosures.first(place, *form, slopes=step.slopes), what)
             elif isinstance(step, Outside):
-                whole = _given(region.ball)
-                sides = zip(whole.x, box.lower, box.upper, strict=True)
-                if not _distance(whole, tuple(min(max(v, low), high) for v, low, high in sides)) > 1:
+                x = _given(whole).x
+                nearest = tuple(min(max(v, low), high) for v, low, high in zip(x, box.lower, box.upper, strict=True))
+                if not _distance(_given(whole), nearest) > 1:
                     raise RefusedError("a box that is left out meets the ball")
             else:
                 assert_never(step)
 
-
-@dataclass(frozen=True)
-class _Prover:
-    """What single steps prove of one form; `whole` is the ball that the claim is about, if it is about one."""
-
-    enclosures: Enclosures
-    whole: Ball | None
-    w: Vector
-    constant: Arb
-
-    def second(self, step: Second, box: Box) -> tuple[Expansion, Arb, Vector]:
+    def _second(self, form: Form, step: Second, box: Box) -> tuple[Expansion, Arb, Vector]:
         """The expansion over a box, the lower bound that mu and v prove, and the slopes p of its separable form."""
         moves = {d for d, (low, high) in enumerate(zip(box.lower, box.upper, strict=True)) if high > low}
         if not moves <= set(step.on):
             raise RefusedError("a step leaves out coordinates that move")
-        expansion = self.enclosures.second(box, self.w, self.constant, list(step.on))
+        expansion = self.enclosures.second(box, *form, list(step.on))
         mu, v = vector(step.mu), vector(step.v)
         H, R = (_absorbed(expansion), arb(0)) if step.absorbed else (expansion.H, expansion.R)
         M = _shifted(H, mu)
         missing = dominance(M)
         if not missing <= arb(2) ** -40 * largest(radii(M)):
             # More than what is rounded: mu is below what dominance asks for, and Cholesky may show that it is enough.
-            missing = missing.min(lack(M))
+            missing = missing.min(psd_deficit(M))
         Mv = times(M, v)
         p = add(expansion.G, Mv)
         # |u - v| <= 2 by entries, so that (u - v)'M(u - v) / 2 is at least -2 n missing.
@@ -258,16 +244,16 @@ class _Prover:
                 value = value - abs(slope) - bend / 2
         return expansion, value, p
 
-    def narrowed(self, step: Narrow, box: Box) -> Box:
+    def _narrowed(self, form: Form, step: Narrow, box: Box, whole: Ball | None) -> Box:
         """The box that is left, outside of which the form is positive or not less than within."""
         narrowed = box.with_sides(step.sides)
-        expansion, lower, p = self.second(step.bound, box)
+        expansion, lower, p = self._second(form, step.bound, box)
         for d, low, high in step.sides:
             i = step.bound.on.index(d)
             if d not in step.monotone:
                 _prove_cut(box, d, low, high, p[i], arb(step.bound.mu[i]), -lower)
                 continue
-            if self.whole is not None:
+            if whole is not None:
                 raise RefusedError("a coordinate is fixed at its end, which may lie outside of the ball")
             away = sum((abs(value) for value in expansion.H[i]), arb(0)) + expansion.rest[i]
             at_lower, at_upper = low == high == box.lower[d], low == high == box.upper[d]
@@ -275,12 +261,12 @@ class _Prover:
                 raise RefusedError("a coordinate is not monotone")
         return narrowed
 
-    def trusted(self, step: Trust, ball: Ball, cap: Cap | None = None) -> Arb:
+    def _trusted(self, form: Form, step: Trust, ball: Ball, whole: Ball, cap: Cap | None = None) -> Arb:
         """The lower bound of the trust-region problem that lam, nu and v prove over a ball, or outside of a cap."""
-        on, whole = step.on, _given(self.whole)
+        on = step.on
         if any(r > 0 and d not in on for d, r in enumerate(ball.r)):
             raise RefusedError("a step leaves out coordinates that move")
-        expansion = self.enclosures.second(ball, self.w, self.constant, list(on))
+        expansion = self.enclosures.second(ball, *form, list(on))
         if step.nu > 0:
             expansion = _within_whole(expansion, ball, whole, step)
         if cap is not None:
@@ -293,12 +279,12 @@ class _Prover:
         M = _shifted(H, [lam] * len(v))
         Mv = times(M, v)
         # ||u - v||^2 <= 2 (1 + ||v||^2).
-        lost = lam / 2 + dot(v, Mv) / 2 + (1 + dot(v, v)) * lack(M)
+        lost = lam / 2 + dot(v, Mv) / 2 + (1 + dot(v, v)) * psd_deficit(M)
         return expansion.g0 - R - lost - ball.away(add(expansion.G, Mv), list(on))
 
-    def capped(self, step: Cap, box: Box, ball: Ball) -> Ball:
+    def _capped(self, form: Form, step: Cap, box: Box, ball: Ball, whole: Ball) -> Ball:
         """The ball that a step says to hold a cap; refused unless it does, and the form is positive outside of it."""
-        _positive(self.trusted(step.bound, ball, step), "a bound outside of a cap")
+        _positive(self._trusted(form, step.bound, ball, whole, step), "a bound outside of a cap")
         s, d = arb(step.s), vector(step.d)
         x, r = list(ball.x), list(ball.r)
         # In the new ball, a point of the cap is e + t (u - s d), and ||u - s d||^2 <= 1 - s^2 (2 - ||d||^2).

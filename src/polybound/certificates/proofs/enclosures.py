@@ -18,10 +18,10 @@ from polybound.certificates.proofs.arb import (
     arb,
     combine,
     dot,
-    lack,
     largest,
     mul,
     product,
+    psd_deficit,
     radii,
     times,
     transposed,
@@ -130,7 +130,7 @@ class Enclosures:
         for n in range(1, self.k):
             wider = add(mul(beyond[n - 1], f.size[n - 1]), mul(f.rho[n - 1], f.place.across(B[n - 1])))
             S = self.S[n - 1]
-            beyond.append(wider if S is None else S.spread(wider))
+            beyond.append(wider if S is None else S.reach(wider))
         g0 = dot(w, mul(f.h[-1], f.q[-1])) + constant
         G, rest, R = zeros(len(on)), zeros(len(on)), arb(0)
         left: Rows = []
@@ -184,23 +184,23 @@ class _Factors:
         self.place = place
         c, self.r = place.centre()
         self.h = [A(c) for A in owner.A]
-        self.rho = place.spread(owner, self.r)
+        self.rho = place.reach(owner, self.r)
         self.size = [add(absolute(h), rho) for h, rho in zip(self.h, self.rho, strict=True)]
-        self.reach = place.norms(owner, self.r)
+        self.norms = place.norms(owner, self.r)
         self.q = [owner.s1]
         self.terms: list[list[tuple[Vector, Vector, Arb]]] = [[]]
         for n in range(1, owner.k):
             y = mul(self.h[n - 1], self.q[n - 1])
             terms = [(mul(scale, absolute(self.h[n - 1])), radius, norm) for scale, radius, norm in self.terms[n - 1]]
-            terms.append((absolute(self.q[n - 1]), self.rho[n - 1], self.reach[n - 1]))
+            terms.append((absolute(self.q[n - 1]), self.rho[n - 1], self.norms[n - 1]))
             S = owner.S[n - 1]
             if S is not None:
                 total, norm = zeros(len(y)), arb(0)
                 for scale, radius, length in terms:
                     total = add(total, mul(scale, radius))
                     norm = norm + largest(scale) * length
-                spread = S.spread(total)
-                terms = [([arb(1)] * len(spread), spread, norm * owner.norms[n - 1])]
+                reach = S.reach(total)
+                terms = [([arb(1)] * len(reach), reach, norm * owner.norms[n - 1])]
             self.q.append(y if S is None else S(y))
             self.terms.append(terms)
         self.whole: list[tuple[Vector, Arb] | None] = [None] * owner.k
@@ -209,11 +209,11 @@ class _Factors:
         """A bound of `sum_m weight_m |t_nm (B_n r u)_m|`."""
         total = arb(0)
         for scale, radius, norm in self.terms[n]:
-            total = total + _split_sum(mul(weight, scale), mul(self.rho[n], radius), self.reach[n] * norm)
+            total = total + _split_sum(mul(weight, scale), mul(self.rho[n], radius), self.norms[n] * norm)
         whole = self.whole[n]
         if whole is None:
             return total
-        return total.min(_split_sum(weight, mul(self.rho[n], whole[0]), self.reach[n] * whole[1]))
+        return total.min(_split_sum(weight, mul(self.rho[n], whole[0]), self.norms[n] * whole[1]))
 
 
 def _prove_stretch(A: Rows, mu: Vector) -> None:
@@ -227,7 +227,7 @@ def _prove_stretch(A: Rows, mu: Vector) -> None:
     else:
         gram = product(columns, A)
         M = [[(mu[i] if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
-    if not lack(M) <= 0:
+    if not psd_deficit(M) <= 0:
         raise RefusedError("a stretch is too small")
 
 
@@ -245,7 +245,7 @@ def _prove_norm(S: Rows | None, norm: Arb) -> None:
     small = S if len(S) <= len(columns) else columns
     gram = product(small, transposed(small))
     M = [[(norm * norm if i == j else 0) - value for j, value in enumerate(row)] for i, row in enumerate(gram)]
-    if not lack(M) <= 0:
+    if not psd_deficit(M) <= 0:
         raise RefusedError("a norm is too small")
 
 

@@ -45,6 +45,9 @@ __all__ = [
 
 Vector = tuple[float, ...]
 
+Form = tuple[Vector, float]
+"""Weights and a constant: `weights.f(x) + constant`."""
+
 LARGEST_WHOLE = 2**53
 """Whole numbers up to this one are float64 numbers."""
 
@@ -196,14 +199,6 @@ class Bounded(Claim):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """`weights.f(x) + constant`."""
-
-    weights: Vector
-    constant: float
-
-
-@dataclass(frozen=True, slots=True)
 class Claims:
     """All that a file claims.
 
@@ -285,7 +280,15 @@ def _no_constant(name: str) -> NoReturn:
 def parse_claims(content: dict[str, Any], sizes: Sizes) -> Claims:
     """The claims of a file's content about a model of these sizes."""
     _fields("the file", content, _FILE, {"tops", "forms"})
-    forms = _forms(content["forms"], sizes.classes) if "forms" in content else None
+    forms: tuple[Form, ...] | None = None
+    if "forms" in content:
+        _fields("forms", content["forms"], {"weights", "constant"})
+        rows = _list("forms", content["forms"]["weights"])
+        if not rows:
+            _damaged("there are no forms")
+        constants = _numbers("the forms' constants", content["forms"]["constant"], len(rows))
+        weights = (_numbers("a form's weights", row, sizes.classes) for row in rows)
+        forms = tuple(zip(weights, constants, strict=True))
     entries = _list("images", content["images"])
     images = []
     for number, entry in enumerate(entries):
@@ -301,9 +304,13 @@ def parse_claims(content: dict[str, Any], sizes: Sizes) -> Claims:
     if norm == "2" and tops is None:
         _damaged("balls of the norm 2 need `tops`")
     stretch = _list("stretch", content["stretch"], sizes.degree)
+    domain = None
+    if content["domain"] is not None:
+        low, high = (_each("domain", side, sizes.features) for side in _list("domain", content["domain"], 2))
+        domain = _ordered("domain", low, high)
     return Claims(
         norm,
-        _domain(content["domain"], sizes.features),
+        domain,
         tuple(_numbers("stretch", each, sizes.features, least=5e-324) for each in stretch),
         _numbers("norms", content["norms"], sizes.degree - 1, least=0.0),
         tops,
@@ -313,16 +320,6 @@ def parse_claims(content: dict[str, Any], sizes: Sizes) -> Claims:
 
 
 _FILE = {"format", "model", "digest", "domain", "stretch", "norms", "images"}
-
-
-def _forms(value: Any, classes: int) -> tuple[Form, ...]:
-    _fields("forms", value, {"weights", "constant"})
-    rows = _list("forms", value["weights"])
-    if not rows:
-        _damaged("there are no forms")
-    constants = _numbers("the forms' constants", value["constant"], len(rows))
-    weights = (_numbers("a form's weights", row, classes) for row in rows)
-    return tuple(Form(row, constant) for row, constant in zip(weights, constants, strict=True))
 
 
 class _Entry:
@@ -542,13 +539,6 @@ def _numbers(name: str, values: Any, length: int, least: float = -inf, most: flo
 def _each(name: str, value: Any, features: int, least: float = -inf) -> Vector:
     """One number for each feature, from one for all or a list of them."""
     return _numbers(name, value if isinstance(value, list) else [value] * features, features, least)
-
-
-def _domain(value: Any, features: int) -> tuple[Vector, Vector] | None:
-    if value is None:
-        return None
-    low, high = (_each("domain", side, features) for side in _list("domain", value, 2))
-    return _ordered("domain", low, high)
 
 
 def _ordered(name: str, low: Vector, high: Vector) -> tuple[Vector, Vector]:
