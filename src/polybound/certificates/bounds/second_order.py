@@ -17,15 +17,7 @@ from polybound.certificates.bounds.quadratic import (
     minorant,
     spectral_shift,
 )
-from polybound.certificates.bounds.slopes import (
-    CUBE,
-    UNDERFLOW,
-    Region,
-    Slopes,
-    fits_single,
-    input_slopes,
-    single_error,
-)
+from polybound.certificates.bounds.slopes import CUBE, Region, Slopes, input_slopes
 from polybound.certificates.forms import Cells
 from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
@@ -54,7 +46,6 @@ class Second:
         R: (boxes,).
         rest: bound by entries of `dg/du - G - Hu`, (boxes, n).
         parts: for each product of three and more, its weights ell_n (boxes, units) and slopes A_n, B_n.
-        quick: whether products are computed in single precision where that pays; what it loses is in R and `rest`.
     """
 
     g0: Tensor
@@ -63,12 +54,11 @@ class Second:
     R: Tensor
     rest: Tensor
     parts: list[tuple[Tensor, Slopes, Slopes]]
-    quick: bool = False
 
     def rows(self, rows: Tensor) -> Second:
         """Some of the boxes."""
         parts = [(ell[rows], A.rows(rows), B.rows(rows)) for ell, A, B in self.parts]
-        return Second(self.g0[rows], self.G[rows], self.H[rows], self.R[rows], self.rest[rows], parts, self.quick)
+        return Second(self.g0[rows], self.G[rows], self.H[rows], self.R[rows], self.rest[rows], parts)
 
     def absorbed(self) -> tuple[Tensor, Tensor]:
         r"""`H - Q` and R' with `g(u) >= g0 + G.u + u'(H - Q)u/2 - R'`: the remainder as a quadratic form.
@@ -89,13 +79,7 @@ class Second:
         widths = sum((form.radius(CUBE).square().sum(-1) for form in forms), torch.zeros_like(self.R))
         units = sum(form.units for form in forms)
         off = (widths + absolute_rows(self.H).sum(-1)) * ((units + self.H.shape[-1] + 16) * ULP)
-        quick = self.quick and fits_single(widths)
-        found = type(forms[0]).quick_products(forms, forms) if quick else None
-        if found is None:
-            Q = type(forms[0]).products(forms, forms)
-        else:
-            Q = found
-            off = off + widths * single_error(units) + units * UNDERFLOW * Q.shape[-1] ** 2
+        Q = type(forms[0]).products(forms, forms)
         return self.H - (Q + Q.transpose(1, 2)) / 2, off
 
 
@@ -108,7 +92,6 @@ def second_order(
     active: Tensor,
     *,
     region: Region = CUBE,
-    quick: bool = False,
     tight: bool = False,
 ) -> Second:
     """Margins `w.y_k(x) + constant` to second order over boxes `x = c + r * u`; one w for each box.
@@ -125,7 +108,6 @@ def second_order(
         constant: (boxes,).
         active: indices of the coordinates that move.
         region: what u ranges over.
-        quick: whether H may be computed in single precision; only over the cube.
         tight: whether products of two forms are bounded together, which takes longer; only over the cube.
     """
     shared = len(c) > 1 and bool((c == c[:1]).all()) and bool((r == r[:1]).all())
@@ -152,7 +134,6 @@ def second_order(
     G = c.new_zeros(len(w), len(active))
     rest, R = torch.zeros_like(G), torch.zeros_like(g0)
     left: list[Slopes] = []
-    sizes: list[tuple[Tensor, Tensor]] = []
     parts: list[tuple[Tensor, Slopes, Slopes]] = []
     for n in reversed(range(net.degree)):
         G = G + net.A[n].adjoint(lam * box.q[n])[:, active]
@@ -164,7 +145,6 @@ def second_order(
             break
         rho = box.rho[n]
         left.append(A[n].times(lam))
-        sizes.append((lam.abs() * rho, across[n]))
         if n < net.degree - 1:
             rivals = 0 if shared else 1  # the boxes' dimension, or one more
             R = R + box.sum_of_products(n, ell.unsqueeze(rivals)).squeeze(rivals)
@@ -181,17 +161,9 @@ def second_order(
             moved = L.radius(region)
             ell = moved + second
 
-    # H is the sum of the products of both sides' forms, whose l_1 norms are `sizes`.
     radius = r[:, active]
-    found = Second(g0, G * radius, G.new_zeros(*G.shape, G.shape[-1]), R, rest * radius, parts, quick)
-    if not left:
-        return found
-    fits = quick and all(fits_single(size.amax(-1)) for pair in sizes for size in pair)
-    X = type(left[0]).quick_products(left, B[::-1]) if fits else None
-    if X is not None:
-        return _less_single(found, X, sizes, left, B[::-1])
-    X = type(left[0]).products(left, B[::-1])
-    return replace(found, H=X + X.transpose(1, 2))
+    X = type(left[0]).products(left, B[::-1]) if left else G.new_zeros(*G.shape, G.shape[-1])
+    return Second(g0, G * radius, X + X.transpose(1, 2), R, rest * radius, parts)
 
 
 def _product_radius(a: Slopes, b: Slopes, reach: Tensor, moved: Tensor, n: int) -> Tensor:
@@ -212,30 +184,6 @@ def _product_radius(a: Slopes, b: Slopes, reach: Tensor, moved: Tensor, n: int) 
     one = a.times(tau.expand_as(moved))
     longest = torch.maximum(one.plus(b, 1 / tau).radius(CUBE), one.plus(b, -1 / tau).radius(CUBE))
     return longest.square() * ((1 + (2 * n + 32) * ULP) / 4) + 2.0**-900
-
-
-def _less_single(
-    exact: Second, X: Tensor, sizes: list[tuple[Tensor, Tensor]], left: list[Slopes], right: list[Slopes]
-) -> Second:
-    r"""The expansion with H from a product X in single precision, and what that can be off.
-
-    `|X - exact| <= c sum_m |a_m| |b_m|'` for the forms of both sides. So `u'Xu = u'Hu/2` is off by at most
-    `c sum_m ||a_m||_1 ||b_m||_1`, and entry d of `Hu` by `c sum_m (|a_md| ||b_m||_1 + |b_md| ||a_m||_1)`.
-
-    Args:
-        exact: all but H.
-        X: the product, in single precision.
-        sizes: the l_1 norms of both sides' forms, (boxes, units) each.
-        left: the forms.
-        right: those of the other side.
-    """
-    units, n = sum(slopes.units for slopes in left), X.shape[-1]
-    c, floor = single_error(units), units * UNDERFLOW * n**2
-    R, rest = exact.R + floor, exact.rest + 2 * floor
-    for a, b, (long, wide) in zip(left, right, sizes, strict=True):
-        R = R + (long * wide).sum(-1) * c
-        rest = rest + (a.absolute_sum(wide.expand_as(long)) + b.absolute_sum(long)) * c
-    return replace(exact, H=(X + X.transpose(1, 2)).double(), R=R, rest=rest)
 
 
 # Lower bounds of linear forms of the logits over boxes, and what each bound excludes of its box.
@@ -296,7 +244,7 @@ def rounded_down(g0: Tensor, total: Tensor, slack: Tensor, net: PreparedNetwork)
     return torch.nan_to_num((g0 - total) - off, nan=-torch.inf)
 
 
-def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, quick: bool = False) -> tuple[Bounded, Second]:
+def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, tight: bool = False) -> tuple[Bounded, Second]:
     """The bounds of second order, each only for the cells that the one before it left open.
 
     1. H made diagonally dominant, the remainder subtracted as a number.
@@ -304,12 +252,11 @@ def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, quick: 
     3. The same with the least multiple of that shift that a Cholesky decomposition proves to be enough; with
        `spectral` only, since it takes several times as long as the others.
 
-    With `quick`, H is computed in single precision where that pays, and the last bound has smaller weights of the
-    remainder; the check of proofs knows neither.
+    With `tight`, the last bound has smaller weights of the remainder, which the check of proofs does not know.
     """
     c, r = cells.centre()
     active = cells.moving()
-    second = second_order(net, c, r, cells.w, cells.constant, active, quick=quick)
+    second = second_order(net, c, r, cells.w, cells.constant, active)
     best = _dominant(net, cells, second, second.H, second.R, -second.G.sign(), active, absorbed=False)
     rows = torch.nonzero(best.lower <= cells.level).squeeze(1)
     if not len(rows):
@@ -321,9 +268,9 @@ def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, quick: 
     hard = torch.nonzero(last.lower <= cells.level).squeeze(1)
     if spectral and len(hard) and len(active) > 1:
         less, H, R = some.rows(hard), H[hard], R[hard]
-        if quick:
+        if tight:
             c, r = cells[hard].centre()
-            less = second_order(net, c, r, cells.w[hard], cells.constant[hard], active, quick=True, tight=True)
+            less = second_order(net, c, r, cells.w[hard], cells.constant[hard], active, tight=True)
             H, R = less.absorbed()
         found = _spectral(net, cells[hard], less, H, R, last.v[hard], active)
         last = last.put(hard, _better(last.rows(hard), found))

@@ -1,4 +1,4 @@
-"""Slopes: for each unit of each box a linear form of the u that move; over boxes and balls, in double and single."""
+"""Slopes: for each unit of each box a linear form of the u that move; over boxes and balls."""
 
 from __future__ import annotations
 
@@ -19,66 +19,13 @@ from polybound.theory import ULP
 __all__ = [
     "BALL",
     "CUBE",
-    "UNDERFLOW",
     "DenseSlopes",
     "Region",
     "Slopes",
     "WindowSlopes",
-    "fits_single",
     "input_slopes",
     "length",
-    "product_in_single",
-    "single_error",
 ]
-
-
-# Matrix products in single precision, twice as fast, with a bound of what that loses.
-
-
-_U = 2.0**-24
-
-UNDERFLOW = 2.0**-80
-"""More than what underflow costs a product of two numbers below 2^40, one of which, or the product, is subnormal."""
-
-
-def single_error(terms: int) -> float:
-    r"""A number c with `|computed - a b'| <= c |a| |b'|`, entry by entry, for sums of `terms` products.
-
-    Each entry is rounded to single precision, and each sum of K products, in any order, to within `gamma_K`: the factor
-    is `(1 + u)^2 (1 + gamma_K) - 1`, u = 2^-24, which is less than this for K below 2^20. One more rounding, when the
-    product is added to its transposed, is in it.
-    """
-    return (terms + 8) * 1.125 * _U
-
-
-def fits_single(sizes: Tensor) -> bool:
-    """Whether numbers of these sizes, at most, neither overflow nor are so small that underflow would matter."""
-    return bool(((sizes > 2.0**-30) & (sizes < 2.0**40)).all())
-
-
-def product_in_single(a: Tensor, b: Tensor) -> Tensor | None:
-    r"""`a b'` in single precision, (problems, n, n); None where it would not be as exact as it must be.
-
-    What underflows adds at most `K UNDERFLOW` to an entry.
-
-    Args:
-        a: (problems, n, K), single precision, of sizes that fit.
-        b: (problems or 1, n, K), likewise.
-    """
-    # Any other setting allows for products in bfloat16.
-    if torch.get_float32_matmul_precision() != "highest" or a.shape[-1] >= 2**20:
-        return None
-    shared = len(b) == 1
-    found = (a.flatten(0, 1) @ b[0].T).reshape(len(a), a.shape[1], -1) if shared else a @ b.transpose(1, 2)
-    return found if _plausible(a[0], b[0], found[0]) else None
-
-
-def _plausible(a: Tensor, b: Tensor, found: Tensor) -> bool:
-    """Whether a row of a product is as near to that in double precision as it must be: some BLAS may cut corners."""
-    middle, terms = a.shape[0] // 2, a.shape[1]
-    row, columns = a[middle].double(), b.double()
-    near = (columns.abs() @ row.abs()) * single_error(terms) + terms * UNDERFLOW
-    return bool(((found[middle].double() - columns @ row).abs() <= near).all())
 
 
 # What u ranges over in `x = c + r * u`, the cube or the unit ball, and how far linear forms of u move there.
@@ -183,10 +130,6 @@ def _largest(slope: Tensor, square: float) -> Tensor:
     return (top * trace * square).sqrt() * (1 + (n * units + 32) * ULP) + 2.0**-440
 
 
-LARGE = 128
-"""From this many features on, single precision pays."""
-
-
 class Slopes(ABC):
     """The linear forms `a_m.u` of all units m, over some boxes; those of one box serve any number of equal ones.
 
@@ -228,19 +171,10 @@ class Slopes(ABC):
     def written(self) -> Tensor:
         """All coefficients, (boxes, n, units)."""
 
-    @abstractmethod
-    def absolute_sum(self, factors: Tensor) -> Tensor:
-        """`sum_m factors_m |a_m|`, (boxes, n), for factors (boxes, units)."""
-
     @classmethod
     @abstractmethod
     def products(cls, left: Sequence[Self], right: Sequence[Self]) -> Tensor:
         """`sum_m a_m b_m'` over all units of all pairs, (boxes, n, n)."""
-
-    @classmethod
-    def quick_products(cls, _left: Sequence[Self], _right: Sequence[Self], /) -> Tensor | None:
-        """The same in single precision, as `product_in_single` has it; None where that does not pay."""
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,17 +219,6 @@ class DenseSlopes(Slopes):
         if len(b) == 1:
             return (a.flatten(0, 1) @ b[0].T).reshape(len(a), a.shape[1], -1)
         return a @ b.transpose(1, 2)
-
-    def absolute_sum(self, factors: Tensor) -> Tensor:
-        return (self.matrix.abs() @ factors.unsqueeze(-1)).squeeze(-1)
-
-    @classmethod
-    def quick_products(cls, left: Sequence[DenseSlopes], right: Sequence[DenseSlopes], /) -> Tensor | None:
-        if left[0].matrix.shape[1] < LARGE:
-            return None
-        a = torch.cat([slopes.matrix.float() for slopes in left], -1)
-        b = a if left is right else torch.cat([slopes.matrix.float() for slopes in right], -1)
-        return product_in_single(a, b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -396,11 +319,6 @@ class WindowSlopes(Slopes):
                 windows, total = windows.pooled(), gathered(total, windows)
             total = total + a.weight @ b.weight.transpose(2, 3)
         return scattered(total, windows, pairs[0][0].active)
-
-    def absolute_sum(self, factors: Tensor) -> Tensor:
-        seen = (self.weight.abs() * self._by_place(factors)).sum(-1).flatten(1)
-        total = seen.new_zeros(len(seen), self.windows.features + 1)
-        return total.index_add_(1, self.windows.index.flatten(), seen)[:, self.active]
 
     def _by_place(self, units: Tensor) -> Tensor:
         """(boxes, units) as (boxes, places, 1, channels)."""

@@ -17,8 +17,7 @@ from polybound.certificates.input_sets import centre
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs import GRAM_UNITS
 from polybound.certificates.search.proof_state import ProofState
-from polybound.errors import ArgumentError
-from polybound.parallel import checked_workers
+from polybound.errors import ArgumentError, check_choice, check_int
 
 __all__ = ["IMAGES", "STAGES", "Members", "Progress", "Search", "Verifier", "descend", "value_and_gradient"]
 
@@ -64,15 +63,14 @@ class Search:
 
     def check(self, allowed: Sequence[str], norm: str) -> None:
         """Refuse methods that do not exist, or not for the norm, and numbers out of range."""
-        if self.method not in allowed:
-            raise ArgumentError("method", f"must be one of {', '.join(allowed)}, got {self.method!r}")
+        check_choice("method", self.method, allowed)
         if norm == "2" and self.method in ("crown", "interval"):
             raise ArgumentError(
                 "method", f"{self.method!r} is about boxes; l_2 balls have auto, second, first, lipschitz"
             )
         if not self.budget >= 0:
             raise ArgumentError("budget", f"must be a number of seconds, got {self.budget!r}")
-        checked_workers(self.workers)
+        check_int("workers", self.workers)
 
 
 class Verifier:
@@ -92,8 +90,8 @@ class Verifier:
         self.state, self.search = state, search
         self.forms, self.net = state.forms, state.forms.net
         self.units = max(A.outputs for A in self.net.A)
-        # Intervals are wanted tight, and the check of a proof has no single precision.
-        self.quick = not search.strict and not state.keep
+        # Takes time that intervals do not have, and the check of proofs does not know it.
+        self.tight = not search.strict and not state.keep
         # Whether a form that falls along a coordinate is least at its end; of several forms, another may rise.
         self.ends = self.forms.alone
 
@@ -233,7 +231,7 @@ class Verifier:
         cells = self.forms.combined(cells if bool(moves.all()) else cells[moves])
         if not len(cells):
             return cells
-        bounded, second = by_second(net, cells, spectral, self.quick)
+        bounded, second = by_second(net, cells, spectral, self.tight)
         rows = state.close_proven(cells, bounded.lower, stage, bounded.step)
         if not len(rows):
             return cells[rows]
