@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from polybound.certificates.psd import defect, dominating_diagonal
 
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
 from polybound.certificates.bounds.baselines import crown_bound, interval_bound, lipschitz_bound
 from polybound.certificates.bounds.first_order import first_order, split_sum
+from polybound.certificates.bounds.quadratic import dominating_diagonal, psd_deficit
 from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.input_sets import box_around, centre
 from polybound.certificates.network import PreparedNetwork
@@ -224,8 +224,53 @@ def test_a_dominating_diagonal_dominates(seed, units, features, scale):
 def test_defect_refuses_what_is_indefinite():
     good = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=F64)
     bad = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=F64)
-    assert 0 <= float(defect(good)) < 1e-12 and float(defect(bad)) == torch.inf
-    assert defect(torch.stack([good, bad])).tolist()[1] == torch.inf
+    assert 0 <= float(psd_deficit(good)) < 1e-12 and float(psd_deficit(bad)) == torch.inf
+    assert psd_deficit(torch.stack([good, bad])).tolist()[1] == torch.inf
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12, 0.0])
+def test_equal_boxes_are_expanded_as_different_ones(scale):
+    model = pb.CCP(140, 5, 3, 3, seed=0, dtype=F64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    net = PreparedNetwork(model)
+    x = torch.rand(1, 140, dtype=F64, generator=torch.Generator().manual_seed(0)).expand(3, -1).contiguous()
+    r, active = torch.full_like(x, 0.1), torch.arange(140)
+    w, constant = net.C - net.C.roll(1, 0), net.beta - net.beta.roll(1, 0)
+    together = second_order(net, x, r, w, constant, active)
+    for i in range(3):
+        one = slice(i, i + 1)
+        alone = second_order(net, x[one], r[one], w[one], constant[one], active)
+        for name in ("g0", "G", "R", "rest", "H"):
+            a, b = getattr(together, name)[i], getattr(alone, name)[0]
+            size = float(b.abs().max()) + 1e-300
+            assert float((a - b).abs().max()) <= 1e-12 * size
+
+
+@pytest.mark.parametrize("kind", ["CCP", "NCP"])
+def test_products_of_forms_bounded_together_are_bounds(kind):
+    """The gradient of the margin by each product, and the margin, at random corners and points."""
+    generator = torch.Generator().manual_seed(5)
+    net = PreparedNetwork(getattr(pb, kind)(12, 6, 3, 5, seed=2, dtype=F64))
+    c, active = torch.rand(2, 12, generator=generator, dtype=F64), torch.arange(12)
+    r = torch.full_like(c, 0.2)
+    w, constant = net.C[1:] - net.C[:2], net.beta[1:] - net.beta[:2]
+    loose, tight = (second_order(net, c, r, w, constant, active, tight=tight) for tight in (False, True))
+    assert torch.equal(loose.H, tight.H) and (tight.R <= loose.R).all() and (tight.R < loose.R).any()
+    u = torch.cat(
+        [torch.randint(0, 2, (400, 12), generator=generator) * 2.0 - 1.0, torch.rand(400, 12) * 2 - 1]
+    ).double()
+    for i in range(2):
+        at = (c[i] + r[i] * u).requires_grad_()
+        value = net(at) @ (torch.eye(3, dtype=F64)[i + 1] - torch.eye(3, dtype=F64)[i])
+        slope = torch.autograd.grad(value.sum(), at)[0] * r[i]
+        quadratic = tight.g0[i] + u @ tight.G[i] + ((u @ tight.H[i]) * u).sum(1) / 2
+        assert ((value.detach() - quadratic).abs() <= tight.R[i] + 1e-12).all()
+        assert ((slope - tight.G[i] - u @ tight.H[i]).abs() <= tight.rest[i] + 1e-12).all()
+        H, R = tight.absorbed()
+        below = tight.g0[i] + u @ tight.G[i] + ((u @ H[i]) * u).sum(1) / 2 - R[i]
+        assert (value.detach() >= below - 1e-12).all()
 
 
 @given(seeds, st.integers(1, 6))
