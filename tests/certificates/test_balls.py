@@ -347,6 +347,6 @@ def test_the_whole_ball_as_a_second_constraint(model, seed, eps):
         bound, _, nu = best_in_both(net, problem, parts, (-one, one))
         assert float(nu) >= 0 and bool((values >= bound - slack).all())
         cap = best_cap(net, parts.in_both(problem, nu), d, bound + 0.1 * bound.abs(), (-one, one))
-        if float(cap.s) > 0:
-            left = ((points[inside] - parts.c) / parts.r) @ cap.d[0] <= float(cap.s)
+        if float(cap["s"]) > 0:
+            left = ((points[inside] - parts.c) / parts.r) @ cap["d"][0] <= float(cap["s"])
             assert bool((values[left] >= float(bound + 0.1 * bound.abs()) - float(slack)).all())

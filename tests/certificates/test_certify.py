@@ -187,7 +187,7 @@ def test_slack_covers_the_rounding_of_the_logits(model, seed):
     slack = net.slack(x.abs())[0]
     for value, truth, off in zip(net(x)[0].tolist(), exact, slack.tolist(), strict=True):
         assert abs(Fraction(value) - truth) <= Fraction(off) / 8  # one of the eight parts that slack is made of
-    assert (slack <= 1e-9 * (1 + net.size(x.abs())[0])).all()
+    assert (slack <= 1e-9 * (1 + net.absolute(x.abs())[0])).all()
 
 
 @given(seeds, st.floats(0, 0.7), st.sampled_from([(-1.0, 1.0), (-0.5, 0.25), None]))

@@ -27,7 +27,7 @@ NET = PreparedNetwork(randomise(pb.CCP(D, RANK, CLASSES, DEGREE, dtype=F64), 0, 
 # Roundings on the way of one term: a sum of D products and a constant for every factor, a product with the next one, and
 # the sum of the last products.
 PATH = DEGREE * (D + 1) + DEGREE + RANK + 1
-P = float(NET.size(ONE)[0, 0])
+P = float(NET.absolute(ONE)[0, 0])
 EYE = torch.eye(D, dtype=F64).unsqueeze(0)
 
 

@@ -132,7 +132,7 @@ def test_ordinary_networks_keep_their_slack():
     model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
     net = PreparedNetwork(model)
     x = torch.ones(1, 64, dtype=F64)
-    assert torch.equal(net.slack(x), net.size(x * (1 + 2.0**-40) + 2.0**-1000) * (4 * net.roundings * 2.0**-52))
+    assert torch.equal(net.slack(x), net.absolute(x * (1 + 2.0**-40) + 2.0**-1000) * (4 * net.roundings * 2.0**-52))
 
 
 def test_a_margin_below_the_least_number_is_not_rounded_up():

@@ -24,7 +24,7 @@ from helpers.networks import F64, randomise
 from polybound.certificates import save_certificates
 from polybound.certificates.proofs.arb import PRECISION
 from polybound.certificates.proofs.check import Checker
-from polybound.certificates.proofs.schema import Sizes, content_digest, parse_claims
+from polybound.certificates.proofs.schema import content_digest, parse_claims
 from polybound.models import Chain
 
 LARGEST_PROOF = 24
@@ -44,14 +44,14 @@ class Subject:
 
     def __post_init__(self):
         self.factors = self.model.factors().double()
-        self.sizes = Sizes(self.factors.features, self.factors.degree, self.factors.C.outputs)
+        self.features, self.classes = self.factors.features, self.factors.C.outputs
         self.texts = [json.dumps(entry) for entry in self.entries]
         self.head_text = json.dumps(self.head)
         self.judge = Judge(self)
 
     def check(self, content):
         """Schema and proof; the proofs of the file's constants are kept."""
-        claims = parse_claims(content, self.sizes)
+        claims = parse_claims(content, self.features, self.factors.degree, self.classes)
         key = claims.stretch, claims.norms, claims.tops
         if key not in self.checkers:
             if len(self.checkers) > 50:
@@ -229,7 +229,7 @@ class Mutator:
         elif kind == 2:
             entry["x"][pick.randrange(len(entry["x"]))] += pick.uniform(-0.3, 0.3)
         elif kind == 3:
-            self.relabel(entry, subject.sizes.classes)
+            self.relabel(entry, subject.classes)
         elif kind == 4:
             self.restate(entry, subject)
         elif kind == 5:
@@ -263,7 +263,7 @@ class Mutator:
 
     def restate(self, entry, subject):
         """Another status, with whatever it asks for."""
-        pick, classes = self.random, subject.sizes.classes
+        pick, classes = self.random, subject.classes
         if entry["status"] == "verified":
             del entry["proofs"]
             rival = pick.choice((entry["label"] - classes, entry["label"], (entry["label"] + 1) % classes))
@@ -280,7 +280,7 @@ class Mutator:
         """Change a step of a proof, or the tree."""
         pick, entry = self.random, content["images"][0]
         node = pick.choice(list(_nodes(entry)))
-        features = subject.sizes.features
+        features = subject.features
         kind = pick.randrange(11)
         if kind == 0:
             inner = dict(node)
@@ -345,7 +345,7 @@ class Mutator:
 
     def forged(self, content, subject):
         """Claim what need not be true, with proofs that fix one coordinate after another, or by impossible constants."""
-        pick, entry, features = self.random, content["images"][0], subject.sizes.features
+        pick, entry, features = self.random, content["images"][0], subject.features
         if "lower" not in entry and entry["status"] != "verified":
             self.restate(entry, subject)
         if pick.random() < 0.3:
@@ -464,7 +464,7 @@ class Judge:
 
     def __init__(self, subject):
         self.subject, self.model = subject, subject.model
-        factors, features = subject.factors, subject.sizes.features
+        factors, features = subject.factors, subject.features
         self.A, self.S = ([_fractions(step) for step in steps] for steps in (factors.A, factors.S))
         self.C, self.s1 = _fractions(factors.C), [Fraction(v) for v in factors.s1.tolist()]
         axes = np.linspace(-1, 1, {1: 65, 2: 13, 3: 7}.get(features, 4))
@@ -491,13 +491,13 @@ class Judge:
         if not region.holds(region.centre):
             return False
         if entry["status"] == "falsified":
-            label, rival, classes = entry["label"], entry["rival"], self.subject.sizes.classes
+            label, rival, classes = entry["label"], entry["rival"], self.subject.classes
             if label == rival or not (0 <= label < classes > rival >= 0):
                 return False
             logits = self._exact(entry["counterexample"])
             return logits[label] <= logits[rival] and region.holds([Fraction(v) for v in entry["counterexample"]])
         if entry["status"] == "verified":
-            label, classes = entry["label"], self.subject.sizes.classes
+            label, classes = entry["label"], self.subject.classes
             if not 0 <= label < classes:
                 return False
             eye = np.eye(classes)

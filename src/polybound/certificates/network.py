@@ -157,10 +157,6 @@ class PreparedNetwork:
         """Whether this is the shape of one input, as the model takes it: its own, or flat."""
         return tuple(shape) in (tuple(self.shape), (self.features,))
 
-    def size(self, x: Tensor) -> Tensor:
-        """P(x) for non-negative x, (batch, features): the sum of the absolute values of all terms, (batch, classes)."""
-        return self.absolute(x)
-
     def slack(self, x: Tensor) -> Tensor:
         """How far float64 can be off where `|x'| <= x`, class by class: (batch, classes). See the class."""
         x = x * (1.0 + 2.0**-40) + 2.0**-1000

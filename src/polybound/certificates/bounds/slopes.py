@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,91 +129,56 @@ def _largest(slope: Tensor, square: float) -> Tensor:
     return (top * trace * square).sqrt() * (1 + (n * units + 32) * ULP) + 2.0**-440
 
 
-class Slopes(ABC):
-    """The linear forms `a_m.u` of all units m, over some boxes; those of one box serve any number of equal ones.
-
-    Attributes:
-        units: how many there are.
-    """
-
-    units: int
-
-    @abstractmethod
-    def times(self, factors: Tensor) -> Self:
-        """Each form times a number, (boxes, units)."""
-
-    @abstractmethod
-    def plus(self, other: Self, factors: Tensor) -> Self:
-        """The forms plus others, each times a number."""
-
-    @abstractmethod
-    def through(self, step: Affine) -> Self:
-        """The forms after a map between products."""
-
-    @abstractmethod
-    def back(self, step: Affine) -> Self:
-        """The forms before it, by its transpose."""
-
-    @abstractmethod
-    def radius(self, region: Region) -> Tensor:
-        """How far each form moves, (boxes, units)."""
-
-    @abstractmethod
-    def squares(self) -> Tensor:
-        """The sum of the squares of each form's coefficients, (boxes, units)."""
-
-    @abstractmethod
-    def rows(self, rows: Tensor) -> Self:
-        """Those of some of the boxes; of one box, itself."""
-
-    @abstractmethod
-    def written(self) -> Tensor:
-        """All coefficients, (boxes, n, units)."""
-
-    @classmethod
-    @abstractmethod
-    def products(cls, left: Sequence[Self], right: Sequence[Self]) -> Tensor:
-        """`sum_m a_m b_m'` over all units of all pairs, (boxes, n, n)."""
+# The linear forms `a_m.u` of all units m, over some boxes; those of one box serve any number of equal ones.
 
 
 @dataclass(frozen=True, eq=False)
-class DenseSlopes(Slopes):
+class DenseSlopes:
     """Slopes as matrices, (boxes, n, units)."""
 
     matrix: Tensor
 
     @property
-    def units(self) -> int:  # type: ignore[override]
-        """Columns."""
+    def units(self) -> int:
+        """How many forms there are."""
         return self.matrix.shape[2]
 
     def times(self, factors: Tensor) -> DenseSlopes:
+        """Each form times a number, (boxes, units)."""
         return DenseSlopes(self.matrix * factors.unsqueeze(1))
 
-    def plus(self, other: DenseSlopes, factors: Tensor) -> DenseSlopes:
+    def plus(self, other: Any, factors: Tensor) -> DenseSlopes:
+        """The forms plus others of the same class, each times a number."""
         return DenseSlopes(torch.addcmul(self.matrix, other.matrix, factors.unsqueeze(1)))
 
     def through(self, step: Affine) -> DenseSlopes:
+        """The forms after a map between products."""
         return DenseSlopes(step.linear(self.matrix))
 
     def back(self, step: Affine) -> DenseSlopes:
+        """The forms before it, by its transpose."""
         boxes, n, units = self.matrix.shape
         return DenseSlopes(step.adjoint(self.matrix.reshape(-1, units)).reshape(boxes, n, step.inputs))
 
     def radius(self, region: Region) -> Tensor:
+        """How far each form moves, (boxes, units)."""
         return region.radius(self.matrix)
 
     def squares(self) -> Tensor:
+        """The sum of the squares of each form's coefficients, (boxes, units)."""
         return self.matrix.square().sum(1)
 
     def rows(self, rows: Tensor) -> DenseSlopes:
+        """Those of some of the boxes; of one box, itself."""
         return self if len(self.matrix) == 1 else DenseSlopes(self.matrix[rows])
 
     def written(self) -> Tensor:
+        """All coefficients, (boxes, n, units)."""
         return self.matrix
 
-    @classmethod
-    def products(cls, left: Sequence[DenseSlopes], right: Sequence[DenseSlopes]) -> Tensor:
+    @staticmethod
+    def products(left: Sequence[Any], right: Sequence[Any]) -> Tensor:
+        """`sum_m a_m b_m'` over all units of all pairs, (boxes, n, n)."""
         a, b = (torch.cat([slopes.matrix for slopes in side], -1) for side in (left, right))
         if len(b) == 1:
             return (a.flatten(0, 1) @ b[0].T).reshape(len(a), a.shape[1], -1)
@@ -222,7 +186,7 @@ class DenseSlopes(Slopes):
 
 
 @dataclass(frozen=True, eq=False)
-class WindowSlopes(Slopes):
+class WindowSlopes:
     """Slopes of convolutional networks: those of a place's channels are zero outside of its window.
 
     Attributes:
@@ -247,14 +211,14 @@ class WindowSlopes(Slopes):
         )
 
     @property
-    def units(self) -> int:  # type: ignore[override]
+    def units(self) -> int:
         """Channels times places."""
         return self.weight.shape[1] * self.weight.shape[3]
 
     def times(self, factors: Tensor) -> WindowSlopes:
         return replace(self, weight=self.weight * self._by_place(factors))
 
-    def plus(self, other: WindowSlopes, factors: Tensor) -> WindowSlopes:
+    def plus(self, other: Any, factors: Tensor) -> WindowSlopes:
         if self.ratio == other.ratio:
             return replace(self, weight=torch.addcmul(self.weight, other.weight, other._by_place(factors)))
         # One of them sees the larger windows of a later factor.
@@ -310,8 +274,8 @@ class WindowSlopes(Slopes):
         full.scatter_(2, self.windows.index.unsqueeze(-1).expand_as(self.weight), self.weight)
         return full[:, :, self.active].permute(0, 2, 3, 1).flatten(2)
 
-    @classmethod
-    def products(cls, left: Sequence[WindowSlopes], right: Sequence[WindowSlopes]) -> Tensor:
+    @staticmethod
+    def products(left: Sequence[Any], right: Sequence[Any]) -> Tensor:
         pairs = sorted(zip(left, right, strict=True), key=lambda pair: pair[0].windows.stride)
         windows, total = pairs[0][0].windows, pairs[0][0].weight.new_zeros(())
         for a, b in pairs:
@@ -332,6 +296,9 @@ class WindowSlopes(Slopes):
         """(boxes, *grid, image channels, *window, channels)."""
         shape = (*self.grid, self.windows.shape[0], *self.windows.size, self.weight.shape[-1])
         return self.weight.reshape(len(self.weight), *shape)
+
+
+Slopes = DenseSlopes | WindowSlopes
 
 
 def input_slopes(net: PreparedNetwork, r: Tensor, active: Tensor) -> list[Slopes]:

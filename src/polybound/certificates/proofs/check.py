@@ -36,7 +36,7 @@ from polybound.certificates.proofs.arb import (
     vector,
 )
 from polybound.certificates.proofs.enclosures import Enclosures, Expansion
-from polybound.certificates.proofs.exact import exact_forms, exact_margin
+from polybound.certificates.proofs.exact import exact_forms, exact_logits
 from polybound.certificates.proofs.schema import (
     Bounded,
     Cap,
@@ -155,28 +155,29 @@ class Checker:
                 region.place(claim.point, "a counterexample")
                 logits = self.enclosures.logits(vector(claim.point))
                 if not logits[claim.label] < logits[claim.rival]:
-                    x = torch.tensor(claim.point, dtype=torch.float64)
-                    if exact_margin(self.factors, x, claim.label, claim.rival) > 0:
+                    exact = exact_logits(self.factors, torch.tensor(claim.point, dtype=torch.float64))
+                    if exact[claim.label] > exact[claim.rival]:
                         raise RefusedError("a counterexample is classified as its label")
                 return "falsified"
             if isinstance(claim, Bounded):
                 self._intervals(claim, region)
-                return "bounded" if claim.complete else "unbounded"
+                return "bounded" if all((*claim.lower, *claim.upper)) else "unbounded"
         except (OverflowError, ZeroDivisionError) as error:
             raise RefusedError("a certificate's numbers leave the range of float64") from error
         return "undecided"
 
     def _intervals(self, claim: Bounded, region: _Region) -> None:
         """Prove that every form is within its proven ends, and attains the others at the points that are named."""
-        for (weights, constant), interval in zip(self.claims.forms or (), claim.intervals, strict=True):
+        rows = zip(claim.lower, claim.upper, claim.lowest, claim.highest, strict=True)
+        for (weights, constant), (lower, upper, lowest, highest) in zip(self.claims.forms or (), rows, strict=True):
             w, at = self.enclosures.form(vector(weights), arb(constant))
-            if interval.lower is not None:
-                end, proof = interval.lower
+            if lower is not None:
+                end, proof = lower
                 self._prove(proof, region, (w, at - arb(end)))
-            if interval.upper is not None:
-                end, proof = interval.upper
+            if upper is not None:
+                end, proof = upper
                 self._prove(proof, region, ([-value for value in w], arb(end) - at))
-            for attained, sign in ((interval.lowest, 1), (interval.highest, -1)):
+            for attained, sign in ((lowest, 1), (highest, -1)):
                 if attained is None:
                     continue
                 end, point = attained

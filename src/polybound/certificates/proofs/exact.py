@@ -15,7 +15,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Factors, Identity, Pool
 
-__all__ = ["exact_forms", "exact_logits", "exact_margin"]
+__all__ = ["exact_forms", "exact_logits"]
 
 Whole = npt.NDArray[Any]
 """Whole numbers of any size."""
@@ -34,12 +34,6 @@ def exact_logits(factors: Factors, x: Tensor) -> list[Fraction]:
     for a, s in zip(factors.A[1:], factors.S, strict=True):
         y = _apply(a, point) * _apply(s, y)
     return _apply(factors.C, y).fractions()
-
-
-def exact_margin(factors: Factors, x: Tensor, label: int, rival: int) -> Fraction:
-    """`f_label(x) - f_rival(x)`."""
-    logits = exact_logits(factors, x)
-    return logits[label] - logits[rival]
 
 
 def exact_forms(factors: Factors, x: Tensor, a: Tensor, b: Tensor) -> list[Fraction]:

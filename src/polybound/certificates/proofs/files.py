@@ -18,7 +18,7 @@ from polybound.certificates.input_sets import Domain, checked_domain
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.outputs import OutputBounds
 from polybound.certificates.proofs import FORMAT
-from polybound.certificates.proofs.schema import Claims, Sizes, content_digest, parse_claims, read_content
+from polybound.certificates.proofs.schema import Claims, content_digest, parse_claims, read_content
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import PolynomialNetwork, weights_digest
 
@@ -139,8 +139,8 @@ def read_claims(path: str | PathLike[str], model: PolynomialNetwork) -> Claims:
         raise PolyboundError(f"{path}: these certificates are about other weights")
     factors = model.factors()
     try:
-        sizes = Sizes(factors.features, factors.degree, factors.C.outputs)
-        return replace(parse_claims(content, sizes), file=str(path))
+        claims = parse_claims(content, factors.features, factors.degree, factors.C.outputs)
+        return replace(claims, file=str(path))
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
 

@@ -26,12 +26,10 @@ __all__ = [
     "Falsified",
     "First",
     "Form",
-    "Interval",
     "Narrow",
     "Outside",
     "Proof",
     "Second",
-    "Sizes",
     "Split",
     "Step",
     "Trust",
@@ -172,30 +170,18 @@ class Undecided(Claim):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """The proven ends of a form with their proofs, and the attained ones with their points; None where there is none.
+class Bounded(Claim):
+    """Every form stays in its interval, and reaches both ends of a smaller one; None where there is no such end.
 
     Attributes:
-        lower, upper: a proven end, and the proof that the form is above or below it.
-        lowest, highest: an end that the form reaches, and the point where it does.
+        lower, upper: proven ends, with the proofs that the forms are above or below them.
+        lowest, highest: ends that the forms reach, with the points where they do.
     """
 
-    lower: tuple[float, Proof] | None
-    upper: tuple[float, Proof] | None
-    lowest: tuple[float, Vector] | None
-    highest: tuple[float, Vector] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Bounded(Claim):
-    """The forms stay in their intervals, one for each form."""
-
-    intervals: tuple[Interval, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether all proven ends are there."""
-        return all(interval.lower and interval.upper for interval in self.intervals)
+    lower: tuple[tuple[float, Proof] | None, ...]
+    upper: tuple[tuple[float, Proof] | None, ...]
+    lowest: tuple[tuple[float, Vector] | None, ...]
+    highest: tuple[tuple[float, Vector] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +222,20 @@ class Claims:
         return f"l_{self.norm} balls of " + (f"radius {most!r}" if least == most else f"radii {least!r} to {most!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of the model that a file is about."""
-
-    features: int
-    degree: int
-    classes: int
-
-
 def read_content(path: Path) -> dict[str, Any]:
     """The JSON of a proof file, which fits its digest and names no field twice."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            _damaged("a field occurs twice")
+        return fields
+
+    def constant(name: str) -> NoReturn:
+        _damaged(f"{name} is not a finite number")
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct, parse_constant=_no_constant)
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=distinct, parse_constant=constant)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise FileFormatError("not a file of certificates")
         if content.get("digest") != content_digest(content):
@@ -266,18 +253,7 @@ def content_digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise FileFormatError("damaged: a field occurs twice")
-    return fields
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise FileFormatError(f"damaged: {name} is not a finite number")
-
-
-def parse_claims(content: dict[str, Any], sizes: Sizes) -> Claims:
+def parse_claims(content: dict[str, Any], features: int, degree: int, classes: int) -> Claims:
     """The claims of a file's content about a model of these sizes."""
     _fields("the file", content, _FILE, {"tops", "forms"})
     forms: tuple[Form, ...] | None = None
@@ -287,32 +263,32 @@ def parse_claims(content: dict[str, Any], sizes: Sizes) -> Claims:
         if not rows:
             _damaged("there are no forms")
         constants = _numbers("the forms' constants", content["forms"]["constant"], len(rows))
-        weights = (_numbers("a form's weights", row, sizes.classes) for row in rows)
+        weights = (_numbers("a form's weights", row, classes) for row in rows)
         forms = tuple(zip(weights, constants, strict=True))
     entries = _list("images", content["images"])
     images = []
     for number, entry in enumerate(entries):
         try:
-            images.append(_Entry(entry, sizes, forms).claim())
+            images.append(_Entry(entry, features, classes, forms).claim())
         except FileFormatError as error:
             raise FileFormatError(f"image {number}: {error}") from error
     norms = {entry.get("norm", "inf") for entry in entries}
     if len(norms) > 1 or len({image.radii is None for image in images}) > 1:
         _damaged("some images are about boxes, others about balls or about another norm")
     norm = norms.pop() if norms else "inf"
-    tops = _numbers("tops", content["tops"], sizes.degree, least=0.0) if "tops" in content else None
+    tops = _numbers("tops", content["tops"], degree, least=0.0) if "tops" in content else None
     if norm == "2" and tops is None:
         _damaged("balls of the norm 2 need `tops`")
-    stretch = _list("stretch", content["stretch"], sizes.degree)
+    stretch = _list("stretch", content["stretch"], degree)
     domain = None
     if content["domain"] is not None:
-        low, high = (_each("domain", side, sizes.features) for side in _list("domain", content["domain"], 2))
+        low, high = (_each("domain", side, features) for side in _list("domain", content["domain"], 2))
         domain = _ordered("domain", low, high)
     return Claims(
         norm,
         domain,
-        tuple(_numbers("stretch", each, sizes.features, least=5e-324) for each in stretch),
-        _numbers("norms", content["norms"], sizes.degree - 1, least=0.0),
+        tuple(_numbers("stretch", each, features, least=5e-324) for each in stretch),
+        _numbers("norms", content["norms"], degree - 1, least=0.0),
         tops,
         forms,
         tuple(images),
@@ -325,10 +301,10 @@ _FILE = {"format", "model", "digest", "domain", "stretch", "norms", "images"}
 class _Entry:
     """Reads one image's entry."""
 
-    def __init__(self, entry: Any, sizes: Sizes, forms: tuple[Form, ...] | None) -> None:
+    def __init__(self, entry: Any, features: int, classes: int, forms: tuple[Form, ...] | None) -> None:
         if not isinstance(entry, dict):
             _damaged(f"an entry is {_shown(entry)}, not an object")
-        self.entry, self.sizes, self.forms = entry, sizes, forms
+        self.entry, self.features, self.classes, self.forms = entry, features, classes, forms
         self.status = entry.get("status")
         known = _STATUSES if forms is None else {"bounded": _BOUNDED}
         if not isinstance(self.status, str) or self.status not in known:
@@ -342,13 +318,13 @@ class _Entry:
         _fields("an entry", entry, {"x", "status", *known[self.status]}, {"box", "eps", "norm"})
 
     def claim(self) -> Verified | Falsified | Undecided | Bounded:
-        entry, classes = self.entry, self.sizes.classes
+        entry, classes = self.entry, self.classes
         x = self._point("x", entry["x"])
-        radii = _each("eps", entry["eps"], self.sizes.features, least=0.0) if "eps" in entry else None
+        radii = _each("eps", entry["eps"], self.features, least=0.0) if "eps" in entry else None
         sides = [self._point("box", side) for side in _list("box", entry["box"], 2)] if "box" in entry else None
         region = (x, radii, None if sides is None else _ordered("box", *sides))
         if self.forms is not None:
-            return Bounded(*region, self._intervals(len(self.forms)))
+            return self._bounded(region, len(self.forms))
         label = _index("the label", entry["label"], classes)
         if self.status == "verified":
             rivals = [rival for rival in range(classes) if rival != label]
@@ -364,9 +340,9 @@ class _Entry:
         return Undecided(*region, label)
 
     def _point(self, name: str, value: Any) -> Vector:
-        return _numbers(name, value, self.sizes.features)
+        return _numbers(name, value, self.features)
 
-    def _intervals(self, rows: int) -> tuple[Interval, ...]:
+    def _bounded(self, region: tuple[Vector, Vector | None, tuple[Vector, Vector] | None], rows: int) -> Bounded:
         ends = {name: _list(name, self.entry[name], rows) for name in _BOUNDED - {"proofs"}}
         proofs = _list("proofs", self.entry["proofs"], 2 * rows)
 
@@ -381,14 +357,12 @@ class _Entry:
             point, end = self._point(f"{name}_at", ends[f"{name}_at"][row]), ends[name][row]
             return None if end is None else (_number(name, end), point)
 
-        return tuple(
-            Interval(
-                proven("lower", row, proofs[row]),
-                proven("upper", row, proofs[rows + row]),
-                attained("lowest", row),
-                attained("highest", row),
-            )
-            for row in range(rows)
+        return Bounded(
+            *region,
+            lower=tuple(proven("lower", row, proofs[row]) for row in range(rows)),
+            upper=tuple(proven("upper", row, proofs[rows + row]) for row in range(rows)),
+            lowest=tuple(attained("lowest", row) for row in range(rows)),
+            highest=tuple(attained("highest", row) for row in range(rows)),
         )
 
     def _proof(self, root: Any) -> Proof:
@@ -458,7 +432,7 @@ class _Entry:
         return Narrow(bound, sides, monotone, follow("then"))
 
     def _coordinate(self, value: Any) -> int:
-        return _index("a coordinate", value, self.sizes.features)
+        return _index("a coordinate", value, self.features)
 
     def _coordinates(self, name: str, values: Any) -> tuple[int, ...]:
         found = tuple(self._coordinate(value) for value in _list(name, values))

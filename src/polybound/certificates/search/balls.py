@@ -11,8 +11,7 @@ That bends it upwards, by nu b^2, and takes away the slope with which it falls o
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from polybound.certificates.search.boxes import Members, Search, Verifier, value
 from polybound.certificates.search.proof_state import Node, ProofState
 from polybound.theory import ULP
 
-__all__ = ["BallVerifier", "Cap", "Parts", "best_cap", "best_in_both", "verifier"]
+__all__ = ["BallVerifier", "Parts", "best_cap", "best_in_both", "verifier"]
 
 
 def verifier(state: ProofState, search: Search) -> Verifier:
@@ -125,16 +124,17 @@ class BallVerifier(Verifier):
         for _ in range(CAPS):
             limits = parts.limits((cells.lower[:, active], cells.upper[:, active]))
             cap = best_cap(net, problem, v, cells.target, limits)
-            smaller = parts.capped(cap.d, cap.s.clamp_min(0.0))
-            better = (cap.s > 0) & (smaller.rho < 0.97 * parts.rho) & ~state.falsified(cells.image)
+            smaller = parts.capped(cap["d"], cap["s"].clamp_min(0.0))
+            better = (cap["s"] > 0) & (smaller.rho < 0.97 * parts.rho) & ~state.falsified(cells.image)
             left.append(cells[~better])
             rows = torch.nonzero(better).squeeze(1)
             if not len(rows):
                 return join(left)
             nodes = []
             for row in rows.tolist():
-                step = {"by": "cap", "on": on} | cap.step(row) | smaller.step(row) | _multipliers(problem, nu, row)
-                nodes.append(state.cut(cells, row, step))
+                about = cap | {"centre": smaller.c, "radii": smaller.r}
+                step = {"by": "cap", "on": on} | {name: values[row].tolist() for name, values in about.items()}
+                nodes.append(state.cut(cells, row, step | _multipliers(problem, nu, row)))
             cells, parts = cells[rows].at_nodes(torch.tensor(nodes, dtype=torch.int64)), smaller.rows(rows)
 
             # The bounds over the smaller balls, within the whole ones.
@@ -199,10 +199,6 @@ def descend_in_balls(
 # What is left of an l_2 ball when a bound excludes all but a cap of it: a smaller ball, and the old one as well.
 
 
-_KAPPAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
-_NUS = (0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1, 1.3)
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """For each cell a ball `c + r u` that holds what is left of a whole ball `x + R u`, in the coordinates that move.
@@ -228,11 +224,7 @@ class Parts:
 
     def rows(self, rows: Tensor) -> Parts:
         """Some of them."""
-        return Parts(self.x[rows], self.R[rows], self.c[rows], self.r[rows], self.rho[rows])
-
-    def step(self, row: int) -> dict[str, Any]:
-        """One of them, for a proof."""
-        return {"centre": self.c[row].tolist(), "radii": self.r[row].tolist()}
+        return Parts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def limits(self, sides: Sides) -> Limits:
         """What boxes, (N, n) each, leave of each u_d, rounded outwards, within [-1, 1]."""
@@ -270,48 +262,25 @@ def _ratio(away: Tensor, r: Tensor) -> Tensor:
     return torch.where(r > 0, away / r.clamp_min(5e-324), 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class Cap:
-    """What proves that only the caps `d.u > s` are left, one row a ball.
+def best_cap(net: PreparedNetwork, problem: Quadratic, v: Tensor, target: Tensor, limits: Limits) -> dict[str, Tensor]:
+    """The smallest caps `d.u > s`, of some kappa, in the directions of v, outside of which forms exceed the target.
 
-    Attributes:
-        d: (N, n).
-        s: (N,); negative where nothing was excluded.
-        kappa: (N,).
-        v: the point that proves it, (N, n).
+    Returns what proves it, as steps of a proof have it: d and v, (N, n); s, (N,), negative where nothing was excluded;
+    kappa, (N,).
     """
-
-    d: Tensor
-    s: Tensor
-    kappa: Tensor
-    v: Tensor
-
-    def step(self, row: int) -> dict[str, Any]:
-        """One of them, for a proof."""
-        numbers = {"s": float(self.s[row]), "kappa": float(self.kappa[row])}
-        return numbers | {"d": self.d[row].tolist(), "v": self.v[row].tolist()}
-
-
-def best_cap(net: PreparedNetwork, problem: Quadratic, v: Tensor, target: Tensor, limits: Limits) -> Cap:
-    """The smallest caps, of some kappa, in the directions of v, outside of which forms exceed the target, (N,)."""
     d = v / v.norm(dim=-1, keepdim=True).clamp_min(2.0**-500)
     size = problem.G.norm(dim=-1).clamp_min(2.0**-500)
-    best = Cap(d, torch.full_like(size, -1.0), torch.zeros_like(size), v)
-    for share in _KAPPAS:
+    best_s, best_kappa, best_v = torch.full_like(size, -1.0), torch.zeros_like(size), v
+    for share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
         kappa = share * size
         bound, at = problem.tilted(kappa.unsqueeze(-1) * d).lower(net, limits)
         # A billionth less, which is more than these operations round.
         s = ((bound - target) / kappa - 2.0**-30).clamp_max(0.9999)
         sound = 2.0**-30 * kappa > (bound.abs() + target.abs() + kappa) * (16 * ULP)
-        better = (s > best.s) & sound & torch.isfinite(bound)
-        rows = better.unsqueeze(-1)
-        best = Cap(
-            d,
-            torch.where(better, s, best.s),
-            torch.where(better, kappa, best.kappa),
-            torch.where(rows, at, best.v),
-        )
-    return best
+        better = (s > best_s) & sound & torch.isfinite(bound)
+        best_s, best_kappa = torch.where(better, s, best_s), torch.where(better, kappa, best_kappa)
+        best_v = torch.where(better.unsqueeze(-1), at, best_v)
+    return {"s": best_s, "kappa": best_kappa, "d": d, "v": best_v}
 
 
 def best_in_both(
@@ -322,7 +291,7 @@ def best_in_both(
     # With the first of these the slope along a would be gone, if the form fell along a alone.
     unit = problem.G.norm(dim=-1) / (parts.rho * a)
     best, v, nu = torch.full_like(a, -torch.inf), torch.zeros_like(problem.G), torch.zeros_like(a)
-    for share in _NUS:
+    for share in (0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1, 1.3):
         bound, at = parts.in_both(problem, share * unit).lower(net, limits)
         better = bound > best
         best = torch.where(better, bound, best)
