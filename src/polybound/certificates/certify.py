@@ -78,7 +78,7 @@ class Certificates:
 
     @staticmethod
     def joined(parts: Sequence[Certificates]) -> Certificates:
-        """Those of several groups of images, one after another."""
+        """The certificates of several groups of images, one after another."""
         first, cost = parts[0], Counter[str]()
         proofs: dict[tuple[int, int], dict[str, Any]] = {}
         start = 0
@@ -291,7 +291,7 @@ def certified_accuracy(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Radius:
-    """For each input: no perturbation within `certified` changes its prediction; one within `attacked` does.
+    """For each input, a radius that is proven robust and one that is not: the true radius lies between them.
 
     Both are in units of `scale`: feature d moves by at most `certified * scale_d`.
 
@@ -402,7 +402,7 @@ def bisected(
     two: a tolerance below the spacing of numbers ends there.
 
     Args:
-        tried: given rows and a radius for each, tells which held, and for those that did not a radius that fails, at
+        tried: called with rows and a radius for each; returns which held, and for the others a radius that fails, at
             most the one that was tried.
         rows: how many there are.
         largest: no radius above this is tried.

@@ -288,7 +288,7 @@ class Cells:
         return Cells(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     def narrowed(self, lower: Tensor, upper: Tensor) -> Cells:
-        """The same forms over smaller boxes."""
+        """The cells with smaller boxes."""
         return replace(self, lower=lower, upper=upper)
 
     def centre(self) -> tuple[Tensor, Tensor]:
@@ -306,7 +306,7 @@ class Cells:
         return x
 
     def at_nodes(self, node: Tensor) -> Cells:
-        """The same cells, their proofs to go on elsewhere."""
+        """The cells with other nodes for their proofs."""
         return replace(self, node=node)
 
 

@@ -36,7 +36,7 @@ Domain = tuple[float | Tensor, float | Tensor]
 """The smallest and the largest value of an entry: a number for all, or a tensor of the shape of one input."""
 
 Limits = Sides
-"""What the domain leaves of each u_d of a ball: low <= 0 and high >= 0, rounded outwards, within [-1, 1]."""
+"""The range that the domain leaves to each u_d of a ball: low <= 0 <= high, rounded outwards, within [-1, 1]."""
 
 _DOWN, _UP = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)
 
@@ -91,7 +91,7 @@ class InputSet:
         return torch.zeros_like(images, dtype=torch.bool)
 
     def rule(self, name: str) -> str:
-        """What proofs call a rule of first order over the set, "first" or "slopes"."""
+        """The name of a bound of first order, "first" or "slopes", in proofs about the set."""
         return name
 
 
@@ -118,7 +118,7 @@ class Balls(InputSet):
         return self.low[images], self.high[images]
 
     def reach(self, images: Tensor) -> Tensor:
-        """The same of the whole ball, beyond the domain: expansions are about its centre."""
+        """The largest absolute values in the whole ball, beyond the domain: expansions are about its centre."""
         return self.x[images].abs() + self.r[images]
 
     def unit(self, images: Tensor, x: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class PreparedNetwork:
                 _ = self.norms_A
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether this is the shape of one input, as the model takes it: its own, or flat."""
+        """Whether a shape is that of one input, as the model takes it: its own, or flat."""
         return tuple(shape) in (tuple(self.shape), (self.features,))
 
     def slack(self, x: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class PreparedNetwork:
 
     @cached_property
     def _growth(self) -> float:
-        """The part of Z that no input has a part in."""
+        """The part of Z that does not depend on the input."""
         inner = [part for a in self.factors.A if isinstance(a, Chain) for part in parts(a)]
         maps = [*inner, *self.factors.S, self.factors.C]
         rows = [step.absolute()(step.constant.new_ones(1, step.inputs)) for step in maps]
@@ -190,7 +190,7 @@ class PreparedNetwork:
         return y
 
     def between(self, y: Tensor, n: int) -> Tensor:
-        """What factor n (from 0) is multiplied by, `S(y)` with its constant, for the product y before it."""
+        """The multiplier of factor n (from 0): `S(y)` with its constant, for the product y before it."""
         step = self.S[n - 1]
         return y if step is None else step(y)
 

@@ -85,7 +85,7 @@ class OutputBounds:
 
     @property
     def gap(self) -> Tensor:
-        """What the proven interval has more than the attained one, both ends together, (images, rows)."""
+        """The width of the proven interval less that of the attained one, (images, rows)."""
         return (self.lowest - self.lower) + (self.upper - self.highest)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def output_bounds(
         budget: seconds for each image, of all its rows together; first order is computed in any case.
         method: "auto" takes all stages; "first" and "second" stop after that stage; "crown" and "interval" are bounds
             to compare with, without a search for attained values; l_2 balls have none of these.
-        tolerance: what each end may lack, as a share of the attained width, before branch and bound stops there.
+        tolerance: branch and bound stops where the gap of an end is below this share of the attained width.
         keep: whether to keep the proofs, to save them.
         on_progress: called as `on_progress(done, total, text)`, with numbers of images.
 
@@ -212,11 +212,11 @@ class Polytope:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What is known of a box and an unsafe set.
+    """The answer about a box and an unsafe set.
 
     Attributes:
-        answer: "unsat": no point of the box has unsafe outputs, proven. "sat": `point` has. "unknown": neither was
-            shown in time.
+        answer: "unsat": proven, no point of the box has unsafe outputs. "sat": `point` has unsafe outputs. "unknown":
+            neither was shown in time.
         point: a float64 point of the box in the shape of an input. That its outputs are unsafe is proven: by values
             farther from zero than float64 can be off, or else in rational arithmetic. None unless "sat".
         outputs: the outputs there as float64 computes them, (classes,); None unless "sat".

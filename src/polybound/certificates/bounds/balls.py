@@ -114,7 +114,7 @@ class Quadratic:
         return Quadratic(second.g0, second.G, H, R, torch.zeros_like(lam), lam, deficit, slack)
 
     def tilted(self, slope: Tensor) -> Quadratic:
-        """The same plus `slope.u`; the sum is rounded."""
+        """The problem plus `slope.u`, with what rounding the sum loses."""
         off = self.off + (self.G.abs() + slope.abs()).sum(-1) * (4 * ULP)
         return replace(self, G=self.G + slope, off=off)
 

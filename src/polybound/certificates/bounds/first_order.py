@@ -63,7 +63,7 @@ Term = tuple[Tensor, Tensor, Tensor]
 
 
 class Factored:
-    """What the expansions share: everything about the factors over a box that no rival has a part in."""
+    """The factors over boxes: everything in the expansions that is the same for all rivals."""
 
     def __init__(self, net: PreparedNetwork, c: Tensor, r: Tensor, region: Region = CUBE) -> None:
         self.net, self.region = net, region

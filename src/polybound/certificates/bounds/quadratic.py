@@ -187,7 +187,7 @@ def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
 
 
 def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> Tensor:
-    """The same from the Gram matrix, which is smaller than A where there are more units than features.
+    """The dominating diagonal of a Gram matrix, which is smaller than A if there are more units than features.
 
     Args:
         gram: `A^T A` as computed in float64, (features, features).
@@ -239,7 +239,7 @@ def _scaled(At: Tensor, steps: int) -> Tensor:
 
 
 def _scaled_gram(gram: Tensor, steps: int) -> Tensor:
-    """The same search with the Gram matrix."""
+    """The search of `_scaled` with the Gram matrix."""
     features = len(gram)
     s = torch.ones(features, dtype=gram.dtype)
     basis = torch.randn(features, min(8, features), generator=torch.Generator().manual_seed(0), dtype=gram.dtype)

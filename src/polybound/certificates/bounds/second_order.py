@@ -217,18 +217,18 @@ class Bounded:
         return replace(self, **some)
 
     def put(self, rows: Tensor, other: Bounded) -> Bounded:
-        """The same with other bounds for some of the cells."""
+        """The bounds, replaced for some of the cells."""
         names = ("lower", "p", "mu", "v", "absorbed", "bend")
         return replace(self, **{name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names})
 
     def step(self, index: int) -> dict[str, Any]:
-        """What bounds one of the cells, as a step of a proof."""
+        """The step of a proof that bounds one of the cells."""
         values = {"on": self.active, "v": self.v[index], "mu": self.mu[index]}
         by = "absorbed" if self.absorbed[index] else "second"
         return {"by": by} | {name: tensor.tolist() for name, tensor in values.items()}
 
     def loss(self) -> Tensor:
-        """What each coordinate costs the bound: the distance of its parabola from its chord, and the remainder."""
+        """The loss of the bound in each coordinate: the distance of its parabola from its chord, and the remainder."""
         return self.mu.clamp_min(0.0) * (1.0 - self.v.square()).clamp_min(0.0) / 2 + self.bend
 
 

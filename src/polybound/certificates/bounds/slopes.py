@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-# What u ranges over in `x = c + r * u`, the cube or the unit ball, and how far linear forms of u move there.
+# The regions of u in `x = c + r * u`, the cube and the unit ball, and how far linear forms of u move there.
 
 
 class Cube:
@@ -169,7 +169,7 @@ class DenseSlopes:
         return self.matrix.square().sum(1)
 
     def rows(self, rows: Tensor) -> DenseSlopes:
-        """Those of some of the boxes; of one box, itself."""
+        """The forms over some of the boxes; all, if they are of one box."""
         return self if len(self.matrix) == 1 else DenseSlopes(self.matrix[rows])
 
     def written(self) -> Tensor:
@@ -205,7 +205,7 @@ class WindowSlopes:
 
     @staticmethod
     def of(step: Windowed, r: Tensor, active: Tensor) -> WindowSlopes:
-        """Those of a map of the input, scaled by radii, (boxes, features)."""
+        """The rows of a map of the input, scaled by radii, (boxes, features)."""
         return WindowSlopes(
             step.weight * step.windows.seen(r).unsqueeze(-1), step.windows.grid, step.windows, 1, active
         )
@@ -302,7 +302,7 @@ Slopes = DenseSlopes | WindowSlopes
 
 
 def input_slopes(net: PreparedNetwork, r: Tensor, active: Tensor) -> list[Slopes]:
-    """Those of the maps of the input, scaled by radii (boxes, features), in the features that move."""
+    """The rows of the maps of the input, scaled by radii (boxes, features), in the features that move."""
     radius = r[:, active].unsqueeze(-1)
     return [
         WindowSlopes.of(a, r, active) if isinstance(a, Windowed) else DenseSlopes(a.weight.T[active] * radius)

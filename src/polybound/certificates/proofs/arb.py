@@ -158,7 +158,7 @@ def psd_deficit(M: Rows) -> Arb:
 
 
 def dominance(M: Rows) -> Arb:
-    """What M lacks of being diagonally dominant with a non-negative diagonal."""
+    """The least delta >= 0 for which `M + delta I` is diagonally dominant, with a diagonal that is not negative."""
     worst = arb(0)
     for d, row in enumerate(M):
         off = sum((abs(value) for e, value in enumerate(row) if e != d), arb(0))
@@ -216,7 +216,7 @@ class Box:
     upper: tuple[float, ...]
 
     def with_sides(self, sides: Iterable[tuple[int, float, float]]) -> Box:
-        """The same box with other sides, a coordinate with its lower and upper side each, within the old ones."""
+        """The box with new sides in some coordinates, (coordinate, lower, upper) each, within the old ones."""
         lower, upper = list(self.lower), list(self.upper)
         for d, low, high in sides:
             if not self.lower[d] <= low <= high <= self.upper[d]:
@@ -275,7 +275,7 @@ class Ball:
         return Ball(x, r, low, high)
 
     def centre(self) -> tuple[Vector, Vector]:
-        """As they were asked."""
+        """The centre and the radii, as they were asked."""
         return vector(self.x), vector(self.r)
 
     def reach(self, owner: Enclosures, r: Vector) -> list[Vector]:
@@ -283,7 +283,7 @@ class Ball:
         return [self.across([[a * b for a, b in zip(row, r, strict=True)] for row in A.rows]) for A in owner.A]
 
     def norms(self, owner: Enclosures, r: Vector) -> Vector:
-        """By spectral norms, and by the diagonals that dominate `A_n' A_n`."""
+        """The l_2 norms, by spectral norms and by the diagonals that dominate `A_n' A_n`."""
         if owner.tops is None:
             raise RefusedError("a ball needs the norms of the factors' maps")
         widest = largest(r)
@@ -299,7 +299,7 @@ class Ball:
         return _top(rows).sqrt()
 
     def away(self, p: Vector, on: list[int], /) -> Arb:
-        """By a split `p = -a + (p + a)`: `||a||_2` over the ball, the rest over the limits. Any a proves a bound."""
+        """The largest `-p.u`, by a split `p = -a + (p + a)`, a over the ball, the rest over the limits; any a will do."""
         low, high = [self.low[d] for d in on], [self.high[d] for d in on]
         a = vector(_shares([float(v.mid()) for v in p], low, high))
         rest = [u + v for u, v in zip(p, a, strict=True)]

@@ -1,4 +1,4 @@
-"""An independent check of certificates, in ball arithmetic: it shares no code with what made them.
+"""An independent check of certificates, in ball arithmetic: it shares no code with the search that made them.
 
 The schema decides what a file may look like; here every claim is proven again. Each step proves what its class in
 `schema` says, from numbers that need not be believed: a bad number only makes the bound worse.
@@ -246,7 +246,7 @@ class Checker:
         return expansion, value, p
 
     def _narrowed(self, form: Form, step: Narrow, box: Box, whole: Ball | None) -> Box:
-        """The box that is left, outside of which the form is positive or not less than within."""
+        """The smaller box of a step; refused unless the form outside of it is positive, or not less than within."""
         narrowed = box.with_sides(step.sides)
         expansion, lower, p = self._second(form, step.bound, box)
         for d, low, high in step.sides:

@@ -104,7 +104,7 @@ def _interval(found: OutputBounds, i: int) -> dict[str, Any]:
 
 
 def _box(found: Certificates | OutputBounds, image: int) -> dict[str, Any]:
-    """What an image's box is made from: one radius, one for each feature, or its sides; with the norm of a ball."""
+    """An image's radius, radii for each feature, or sides of its box; with the norm of a ball."""
     if found.eps is None:
         return {"box": [side[image].reshape(-1).tolist() for side in found.box or ()]}
     eps = found.eps[image]
@@ -133,7 +133,7 @@ def check_file(
 
 
 def read_claims(path: str | PathLike[str], model: PolynomialNetwork) -> Claims:
-    """What a file claims about a model; nothing of it is proven yet."""
+    """Read the claims of a file about a model, without proving them."""
     content = read_content(Path(path))
     if content.get("model") != weights_digest(model):
         raise PolyboundError(f"{path}: these certificates are about other weights")
@@ -148,7 +148,7 @@ def read_claims(path: str | PathLike[str], model: PolynomialNetwork) -> Claims:
 def check_claims(
     claims: Claims, model: PolynomialNetwork, *, on_progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, int]:
-    """Prove what was read of a file; returns the same counts as `check_file`."""
+    """Prove claims that `read_claims` returned; returns the counts of `check_file`."""
     from polybound.certificates.proofs.check import prove
 
     statuses = ("verified", "falsified", "undecided") if claims.forms is None else ("bounded", "unbounded")

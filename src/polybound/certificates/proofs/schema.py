@@ -1,8 +1,8 @@
 """The schema of proof files: what `json.loads` gives becomes an immutable, typed value, or is refused.
 
-Everything that a file can get wrong without any mathematics is refused here, before anything is proven: types, ranges,
-lengths, indices, repetitions, numbers that are not finite, fields that are missing or unknown. Numbers become floats
-here. So the check of proofs works with values whose form it need not doubt; only their claims are left to prove.
+The schema refuses every error that can be seen without mathematics, before anything is proven: wrong types, ranges,
+lengths and indices, repetitions, numbers that are not finite, missing and unknown fields. Numbers become floats. The
+check of proofs then gets values of the right form, and has only their claims to prove.
 """
 
 from __future__ import annotations
@@ -127,12 +127,12 @@ class Outside:
 Step = First | Second | Narrow | Split | Trust | Cap | Outside
 
 Proof = tuple[Step, ...]
-"""The steps of a tree, the first one is its root; a step names those that go on by their indices, which are larger."""
+"""The steps of a tree, the root first; a step names its successors by their indices, which are larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an image's certificate is about: its input, and the box or the radii.
+    """An image's input, and its box or radii.
 
     Attributes:
         x: the input.
@@ -215,7 +215,7 @@ class Claims:
         return (min(radii), max(radii)) if radii else None
 
     def about(self) -> str:
-        """What the claims are about, in words: "l_inf balls of radius 0.1"."""
+        """The inputs that the claims cover, in words: "l_inf balls of radius 0.1"."""
         if self.radii is None:
             return "boxes" if self.images else "no inputs"
         least, most = self.radii

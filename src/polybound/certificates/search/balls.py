@@ -38,7 +38,7 @@ def verifier(state: ProofState, search: Search) -> Verifier:
 
 
 CAPS = 4
-"""How often what is left of a ball is bounded again."""
+"""How often the rest of a ball is bounded again."""
 
 
 class BallVerifier(Verifier):
@@ -161,7 +161,7 @@ class BallVerifier(Verifier):
 
 
 def _multipliers(problem: Quadratic, nu: Tensor | None, row: int) -> Node:
-    """Those of the ball and, in a part of it, of the whole one."""
+    """The multipliers of the ball and, in a part of it, of the whole one."""
     return {"lam": float(problem.lam[row])} | ({} if nu is None else {"nu": float(nu[row])})
 
 
@@ -196,12 +196,12 @@ def descend_in_balls(
     return best, balls.point(images, where)
 
 
-# What is left of an l_2 ball when a bound excludes all but a cap of it: a smaller ball, and the old one as well.
+# The rest of an l_2 ball when a bound excludes all but a cap: a smaller ball, within the old one.
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """For each cell a ball `c + r u` that holds what is left of a whole ball `x + R u`, in the coordinates that move.
+    """For each cell a ball `c + r u` with the rest of a whole ball `x + R u`, in the coordinates that move.
 
     Attributes:
         x: centres of the whole balls, (N, n).
@@ -227,7 +227,7 @@ class Parts:
         return Parts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def limits(self, sides: Sides) -> Limits:
-        """What boxes, (N, n) each, leave of each u_d, rounded outwards, within [-1, 1]."""
+        """The range that boxes, (N, n) each, leave to each u_d, rounded outwards, within [-1, 1]."""
         low, high = (_ratio(side - self.c, self.r) for side in sides)
         low, high = low - low.abs() * (8 * ULP) - 2.0**-1000, high + high.abs() * (8 * ULP) + 2.0**-1000
         moves = self.r > 0

@@ -25,7 +25,7 @@ Node = dict[str, Any]
 
 
 class ProofState(ABC):
-    """What is proven about all images, claim by claim: of signs (`SignProofs`), or of bounds (`RangeProofs`).
+    """The best bound and proof of every claim about every image: of signs (`SignProofs`), or ranges (`RangeProofs`).
 
     Args:
         forms: what is claimed of each image.
@@ -268,7 +268,7 @@ class SignProofs(ProofState):
         return proven
 
     def close_point(self, cells: Cells, index: int) -> None:
-        """By the sign of its largest form, which rational arithmetic tells where float64 does not."""
+        """Decide the cell by the sign of its largest form, in rational arithmetic if float64 does not show it."""
         image, claim, x = int(cells.image[index]), int(cells.claim[index]), cells.lower[index]
         a, b = self.forms.coefficients(image, claim)
         value, off = enclosed(self.forms.net, a, b, x.unsqueeze(0))
@@ -368,7 +368,7 @@ class RangeProofs(ProofState):
         return replace(cells, level=level, target=level)[~enough]
 
     def aimed(self, cells: Cells, _value: Tensor, /) -> Cells:
-        """As they are: `undecided` sets levels and targets."""
+        """The cells as they are: `undecided` sets levels and targets."""
         return cells
 
     def urgency(self, cells: Cells) -> Tensor:
@@ -376,7 +376,7 @@ class RangeProofs(ProofState):
         return (cells.bound - cells.level) / self._width(cells).clamp_min(2.0**-900)
 
     def close_point(self, cells: Cells, index: int) -> None:
-        """By its value in float64, less what that can be off."""
+        """Bound the cell by its value in float64, less the possible error."""
         x = cells.lower[index]
         form = self.forms.coefficients(int(cells.image[index]), int(cells.claim[index]))
         value, off = (t.squeeze(0) for t in enclosed(self.forms.net, *form, x.unsqueeze(0)))
