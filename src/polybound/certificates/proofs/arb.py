@@ -299,7 +299,7 @@ class Ball:
         return _top(rows).sqrt()
 
     def away(self, p: Vector, on: list[int], /) -> Arb:
-        """The largest `-p.u`, by a split `p = -a + (p + a)`, a over the ball, the rest over the limits; any a will do."""
+        """The largest `-p.u`: a split `p = -a + (p + a)`, a over the ball, the rest over the limits; any a will do."""
         low, high = [self.low[d] for d in on], [self.high[d] for d in on]
         a = vector(_shares([float(v.mid()) for v in p], low, high))
         rest = [u + v for u, v in zip(p, a, strict=True)]
