@@ -1,159 +1,69 @@
-"""Certificates hold: against samples, corners, exhaustive search and rational arithmetic."""
+"""Decisions over boxes and l_2 balls hold: against brute force, exhaustive search and rational arithmetic."""
 
-import itertools
 import runpy
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.search import Region, exact_values, judge_decision, rival_forms
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from polybound.certificates.bounds.baselines import crown_bound, interval_bound, lipschitz_bound
-from polybound.certificates.bounds.first_order import first_order, split_sum
-from polybound.certificates.bounds.quadratic import dominating_diagonal, psd_deficit
-from polybound.certificates.bounds.second_order import second_order
-from polybound.certificates.input_sets import box_around, centre
-from polybound.certificates.network import PreparedNetwork
-from polybound.certificates.proofs.exact import exact_logits
+from polybound.certificates.certify import bisected
 
-ULP = 2.0**-52
 ENOUGH = 600.0
 """Seconds of branch and bound where all must be decided: far more than any machine needs for what is asked here."""
-METHODS = ("auto", "second", "first", "crown", "interval", "lipschitz")
+METHODS = [("inf", m) for m in ("auto", "second", "first", "crown", "interval", "lipschitz")]
+METHODS += [("2", m) for m in ("auto", "second", "first", "lipschitz")]
+SIZES = torch.tensor([0.0, 1e-160, 1e-12, 1e-4, 0.02, 0.1, 0.5, 1.5], dtype=F64)
 
 
-@st.composite
-def small_networks(draw, max_features=4):
-    kind = draw(st.sampled_from(["ccp", "ncp", "conv"]))
-    if kind == "conv":
-        return draw(convs())
-    make = ccps if kind == "ccp" else ncps
-    return draw(make(max_features=max_features, max_degree=draw(st.sampled_from([2, 4, 7, 10]))))
+def networks(max_features=4, max_degree=6):
+    options = {"max_features": max_features, "max_degree": max_degree}
+    return st.one_of(ccps(**options), ncps(**options), ccps(max_features=3, max_degree=10), convs())
 
 
-def points_of(lower, upper, seed, count=200):
-    """Corners (all of them if there are few) and random points of a box."""
+def drawn(model, seed, images=2):
+    """Inputs, many of them on the domain's sides, a radius of any size for each feature of each, and labels."""
     generator = torch.Generator().manual_seed(seed)
-    d = len(lower)
-    if d <= 8:
-        signs = torch.tensor(list(itertools.product([0.0, 1.0], repeat=d)), dtype=F64)
+    x = torch.rand(images, model.features, generator=generator, dtype=F64) * 2 - 1
+    x = torch.where(torch.rand(x.shape, generator=generator) < 0.3, x.sign(), x)
+    return x, SIZES[torch.randint(0, len(SIZES), x.shape, generator=generator)], model(x).argmax(1)
+
+
+@settings(max_examples=examples(200))
+@given(
+    networks(),
+    seeds,
+    st.sampled_from(METHODS),
+    st.sampled_from(["one", "image", "feature", "sides"]),
+    st.sampled_from(["usual", "narrow", "none"]),
+)
+def test_no_decision_is_contradicted_by_brute_force(model, seed, how, kind, limits):
+    assume(model.classes > 1 and not (kind == "sides" and how[0] == "2"))
+    norm, method = how
+    x, eps, y = drawn(model, seed)
+    far = {"usual": 1.0, "narrow": 1.0, "none": 1e9}[limits]
+    least, most = torch.full((2, model.features), far, dtype=F64) * torch.tensor([[-1.0], [1.0]])
+    if limits == "narrow":
+        least, most = (x.amin(0) - 0.05).clamp_min(-1.0), (x.amax(0) + 0.05).clamp_max(1.0)
+    domain = {"usual": (-1.0, 1.0), "narrow": (least, most), "none": None}[limits]
+    eps = {"one": eps[:1, :1], "image": eps[:, :1], "feature": eps, "sides": eps}[kind].expand_as(x)
+    asked = {"one": float(eps[0, 0]), "image": eps[:, 0], "feature": eps, "sides": None}[kind]
+    if kind == "sides":
+        lower, upper = torch.maximum(x - eps, least), torch.minimum(x + eps.flip(1), most)
+        regions = [Region.box(*sides) for sides in zip(lower, upper, strict=True)]
+        found = pb.certify(model, x, y, box=(lower, upper), domain=domain, method=method, budget=0.1)
+        assert found.eps is None and torch.equal(found.box[0], lower)
     else:
-        signs = torch.randint(0, 2, (count, d), generator=generator).to(F64)
-    inside = torch.rand(count, d, generator=generator, dtype=F64)
-    # Clamped: lower + (upper - lower) may be the number next to upper.
-    return (lower + (upper - lower) * torch.cat([signs, inside])).clamp(lower, upper)
-
-
-def boxed(net, seed, eps):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(3, net.features, generator=generator, dtype=F64) * 2 - 1
-    (lower, upper), _ = box_around(x, torch.tensor(eps, dtype=F64), (-1.0, 1.0))
-    y = net(x).argmax(1)
-    return x, y, lower, upper
-
-
-def margins_of(net, y, points):
-    """Margins of all rivals, for one label."""
-    logits = net(points)
-    return logits[:, y : y + 1] - logits
-
-
-def slack_of_margins(net, y, lower, upper):
-    """How far float64 can be off in a bound of each margin over boxes, (boxes, classes).
-
-    It has eight equal parts (see `PreparedNetwork`), each D roundings of the sum of the absolute values of all terms.
-    A margin that is computed at a point, in up to D roundings, is off by one part; a test that compares it with
-    a bound needs no more than that.
-    """
-    slack = net.slack(torch.maximum(lower.abs(), upper.abs()))
-    return slack + slack.gather(1, y.unsqueeze(1))
-
-
-@settings(max_examples=examples(40))
-@given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.5]))
-def test_expansions_enclose_the_margin_at_every_point(model, seed, eps):
-    assume(model.classes > 1)
-    net = PreparedNetwork(model)
-    _, y, lower, upper = boxed(net, seed, eps)
-    c, r = centre(lower, upper)
-    w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
-    first = first_order(net, c, r, w, constant)
-    slack = slack_of_margins(net, y, lower, upper)
-    # What `lower_first` and its like take off of a remainder for the rounding of its own sum.
-    more, k = 1 + 4 * net.roundings * ULP, net.degree
-    active = torch.nonzero((upper > lower).any(0)).squeeze(1)
-    for i in range(len(y)):
-        points = points_of(lower[i], upper[i], seed)
-        u = torch.where(r[i] > 0, (points - c[i]) / r[i].clamp_min(1e-300), 0.0)
-        actual = margins_of(net, int(y[i]), points)
-        for j in range(net.classes):
-            # The coefficients may be off by the slack. The test adds a part of it for each of: the margin at the
-            # point; u; and the sum over features, whose terms add up to at most k times the size of the margin, and
-            # which D, with its k times the number of features, covers.
-            part = slack[i, j] / 8
-            linear = first.g0[i, j] + u @ first.G[i, j]
-            assert ((actual[:, j] - linear).abs() <= first.R[i, j] * more + 11 * part).all()
-            second = second_order(net, c[i : i + 1], r[i : i + 1], w[i : i + 1, j], constant[i : i + 1, j], active)
-            v = u[:, active]
-            quadratic = second.g0[0] + v @ second.G[0] + ((v @ second.H[0]) * v).sum(1) / 2
-            # The terms of a quadratic form add up to k times as much again: k more parts.
-            assert ((actual[:, j] - quadratic).abs() <= second.R[0] * more + (11 + k) * part).all()
-            H, R = second.absorbed()
-            below = second.g0[0] + v @ second.G[0] + ((v @ H[0]) * v).sum(1) / 2 - R[0]
-            # The absorbed remainder may be larger than the margin: its sum over pairs of features is rounded, too.
-            pairs = (len(active) + 2) * ULP * H[0].abs().sum() / 2
-            assert (actual[:, j] >= below - (11 + k) * part - pairs).all()
-            # The gradient, by autograd, stays within its bounds.
-            at = points.clone().requires_grad_()
-            slope = torch.autograd.grad(margins_of(net, int(y[i]), at)[:, j].sum(), at)[0] * r[i]
-            away = (slope[:, active] - second.G[0] - v @ second.H[0]).abs()
-            # As for the quadratic form itself, times k for the derivative; so does `monotone`.
-            assert (away <= second.rest[0] * more + k * 11 * part).all()
-
-
-@settings(max_examples=examples(50))
-@given(small_networks(), seeds, st.sampled_from([0.01, 0.1, 0.4]))
-def test_every_bound_lies_below_every_value(model, seed, eps):
-    assume(model.classes > 1)
-    net = PreparedNetwork(model)
-    _, y, lower, upper = boxed(net, seed, eps)
-    c, r = centre(lower, upper)
-    w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
-    slack = slack_of_margins(net, y, lower, upper)
-    least = torch.stack(
-        [margins_of(net, int(y[i]), points_of(lower[i], upper[i], seed)).amin(0) for i in range(len(y))]
-    )
-    for bound in (crown_bound, interval_bound):
-        assert (bound(net, c, r, w, constant, slack) <= least + slack / 8).all(), bound.__name__
-    reach = (c.abs() + r) * (1 + 4 * ULP)
-    assert (lipschitz_bound(net, c, r, reach, w, constant, slack, "inf") <= least + slack / 8).all()
-
-
-@settings(max_examples=examples(50))
-@given(small_networks(), seeds, st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from(METHODS))
-def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, eps, method):
-    assume(model.classes > 1)
-    net = PreparedNetwork(model)
-    x, y, lower, upper = boxed(net, seed, eps)
-    result = pb.certify(model, x, y, eps, method=method, budget=0.1)
-    part = slack_of_margins(net, y, lower, upper) / 8
-    for i, status in enumerate(result.status):
-        least = margins_of(net, int(y[i]), points_of(lower[i], upper[i], seed, 500)).amin(0) + part[i]
-        least[y[i]] = torch.inf
-        assert result.margin[i] <= least.min()
-        if status == "verified":
-            assert least.min() > 0 and result.margin[i] > 0 and result.counterexample[i] is None
-        if status == "falsified":
-            point = result.counterexample[i].reshape(-1)
-            for a, b in zip(point.tolist(), x[i].tolist(), strict=True):
-                assert abs(Fraction(a) - Fraction(b)) <= Fraction(eps) and -1 <= a <= 1
-            logits = exact_logits(model.factors().double(), point)
-            assert logits[int(y[i])] <= logits[int(result.rival[i])]
+        regions = [Region.around(x[i], eps[i], least, most, norm) for i in range(len(x))]
+        found = pb.certify(model, x, y, asked, domain=domain, norm=norm, method=method, budget=0.1)
+        assert found.box is None and found.norm == norm
+    for i, region in enumerate(regions):
+        judge_decision(model, found, i, int(y[i]), region, seed)
 
 
 @settings(max_examples=examples(30))
@@ -161,130 +71,67 @@ def test_verified_is_never_falsified_and_counterexamples_are_real(model, seed, e
 def test_small_inputs_are_always_decided_and_agree_with_exhaustive_search(features, rank, degree, seed, kind):
     make = pb.CCP if kind == "ccp" else pb.NCP
     model = randomise(make(features, rank, 3, degree, dtype=F64), seed, 0.7)
-    net = PreparedNetwork(model)
-    x, y, lower, upper = boxed(net, seed, 0.2)
+    x = torch.rand(3, features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 2 - 1
+    y = model(x).argmax(1)
     result = pb.certify(model, x, y, 0.2, budget=ENOUGH)
-    part = slack_of_margins(net, y, lower, upper) / 8
+    steps = {1: 2001, 2: 101, 3: 31, 4: 13, 5: 9, 6: 6}[features]
+    lower, upper = (x - 0.2).clamp_min(-1.0), (x + 0.2).clamp_max(1.0)
     for i, status in enumerate(result.status):
-        steps = {1: 2001, 2: 101, 3: 31, 4: 13, 5: 9, 6: 6}[features]
         axes = [torch.linspace(0, 1, steps, dtype=F64)] * features
         grid = lower[i] + (upper[i] - lower[i]) * torch.cartesian_prod(*axes).reshape(-1, features)
-        values = margins_of(net, int(y[i]), grid)
-        values[:, y[i]] = torch.inf
+        values = (model(grid).detach() @ rival_forms(model, int(y[i])).T).amin()
         assert status != "undecided"
-        if (values < -part[i]).any():
-            assert status == "falsified"
-        if status == "verified":
-            assert values.min() > 0
+        assert values >= -1e-9 or status == "falsified"
+        assert status != "verified" or values > 0
 
 
-@given(small_networks(), seeds)
-@settings(max_examples=examples(40))
-def test_slack_covers_the_rounding_of_the_logits(model, seed):
-    net = PreparedNetwork(model)
-    x = torch.rand(1, net.features, generator=torch.Generator().manual_seed(seed), dtype=F64) * 2 - 1
-    exact = exact_logits(model.factors().double(), x[0])
-    slack = net.slack(x.abs())[0]
-    for value, truth, off in zip(net(x)[0].tolist(), exact, slack.tolist(), strict=True):
-        assert abs(Fraction(value) - truth) <= Fraction(off) / 8  # one of the eight parts that slack is made of
-    assert (slack <= 1e-9 * (1 + net.absolute(x.abs())[0])).all()
+BALLS = {
+    "ccp-1": lambda: pb.CCP(1, 3, 3, 5, dtype=F64),
+    "ncp-2": lambda: pb.NCP(2, 3, 3, 4, dtype=F64),
+    "ccp-3": lambda: pb.CCP(3, 3, 3, 4, "product", dtype=F64),
+    "ncp-4": lambda: pb.NCP(4, 3, 3, 3, dtype=F64),
+    "conv-4": lambda: pb.ConvCCP((1, 2, 2), 2, 3, 3, 3, dtype=F64),
+}
 
 
-@given(seeds, st.floats(0, 0.7), st.sampled_from([(-1.0, 1.0), (-0.5, 0.25), None]))
-def test_boxes_hold_the_ball_and_nothing_is_lost_at_their_sides(seed, eps, domain):
-    low, high = domain or (-1.0, 1.0)
-    x = low + (high - low) * torch.rand(1, 20, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    x = x.clamp(low, high)
-    outer, inner = box_around(x, torch.tensor(eps, dtype=F64), domain)
-    c, r = centre(*outer)
-    for a, lo, hi, mid, rad, ilo, ihi in zip(*(t[0].tolist() for t in (x, *outer, c, r, *inner)), strict=True):
-        true_low, true_high = Fraction(a) - Fraction(eps), Fraction(a) + Fraction(eps)
-        if domain is not None:
-            true_low, true_high = max(true_low, Fraction(low)), min(true_high, Fraction(high))
-        assert Fraction(lo) <= true_low <= Fraction(ilo) <= Fraction(ihi) <= true_high <= Fraction(hi)
-        assert Fraction(mid) - Fraction(rad) <= Fraction(lo) and Fraction(hi) <= Fraction(mid) + Fraction(rad)
-        assert (rad == 0) == (lo == hi)
-
-
-@given(seeds, st.integers(1, 6), st.integers(1, 8), st.sampled_from([1e-8, 1.0, 1e8]))
-def test_a_dominating_diagonal_dominates(seed, units, features, scale):
-    At = scale * torch.randn(features, units, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    mu = dominating_diagonal(At)
-    assert (mu >= 0).all()
-    gap = torch.linalg.eigvalsh(torch.diag(mu) - At @ At.T)
-    # The matrix product rounds each of its entries, none of which is larger than mu.max(), by up to `units` units of
-    # roundoff, which moves an eigenvalue by `features` times that; LAPACK is off by a few times `features` more.
-    assert gap[0] >= -(units + 4) * features * ULP * float(mu.max())
-    # The diagonal of what is positive semidefinite is not negative; the sum of squares is rounded.
-    assert (mu * (1 + (units + 2) * ULP) >= At.square().sum(1)).all()
-    # and is not far above what no scaling could beat on the diagonal
-    assert mu.sum() <= features * torch.linalg.matrix_norm(At, 2) ** 2 * (1 + 1e-6) + 1e-300
-
-
-def test_defect_refuses_what_is_indefinite():
-    good = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=F64)
-    bad = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=F64)
-    assert 0 <= float(psd_deficit(good)) < 1e-12 and float(psd_deficit(bad)) == torch.inf
-    assert psd_deficit(torch.stack([good, bad])).tolist()[1] == torch.inf
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12, 0.0])
-def test_equal_boxes_are_expanded_as_different_ones(scale):
-    model = pb.CCP(140, 5, 3, 3, seed=0, dtype=F64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(scale)
-    net = PreparedNetwork(model)
-    x = torch.rand(1, 140, dtype=F64, generator=torch.Generator().manual_seed(0)).expand(3, -1).contiguous()
-    r, active = torch.full_like(x, 0.1), torch.arange(140)
-    w, constant = net.C - net.C.roll(1, 0), net.beta - net.beta.roll(1, 0)
-    together = second_order(net, x, r, w, constant, active)
-    for i in range(3):
-        one = slice(i, i + 1)
-        alone = second_order(net, x[one], r[one], w[one], constant[one], active)
-        for name in ("g0", "G", "R", "rest", "H"):
-            a, b = getattr(together, name)[i], getattr(alone, name)[0]
-            size = float(b.abs().max()) + 1e-300
-            assert float((a - b).abs().max()) <= 1e-12 * size
-
-
-@pytest.mark.parametrize("kind", ["CCP", "NCP"])
-def test_products_of_forms_bounded_together_are_bounds(kind):
-    """The gradient of the margin by each product, and the margin, at random corners and points."""
-    generator = torch.Generator().manual_seed(5)
-    net = PreparedNetwork(getattr(pb, kind)(12, 6, 3, 5, seed=2, dtype=F64))
-    c, active = torch.rand(2, 12, generator=generator, dtype=F64), torch.arange(12)
-    r = torch.full_like(c, 0.2)
-    w, constant = net.C[1:] - net.C[:2], net.beta[1:] - net.beta[:2]
-    loose, tight = (second_order(net, c, r, w, constant, active, tight=tight) for tight in (False, True))
-    assert torch.equal(loose.H, tight.H) and (tight.R <= loose.R).all() and (tight.R < loose.R).any()
-    u = torch.cat(
-        [torch.randint(0, 2, (400, 12), generator=generator) * 2.0 - 1.0, torch.rand(400, 12) * 2 - 1]
-    ).double()
+@pytest.mark.parametrize("name", BALLS)
+def test_decisions_and_intervals_over_small_balls_agree_with_brute_force(name):
+    model = randomise(BALLS[name](), 1, 0.6)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(12, model.features, generator=generator, dtype=F64) * 2 - 1
+    x[::3, 0] = 1.0
+    r = torch.full_like(x, 0.35)
+    r[1::2] = 0.6 * torch.rand(r[1::2].shape, generator=generator, dtype=F64)
+    y, side = model(x).argmax(1), torch.ones(model.features, dtype=F64)
+    found = pb.certify(model, x, y, r, norm="2", budget=ENOUGH)
+    decided = 0
+    for i, label in enumerate(y.tolist()):
+        weights = rival_forms(model, label)
+        points = Region.around(x[i], r[i], -side, side, "2").points(model, weights, 0, 2000)
+        least = float((model(points).detach() @ weights.T).min())
+        assert float(found.margin[i]) <= least + 1e-9
+        if abs(least) > 0.01:
+            decided += 1
+            assert found.status[i] == ("verified" if least > 0 else "falsified")
+    assert decided >= 8
+    ranges = pb.output_bounds(model, x[:2], r[:2], norm="2", tolerance=0.08, budget=ENOUGH)
     for i in range(2):
-        at = (c[i] + r[i] * u).requires_grad_()
-        value = net(at) @ (torch.eye(3, dtype=F64)[i + 1] - torch.eye(3, dtype=F64)[i])
-        slope = torch.autograd.grad(value.sum(), at)[0] * r[i]
-        quadratic = tight.g0[i] + u @ tight.G[i] + ((u @ tight.H[i]) * u).sum(1) / 2
-        assert ((value.detach() - quadratic).abs() <= tight.R[i] + 1e-12).all()
-        assert ((slope - tight.G[i] - u @ tight.H[i]).abs() <= tight.rest[i] + 1e-12).all()
-        H, R = tight.absorbed()
-        below = tight.g0[i] + u @ tight.G[i] + ((u @ H[i]) * u).sum(1) / 2 - R[i]
-        assert (value.detach() >= below - 1e-12).all()
+        points = Region.around(x[i], r[i], -side, side, "2").points(model, torch.eye(3, dtype=F64), 0, 2000)
+        low, high = (end.values for end in (model(points).detach().min(0), model(points).detach().max(0)))
+        loose = 0.1 * (high - low) + 1e-9
+        assert ((low - loose <= ranges.lower[i]) & (ranges.lower[i] <= low + 1e-9)).all()
+        assert ((high - 1e-9 <= ranges.upper[i]) & (ranges.upper[i] <= high + loose)).all()
 
 
-@given(seeds, st.integers(1, 6))
-def test_split_sum_is_a_bound_and_beats_both_its_ends(seed, units):
-    generator = torch.Generator().manual_seed(seed)
-    t, s = torch.randn(2, units, generator=generator, dtype=F64)
-    weight = torch.rand(units, generator=generator, dtype=F64)
-    product = (t * s).abs() * (1 + torch.rand(units, generator=generator, dtype=F64))
-    norms = t.norm() * s.norm()
-    bound = split_sum(weight, product, norms)
-    # Both sides are sums of up to `units + 1` non-negative terms, with up to four roundings in each.
-    off = 1 + 2 * (units + 5) * ULP
-    assert (weight * (t * s).abs()).sum() <= bound * off
-    assert bound <= min((weight * product).sum(), weight.max() * norms) * off
+@settings(max_examples=examples(20))
+@given(networks(), seeds, st.sampled_from([0.0, 0.01, 0.1, 0.3]))
+def test_a_constant_radius_is_the_scalar_one(model, seed, eps):
+    x, _, y = drawn(model, seed)
+    scalar = pb.certify(model, x, y, eps, method="second")
+    each = torch.full((1, *model.shape), eps, dtype=F64)
+    for same in (torch.full((2,), eps, dtype=F64), each, each.expand(2, *model.shape)):
+        found = pb.certify(model, x.reshape(2, *model.shape), y, same, method="second")
+        assert found.status == scalar.status and torch.equal(found.margin, scalar.margin)
 
 
 def test_points_that_sit_on_the_boundary_are_decided_exactly():
@@ -301,8 +148,8 @@ def test_misclassified_inputs_are_their_own_counterexamples():
     model = randomise(pb.CCP(4, 3, 3, 2, dtype=F64), 0, 1.0)
     x = torch.rand(6, 4, dtype=F64)
     wrong = (model(x).argmax(1) + 1) % 3
-    for method in METHODS:
-        result = pb.certify(model, x, wrong, 0.01, method=method)
+    for norm, method in METHODS:
+        result = pb.certify(model, x, wrong, 0.01, norm=norm, method=method)
         assert result.status == ["falsified"] * 6 and set(result.stage) == {"clean"}
         assert all((a == b).all() for a, b in zip(result.counterexample, x, strict=True))
 
@@ -312,7 +159,9 @@ def test_second_order_is_tighter_than_all_it_is_compared_with_on_a_trained_netwo
     model = pb.paper_model("pn-4", shape=train.shape, seed=0)
     pb.fit(model, train, "paper", epochs=15, learning_rate=0.02, milestones=())
     x, y = test.x[:60], test.y[:60]
-    found = {method: pb.certify(model, x, y, 0.05, method=method, budget=ENOUGH) for method in METHODS}
+    found = {
+        method: pb.certify(model, x, y, 0.05, method=method, budget=ENOUGH) for norm, method in METHODS if norm == "inf"
+    }
     verified = {method: result.count("verified") for method, result in found.items()}
     assert verified["auto"] >= verified["second"] >= verified["first"] >= verified["interval"] >= verified["lipschitz"]
     assert verified["second"] >= verified["crown"]
@@ -327,6 +176,74 @@ def test_second_order_is_tighter_than_all_it_is_compared_with_on_a_trained_netwo
         pb.certified_accuracy(model, test, 0.05, images=0)
 
 
+def test_a_ball_is_easier_than_its_box_and_harder_than_the_box_within():
+    model = randomise(pb.CCP(4, 4, 3, 3, dtype=F64), 1, 0.5)
+    x = torch.rand(20, 4, generator=torch.Generator().manual_seed(0), dtype=F64) * 2 - 1
+    y = model(x).argmax(1)
+    statuses = {
+        name: pb.certify(model, x, y, eps, norm=norm, budget=ENOUGH).status
+        for name, eps, norm in (("box", 0.3, "inf"), ("ball", 0.3, "2"), ("within", 0.15, "inf"))
+    }
+    assert all("undecided" not in found for found in statuses.values())
+    for box, ball, within in zip(*(statuses[name] for name in ("box", "ball", "within")), strict=True):
+        assert not (box == "verified" and ball == "falsified") and not (ball == "verified" and within == "falsified")
+    assert len(set(statuses["ball"])) == 2
+
+
+def test_counterexamples_lie_inside_where_floats_are_sparse():
+    # f_0 - f_1 = x_0 - 1e6 + 1e-9, nearly: float64 numbers near 1e6 are 1.2e-10 apart.
+    rows, bias = torch.tensor([[1.0, 0.0]], dtype=F64), torch.tensor([-1e6 + 1e-9, 0.0], dtype=F64)
+    model = pb.CCP.from_factors([rows], torch.tensor([[1.0], [0.0]], dtype=F64), bias)
+    x = torch.tensor([[1e6, 1.0]], dtype=F64)
+    for eps in (1e-10, 1e-9, 1.1e-9, 2e6):
+        found = pb.certify(model, x, [0], eps, norm="2", domain=None, budget=0.1)
+        if found.status[0] == "falsified":
+            r, far = torch.full((2,), eps, dtype=F64), torch.full((2,), 1e9, dtype=F64)
+            assert Region.around(x[0], r, -far, far, "2").holds(found.counterexample[0])
+    assert found.status == ["falsified"]
+
+
+def test_degenerate_radii():
+    model = randomise(pb.CCP(3, 3, 3, 3, dtype=F64), 0, 0.5)
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = model(x).argmax(1)
+    assert pb.certify(model, x, y, 0.0, norm="2").status == ["verified"] * 4
+    assert pb.certify(model, x, (y + 1) % 3, 0.0, norm=2).stage == ["clean"] * 4
+    still = torch.tensor([[0.0, 0.5, 0.0]], dtype=F64)
+    ball, box = (pb.certify(model, x, y, still, norm=norm).status for norm in ("2", "inf"))
+    assert ball == box  # an interval is both
+    assert len(pb.certify(model, x[:0], y[:0], 0.1, norm="2")) == 0
+
+
+def test_features_that_matter_little_may_move_much():
+    # f = (x_1 + x_2 / 1000, 0) at (0.5, 0): the second feature may move 300 times as far as the first.
+    model = pb.CCP.from_factors(torch.tensor([[[1.0, 1e-3]]], dtype=F64), torch.tensor([[1.0], [0.0]], dtype=F64))
+    x = torch.tensor([[0.5, 0.0]], dtype=F64)
+    assert pb.certify(model, x, [0], torch.tensor([[0.1, 300.0]]), domain=None).status == ["verified"]
+    assert pb.certify(model, x, [0], torch.tensor([[0.3, 300.0]]), domain=None).status == ["falsified"]
+    assert pb.certify(model, x, [0], torch.tensor([[0.499, 0.0]]), domain=None).status == ["verified"]
+    scale = torch.tensor([1.0, 1000.0])
+    radius = pb.certified_radius(model, x, [0], scale=scale, domain=None, tolerance=1e-4)
+    assert 0.2499 <= float(radius.certified) <= 0.25 <= float(radius.attacked) <= 0.251
+    still = pb.certified_radius(
+        model, x, [0], scale=torch.tensor([0.0, 1.0]), domain=None, largest=400.0, tolerance=0.1
+    )
+    assert float(still.certified) == 400.0 and float(still.attacked) == torch.inf
+
+
+def test_accuracy_takes_them_too():
+    model = randomise(pb.CCP(64, 4, 10, 2, shape=(1, 8, 8), dtype=F64), 0, 0.1)
+    data = pb.data.load_digits("test")
+    scalar = pb.certified_accuracy(model, data, 0.01, images=4)
+    eps = torch.full((1, *data.shape), 0.01, dtype=F64)
+    assert pb.certified_accuracy(model, data, eps, images=4) == scalar
+    x = data.x[:4].double()
+    assert pb.certified_accuracy(model, data, box=(x, x), images=4) >= scalar
+
+
+# Radii.
+
+
 def test_radius_brackets_the_nearest_counterexample():
     model = randomise(pb.CCP(3, 3, 2, 3, dtype=F64), 1, 0.8)
     x = torch.rand(5, 3, dtype=F64) - 0.5
@@ -339,26 +256,183 @@ def test_radius_brackets_the_nearest_counterexample():
     assert pb.certify(model, x, y, radius.certified, budget=ENOUGH).status[1:] == ["verified"] * 4
 
 
+@settings(max_examples=examples(40))
+@given(networks(3), seeds, st.booleans(), st.sampled_from(["inf", "2"]))
+def test_the_radius_is_never_above_an_attack(model, seed, scaled, norm):
+    assume(model.classes > 1)
+    x, _, y = drawn(model, seed)
+    side = torch.ones(model.features, dtype=F64)
+    scale = torch.rand(model.features, generator=torch.Generator().manual_seed(seed), dtype=F64) if scaled else None
+    radius = pb.certified_radius(model, x, y, norm=norm, scale=scale, tolerance=0.05, budget=0.1)
+    assert (radius.certified <= radius.attacked).all()
+    for i, (held, failed) in enumerate(zip(radius.certified.tolist(), radius.attacked.tolist(), strict=True)):
+        weights, r = rival_forms(model, int(y[i])), side if scale is None else scale
+        region = Region.around(x[i], held * r, -side, side, norm)
+        points = region.points(model, weights, seed)
+        point = points[(model(points).detach() @ weights.T).amin(1).argmin()]
+        assert not held or not region.holds(point) or min(exact_values(model, point, weights, weights[:, 0] * 0)) > 0
+        if failed < torch.inf:
+            beyond = (failed * r * (1 + 1e-12)).unsqueeze(0)
+            again = pb.certify(model, x[i : i + 1], y[i : i + 1], beyond, norm=norm, budget=0.0)
+            assert again.status != ["verified"]
+
+
+@given(st.lists(st.floats(0, 2.0), min_size=1, max_size=4), st.sampled_from([1e-17, 1e-16, 1e-3, 3.0]))
+@example([0.1], 1e-17)
+@example([0.0], 5e-324)
+def test_it_ends_at_any_tolerance(truths: list[float], tolerance: float):
+    truth = torch.tensor(truths, dtype=F64)
+    rounds = 0
+
+    def tried(rows: torch.Tensor, radii: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 5000
+        return radii <= truth[rows], radii
+
+    found = bisected(tried, len(truth), 1.0, tolerance)
+    assert (found <= truth).all()
+    near = torch.minimum(truth, torch.ones(1, dtype=F64))
+    assert (near - found <= tolerance).all()
+
+
+def test_a_tolerance_below_the_spacing_of_numbers():
+    model = pb.CCP(1, 1, 2, 1, seed=0, dtype=F64)
+    x = torch.tensor([[0.5]], dtype=F64)
+    label = model(x).argmax(1)
+    found = pb.certified_radius(model, x, label, tolerance=1e-18, largest=4.0, domain=None, method="first")
+    assert 0 <= float(found.certified[0]) <= float(found.attacked[0])
+
+
+# Several processes.
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def asked(images=70):
+    model = pb.CCP(6, 4, 3, 3, seed=0, dtype=F64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    x = torch.rand(images, 6, generator=torch.Generator().manual_seed(1), dtype=F64) * 2 - 1
+    return model, x, model(x).argmax(1).detach()
+
+
+def assert_same(a, b):
+    assert (a.status, a.stage, a.method, a.norm, a.proofs) == (b.status, b.stage, b.method, b.norm, b.proofs)
+    for name in ("margin", "label", "rival", "eps"):
+        assert torch.equal(getattr(a, name), getattr(b, name))
+    assert len(a.counterexample) == len(b.counterexample)
+    for p, q in zip(a.counterexample, b.counterexample, strict=True):
+        assert (p is None) == (q is None) and (p is None or torch.equal(p, q))
+
+
+def test_workers_decide_the_same(one_thread):
+    model, x, y = asked()
+    seen = []
+    for options in (
+        {"eps": torch.linspace(0.01, 0.6, len(x), dtype=F64), "keep": True},
+        {"eps": 0.3, "norm": "2"},
+        {"eps": 0.1, "method": "crown"},
+    ):
+        alone = pb.certify(model, x, y, **options)
+        several = pb.certify(model, x, y, **options, workers=2, on_progress=lambda *row: seen.append(row))
+        assert_same(alone, several)
+    assert {"verified", "falsified"} <= set(pb.certify(model, x, y, torch.linspace(0.01, 0.6, len(x))).status)
+    assert seen == [(done, 70, "certifying") for done in (32, 64, 70)] * 3
+
+
+def test_blocks_keep_the_sides_of_boxes_and_the_places_of_proofs():
+    model, x, y = asked(40)
+    lower, upper = x.clamp(max=0.9) - 0.05, x + 0.02
+    lower, upper = lower.clamp(-1, 1), upper.clamp(-1, 1)
+    found = pb.certify(model, x, y, box=(lower, upper), keep=True)
+    assert torch.equal(found.box[0], lower) and torch.equal(found.box[1], upper) and found.eps is None
+    assert {image for image, _ in found.proofs} == set(range(40))
+    one = pb.certify(model, x[35:36], y[35:36], box=(lower[35:36], upper[35:36]), keep=True)
+    assert one.status == found.status[35:36] and {(35, rival) for _, rival in one.proofs} == {
+        key for key in found.proofs if key[0] == 35
+    }
+
+
+def test_no_images_have_no_certificates():
+    model, x, y = asked()
+    assert len(pb.certify(model, x[:0], y[:0], 0.1, workers=2)) == 0
+
+
+def test_few_images_of_a_large_network_are_several_blocks():
+    model = pb.CCP(784, 40, 3, 2, seed=0, dtype=F64)
+    x = torch.rand(10, 784, generator=torch.Generator().manual_seed(0), dtype=F64)
+    seen = []
+    pb.certify(model, x, model(x).argmax(1), 1e-4, on_progress=lambda done, *_: seen.append(done))
+    assert seen == [4, 8, 10]
+
+
+# Refusals.
+
+
+MODEL = pb.ConvCCP((1, 2, 3), 2, 3, 2, 3)
+X = torch.zeros(5, 1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.zeros(2, 3)}, "shape"),
-        ({"x": torch.full((2, 4), 2.0)}, "domain"),
-        ({"x": torch.full((2, 4), torch.nan)}, "finite"),
+        ({"x": torch.zeros(5, 3)}, "shape"),
+        ({"x": torch.full_like(X, 2.0)}, "domain"),
+        ({"x": torch.full_like(X, torch.nan)}, "finite"),
+        ({"x": X.numpy()}, "inputs must be floats"),
+        ({"x": X.long()}, "inputs must be floats"),
         ({"y": [0]}, "label"),
-        ({"y": [0, 7]}, "labels"),
+        ({"y": [0, 7, 0, 0, 0]}, "labels"),
         ({"eps": -0.1}, "eps"),
-        ({"eps": torch.zeros(3)}, "eps"),
-        ({"method": "magic"}, "method"),
+        ({"eps": torch.zeros(4)}, r"\(5,\)"),
+        ({"eps": torch.zeros(2, 3)}, r"\(1, 1, 2, 3\) or \(5, 1, 2, 3\)"),
+        ({"eps": -torch.ones(1, 1, 2, 3)}, "not negative"),
+        ({"eps": "wide"}, "eps must be numbers"),
+        ({"eps": {}}, "eps must be numbers"),
+        ({"eps": None}, "either eps or box"),
+        ({"box": (X, X)}, "either eps or box"),
+        ({"eps": None, "box": (X, torch.full_like(X, torch.inf))}, "finite"),
+        ({"eps": None, "box": (X[:2], X[:2])}, "shape of the inputs"),
+        ({"eps": None, "box": (X, X), "norm": "2"}, "box"),
+        ({"norm": "1"}, "norm must be"),
+        ({"norm": 3}, "norm must be"),
+        ({"norm": "2", "method": "crown"}, "crown"),
+        ({"norm": "2", "eps": -0.1}, "eps"),
+        ({"method": "magic"}, "method must be one of"),
         ({"budget": -1.0}, "budget"),
+        ({"nodes": -1}, "nodes"),
         ({"domain": (1.0, -1.0)}, "domain"),
+        ({"domain": 3}, "domain"),
+        ({"domain": ("a", "b")}, "domain"),
+        *[({"workers": workers}, "workers must be a whole number") for workers in (0, -1, 1.5, True, None, "2")],
     ],
 )
 def test_what_is_refused(change, message):
-    arguments = {"x": torch.zeros(2, 4), "y": [0, 1], "eps": 0.1} | change
-    model = pb.CCP(4, 2, 3, 2)
     with pytest.raises(pb.PolyboundError, match=message):
-        pb.certify(model, **arguments)
+        pb.certify(MODEL, **({"x": X, "y": [0] * 5, "eps": 0.1} | change))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": torch.zeros(1, 2, 3)}, "zero"),
+        ({"scale": torch.ones(7)}, "shape"),
+        ({"scale": -torch.ones(1, 2, 3)}, "negative"),
+        ({"norm": "two"}, "norm must be"),
+        ({"tolerance": 0.0}, "tolerance"),
+    ],
+)
+def test_radii_that_are_refused(options, message):
+    with pytest.raises(pb.PolyboundError, match=message):
+        pb.certified_radius(MODEL, X, [0] * 5, **options)
 
 
 def test_stacks_and_broken_weights_are_refused():

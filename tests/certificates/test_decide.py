@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.search import Region, exact_values, rival_forms
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from helpers.search import exact_values, inside, points_in
 from polybound.certificates import Polytope, decide
 
 
@@ -40,14 +40,15 @@ def test_answers_are_never_contradicted(question, seed):
     model, lower, upper, unsafe = question
     found = decide(model, (lower, upper), unsafe, timeout=0.3)
     assert found.answer in ("unsat", "sat", "unknown")
+    region = Region.box(lower, upper)
     if found.answer == "sat":
         point = found.point.reshape(-1)
-        assert inside(point, lower.tolist(), upper.tolist()) and holds(model, unsafe[found.polytope], point)
+        assert region.holds(point) and holds(model, unsafe[found.polytope], point)
         assert torch.allclose(found.outputs, model(found.point.unsqueeze(0)).detach()[0], rtol=1e-6, atol=1e-6)
     if found.answer == "unsat":
         assert found.point is None and found.outputs is None and found.polytope is None
         for polytope in unsafe:
-            points = points_in(model, lower, upper, polytope.weights, seed)
+            points = region.points(model, polytope.weights, seed)
             worst = (model(points).detach() @ polytope.weights.T + polytope.constant).amax(1)
             assert not holds(model, polytope, points[worst.argmin()])
 
@@ -82,21 +83,12 @@ def test_agrees_with_certify():
     model = randomise(pb.NCP(5, 4, 3, 3, dtype=F64), 2, 0.5)
     x = torch.rand(12, 5, dtype=F64) - 0.5
     y = model(x).argmax(1)
-    eye = torch.eye(3, dtype=F64)
-    for i in range(len(x)):
-        rivals = [rival for rival in range(3) if rival != int(y[i])]
-        unsafe = [Polytope((eye[y[i]] - eye[rival]).unsqueeze(0), torch.zeros(1)) for rival in rivals]
-        # Sides that are exact, so that both questions are the same.
-        found = pb.certify(
-            model,
-            x[i : i + 1],
-            y[i : i + 1],
-            box=(x[i : i + 1] - 0.125, x[i : i + 1] + 0.125),
-            domain=None,
-            budget=600.0,
-        )
+    # Sides that are exact, so that both are about the same box.
+    found = pb.certify(model, x, y, box=(x - 0.125, x + 0.125), domain=None, budget=600.0)
+    for i, status in enumerate(found.status):
+        unsafe = [Polytope(row.unsqueeze(0), torch.zeros(1)) for row in rival_forms(model, int(y[i]))]
         answer = decide(model, (x[i] - 0.125, x[i] + 0.125), unsafe, timeout=600.0).answer
-        assert (found.status[0], answer) in (("verified", "unsat"), ("falsified", "sat"))
+        assert (status, answer) in (("verified", "unsat"), ("falsified", "sat"))
 
 
 def test_ties_and_edges():
