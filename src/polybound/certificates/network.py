@@ -14,7 +14,6 @@ from polybound.certificates.bounds.quadratic import dominating_diagonal, dominat
 from polybound.errors import PolyboundError
 from polybound.models import (
     SAVING,
-    Affine,
     Chain,
     Dense,
     Factors,
@@ -96,17 +95,14 @@ class PreparedNetwork:
         self.s1 = factors.s1
         self.C, self.beta = factors.C.matrix().contiguous(), factors.C.constant
         self.classes = len(self.C)
-        for tensor in (
-            *(a.weight for a in self.A),
-            *self.b,
-            *(s.constant for s in factors.S),
-            self.s1,
-            self.C,
-            self.beta,
-        ):
-            if not torch.isfinite(tensor).all():
-                raise PolyboundError("the model's weights are not all finite")
-        self.absolute = _absolute(factors, windows)
+        weights = *(a.weight for a in self.A), *self.b, *(s.constant for s in factors.S), self.s1, self.C, self.beta
+        if not all(torch.isfinite(weight).all() for weight in weights):
+            raise PolyboundError("the model's weights are not all finite")
+        # A chain keeps the absolute values of its parts apart: |K| |P| dominates every term of K P, |K P| does not.
+        A, S = (tuple(step.absolute() for step in steps) for steps in (factors.A, factors.S))
+        if windows is not None:
+            A = tuple(windowed(a, seen) for a, seen in zip(A, windows, strict=True))
+        self.absolute = replace(factors, A=A, S=S, s1=factors.s1.abs(), C=factors.C.absolute())
         steps = [part for step in (*factors.A, *factors.S, factors.C) for part in parts(step)]
         terms = sum(step.inputs + 2 for step in steps) + sum(b.numel() for b in self.b) + self.features
         self.roundings = terms + 16 * self.degree + 64
@@ -138,8 +134,19 @@ class PreparedNetwork:
 
     @cached_property
     def norms_S(self) -> list[float]:
-        """Upper bounds of the spectral norms of the maps in between; 1 for the identity."""
-        return [1.0 if s is None else _norm(s) for s in self.S]
+        """Upper bounds of the spectral norms of the maps in between, proven; 1 for the identity."""
+        norms = []
+        for step in self.S:
+            if step is None:
+                norms.append(1.0)
+            elif isinstance(step, Dense):
+                norms.append(sqrt(float(dominating_diagonal(step.weight.T, steps=1).max())) * (1 + 4 * ULP))
+            else:
+                # ||W||_2^2 <= ||W||_1 ||W||_inf, with equality for a pooling.
+                absolute, roundings = step.absolute(), step.inputs + step.outputs + 8
+                columns = absolute.adjoint(step.constant.new_ones(1, step.outputs))
+                norms.append(sqrt(float(absolute.row_l1().max() * columns.max())) * (1 + roundings * ULP))
+        return norms
 
     @staticmethod
     def of(model: PolynomialNetwork | Factors | PreparedNetwork) -> PreparedNetwork:
@@ -234,14 +241,6 @@ def _windows(factors: Factors, smaller: bool) -> list[Windows] | None:
     return windows if not smaller or SAVING * entries <= factors.entries() else None
 
 
-def _absolute(factors: Factors, windows: list[Windows] | None) -> Factors:
-    # A chain keeps the absolute values of its parts apart: |K| |P| dominates every term of K P, |K P| does not.
-    A, S = (tuple(step.absolute() for step in steps) for steps in (factors.A, factors.S))
-    if windows is not None:
-        A = tuple(windowed(a, seen) for a, seen in zip(A, windows, strict=True))
-    return replace(factors, A=A, S=S, s1=factors.s1.abs(), C=factors.C.absolute())
-
-
 def _stretch(step: Dense | Windowed, steps: int) -> Tensor:
     """For a map that is written out, mu with `||A v||_2^2 <= sum_d mu_d v_d^2` for all v."""
     if isinstance(step, Dense):
@@ -249,13 +248,3 @@ def _stretch(step: Dense | Windowed, steps: int) -> Tensor:
     absolute = step.absolute()
     rows = absolute.adjoint(absolute.linear(step.constant.new_ones(1, step.inputs))).squeeze(0)
     return dominating_gram(step.gram(), rows, step.outputs, steps)
-
-
-def _norm(step: Affine) -> float:
-    """An upper bound of the spectral norm, proven."""
-    if isinstance(step, Dense):
-        return sqrt(float(dominating_diagonal(step.weight.T, steps=1).max())) * (1 + 4 * ULP)
-    # ||W||_2^2 <= ||W||_1 ||W||_inf, with equality for a pooling.
-    absolute = step.absolute()
-    columns = absolute.adjoint(step.constant.new_ones(1, step.outputs))
-    return sqrt(float(absolute.row_l1().max() * columns.max())) * (1 + (step.inputs + step.outputs + 8) * ULP)

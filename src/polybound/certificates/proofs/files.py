@@ -43,19 +43,31 @@ def save_certificates(
     net = PreparedNetwork(model)
     if not all(bool(mu.isfinite().all()) for mu in net.stretch):
         raise PolyboundError("the norms of these weights overflow float64: nothing is proven about them")
-    points = _points(found, x)
+    if x is None:
+        if found.box is None:
+            raise PolyboundError("the inputs are needed, which eps is measured from")
+        lower, upper = found.box
+        x = lower + (upper - lower) / 2
+    if len(x) != len(found):
+        raise PolyboundError(f"{len(x)} inputs for certificates of {len(found)}")
+    points = x.detach().double().reshape(len(x), -1)
     content: dict[str, Any] = {"format": FORMAT, "model": weights_digest(model)}
     limits = checked_domain(net, domain)
     content["domain"] = limits and [side.tolist() for side in limits]
     content |= {"stretch": [mu.tolist() for mu in net.stretch], "norms": net.norms_S}
     if isinstance(found, OutputBounds):
         content["forms"] = {"weights": found.weights.tolist(), "constant": found.constant.tolist()}
-    content["images"] = [
-        {"x": points[i].tolist()}
-        | _box(found, i)
-        | (_interval(found, i) if isinstance(found, OutputBounds) else _decision(found, i, net.classes))
-        for i in range(len(found))
-    ]
+    content["images"] = []
+    for i, point in enumerate(points.tolist()):
+        entry: dict[str, Any] = {"x": point}
+        if found.eps is None:
+            entry["box"] = [side[i].reshape(-1).tolist() for side in found.box or ()]
+        else:
+            eps = found.eps[i]
+            entry["eps"] = float(eps) if eps.ndim == 0 else eps.reshape(-1).tolist()
+            entry |= {"norm": "2"} if found.norm == "2" else {}
+        entry |= _interval(found, i) if isinstance(found, OutputBounds) else _decision(found, i, net.classes)
+        content["images"].append(entry)
     if found.norm == "2":
         content["tops"] = net.norms_A
     try:
@@ -64,18 +76,6 @@ def save_certificates(
     except RecursionError as error:
         raise PolyboundError("a proof has too many steps one within the other to be saved") from error
     write_atomically(path, (text + "\n").encode())
-
-
-def _points(found: Certificates | OutputBounds, x: Tensor | None) -> Tensor:
-    """The inputs, (images, features); the boxes' centres, if none were given."""
-    if x is None:
-        if found.box is None:
-            raise PolyboundError("the inputs are needed, which eps is measured from")
-        lower, upper = found.box
-        x = lower + (upper - lower) / 2
-    if len(x) != len(found):
-        raise PolyboundError(f"{len(x)} inputs for certificates of {len(found)}")
-    return x.detach().double().reshape(len(x), -1)
 
 
 def _decision(found: Certificates, i: int, classes: int) -> dict[str, Any]:
@@ -101,15 +101,6 @@ def _interval(found: OutputBounds, i: int) -> dict[str, Any]:
         entry[name] = getattr(found, name)[i].reshape(rows, -1).tolist()
     entry["proofs"] = [proofs.get((i, claim)) for claim in range(2 * rows)]
     return entry
-
-
-def _box(found: Certificates | OutputBounds, image: int) -> dict[str, Any]:
-    """An image's radius, radii for each feature, or sides of its box; with the norm of a ball."""
-    if found.eps is None:
-        return {"box": [side[image].reshape(-1).tolist() for side in found.box or ()]}
-    eps = found.eps[image]
-    radii = {"eps": float(eps) if eps.ndim == 0 else eps.reshape(-1).tolist()}
-    return radii | ({"norm": "2"} if found.norm == "2" else {})
 
 
 def check_file(
