@@ -122,7 +122,7 @@ def judge_interval(model, found, i, region, seed):
     values = model(points).detach() @ weights.T + constant
     for row in range(len(weights)):
         form = weights[row : row + 1], constant[row : row + 1]
-        for point in points[[values[:, row].argmin(), values[:, row].argmax()]]:
+        for point in (points[values[:, row].argmin()], points[values[:, row].argmax()]):
             if region.holds(point):
                 (exact,) = exact_values(model, point, *form)
                 assert found.lower[i, row] == -torch.inf or Fraction(float(found.lower[i, row])) <= exact
