@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.search import Region
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import Region
 from polybound.certificates import PreparedNetwork
 from polybound.certificates.bounds.balls import Quadratic, least_linear, trust_region
 from polybound.certificates.bounds.baselines import crown_bound, interval_bound, lipschitz_bound

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.search import Region, exact_values, rival_forms
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import Region, exact_values, rival_forms
 from polybound.certificates import Polytope, decide
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.search import Region, judge_interval
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
+from helpers.search import Region, judge_interval
 
 SIZES = torch.tensor([0.0, 1e-160, 1e-9, 1e-3, 0.05, 0.3, 1.5], dtype=F64)
 METHODS = [("inf", m) for m in ("auto", "second", "first", "crown", "interval")]

@@ -203,7 +203,7 @@ def certify(
     for part in in_workers(_certify_block, tasks, workers):
         found.append(part)
         if on_progress is not None:
-            on_progress(sum(map(len, found)), len(inputs), "certifying")
+            on_progress(sum(map(len, found)), len(inputs), "")
     return Certificates.joined(found)
 
 

@@ -39,9 +39,7 @@ class CertifyOptions:
     images: Images = 100
     dataset: Dataset = None
     norm: Annotated[str, typer.Option(help="Norm of the ball: inf or 2.")] = "inf"
-    method: Annotated[
-        str, typer.Option(help="auto, second, first; crown, interval, lipschitz to compare.")
-    ] = "auto"
+    method: Annotated[str, typer.Option(help="auto, second, first; crown, interval, lipschitz to compare.")] = "auto"
     budget: Annotated[
         float | None, typer.Option(help="Seconds of branch and bound for an image: 10, or 1 with --outputs.")
     ] = None

@@ -174,4 +174,4 @@ def relax(state: ProofState, method: str, on_progress: Progress | None = None) -
         state.first(images, torch.where(block.asked, bound, torch.inf))
         state.charge(method, images, begun)
         if on_progress is not None:
-            on_progress(int(images[-1]) + 1, len(inputs), "bounding")
+            on_progress(int(images[-1]) + 1, len(inputs), "")

@@ -81,7 +81,7 @@ def prove(
             except RefusedError as error:
                 raise RefusedError(f"image {number}: {error}") from error
             if on_progress is not None:
-                on_progress(len(found), len(claims.images), "checking")
+                on_progress(len(found), len(claims.images), "")
     return found
 
 

@@ -23,7 +23,7 @@ __all__ = ["IMAGES", "STAGES", "Members", "Progress", "Search", "Verifier", "des
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with how much is done, how much there is, and a word for what is going on."""
+"""Called with the number of images that are done, their number, and an empty text."""
 
 STAGES = {"auto": "branch", "second": "second", "first": "first"}
 """The last stage of each method; other methods are baselines, which have no stages."""
@@ -115,7 +115,7 @@ class Verifier:
                     cells = cells[:0]
             state.finish(cells)
             if on_progress is not None:
-                on_progress(end, total, "bounding")
+                on_progress(end, total, "")
 
     def first(self, images: Tensor) -> tuple[Cells, Tensor]:
         """First order, and the inputs themselves; returns the open pairs, and for each a point to attack from."""
