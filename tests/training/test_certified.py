@@ -1,5 +1,7 @@
 """Training for certificates: the bound that is descended, against corners, the verifier and finite differences."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -237,9 +239,9 @@ def test_the_closed_form_has_the_gradient_of_autograd(model, seed):
     y = torch.randint(0, model.classes, (3,), generator=generator)
     weights = list(model.parameters())
     found = []
-    for maps in (differentiable._Together, differentiable._Apart):
+    for dense in (differentiable.Dense, SimpleNamespace):  # all maps in one product, or one after another
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(differentiable, "_Together", maps)
+            patch.setattr(differentiable, "Dense", dense)
             lower = margin_bounds(model.factors(), *box_of(x, 0.1, (0.0, 1.0)), y).lower
         found.append(torch.autograd.grad(lower.sum(), weights, allow_unused=True))
     for closed, by_autograd in zip(*found, strict=True):
