@@ -279,10 +279,10 @@ def _fetch_from(url: str, file: DataFile, target: Path) -> None:
         for attempt in range(ATTEMPTS):
             time.sleep(attempt)
             try:
-                response = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
-            except requests.ConnectionError as error:  # this is what being offline looks like, and waiting is of no use
-                raise DownloadError(f"no connection to {urlsplit(url).netloc}") from error
-            try:
+                try:
+                    response = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
+                except requests.ConnectionError as error:  # offline: another attempt is of no use
+                    raise DownloadError(f"no connection to {urlsplit(url).netloc}") from error
                 with response, part.open("wb") as out, progress_bar() as show:
                     if 400 <= response.status_code < 500:
                         raise DownloadError(f"{url}: {response.status_code} {response.reason}")
