@@ -338,7 +338,3 @@ def test_a_module_that_is_no_classifier():
 def test_bad_settings(make):
     with pytest.raises(PolyboundError):
         make()
-
-
-def test_every_attack_is_an_attack():
-    assert all(isinstance(make(0.1, "inf"), Attack) for make in SMALL.values())

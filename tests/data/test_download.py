@@ -2,6 +2,7 @@
 
 import gzip
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,12 @@ from polybound.data.files import DownloadError, fetch
 from polybound.errors import FileFormatError
 
 CONTENT = bytes(range(256)) * 300
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """Between two attempts."""
+    monkeypatch.setattr(files, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 @pytest.fixture

@@ -136,6 +136,7 @@ def spoiled(value):
         (X, Y, {"norms": 1}, "norms must be True or False"),
         (X, Y, {"seed": 2**63}, "seed must be a whole number"),
         (X, Y, {"seed": 1.5}, "seed must be a whole number"),
+        (X, Y, {"seed": [1, 2]}, "2 seeds for 1 runs"),
         (X, Y, {"sample_weights": 1}, "sample_weights is no option"),
         (X, Y, {"method": "projection", "epochs": 20, "start": 20}, "projection would never be applied"),
         (X, Y, {"adversary": "fgsm-0.1", "epochs": 3, "start": 3, "domain": (-1, 1)}, "would never be applied"),

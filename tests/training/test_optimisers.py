@@ -266,6 +266,29 @@ def test_the_rates_of_the_schedules():
         ({"loss": "hinge"}, "loss must be one of cross-entropy, squared"),
         ({"method": "jacobian", "label_smoothing": 0.1}, "method jacobian has a loss of its own"),
         ({"loss": "squared", "adversary": "fgsm-0.1"}, "an adversary attacks classes"),
+        ({"epochs": 0}, ""),
+        ({"epochs": 1.5}, ""),
+        ({"learning_rate": -1}, ""),
+        ({"learning_rate": float("nan")}, ""),
+        ({"batch_size": 0}, ""),
+        ({"method": "dropout"}, ""),
+        ({"method": "at"}, ""),
+        ({"method": 3}, ""),
+        ({"method": "none+at"}, ""),
+        ({"method": {"name": "l2", "bound": 1.0}}, ""),
+        ({"method": "certified", "adversary": "fgsm-0.1"}, ""),
+        ({"protocol": "sound"}, ""),
+        ({"adversary": "fgsm-0.1", "protocol": "other"}, ""),
+        ({"adversary": "fgsm-0.1", "start": -1}, ""),
+        ({"adversary": {"start": 3}}, ""),
+        ({"adversary": {"attack": "fgsm-0.1", "eps": 3}}, ""),
+        ({"adversary": "nonsense"}, ""),
+        ({"start": 1}, ""),
+        ({"method": "projection", "start": -1}, ""),
+        ({"method": "l2", "weight": "much"}, ""),
+        ({"method": "jacobian", "how": "roughly"}, ""),
+        ({"colour": "red"}, ""),
+        ({"method": "projection", "bound": -1}, ""),
     ],
     ids=str,
 )
@@ -274,6 +297,7 @@ def test_options_that_cannot_be(options, message):
         pb.Recipe.from_options(**options)
 
 
+@pytest.mark.usefixtures("registries")
 def test_an_optimiser_of_ones_own():
     @register_optimiser
     @dataclass(frozen=True)
@@ -287,13 +311,10 @@ def test_an_optimiser_of_ones_own():
                 weight.sub_((gradient + last).sign(), alpha=rate)
                 last.copy_(gradient)
 
-    try:
-        model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
-        before = model.C.detach().clone()
-        pb.fit(model, digits(64), optimiser="sign-descent", learning_rate=0.001, epochs=1, batch_size=64)
-        torch.testing.assert_close((model.C - before).abs(), torch.full_like(before, 0.001), rtol=1e-3, atol=1e-6)
-    finally:
-        del OPTIMISERS.entries["sign-descent"]
+    model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
+    before = model.C.detach().clone()
+    pb.fit(model, digits(64), optimiser="sign-descent", learning_rate=0.001, epochs=1, batch_size=64)
+    torch.testing.assert_close((model.C - before).abs(), torch.full_like(before, 0.001), rtol=1e-3, atol=1e-6)
 
 
 def test_samples_of_a_training_set_are_not_checked_twice():

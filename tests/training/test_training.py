@@ -192,40 +192,6 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
         pb.fit(pb.stack([good, bad]), train, epochs=1)
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"epochs": 0},
-        {"epochs": 1.5},
-        {"learning_rate": -1},
-        {"learning_rate": float("nan")},
-        {"batch_size": 0},
-        {"method": "dropout"},
-        {"method": "at"},
-        {"method": 3},
-        {"method": "none+at"},
-        {"method": {"name": "l2", "bound": 1.0}},
-        {"method": "certified", "adversary": "fgsm-0.1"},
-        {"protocol": "sound"},
-        {"adversary": "fgsm-0.1", "protocol": "other"},
-        {"adversary": "fgsm-0.1", "start": -1},
-        {"adversary": {"start": 3}},
-        {"adversary": {"attack": "fgsm-0.1", "eps": 3}},
-        {"adversary": "nonsense"},
-        {"start": 1},
-        {"method": "projection", "start": -1},
-        {"method": "l2", "weight": "much"},
-        {"method": "jacobian", "how": "roughly"},
-        {"colour": "red"},
-        {"seed": [1, 2]},
-        {"method": "projection", "bound": -1},
-    ],
-)
-def test_bad_input(kwargs):
-    with pytest.raises(pb.PolyboundError):
-        pb.fit(pb.CCP(64, 3, 10, 2), load_digits("train"), **kwargs)
-
-
 def test_jacobian_penalty_is_exact_in_expectation():
     model = pb.CCP(6, 4, 3, 3, dtype=torch.float64, seed=0)
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
