@@ -16,7 +16,7 @@ import typer
 import polybound as pb
 from polybound.cli.commands import EXPERIMENTS, AsCsv, AsJson, DataDir, Runs, app, command, hint, progress
 from polybound.cli.show import FIGURE_1, draw_figure
-from polybound.cli.tables import note, print_wrapped, show_table, width
+from polybound.cli.tables import note, print_wrapped, show_table
 from polybound.errors import ArgumentError, PolyboundError, check_choice, existing_folder
 
 if TYPE_CHECKING:
@@ -240,11 +240,9 @@ def _make_report(chosen: list[Experiment], runs: Path, output: Path, **options: 
 
 
 def _show(made: Report, as_json: bool) -> None:
-    """Print a report: as JSON, as Markdown, or what was found and the tables, as wide as the terminal."""
+    """Print a report: as JSON, or what was found and the tables, as wide as the terminal; figures are in the files."""
     if as_json:
         print(json.dumps(made.as_dict(), indent=2))
-    elif width() > 1000:
-        print(made.markdown())
     else:
         if made.summary is not None:
             print_wrapped(made.summary.verdict)
@@ -258,7 +256,6 @@ def _show(made: Report, as_json: bool) -> None:
             for part in section.parts:
                 if isinstance(part, pb.report.Table):
                     _show_table(part)
-    if not as_json:
         print(f"\n{made.page} and {made.folder}/")
     for path, why in made.skipped.items():
         note(f"skipped {path}: {why}")

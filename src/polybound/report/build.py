@@ -16,6 +16,7 @@ from polybound.errors import PolyboundError
 from polybound.evaluation import ATTACK_COLUMNS, CLEAN, SEED_COLUMNS, Score, best_place, labels, paper_counts
 from polybound.evaluation import Table as Scores
 from polybound.experiments import EPOCHS, Experiment, experiment_scores, resolve, runs_of, skipped_runs
+from polybound.report import tables
 from polybound.report.draw import draw
 from polybound.report.elements import ExperimentResult, Figure, Section, Table
 from polybound.report.figures import curves, growth, initial, run_figures, samples, tradeoff
@@ -27,19 +28,7 @@ from polybound.report.summary import (
     pairs_table,
     questions_table,
     section_to_dict,
-    section_to_markdown,
     summarise,
-)
-from polybound.report.tables import (
-    bounds_table,
-    by_heading,
-    chosen_table,
-    missing_parts,
-    paper_table,
-    scores_table,
-    search_table,
-    seeds_text,
-    significance_table,
 )
 from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
 from polybound.runs import LoadedModel, find_runs, is_run, load_models
@@ -71,11 +60,6 @@ class Report:
         files = {"page": str(self.page), "folder": str(self.folder)}
         found = {} if self.summary is None else {"found": self.summary.as_dict()}
         return {**files, **found, "sections": list(map(section_to_dict, self.sections)), "skipped": skipped}
-
-    def markdown(self) -> str:
-        """What was found, the tables, and the lines of the figures as tables."""
-        opening = [] if self.summary is None else [self.summary.markdown()]
-        return "\n\n".join([*opening, *map(section_to_markdown, self.sections)])
 
 
 def build_report(
@@ -152,8 +136,8 @@ def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polyboun
 
 
 LAYOUTS: dict[str, Callable[[Experiment, Scores], Table | Figure]] = {
-    "table": paper_table,
-    "chosen": chosen_table,
+    "table": tables.paper_table,
+    "chosen": tables.chosen_table,
     "tradeoff": tradeoff,
     "curves": curves,
 }
@@ -180,7 +164,7 @@ def section(
     if experiment.kind in ("accuracy", "search"):
         parts.append(LAYOUTS[experiment.layout](experiment, table))
     if experiment.kind == "search":
-        found = search_table(experiment, root, data_dir)
+        found = tables.search_table(experiment, root, data_dir)
         parts += [] if found is None else [found]
     elif experiment.kind in STUDIES:
         made = STUDIES[experiment.kind](experiment, root, data_dir)
@@ -190,12 +174,12 @@ def section(
         parts.append(made)
     if experiment.layout == "table":
         first, _ = load_models([run.path for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0])
-        bounds = replace(bounds_table(first), title="Bounds of the runs with seed 0", aside=True)
-        parts += [one for one in (significance_table(experiment, table), bounds) if one.rows]
+        bounds = replace(tables.bounds_table(first), title="Bounds of the runs with seed 0", aside=True)
+        parts += [one for one in (tables.significance_table(experiment, table), bounds) if one.rows]
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
     protocols = [name for name in PROTOCOLS if name in table.values("protocol")]
     notes = _notes(table, averages=experiment.kind != "growth")
-    return Section(experiment.name, title, parts, notes, missing_parts(experiment, table, data_dir), protocols)
+    return Section(experiment.name, title, parts, notes, tables.missing_parts(experiment, table, data_dir), protocols)
 
 
 def _notes(table: Scores, averages: bool) -> list[str]:
@@ -212,7 +196,7 @@ def _notes(table: Scores, averages: bool) -> list[str]:
         after = ", ".join(map(str, sorted(table.values("epoch"))))
         when = f"clean and under the published protocol after the best epoch measured (of {after}), else after the last"
         when = "last epoch" if all(row["epoch"] == row["schedule.epochs"] for row in table) else when
-        notes.append(f"Mean and standard deviation over seeds{seeds_text(table)}, {images} images, {when}.")
+        notes.append(f"Mean and standard deviation over seeds{tables.seeds_text(table)}, {images} images, {when}.")
     return notes
 
 
@@ -229,18 +213,19 @@ def runs_section(loaded: Sequence[LoadedModel], skipped: Mapping[str, str]) -> t
     if not table.rows:
         why = "; ".join(f"{path}: {reason}" for path, reason in skipped.items())
         raise PolyboundError(why or "no scores in these runs: `polybound evaluate` makes them")
-    bounds, full = bounds_table(loaded), table.fullest()
-    headings = by_heading(full)
+    bounds, full = tables.bounds_table(loaded), table.fullest()
+    headings = tables.by_heading(full)
     figures = run_figures(full, headings, loaded)
-    parts: list[Table | Figure] = [scores_table(table), *([bounds] if bounds.rows else []), *figures]
+    parts: list[Table | Figure] = [tables.scores_table(table), *([bounds] if bounds.rows else []), *figures]
     notes = [f"{path} was skipped: {why}" for path, why in skipped.items()]
     title = f"{len(loaded)} run{'s' if len(loaded) > 1 else ''}"
     protocols = [name for name in PROTOCOLS if name in table.values("protocol")]
     count = len(table.configurations("epoch", *Score.names()))
     lead = f"{title} of {count} configuration{'s' if count > 1 else ''}, averaged over seeds and nothing else."
     pairs = highest_pairs(headings)
-    tables = {"compared": questions_table(pairs), "differences": pairs_table(pairs)}
-    summary = Summary(0, 0, 0, 0, headline=next(iter(figures), None), lead=lead, **tables)
+    compared, differences = questions_table(pairs), pairs_table(pairs)
+    headline = next(iter(figures), None)
+    summary = Summary(0, 0, 0, 0, compared, headline, differences=differences, lead=lead)
     return Section("runs", title, parts, notes, protocols=protocols), summary
 
 
@@ -282,8 +267,7 @@ def _write(
     """Write every figure and table as files, then the page: the first of a section has its name, others a word more."""
     folder = _folder_for(output)
     folder.mkdir(parents=True, exist_ok=True)
-    found = summary.markdown(tables=False)
-    write_atomically(folder / "found.md", f"{found}\n".encode(errors="replace"))
+    write_atomically(folder / "found.md", f"{summary.markdown()}\n".encode(errors="replace"))
     named: list[tuple[str, Table | Figure]] = []
     named += [(one.name, one) for one in (summary.misses, summary.missing, summary.differences) if one is not None]
     if summary.headline is not None and not any(summary.headline is part for made in sections for part in made.parts):

@@ -11,20 +11,9 @@ from statistics import median
 from textwrap import fill
 from typing import Any
 
+from polybound import evaluation
 from polybound.attacks import parse_attack
-from polybound.evaluation import (
-    CLEAN,
-    Cell,
-    Difference,
-    MixedError,
-    Row,
-    Table,
-    best_place,
-    certified_radius_of,
-    difference,
-    images_label,
-    value_label,
-)
+from polybound.evaluation import CLEAN, Cell, Difference, MixedError, Row, Table, images_label, value_label
 from polybound.experiments import EPOCHS, Comparison, Published, paper_method, published
 from polybound.report.elements import ExperimentResult, Figure, Line, Panel, Section, Value
 from polybound.report.elements import Table as Shown
@@ -39,7 +28,6 @@ __all__ = [
     "pairs_table",
     "questions_table",
     "section_to_dict",
-    "section_to_markdown",
     "summarise",
 ]
 
@@ -94,13 +82,10 @@ class Summary:
         tables = {name: None if part is None else _table_to_dict(part) for name, part in parts.items()}
         return {"verdict": self.verdict, **counts, **tables}
 
-    def markdown(self, *, tables: bool = True) -> str:
-        """The verdict, a line for each question, and, as `tables`, what is missed and missing."""
-        blocks = [fill(f"**{self.verdict}**", 118)]
-        blocks += [] if self.compared is None else [to_markdown(self.compared)]
-        for table in (self.misses, self.missing) if tables else ():
-            blocks += [] if table is None else [f"{table.title}:", to_markdown(table)]
-        return "\n\n".join(blocks)
+    def markdown(self) -> str:
+        """The verdict, and a line for each question."""
+        verdict = fill(f"**{self.verdict}**", 118)
+        return verdict if self.compared is None else f"{verdict}\n\n{to_markdown(self.compared)}"
 
 
 def summarise(results: Sequence[ExperimentResult], data_dir: Path | None = None) -> Summary:
@@ -198,7 +183,7 @@ class Pair:
     def of(cls, question: str, sides: str, where: str, first: Table, second: Table) -> Pair | None:
         """A pair from the scores of both; None if the scores of a side are no single number."""
         try:
-            found = difference(first, second)
+            found = evaluation.difference(first, second)
         except MixedError:
             return None
         rows = first + second
@@ -278,12 +263,12 @@ def _certified(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
     """The best of certified training against the best of all projections, by what is proven."""
     for result in (one for one in results if one.experiment.layout == "tradeoff"):
         tests = result.scores.where(protocol="sound", split="test")
-        proven = tests.only(lambda row: certified_radius_of(row["attack"]) is not None)
+        proven = tests.only(lambda row: evaluation.certified_radius_of(row["attack"]) is not None)
         for (attack, dataset, model), rows in proven.groups("attack", "data", "model").items():
             sides = []
             for names in (("certified", "certified-projection"), ("projection",)):
                 configurations = rows.only(lambda row: row["method"] in names).configurations()  # noqa: B023
-                best = best_place([[part.cell()] for part in configurations])
+                best = evaluation.best_place([[part.cell()] for part in configurations])
                 sides.append(Table() if best is None else configurations[best[0]])
             words = f"certified training with projection, {attack_label(attack)}"
             question = "Does certified training prove more than projection?"
@@ -383,11 +368,7 @@ def pairs_table(pairs: Sequence[Pair]) -> Shown | None:
     return Shown(title, header, rows, groups, notes=[NOTE], name="differences") if rows else None
 
 
-# Sections as JSON, and as Markdown for the terminal.
-
-
-_MOST_ROWS = 40
-"""Longer tables of a figure's points nobody reads on a terminal."""
+# Sections as JSON.
 
 
 def section_to_dict(made: Section) -> dict[str, Any]:
@@ -415,23 +396,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def section_to_markdown(made: Section) -> str:
-    """A section for the terminal: its tables, and the lines of its figures as tables."""
-    blocks = [f"# {made.title}", *made.notes, *(f"Not run: {what} ({why})." for what, why in made.missing)]
-    for part in made.parts:
-        if isinstance(part, Shown):
-            blocks.append(to_markdown(part))
-            continue
-        for panel in part.panels:
-            xs = sorted({x for line in panel.lines for x in line.x})
-            values = [dict(zip(line.x, line.y, strict=True)) for line in panel.lines]
-            cells = [[f"{x:g}", *(f"{v[x]:.2f}" if x in v else "" for v in values)] for x in xs]
-            shown = to_markdown(Shown("", [panel.x_label, *(line.label for line in panel.lines)], cells))
-            many = f"{len(xs)} points, in the figure's CSV file"
-            named = f"**{panel.title}** ({panel.y_label})"
-            blocks.append(f"{named}: {many}" if len(xs) > _MOST_ROWS else f"{named}\n\n{shown}")
-        blocks += [f"{row.title}: {', '.join(caption for caption, _ in row.pictures)}" for row in part.images]
-        blocks += part.notes
-    return "\n\n".join(blocks)

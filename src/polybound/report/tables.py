@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+from polybound import experiments
 from polybound.evaluation import (
     ATTACK_COLUMNS,
     CLEAN,
@@ -21,21 +22,7 @@ from polybound.evaluation import (
     labels,
     value_label,
 )
-from polybound.experiments import (
-    DATASETS,
-    Comparison,
-    Experiment,
-    Published,
-    absent_data,
-    experiment_names,
-    find_experiment,
-    judge,
-    paper_method,
-    published,
-    published_value,
-    row_kind,
-    search_job,
-)
+from polybound.experiments import Comparison, Experiment, Published, paper_method, published
 from polybound.models import ConvCCP
 from polybound.report.elements import Table as Shown
 from polybound.report.elements import Value
@@ -118,7 +105,7 @@ def paper_table(experiment: Experiment, table: Table) -> Shown:
         names = dataset_label(dataset), model_label(model)
         groups.append((len(cells), f"{', '.join(names)}{seeds}"))
         for attack in [*([CLEAN] if clean else []), *experiment.attacks]:
-            values = [published_value(*names, name, attack) for name, _, _ in columns]
+            values = [experiments.published_value(*names, name, attack) for name, _, _ in columns]
             if any(values):
                 cells.append([attack_label(attack), "paper", *values])
             for protocol in ("-",) if attack == CLEAN else ("published", "sound"):
@@ -132,7 +119,7 @@ def paper_table(experiment: Experiment, table: Table) -> Shown:
                     elif value is None or protocol == "sound":
                         verdict = "not published"
                     else:
-                        comparisons.append(judge(value, cell, part, protocol))
+                        comparisons.append(experiments.judge(value, cell, part, protocol))
                         verdict = {"within": "met", "off": "missed"}.get(comparisons[-1].verdict, "not judged")
                     verdicts[len(cells), place] = verdict
                 label = "here" if protocol == "-" else PROTOCOLS[protocol]
@@ -203,7 +190,7 @@ def significance_table(experiment: Experiment, table: Table) -> Shown:
     cells: list[list[Value]] = []
     for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
         part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="", split="test")
-        top = best_bound(part.only(lambda row: row_kind(row) == "single"))
+        top = best_bound(part.only(lambda row: experiments.row_kind(row) == "single"))
         found = None if top is None else difference(top[0], part.where(method="none"))
         if top is not None and found is not None and found.p == found.p:
             names = (dataset_label(dataset), model_label(model), attack_label(attack))
@@ -265,7 +252,7 @@ def chosen_table(experiment: Experiment, table: Table) -> Shown:
 
 def search_table(experiment: Experiment, root: Path, data_dir: Path | None) -> Shown | None:
     """The best points of a search; None if it was not run."""
-    job = search_job(experiment, data_dir)
+    job = experiments.search_job(experiment, data_dir)
     if not job.done(root):
         return None
     result = job.result(root)
@@ -377,7 +364,7 @@ def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = 
         return []
     pairs = product(experiment.datasets, experiment.models)
     lacking = [(data, model) for data, model in pairs if not table.where(data=data, model=model).rows]
-    absent = absent_data({data for data, _ in lacking} - set(table.values("data")), data_dir)
+    absent = experiments.absent_data({data for data, _ in lacking} - set(table.values("data")), data_dir)
     found = []
     for dataset in dict.fromkeys(data for data, _ in lacking):
         models = [model_label(model) for data, model in lacking if data == dataset]
@@ -392,18 +379,18 @@ def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = 
 
 
 def missing_values(
-    run: Collection[tuple[str, str, str, str]], experiments: Sequence[Experiment], data_dir: Path | None = None
+    run: Collection[tuple[str, str, str, str]], shown: Sequence[Experiment], data_dir: Path | None = None
 ) -> list[list[Value]]:
     """Rows for all published values that were not run, each value counted once: what, how many, and why.
 
     Args:
         run: the keys of the values that were run.
-        experiments: those of the report.
+        shown: the experiments of the report.
         data_dir: where the data lies.
     """
-    names = {label: name for name, label in DATASETS.items()}
-    absent = absent_data(set(names.values()) - {names[key[0]] for key in run}, data_dir)
-    tables = {experiment.published for experiment in experiments}
+    names = {label: name for name, label in experiments.DATASETS.items()}
+    absent = experiments.absent_data(set(names.values()) - {names[key[0]] for key in run}, data_dir)
+    tables = {experiment.published for experiment in shown}
     found: dict[tuple[str, str], list[Published]] = {}
     for value in {value.key: value for value in published() if value.key not in run}.values():
         inside = any(other.table in tables for other in published() if other.key == value.key)
@@ -427,5 +414,5 @@ def _models(values: Sequence[Published]) -> str:
 @cache
 def _paper_tables() -> dict[str, str]:
     """The paper's names of its tables, by how its source calls them."""
-    known = map(find_experiment, experiment_names())
+    known = map(experiments.find_experiment, experiments.experiment_names())
     return {experiment.published: experiment.paper for experiment in known if experiment.published}
