@@ -24,10 +24,7 @@ from polybound.models import PolynomialNetwork, polynomial
 from polybound.report.text import content_policy
 from polybound.theory import lipschitz
 
-__all__ = ["Feature", "build_explorer", "describe_data", "describe_network"]
-
-
-# What the explorer holds: networks, test images and what was proven of them, as JSON with arrays in base64.
+__all__ = ["Feature", "build_explorer"]
 
 
 LARGEST = 4_000_000
@@ -50,90 +47,6 @@ class Feature:
     name: str
     centre: float = 0.0
     width: float = 1.0
-
-
-def describe_network(
-    name: str, model: PolynomialNetwork, data: Dataset, budget: float, on_progress: Callable[[int], None]
-) -> dict[str, Any]:
-    """A network with its bounds, and the radii that are proven and attacked of each image of `data`.
-
-    The weights are float32 where that is what they are, and float64 otherwise: the page has the very same network.
-    `slack` is `PreparedNetwork.slack` at the edge of the domain, which is never smaller than that of a box in it.
-    """
-    _check(name, polynomial(model), data)
-    net = PreparedNetwork(model)
-    edge = max(abs(side) for side in data.domain)
-    # Some rounding farther than the domain, as are the page's boxes.
-    slack = net.slack(torch.full((1, net.features), edge * (1 + 2.0**-20), dtype=torch.float64))
-    constant = lipschitz(net.factors, method="rowwise", radius=edge * (1 + 2.0**-20)).value
-    largest = data.domain[1] - data.domain[0]
-    found = []
-    for start in range(0, len(data), AT_ONCE):
-        x, y = data.x[start : start + AT_ONCE], data.y[start : start + AT_ONCE]
-        found.append(certified_radius(net, x, y, domain=data.domain, budget=budget, largest=largest))
-        on_progress(start + len(x))
-    return {
-        "name": name,
-        "note": f"{type(model).__name__}, degree {model.degree}, {net.At[0].shape[1]} units",
-        "A": [{"W": _array(At.T), "b": _array(b)} for At, b in zip(net.At, net.b, strict=True)],
-        "S": [None if step is None else {"W": _array(step.matrix()), "b": _array(step.constant)} for step in net.S],
-        "s1": _array(net.s1),
-        "C": {"W": _array(net.C), "b": _array(net.beta)},
-        "stretch": [_array(mu) for mu in net.stretch],
-        "norms": _array(torch.tensor(net.norms_S, dtype=torch.float64)),
-        "slack": _array(slack.squeeze(0)),
-        "roundings": net.roundings,
-        "lipschitz": _array(torch.as_tensor(constant, dtype=torch.float64).reshape(1)),
-        "certified": _array(torch.cat([radius.certified for radius in found])),
-        "attacked": _array(torch.cat([radius.attacked for radius in found])),
-    }
-
-
-def describe_data(data: Dataset, features: Sequence[Feature] | None) -> dict[str, Any]:
-    """The test images, or samples of a table, with their labels and names."""
-    picture = len(data.shape) == 3 and data.shape[0] in (1, 3)
-    names = None
-    if not picture:
-        width = data.x[0].numel()
-        given = [Feature(f"feature {i + 1}") for i in range(width)] if features is None else features
-        if len(given) != width:
-            raise PolyboundError(f"{len(given)} features are named, {data.name} has {width}")
-        names = [{"name": one.name, "centre": one.centre, "width": one.width} for one in given]
-    return {
-        "dataset": data.name,
-        "domain": list(data.domain),
-        "shape": list(data.shape),
-        "picture": picture,
-        "features": names,
-        "classes": list(data.class_names),
-        "x": _array(data.x.flatten(1)),
-        "y": data.y.tolist(),
-    }
-
-
-def _check(name: str, model: PolynomialNetwork, data: Dataset) -> None:
-    if model.runs is not None:
-        raise PolyboundError(f"{name}: a stack of {model.runs} networks; take model.run(e) of it")
-    if model.classes < 2:
-        raise PolyboundError(f"{name}: one output; a page is about classifiers, of two classes and more")
-    if data.x[0].numel() != model.features:
-        raise PolyboundError(f"{name}: {data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
-    if len(data.class_names) != model.classes:
-        raise PolyboundError(f"{name}: {data.name} has {len(data.class_names)} classes, the model {model.classes}")
-    factors = model.factors()
-    weights = factors.entries() + sum(step.inputs * step.outputs for step in factors.S) * (not factors.coupled)
-    if weights > LARGEST:
-        raise PolyboundError(
-            f"{name}: {weights:,} weights when its maps are written out, a page takes up to {LARGEST:,}; "
-            "take a CCP or an NCP of a smaller rank"
-        )
-
-
-def _array(values: Tensor) -> dict[str, str]:
-    """Numbers in row order, little-endian, as float32 if they all are."""
-    values = values.detach().double().contiguous()
-    kind = "f4" if bool((values.float().double() == values).all()) else "f8"
-    return {"type": kind, "data": base64.b64encode(values.numpy().astype(f"<{kind}").tobytes()).decode()}
 
 
 IMAGES = 100
@@ -191,19 +104,14 @@ def build_explorer(
     content = {
         "title": title,
         "notes": [*notes, data.note] if data.note else list(notes),
-        "data": describe_data(some, features),
+        "data": _data(some, features),
         "networks": [
-            describe_network(name, model, some, budget, lambda done: show(n * len(some) + done, total, name))  # noqa: B023
+            _network(name, model, some, budget, lambda done: show(n * len(some) + done, total, name))  # noqa: B023
             for n, (name, model) in enumerate(networks.items())
         ],
         "version": __version__,
     }
-    write_atomically(target, _page(title, content).encode(errors="replace"))
-    return target
-
-
-def _page(title: str, content: Mapping[str, Any]) -> str:
-    """The page: its style and its script are the only ones that its policy allows, by their SHA-256."""
+    # The page's style and script are the only ones that its policy allows.
     folder = files("polybound.report") / "explorer_page"
     style = (folder / "page.css").read_text(encoding="utf-8")
     scripts = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -219,4 +127,90 @@ def _page(title: str, content: Mapping[str, Any]) -> str:
     page = (folder / "page.html").read_text(encoding="utf-8")
     # Split first, so that nothing that is filled in is taken for a place to fill.
     pieces = page.split("@@")
-    return "".join(piece if i % 2 == 0 else parts[piece] for i, piece in enumerate(pieces))
+    filled = "".join(piece if i % 2 == 0 else parts[piece] for i, piece in enumerate(pieces))
+    write_atomically(target, filled.encode(errors="replace"))
+    return target
+
+
+# The content of the page, as JSON with arrays in base64.
+
+
+def _network(
+    name: str, model: PolynomialNetwork, data: Dataset, budget: float, on_progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """A network with its bounds, and the radii that are proven and attacked of each image of `data`.
+
+    The weights are float32 where that is what they are, and float64 otherwise: the page has the very same network.
+    `slack` is `PreparedNetwork.slack` at the edge of the domain, which is never smaller than that of a box in it.
+    """
+    polynomial(model)  # refuses other networks
+    if model.runs is not None:
+        raise PolyboundError(f"{name}: a stack of {model.runs} networks; take model.run(e) of it")
+    if model.classes < 2:
+        raise PolyboundError(f"{name}: one output; a page is about classifiers, of two classes and more")
+    if data.x[0].numel() != model.features:
+        raise PolyboundError(f"{name}: {data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
+    if len(data.class_names) != model.classes:
+        raise PolyboundError(f"{name}: {data.name} has {len(data.class_names)} classes, the model {model.classes}")
+    factors = model.factors()
+    weights = factors.entries() + sum(step.inputs * step.outputs for step in factors.S) * (not factors.coupled)
+    if weights > LARGEST:
+        raise PolyboundError(
+            f"{name}: {weights:,} weights when its maps are written out, a page takes up to {LARGEST:,}; "
+            "take a CCP or an NCP of a smaller rank"
+        )
+    net = PreparedNetwork(model)
+    edge = max(abs(side) for side in data.domain)
+    # Some rounding farther than the domain, as are the page's boxes.
+    slack = net.slack(torch.full((1, net.features), edge * (1 + 2.0**-20), dtype=torch.float64))
+    constant = lipschitz(net.factors, method="rowwise", radius=edge * (1 + 2.0**-20)).value
+    largest = data.domain[1] - data.domain[0]
+    found = []
+    for start in range(0, len(data), AT_ONCE):
+        x, y = data.x[start : start + AT_ONCE], data.y[start : start + AT_ONCE]
+        found.append(certified_radius(net, x, y, domain=data.domain, budget=budget, largest=largest))
+        on_progress(start + len(x))
+    return {
+        "name": name,
+        "note": f"{type(model).__name__}, degree {model.degree}, {net.At[0].shape[1]} units",
+        "A": [{"W": _array(At.T), "b": _array(b)} for At, b in zip(net.At, net.b, strict=True)],
+        "S": [None if step is None else {"W": _array(step.matrix()), "b": _array(step.constant)} for step in net.S],
+        "s1": _array(net.s1),
+        "C": {"W": _array(net.C), "b": _array(net.beta)},
+        "stretch": [_array(mu) for mu in net.stretch],
+        "norms": _array(torch.tensor(net.norms_S, dtype=torch.float64)),
+        "slack": _array(slack.squeeze(0)),
+        "roundings": net.roundings,
+        "lipschitz": _array(torch.as_tensor(constant, dtype=torch.float64).reshape(1)),
+        "certified": _array(torch.cat([radius.certified for radius in found])),
+        "attacked": _array(torch.cat([radius.attacked for radius in found])),
+    }
+
+
+def _data(data: Dataset, features: Sequence[Feature] | None) -> dict[str, Any]:
+    """The test images, or samples of a table, with their labels and names."""
+    picture = len(data.shape) == 3 and data.shape[0] in (1, 3)
+    names = None
+    if not picture:
+        width = data.x[0].numel()
+        given = [Feature(f"feature {i + 1}") for i in range(width)] if features is None else features
+        if len(given) != width:
+            raise PolyboundError(f"{len(given)} features are named, {data.name} has {width}")
+        names = [{"name": one.name, "centre": one.centre, "width": one.width} for one in given]
+    return {
+        "dataset": data.name,
+        "domain": list(data.domain),
+        "shape": list(data.shape),
+        "picture": picture,
+        "features": names,
+        "classes": list(data.class_names),
+        "x": _array(data.x.flatten(1)),
+        "y": data.y.tolist(),
+    }
+
+
+def _array(values: Tensor) -> dict[str, str]:
+    """Numbers in row order, little-endian, as float32 if they all are."""
+    values = values.detach().double().contiguous()
+    kind = "f4" if bool((values.float().double() == values).all()) else "f8"
+    return {"type": kind, "data": base64.b64encode(values.numpy().astype(f"<{kind}").tobytes()).decode()}

@@ -30,8 +30,8 @@ from polybound.runs import LoadedModel
 
 __all__ = ["curves", "growth", "initial", "run_figures", "samples", "tradeoff"]
 
-Point = tuple[float, float, float, str]
-"""x, y, one standard deviation of y, and what is written beside it."""
+Point = tuple[float, float, float | None, str]
+"""x, y, one standard deviation of y if it is known, and what is written beside it."""
 
 
 def _lines(table: Table, free: Sequence[str], name: str, points: Callable[[Table], Iterable[Point]]) -> list[Line]:
@@ -51,7 +51,7 @@ def _lines(table: Table, free: Sequence[str], name: str, points: Callable[[Table
         if made := list(points(part)):
             xs, ys, spread, texts = zip(*made, strict=True)
             label = ", ".join(filter(None, (name, more)))
-            found.append(Line(label, xs, ys, spread if any(spread) else (), texts if any(texts) else ()))
+            found.append(Line(label, xs, ys, () if None in spread else spread, texts if any(texts) else ()))
     return found
 
 
@@ -196,8 +196,8 @@ def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> 
     """The ratio of the two bounds over the bounds, and both during training."""
 
     def means(part: Table) -> list[Point]:
-        bounds = part.groups(BOUND).items()
-        return sorted((bound, fmean(row["ratio"] for row in rows), 0.0, "") for (bound,), rows in bounds)
+        ratio = {bound: fmean(row["ratio"] for row in rows) for (bound,), rows in part.groups(BOUND).items()}
+        return [(bound, ratio[bound], None, "") for bound in sorted(ratio)]
 
     panels = []
     found = Table(ratios(experiment, root, data_dir)).only(lambda row: isinstance(row.get(BOUND), float))
@@ -292,7 +292,10 @@ def _losses(loaded: Sequence[LoadedModel]) -> list[Panel]:
     panels = []
     for mine in groups.values():
         lines = []
-        for name, one in sorted(zip(network_names(mine), mine, strict=True), key=lambda pair: _order(*pair)):
+        named = zip(network_names(mine), mine, strict=True)
+        for name, one in sorted(
+            named, key=lambda pair: (str(pair[1].about.get("method")), levels(pair[1].about), pair[0])
+        ):
             history = [] if one.run is None else one.run.history()
             known = [line for line in history if "epoch" in line and isinstance(line.get("loss"), int | float)]
             points = [(float(line["epoch"]), float(line["loss"])) for line in known]
@@ -301,10 +304,6 @@ def _losses(loaded: Sequence[LoadedModel]) -> list[Panel]:
         title = f"{dataset_label(mine[0].about['data'])}, {model_label(mine[0].about['model'])}"
         panels += _in_parts(title, "epoch", "loss", lines, log_y=True)
     return panels
-
-
-def _order(name: str, one: LoadedModel) -> tuple[Any, ...]:
-    return str(one.about.get("method", "")), levels(one.about), name
 
 
 def _in_parts(title: str, x_label: str, y_label: str, lines: Sequence[Line], **axes: Any) -> list[Panel]:
