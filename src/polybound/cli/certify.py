@@ -67,7 +67,7 @@ def certify(
     options: CertifyOptions,
     check: Annotated[
         Path | None,
-        typer.Option(help="Verify such a file in ball arithmetic (python-flint); --eps and --norm must fit it."),
+        typer.Option(help="Verify a file of --save in ball arithmetic (python-flint); --eps and --norm must fit it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -17,19 +17,8 @@ from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
 from polybound.errors import PolyboundError
-from polybound.report.elements import (
-    COLOURS,
-    SYMBOLS,
-    Figure,
-    Line,
-    Panel,
-    Range,
-    Section,
-    Table,
-    markers_every,
-    place_texts,
-    style,
-)
+from polybound.report import elements
+from polybound.report.elements import Figure, Line, Panel, Range, Section, Table
 from polybound.report.summary import Summary
 from polybound.report.text import content_policy, figure_to_csv
 
@@ -76,7 +65,7 @@ def page(
             raise PolyboundError("the report needs Plotly: pip install 'polybound[experiments]'") from None
     css = _file("page.css")
     for place, name in enumerate(("light", "dark")):
-        colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(COLOURS))
+        colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(elements.COLOURS))
         css = css.replace(f"{{{{ {name} }}}}", colours)
     script = _file("page.js")
     return (
@@ -97,7 +86,7 @@ def page(
             configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
             drawings=drawings,
             plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode() if plotly else "",
-            symbols=SYMBOLS,
+            symbols=elements.SYMBOLS,
             dict=dict,
         )
     )
@@ -125,7 +114,7 @@ def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any
 def _tables(section: Section) -> dict[str, Any]:
     parts = [part for part in section.parts if isinstance(part, Table)]
     counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
-    count = ", ".join(f"{counts[name]} {name}" for name in SYMBOLS if counts[name])
+    count = ", ".join(f"{counts[name]} {name}" for name in elements.SYMBOLS if counts[name])
     return {"name": section.name, "title": section.title, "parts": parts, "count": count, "notes": _notes(section)}
 
 
@@ -157,7 +146,7 @@ def _figure(figure: Figure, number: int, name: str, drawings: list[dict[str, Any
     kinds = {line.label: line.kind for panel in figure.panels for line in panel.lines}
     legend = []
     for label, place in numbers.items():
-        colour, marker, dash = style(place)
+        colour, marker, dash = elements.style(place)
         joined = kinds[label] != "marks"
         legend.append({"label": label, "colour": colour, "marker": marker, "dash": dash if joined else None})
     paper = any(panel.published for panel in figure.panels)
@@ -180,7 +169,7 @@ def _panel(panel: Panel, x_range: Range, y_range: Range, numbers: Mapping[str, i
     """A panel as the page's script takes it; of the stars that are the paper's values each says so."""
     lines = [
         _line(line, numbers.get(line.label), places)
-        for line, places in zip(panel.lines, place_texts(panel, x_range, y_range), strict=True)
+        for line, places in zip(panel.lines, elements.place_texts(panel, x_range, y_range), strict=True)
     ]
     lines += [
         _line(line, numbers[line.label], []) | {"mode": "markers", "star": True, "hints": ["the paper"] * len(line.x)}
@@ -193,10 +182,10 @@ def _panel(panel: Panel, x_range: Range, y_range: Range, numbers: Mapping[str, i
 
 
 def _line(line: Line, number: int | None, places: Sequence[str]) -> dict[str, Any]:
-    colour, marker, dash = style(number or 0)
+    colour, marker, dash = elements.style(number or 0)
     guide, marks = line.kind == "guide", line.kind == "marks"
     shapes = [*([] if marks else ["lines"]), *([] if guide else ["markers"]), *(["text"] if any(places) else [])]
-    first, step = markers_every(len(line.x), number or 0)
+    first, step = elements.markers_every(len(line.x), number or 0)
     made: dict[str, Any] = {
         "name": line.label,
         "x": _numbers(line.x),

@@ -7,21 +7,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from polybound import experiments
-from polybound.evaluation import (
-    ATTACK_COLUMNS,
-    CLEAN,
-    SEED_COLUMNS,
-    Cell,
-    MixedError,
-    Row,
-    Table,
-    best_place,
-    difference,
-    images_label,
-    labels,
-    value_label,
-)
+from polybound import evaluation, experiments
+from polybound.evaluation import ATTACK_COLUMNS, CLEAN, SEED_COLUMNS, Cell, MixedError, Row, Table, value_label
 from polybound.experiments import Comparison, Experiment, Published, paper_method, published
 from polybound.models import ConvCCP
 from polybound.report.elements import Table as Shown
@@ -158,7 +145,7 @@ def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table
             variants.setdefault(str(sorted(fixed.items())), []).append(row)
         others = [key for row in mine for key in row if not key.startswith(("method.", "adversary"))]
         firsts = [rows[0] for rows in variants.values()]
-        shown = labels(firsts, others, method=False) if len(variants) > 1 else [""]
+        shown = evaluation.labels(firsts, others, method=False) if len(variants) > 1 else [""]
         for label, rows in zip(shown, list(variants.values()) or [[]], strict=True):
             heading = ", ".join(filter(None, (METHODS.get(name, name), label)))
             found.append((name, heading, Table(rows)))
@@ -191,7 +178,7 @@ def significance_table(experiment: Experiment, table: Table) -> Shown:
     for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
         part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="", split="test")
         top = best_bound(part.only(lambda row: experiments.row_kind(row) == "single"))
-        found = None if top is None else difference(top[0], part.where(method="none"))
+        found = None if top is None else evaluation.difference(top[0], part.where(method="none"))
         if top is not None and found is not None and found.p == found.p:
             names = (dataset_label(dataset), model_label(model), attack_label(attack))
             cells.append([*names, top[1], found, len(found.seeds), f"{found.p:.2g}"])
@@ -214,7 +201,7 @@ def chosen_on_validation(table: Table, columns: Sequence[tuple[str, str]]) -> tu
     """
     parts = table.configurations("split", *ATTACK_COLUMNS, "total", "available", "held_out")
     found = [part.where(split="validation") for part in parts]
-    best = best_place([[part.where(attack=a, protocol=p).cell() for a, p in columns] for part in found])
+    best = evaluation.best_place([[part.where(attack=a, protocol=p).cell() for a, p in columns] for part in found])
     if best is None:
         return None
     first = parts[best[0]].rows[0]
@@ -312,9 +299,9 @@ def scores_table(table: Table) -> Shown:
         groups.append((len(cells), heading))
         configurations = sorted(part.configurations(*ATTACK_COLUMNS), key=order)
         free = (*SEED_COLUMNS, *ATTACK_COLUMNS, "total", "available")
-        names = labels([one.rows[0] for one in configurations], free)
+        names = evaluation.labels([one.rows[0] for one in configurations], free)
         for name, one in zip(names, configurations, strict=True):
-            images = images_label(one.rows[0]["total"], one.rows[0]["available"])
+            images = evaluation.images_label(one.rows[0]["total"], one.rows[0]["available"])
             found = [one.where(dict(zip(ATTACK_COLUMNS, column, strict=True))).cell() for column in columns]
             for seeds in dict.fromkeys(cell.seeds for cell in found if cell is not None):
                 values = [cell if cell is not None and cell.seeds == seeds else None for cell in found]
