@@ -10,8 +10,6 @@ from typing import Any
 
 from polybound.errors import PolyboundError
 
-__all__ = ["lazy"]
-
 
 def lazy(package: str, **extras: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are imported under `if TYPE_CHECKING:`.

@@ -7,8 +7,6 @@ import tempfile
 from os import PathLike
 from pathlib import Path
 
-__all__ = ["write_atomically"]
-
 
 def write_atomically(path: str | PathLike[str], content: bytes) -> None:
     """Write `content` to `path`, so that neither a reader nor a crash at any moment meets half of it.

@@ -23,8 +23,6 @@ from typing import Any
 from polybound._version import __version__
 from polybound.progress import Show
 
-__all__ = ["diagnose", "problems"]
-
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 LARGEST = 500_000_000

@@ -9,24 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "ArgumentError",
-    "FileFormatError",
-    "NonFiniteError",
-    "PolyboundError",
-    "check_choice",
-    "check_domain",
-    "check_flag",
-    "check_int",
-    "check_norm",
-    "check_number",
-    "check_text",
-    "existing_folder",
-    "reason",
-    "require",
-    "writable_file",
-]
-
 
 class PolyboundError(ValueError):
     """Bad input of any kind. The command line prints its message and exits with code 2."""

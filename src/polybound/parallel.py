@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from polybound.errors import check_int
 
-__all__ = ["in_workers"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Show", "progress_bar"]
-
 Show = Callable[[float, float | None, str], None]
 """Shows progress: what is done, the total, None if unknown, and a text beside it."""
 

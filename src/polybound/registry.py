@@ -19,24 +19,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from polybound.errors import ArgumentError, PolyboundError
 
-__all__ = [
-    "GROUP",
-    "VARIABLE",
-    "Component",
-    "Components",
-    "Kinds",
-    "Named",
-    "Registry",
-    "check_plugins",
-    "check_start",
-    "format_value",
-    "load_plugins",
-    "plugin_names",
-    "read_setting",
-    "setting_text",
-    "start_epoch",
-]
-
 T = TypeVar("T")
 
 

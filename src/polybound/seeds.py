@@ -9,8 +9,6 @@ from torch import Tensor
 
 from polybound.errors import check_int
 
-__all__ = ["check_seed", "drawn", "seeded"]
-
 # Large odd numbers; torch's Mersenne twister spreads nearby seeds well enough.
 _FACTORS = (0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 

@@ -16,23 +16,6 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError, check_domain
 
-__all__ = [
-    "PROTOCOLS",
-    "PUBLISHED_NOTE",
-    "Ball",
-    "InfBall",
-    "Protocol",
-    "TwoBall",
-    "ball_around",
-    "check_protocol",
-    "clip_range",
-    "protocols",
-    "repeat_for_runs",
-    "round_down",
-    "round_up",
-]
-
-
 Protocol = Literal["sound", "published"]
 """What an attack clips its images to and which gradients it follows: the honest choice, and the paper's."""
 

@@ -18,9 +18,6 @@ from polybound.attacks.random import GROUP, BatchRandom, ImageRandom, RandomNumb
 from polybound.errors import PolyboundError, check_domain, check_norm, check_number
 from polybound.registry import Named
 
-__all__ = ["Attack", "adversarial_batch", "first_success", "pgd_steps"]
-
-
 TOLERANCE = 1e-5
 """How far outside of the domain an image may lie by rounding; it is moved into it."""
 

@@ -15,8 +15,6 @@ from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.random import RandomNumbers
 from polybound.errors import PolyboundError, check_int, check_number
 
-__all__ = ["RandomSearch", "Square"]
-
 
 @dataclass(frozen=True)
 class RandomSearch(Attack):

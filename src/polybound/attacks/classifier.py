@@ -13,8 +13,6 @@ from polybound.attacks.ball import repeat_for_runs
 from polybound.errors import PolyboundError
 from polybound.models import CCP, PolynomialNetwork, closed_form, has_closed_form
 
-__all__ = ["Classifier", "is_correct"]
-
 
 class Classifier:
     """A classifier for flat inputs of shape (G, n, d): one batch for each of G groups of neighbouring runs.

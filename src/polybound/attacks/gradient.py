@@ -18,8 +18,6 @@ from polybound.attacks.random import RandomNumbers
 from polybound.errors import check_choice, check_flag, check_int, check_number
 from polybound.registry import setting_text
 
-__all__ = ["APGD", "APGDT", "FGSM", "PGD", "TPGD"]
-
 
 @dataclass(frozen=True)
 class FGSM(Attack):

@@ -22,8 +22,6 @@ from polybound.attacks.classifier import Classifier
 from polybound.attacks.random import GROUP, RandomNumbers
 from polybound.errors import check_choice, check_int, check_number, require
 
-__all__ = ["AutoAttack", "Foolbox"]
-
 
 class _Rescaled(nn.Module):
     """One run of a classifier, for images in [0, 1]."""

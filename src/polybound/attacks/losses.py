@@ -17,8 +17,6 @@ from torch import Tensor
 
 from polybound.attacks.ball import Protocol
 
-__all__ = ["DLR", "KL", "CrossEntropy", "Loss", "TargetedDLR", "cross_entropy", "divergence"]
-
 _TINY = 1e-12
 
 

@@ -11,8 +11,6 @@ from polybound.attacks.libraries import AutoAttack, Foolbox
 from polybound.errors import PolyboundError
 from polybound.registry import Kinds
 
-__all__ = ["ATTACKS", "PAPER_ATTACKS", "attack_names", "parse_attack", "parse_attacks", "register_attack"]
-
 ATTACKS: Kinds[Attack] = Kinds("attack")
 """The classes of attacks by the first word of their names."""
 

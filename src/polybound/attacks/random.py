@@ -11,9 +11,6 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.seeds import drawn, seeded
 
-__all__ = ["GROUP", "BatchRandom", "ImageRandom", "RandomNumbers"]
-
-
 GROUP = 64
 """Images that share a generator. Batches start at multiples of it, so that their size changes no random number."""
 

@@ -23,8 +23,6 @@ from polybound.data.sources import CifarSource, FunctionSource, IdxSource, Sourc
 from polybound.errors import PolyboundError
 from polybound.registry import Registry
 
-__all__ = ["SOURCES", "find_source", "names", "register"]
-
 _OWN = "folder:"
 
 Registered = TypeVar("Registered", bound=Source | Callable[[str], Dataset])

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 
-__all__ = ["TEST_SHARE", "Dataset", "Identity", "Samples", "carve", "carve_indices", "content_digest", "hold_out"]
-
 TEST_SHARE = 0.2  # of data that come without an official test split
 
 

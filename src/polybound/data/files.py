@@ -23,23 +23,6 @@ from urllib.parse import urlsplit
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.progress import progress_bar
 
-__all__ = [
-    "DataFile",
-    "Directories",
-    "DownloadError",
-    "MissingDataError",
-    "cache_folder",
-    "checksum",
-    "combined",
-    "fetch",
-    "read_content",
-    "read_tar",
-    "read_zip",
-    "refusing",
-    "tar_members",
-]
-
-
 # What the standard library raises at damaged files; RuntimeError also for features of a format that it lacks.
 _DAMAGED = (
     *(gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, tarfile.TarError, wave.Error, struct.error),

@@ -19,8 +19,6 @@ from polybound.data.files import DataFile, Directories, MissingDataError, combin
 from polybound.data.sources import SPLITS, Source
 from polybound.errors import FileFormatError, require
 
-__all__ = ["FolderSource"]
-
 _DIVIDED = f"no test split of its own: {TEST_SHARE:.0%} of each class, always the same, are held out for it"
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".webp")
 _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # not all that Pillow can read: for some it runs other programs

@@ -11,8 +11,6 @@ from polybound.data.files import Directories, MissingDataError
 from polybound.data.sources import SPLITS
 from polybound.errors import ArgumentError, check_number
 
-__all__ = ["digest_of", "load", "load_digits", "missing"]
-
 
 def load(
     name: str,

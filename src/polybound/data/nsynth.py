@@ -36,8 +36,6 @@ from polybound.data.sources import Source
 from polybound.errors import FileFormatError
 from polybound.progress import progress_bar
 
-__all__ = ["NSynthSource", "first_second", "log_mel"]
-
 VERSION = 1  # of the definition above; features of another version are computed again
 RATE = 8000
 FRAMES = 32

@@ -25,19 +25,6 @@ from polybound.data.files import (
 )
 from polybound.errors import ArgumentError, FileFormatError, PolyboundError
 
-__all__ = [
-    "SPLITS",
-    "CifarSource",
-    "FileSource",
-    "FunctionSource",
-    "IdxSource",
-    "Source",
-    "idx_files",
-    "idx_size",
-    "parse_idx",
-]
-
-
 SPLITS = ("train", "validation", "test")
 _UNKNOWN = "no checksums of its files are known: only their structure was checked"
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from polybound.errors import PolyboundError
 from polybound.registry import Named
 
-__all__ = ["Defence", "Defended", "check_image_shape"]
-
 
 class Defence(Named, nn.Module, ABC):
     """A map from images to cleaner images, (n, channels, height, width) to the same.

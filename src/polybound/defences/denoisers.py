@@ -16,17 +16,6 @@ from polybound.defences.base import Defence, check_image_shape
 from polybound.errors import PolyboundError, check_choice, check_int, check_number
 from polybound.registry import Kinds
 
-__all__ = [
-    "GaussianDenoiser",
-    "GuidedDenoiser",
-    "MedianDenoiser",
-    "canonical_defence",
-    "defence_names",
-    "find_defence",
-    "parse_defence",
-    "register_defence",
-]
-
 
 class GaussianDenoiser(Defence):
     """A Gaussian filter: every pixel becomes a weighted mean of its neighbours, `w ~ exp(-|offset|^2 / (2 sigma^2))`.

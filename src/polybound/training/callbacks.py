@@ -17,8 +17,6 @@ from polybound.training.losses import Loss
 from polybound.training.samples import TrainingSet
 from polybound.training.trainer import Callback, Trainer
 
-__all__ = ["History", "HistoryKeeper", "epoch_facts", "measure"]
-
 
 @dataclass
 class History:

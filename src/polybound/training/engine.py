@@ -16,8 +16,6 @@ from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain, StepContext, drop_subnormal
 from polybound.training.optim import SGD, Descent
 
-__all__ = ["AutogradEngine", "ClosedEngine", "Engine", "RowsEngine", "StepRandom", "engine_for"]
-
 
 class StepRandom:
     """Random numbers of a training step: they follow from the seed, the epoch and the step alone.

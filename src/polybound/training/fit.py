@@ -22,8 +22,6 @@ from polybound.training.recipe import Recipe
 from polybound.training.samples import sample_weights, training_set
 from polybound.training.trainer import Callback, Trainer
 
-__all__ = ["accuracy", "fit"]
-
 
 def fit(
     model: PolynomialNetwork,

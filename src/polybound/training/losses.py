@@ -13,8 +13,6 @@ from torch import Tensor
 from polybound.errors import check_number
 from polybound.registry import Component, Components
 
-__all__ = ["LOSSES", "CrossEntropy", "Loss", "Squared", "register_loss"]
-
 
 @dataclass(frozen=True)
 class Loss(Component):

@@ -21,27 +21,6 @@ from polybound.registry import Component, Components, check_start, format_value,
 if TYPE_CHECKING:
     from polybound.training.engine import RowsEngine, StepRandom
 
-__all__ = [
-    "METHODS",
-    "AfterStep",
-    "Certified",
-    "CertifiedProjected",
-    "JacobianPenalty",
-    "Method",
-    "Plain",
-    "ProjectAfterStep",
-    "Projected",
-    "StepContext",
-    "WeightDecay",
-    "cross_entropies",
-    "drop_subnormal",
-    "jacobian_penalty",
-    "join_methods",
-    "projection_kind",
-    "register_method",
-]
-
-
 AfterStep = Callable[[int, bool], None]
 """What a method does to the weights after a step: its number, from 0 across epochs, and whether it is the very last."""
 

@@ -16,23 +16,6 @@ from polybound.errors import PolyboundError, check_int, check_number
 from polybound.models import PolynomialNetwork
 from polybound.registry import Component, Components, check_start
 
-__all__ = [
-    "OPTIMISERS",
-    "SCHEDULES",
-    "SGD",
-    "AdamW",
-    "Constant",
-    "Cosine",
-    "Descent",
-    "Momentum",
-    "Optimiser",
-    "Schedule",
-    "Steps",
-    "register_optimiser",
-    "register_schedule",
-]
-
-
 Tensors = Sequence[Tensor]
 
 

@@ -16,8 +16,6 @@ from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Schedule, Steps
 
-__all__ = ["Adversary", "Recipe"]
-
 
 @dataclass(frozen=True)
 class Adversary:

@@ -16,8 +16,6 @@ from polybound.errors import PolyboundError, check_domain
 from polybound.models import PolynomialNetwork
 from polybound.training.losses import Loss
 
-__all__ = ["TrainingSet", "class_weights", "sample_weights", "training_set"]
-
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:

@@ -24,8 +24,6 @@ from polybound.training.optim import Descent
 from polybound.training.recipe import Adversary, Recipe
 from polybound.training.samples import TrainingSet, training_set
 
-__all__ = ["Callback", "Trainer"]
-
 
 class Callback:
     """Something that watches a training, and may ask it to stop (`trainer.stop()`)."""
