@@ -310,7 +310,7 @@ def test_pickling_for_joblib(tmp_path, fitted):
         ({"early_stopping": -1}, "early_stopping must be"),
         ({"norm": "bogus"}, "norm must be 'inf' or '2'"),
         ({"optimiser": "x"}, "optimiser must be one of"),
-        ({"learning_rate": True}, "learning_rate must be a number"),
+        ({"learning_rate": True}, "learning_rate must be a finite number"),
         ({"class_weight": "fair"}, "class_weight must be 'balanced'"),
         ({"adversary": "prayer-1"}, "unknown attack"),
         ({"label_smoothing": 2.0}, "label_smoothing"),

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from polybound.certificates import PreparedNetwork, bisected, certify
+from polybound.certificates import PreparedNetwork, certify
 from polybound.errors import PolyboundError
 from polybound.estimator.base import evaluate, rounding
 from polybound.estimator.scaling import Array, InputScaling
 from polybound.models import PolynomialNetwork
 from polybound.theory import Bound, generalisation, lipschitz, rademacher, sensitivity
 
-__all__ = ["Verdicts", "aligned", "checked_eps", "decide", "largest_radii", "proven_bounds", "unit_radii"]
+__all__ = ["Verdicts", "aligned", "checked_eps", "decide", "proven_bounds", "unit_radii"]
 
 
 Labels = npt.NDArray[np.int64]
@@ -135,18 +134,14 @@ def decide(
     counterexample = np.where(wrong[:, None], X, np.nan)
     for row, point in enumerate(found.counterexample):
         if point is not None and not wrong[row]:
-            near = _inside(scaling, point.reshape(-1).numpy(), X[row], eps[row])
+            # The input with these scaled values, moved into the box, whose sides are rounded inwards. A box that is
+            # narrower than the steps between numbers has x alone.
+            x, near = X[row], scaling.back(point.reshape(-1).numpy(), X[row])
+            low, high = np.nextafter(x - eps[row], np.inf), np.nextafter(x + eps[row], -np.inf)
+            near = np.where(low <= high, np.clip(near, low, high), x)
             if evaluate(net, scaling(near[None])).argmax(1)[0] != labels[row]:
                 status[row], counterexample[row] = "falsified", near
     return Verdicts(status, margin, counterexample)
-
-
-def _inside(scaling: InputScaling, u: Array, x: Array, eps: Array) -> Array:
-    """The input with scaled values u, moved into the box around x, whose sides are rounded inwards."""
-    near = scaling.back(u, x)
-    low, high = np.nextafter(x - eps, np.inf), np.nextafter(x + eps, -np.inf)
-    # A box that is narrower than the steps between numbers has x alone.
-    return np.where(low <= high, np.clip(near, low, high), x)
 
 
 def unit_radii(scaling: InputScaling, proportions: Any, names: Sequence[str] | None) -> Array:
@@ -165,25 +160,6 @@ def unit_radii(scaling: InputScaling, proportions: Any, names: Sequence[str] | N
         )
     unit: Array = shares * (width[moves] / shares[moves]).min()
     return unit
-
-
-def largest_radii(verified: Callable[[npt.NDArray[np.intp], Array], Flags], samples: int, tolerance: float) -> Array:
-    """For each sample the largest multiple that was verified, by doubling and bisection; 0 if none was.
-
-    Args:
-        verified: tells of some rows, each with a multiple, which are verified.
-        samples: how many rows there are.
-        tolerance: how close to the least multiple that was not verified; multiples above 2 are not tried. The search
-            also ends where no float64 number lies between the two.
-    """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number) or not 0 < tolerance <= 1:
-        raise PolyboundError(f"tolerance must be above 0 and at most 1, got {tolerance!r}")
-
-    def tried(rows: Tensor, multiples: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(verified(rows.numpy(), multiples.numpy())), multiples
-
-    found: Array = bisected(tried, samples, 2.0, float(tolerance)).numpy()
-    return found
 
 
 # The bounds of a fitted estimator: Lipschitz, Rademacher, generalisation.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
-from polybound.certificates import PreparedNetwork
+from polybound.certificates import PreparedNetwork, bisected
 from polybound.errors import PolyboundError
-from polybound.estimator.base import PolynomialEstimator, check_masked, check_settings
-from polybound.estimator.certify import Labels, Verdicts, checked_eps, decide, largest_radii, proven_bounds, unit_radii
+from polybound.estimator.base import PolynomialEstimator, check_masked
+from polybound.estimator.certify import Labels, Verdicts, checked_eps, decide, proven_bounds, unit_radii
 from polybound.estimator.files import read_labels, write_labels
 from polybound.estimator.scaling import Array
 
@@ -98,25 +100,27 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         verbose: Any = False,
         device: Any = "cpu",
     ) -> None:
-        self.degree = degree
-        self.rank = rank
-        self.form = form
-        self.bound = bound
-        self.norm = norm
-        self.method = method
+        super().__init__(
+            degree=degree,
+            rank=rank,
+            form=form,
+            bound=bound,
+            norm=norm,
+            method=method,
+            optimiser=optimiser,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            batch_size=batch_size,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            random_state=random_state,
+            verbose=verbose,
+            device=device,
+        )
         self.adversary = adversary
-        self.optimiser = optimiser
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
         self.label_smoothing = label_smoothing
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
         self.class_weight = class_weight
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning.
@@ -135,9 +139,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
                 raise PolyboundError(
                     f"a classifier needs at least two classes, got 1 class, {self.classes_.tolist()[0]!r}"
                 )
-            weight = weight * self._class_weights(labels, weight)
-            self._fit(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
-            self._prove(X, labels, weight)
+            self._learn(X, labels, weight, self._fit)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -162,41 +164,33 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
                 self.classes_ = np.unique(classes)
             elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
                 raise PolyboundError(f"classes are {self.classes_.tolist()} since the first call of partial_fit or fit")
-            labels = self._numbers(y)
-            weight = weight * self._class_weights(labels, weight)
-            self._go_on(X, labels, weight, len(self.classes_), label_smoothing=float(self.label_smoothing))
-            self._prove(X, labels, weight)
+            self._learn(X, self._numbers(y), weight, self._go_on)
         return self
 
-    def _check_settings(self) -> None:
-        check_settings(self, label_smoothing=self.label_smoothing)
+    def _check_settings(self, **more: Any) -> None:
+        super()._check_settings(label_smoothing=self.label_smoothing, **more)
         if not isinstance(self.class_weight, Mapping | None) and self.class_weight != "balanced":
             raise PolyboundError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}")
 
-    def _prove(self, X: Array, labels: Labels, weight: Array) -> None:
+    def _learn(self, X: Array, labels: Labels, weight: Array, learn: Callable[..., None]) -> None:
+        """Train with the weights of samples and classes, and compute the bounds."""
+        known, given = self.classes_.tolist(), self.class_weight
+        if isinstance(given, Mapping):
+            unknown = [label for label in given if label not in known]
+            # A fold may lack a class; but a label that is misspelt leaves another without its weight.
+            if unknown and not all(label in given for label in known):
+                raise PolyboundError(f"class_weight has {unknown[0]!r}, which is none of the classes {known}")
+            shares = np.array([float(given.get(label, 1.0)) for label in known])
+            if not (np.isfinite(shares) & (shares >= 0)).all():
+                raise PolyboundError("class weights must be finite and not negative")
+            weight = weight * shares[labels]
+        elif given is not None:
+            totals = np.bincount(labels, weight, len(known))
+            shares = totals.sum() / (len(totals) * np.where(totals > 0, totals, 1.0))
+            weight = weight * shares[labels]
+        learn(X, labels, weight, len(known), label_smoothing=float(self.label_smoothing))
         there = weight > 0
         self.bounds_ = proven_bounds(self.model_, self.scaling_, self.scaling_(X[there]), labels[there])
-
-    def _class_weights(self, labels: Labels, weight: Array) -> Array:
-        """What the class of each sample multiplies its weight by."""
-        if self.class_weight is None:
-            return np.ones(len(labels))
-        if isinstance(self.class_weight, Mapping):
-            return self._weights_by_label(self.class_weight)[labels]
-        totals = np.bincount(labels, weight, len(self.classes_))
-        share: Array = totals.sum() / (len(totals) * np.where(totals > 0, totals, 1.0))
-        return share[labels]
-
-    def _weights_by_label(self, given: Mapping[Any, float]) -> Array:
-        known = self.classes_.tolist()
-        unknown = [label for label in given if label not in known]
-        # A fold may lack a class; but a label that is misspelt leaves another without its weight.
-        if unknown and not all(label in given for label in known):
-            raise PolyboundError(f"class_weight has {unknown[0]!r}, which is none of the classes {known}")
-        weights = np.array([float(given.get(label, 1.0)) for label in known])
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise PolyboundError("class weights must be finite and not negative")
-        return weights
 
     def _numbers(self, y: Any) -> Labels:
         """The class numbers of labels.
@@ -283,26 +277,27 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             y: labels; misclassified samples have radius zero. By default what `predict` gives.
             scale: how far the features move in proportion to each other, in their units; by default as their standard
                 deviations. A pandas Series is aligned by the names of the features.
-            tolerance: of the search, in units of the scaled input (three standard deviations).
+            tolerance: how close to the least multiple that was not verified, in units of the scaled input (three
+                standard deviations). Multiples above 2 are not tried.
             method: as in `certify`.
             budget: seconds of branch and bound for each sample and each step of the search.
         """
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number) or not 0 < tolerance <= 1:
+            raise PolyboundError(f"tolerance must be above 0 and at most 1, got {tolerance!r}")
         X, y = self._labelled(X, self.predict(X) if y is None else y)
-        net, labels, unit = (
-            PreparedNetwork(self.model_),
-            self._numbers(y),
-            unit_radii(self.scaling_, scale, self._names),
-        )
+        net, labels = PreparedNetwork(self.model_), self._numbers(y)
+        unit = unit_radii(self.scaling_, scale, self._names)
 
         def radii(multiple: Array) -> Array:
             with np.errstate(invalid="ignore"):
                 return np.where(multiple[:, None] > 0, multiple[:, None] * unit, 0.0)
 
-        def verified(rows: npt.NDArray[np.intp], multiple: Array) -> npt.NDArray[np.bool_]:
-            options = {"method": method, "budget": budget}
-            return decide(net, self.scaling_, X[rows], labels[rows], radii(multiple), **options).verified
+        def tried(rows: Tensor, multiples: Tensor) -> tuple[Tensor, Tensor]:
+            at, eps = rows.numpy(), radii(multiples.numpy())
+            found = decide(net, self.scaling_, X[at], labels[at], eps, method=method, budget=budget)
+            return torch.from_numpy(found.verified), multiples
 
-        return radii(largest_radii(verified, len(X), tolerance))
+        return radii(bisected(tried, len(X), 2.0, float(tolerance)).numpy())
 
     def _labelled(self, X: Any, y: Any) -> tuple[Array, npt.NDArray[Any]]:
         check_masked("y", y)

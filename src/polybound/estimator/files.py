@@ -14,7 +14,7 @@ import numpy.typing as npt
 from polybound._version import __version__
 from polybound.attacks import Attack
 from polybound.errors import FileFormatError, PolyboundError, reason
-from polybound.estimator.scaling import InputScaling, TargetScaling
+from polybound.estimator.scaling import Array, InputScaling
 from polybound.models import load as load_network
 from polybound.models import read_metadata
 from polybound.models import save as save_network
@@ -25,7 +25,7 @@ from polybound.training import Adversary, History
 if TYPE_CHECKING:
     from polybound.estimator.base import PolynomialEstimator
 
-__all__ = ["load", "read_labels", "read_target_scaling", "save", "write_labels"]
+__all__ = ["load", "read_labels", "read_scaling", "save", "write_labels"]
 
 _KEY = "polybound-estimator"
 _PARTS = ("margin_error", "complexity", "deviation")
@@ -57,13 +57,21 @@ def load(kind: type[E], path: str | PathLike[str]) -> E:
         content = json.loads(text)
         if content["kind"] != kind.__name__:
             raise FileFormatError(f"{path}: holds a {content['kind']}, not a {kind.__name__}")
-        estimator = kind(**_parameters(content["parameters"]))
+        parameters = dict(content["parameters"])
+        if isinstance(parameters.get("class_weight"), list):
+            parameters["class_weight"] = dict(parameters["class_weight"])
+        estimator = kind(**parameters)
         estimator.model_ = network.eval()
-        estimator.scaling_ = _scaling(content["scaling"], network.features)
+        mean, std = read_scaling(content["scaling"], network.features)
+        estimator.scaling_ = InputScaling(mean, std, float(content["scaling"]["weight"]))
         estimator._batch_seed, estimator.n_iter_ = int(content["seed"]), int(content["epochs"])
         estimator.n_features_in_ = network.features
         estimator.history_ = History([dict(line) for line in content["history"]])
-        estimator.bounds_ = {name: _read_bound(bound) for name, bound in content["bounds"].items()}
+        estimator.bounds_ = {}
+        for name, bound in content["bounds"].items():
+            made = Generalisation if set(_PARTS) <= set(bound) else Bound
+            numbers = {part: float(bound[part]) for part in ("value", *_PARTS) if part in bound}
+            estimator.bounds_[name] = made(**bound | numbers | {"assumptions": tuple(bound["assumptions"])})
         if names := content["feature names"]:
             estimator.feature_names_in_ = np.array(names, dtype=object)
         estimator._read_more(content)
@@ -99,13 +107,6 @@ def _parameter(name: str, value: Any) -> Any:
         raise PolyboundError(f"{name}={value!r} cannot be saved: give it as text, numbers or a mapping") from error
 
 
-def _parameters(content: dict[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments from what `_parameter` wrote."""
-    if isinstance(content.get("class_weight"), list):
-        content = content | {"class_weight": dict(content["class_weight"])}
-    return content
-
-
 def write_labels(labels: npt.NDArray[Any]) -> dict[str, Any]:
     """Labels with their type, as JSON can hold them: texts, numbers, truth values."""
     values = labels.tolist()
@@ -123,19 +124,12 @@ def read_labels(content: dict[str, Any], count: int) -> npt.NDArray[Any]:
     return labels
 
 
-def read_target_scaling(content: dict[str, Any], outputs: int) -> TargetScaling:
-    """The scaling of targets as its `as_dict` wrote it."""
+def read_scaling(content: dict[str, Any], size: int) -> tuple[Array, Array]:
+    """Means and standard deviations as the `as_dict` of a scaling wrote them."""
     mean, std = (np.array(content[name], dtype=np.float64) for name in ("mean", "std"))
-    if mean.shape != (outputs,) or std.shape != (outputs,) or not (np.isfinite(mean) & (std > 0)).all():
-        raise PolyboundError("the scaling of its targets does not fit its network")
-    return TargetScaling(mean, std)
-
-
-def _scaling(content: dict[str, Any], features: int) -> InputScaling:
-    mean, std = (np.array(content[name], dtype=np.float64) for name in ("mean", "std"))
-    if mean.shape != (features,) or std.shape != (features,) or not (np.isfinite(mean) & (std >= 0)).all():
+    if mean.shape != (size,) or std.shape != (size,) or not (np.isfinite(mean) & (std >= 0)).all():
         raise PolyboundError("its scaling does not fit its network")
-    return InputScaling(mean, std, float(content["weight"]))
+    return mean, std
 
 
 def _bound(bound: Bound) -> dict[str, Any]:
@@ -146,9 +140,3 @@ def _bound(bound: Bound) -> dict[str, Any]:
     content = bound.as_dict() | {name: getattr(bound, name) for name in ("value", *_PARTS) if hasattr(bound, name)}
     endless = {name: str(value) for name, value in content.items() if isinstance(value, float) and not isfinite(value)}
     return content | endless
-
-
-def _read_bound(content: dict[str, Any]) -> Bound:
-    kind = Generalisation if set(_PARTS) <= set(content) else Bound
-    numbers = {name: float(content[name]) for name in ("value", *_PARTS) if name in content}
-    return kind(**content | numbers | {"assumptions": tuple(content["assumptions"])})

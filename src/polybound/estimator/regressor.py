@@ -11,9 +11,9 @@ from sklearn.base import RegressorMixin
 
 from polybound.certificates import PreparedNetwork, output_bounds
 from polybound.errors import PolyboundError
-from polybound.estimator.base import PolynomialEstimator, check_settings, rounding
+from polybound.estimator.base import PolynomialEstimator, rounding
 from polybound.estimator.certify import checked_eps, proven_bounds
-from polybound.estimator.files import read_target_scaling
+from polybound.estimator.files import read_scaling
 from polybound.estimator.scaling import Array, Samples, TargetScaling
 
 __all__ = ["PolynomialRegressor", "PredictionIntervals"]
@@ -79,46 +79,8 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
     True
     """
 
-    adversary: None = None
     target_scaling_: TargetScaling
     _shape: tuple[int, ...]
-
-    def __init__(
-        self,
-        *,
-        degree: Any = 3,
-        rank: Any = 64,
-        form: Any = "product",
-        bound: Any = None,
-        norm: Any = "inf",
-        method: Any = None,
-        optimiser: Any = "adamw",
-        learning_rate: Any = "auto",
-        weight_decay: Any = "auto",
-        epochs: Any = "auto",
-        batch_size: Any = 64,
-        early_stopping: Any = False,
-        validation_fraction: Any = 0.1,
-        random_state: Any = None,
-        verbose: Any = False,
-        device: Any = "cpu",
-    ) -> None:
-        self.degree = degree
-        self.rank = rank
-        self.form = form
-        self.bound = bound
-        self.norm = norm
-        self.method = method
-        self.optimiser = optimiser
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -134,7 +96,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             y: targets, (samples,) or (samples, outputs).
             sample_weight: a weight of two is a sample given twice, to the bit.
         """
-        check_settings(self, loss="squared")
+        self._check_settings(loss="squared")
         with self._all_or_nothing():
             X, y, weight = self._training_data(X, y, sample_weight, reset=True, multi_output=True, y_numeric=True)
             self._learn(X, y, weight, self._fit)
@@ -150,7 +112,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             y: targets.
             sample_weight: of each sample.
         """
-        check_settings(self, loss="squared")
+        self._check_settings(loss="squared")
         first = not hasattr(self, "model_")
         with self._all_or_nothing():
             X, y, weight = self._training_data(X, y, sample_weight, reset=first, multi_output=True, y_numeric=True)
@@ -196,10 +158,8 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         net, inputs = PreparedNetwork(self.model_), torch.from_numpy(self.scaling_(X))
         found = output_bounds(net, inputs, box=box, method=method, budget=budget)
         slack = rounding(net, lower, upper) * (1 + 2.0**-40)
-        low, high = (
-            np.nextafter(found.lower.numpy() - slack, -np.inf),
-            np.nextafter(found.upper.numpy() + slack, np.inf),
-        )
+        low = np.nextafter(found.lower.numpy() - slack, -np.inf)
+        high = np.nextafter(found.upper.numpy() + slack, np.inf)
         sides = self.target_scaling_.outwards(low, high)
         seen = (self.target_scaling_(found.lowest.numpy()), self.target_scaling_(found.highest.numpy()))
         return PredictionIntervals(*map(self._shaped, (*sides, *seen)))
@@ -211,5 +171,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         return {"targets": self.target_scaling_.as_dict(), "several": bool(self._shape)}
 
     def _read_more(self, content: dict[str, Any]) -> None:
-        self.target_scaling_ = read_target_scaling(content["targets"], self.model_.classes)
+        self.target_scaling_ = TargetScaling(*read_scaling(content["targets"], self.model_.classes))
+        if not (self.target_scaling_.std > 0).all():
+            raise PolyboundError("the scaling of its targets does not fit its network")
         self._shape = (self.model_.classes,) if content["several"] else ()

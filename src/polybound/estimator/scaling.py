@@ -156,7 +156,7 @@ def _moments(values: Array, weight: Array) -> tuple[Array, Array]:
     return np.clip(mean, -1.0, 1.0) * peak, np.where(varies, std * peak, 0.0)
 
 
-# Samples in an order of their own, equal ones merged: a weight of two is a sample given twice, to the bit.
+# Samples in an order of their own, equal ones merged. Integer weights equal repetition, bit for bit.
 
 
 MOST = 2**27
