@@ -1,8 +1,5 @@
 """The estimators among scikit-learn's tools, their files, and what they refuse."""
 
-import pickle
-
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +7,9 @@ import torch
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.model_selection import GridSearchCV
 
 import polybound as pb
 
@@ -43,12 +38,6 @@ def fitted_regressor():
 # Among scikit-learn's tools
 
 
-def test_pipeline_and_cross_validation():
-    X, y = load_wine(return_X_y=True)
-    line = make_pipeline(PolynomialFeatures(1, include_bias=False), quick())
-    assert cross_val_score(line, X, y, cv=3).mean() > 0.9
-
-
 def test_grid_search_over_bounds_finds_norms_that_are_held():
     search = GridSearchCV(quick(epochs=60), {"bound": [0.5, 4.0, None], "rank": np.array([8])}, cv=2).fit(*IRIS)
     assert search.best_score_ > 0.85
@@ -63,21 +52,6 @@ def test_calibration(fitted):
     assert calibrated.predict_proba(X).shape == (150, 3) and calibrated.score(X, y) > 0.85
 
 
-def test_clone_has_the_parameters_and_nothing_fitted(fitted):
-    copy = clone(fitted)
-    assert copy.get_params() == fitted.get_params() and not hasattr(copy, "model_")
-    with pytest.raises(NotFittedError):
-        copy.certified_radius(IRIS[0])
-
-
-def test_frames_and_set_output():
-    frame, y = load_iris(as_frame=True, return_X_y=True)
-    line = make_pipeline(StandardScaler(), quick()).set_output(transform="pandas").fit(frame, y)
-    assert list(line[-1].feature_names_in_) == list(frame.columns)
-    with pytest.raises(ValueError, match="feature names"):
-        line[-1].predict(frame.rename(columns=str.upper))
-
-
 def test_labels_of_any_kind_come_back():
     X, y = IRIS
     for names in (np.array(["setosa", "versicolor", "virginica"]), np.array([-5, 0, 7])):
@@ -86,19 +60,16 @@ def test_labels_of_any_kind_come_back():
         assert model.certify(X[:3], names[y][:3], 0.01).verified.all()
 
 
-def test_sparse_input_is_the_dense_one(fitted):
-    X, y = IRIS
-    other = quick().fit(sparse.csr_matrix(X), y)
-    assert np.array_equal(other.decision_function(sparse.csc_matrix(X)), fitted.decision_function(X))
-
-
-def test_a_fit_depends_on_neither_order_nor_repetition(fitted):
+def test_a_fit_depends_on_neither_order_nor_repetition_nor_form(fitted):
     X, y = IRIS
     order = np.random.default_rng(0).permutation(len(X))
-    shuffled = quick().fit(X[order], y[order])
-    twice = quick().fit(np.vstack([X, X]), np.hstack([y, y]))
-    assert np.array_equal(shuffled.decision_function(X), fitted.decision_function(X))
-    assert np.array_equal(twice.decision_function(X), fitted.decision_function(X))
+    for inputs, labels in (
+        (X[order], y[order]),
+        (np.vstack([X, X]), np.hstack([y, y])),
+        (sparse.csr_matrix(X), y),
+    ):
+        other = quick().fit(inputs, labels)
+        assert np.array_equal(other.decision_function(sparse.csc_matrix(X)), fitted.decision_function(X))
 
 
 def test_class_weights_move_the_balance():
@@ -128,16 +99,6 @@ def test_partial_fit_learns_in_pieces():
         quick().partial_fit(X, y)
 
 
-def test_partial_fit_of_the_regressor():
-    X, y = DIABETES
-    model = quick_regressor()
-    for _ in range(30):
-        model.partial_fit(X, y)
-    assert model.score(X, y) > 0.3
-    with pytest.raises(pb.PolyboundError, match="shape"):
-        model.partial_fit(X, np.stack([y, y], 1))
-
-
 def test_other_recipes():
     X, y = IRIS
     for options in (
@@ -157,13 +118,18 @@ def test_other_recipes():
         assert model.certify(X[:2], y[:2], 0.01).verified.any(), options
 
 
-def test_several_targets_are_predicted_by_one_network():
+def test_several_targets_are_predicted_by_one_network_also_in_pieces():
     X, y = DIABETES
     both = np.stack([y, -3 * y + 1000], 1)
-    model = quick_regressor().fit(X, both)
-    assert model.predict(X).shape == (442, 2) and model.score(X, both) > 0.4
+    model = quick_regressor()
+    for _ in range(30):
+        model.partial_fit(X, both)
+    assert model.predict(X).shape == (442, 2) and model.score(X, both) > 0.3
+    assert model.fit(X, both).score(X, both) > 0.4
     found = model.predict_interval(X[:4], 0.001)
     assert found.lower.shape == (4, 2) and (found.lower <= found.upper).all()
+    with pytest.raises(pb.PolyboundError, match="shape"):
+        model.partial_fit(X, y)
 
 
 # Units
@@ -181,14 +147,14 @@ def test_claims_are_in_the_units_of_the_features():
     assert np.allclose(radii, radii[:, :1] * plain.scaling_.std / plain.scaling_.std[0])
 
 
-def test_a_feature_that_never_varied_says_nothing():
+def test_a_feature_that_never_varied_says_nothing_and_its_radius_may_be_infinite():
     X, y = IRIS
     with_constant = np.hstack([X, np.full((150, 1), 7.0)])
     model = quick().fit(with_constant, y)
     moved = with_constant + np.array([0, 0, 0, 0, 1e6])
     assert np.array_equal(model.decision_function(moved), model.decision_function(with_constant))
-    assert np.isinf(model.certified_radius(with_constant[:2])[:, 4]).all()
-    assert model.certify(with_constant[:2], y[:2], [0.01, 0.01, 0.01, 0.01, np.inf]).verified.all()
+    radii = model.certified_radius(with_constant[:3], y[:3])
+    assert np.isinf(radii[:, 4]).all() and model.certify(with_constant[:3], y[:3], radii).verified.all()
 
 
 def test_radius_in_chosen_proportions(fitted):
@@ -216,10 +182,8 @@ def test_verdicts_agree_with_each_other(fitted):
 def test_bounds_are_in_units(fitted, fitted_regressor):
     X, _ = IRIS
     rng = np.random.default_rng(0)
-    for model, data, predict in (
-        (fitted, X, fitted.decision_function),
-        (fitted_regressor, DIABETES[0], lambda x: fitted_regressor.predict(x)[:, None]),
-    ):
+    of_values = fitted_regressor, DIABETES[0], lambda x: fitted_regressor.predict(x)[:, None]
+    for model, data, predict in ((fitted, X, fitted.decision_function), of_values):
         constant = float(model.bounds_["lipschitz"])
         steps = rng.normal(size=data.shape) * data.std(0) * 0.01
         slope = np.abs(predict(data + steps) - predict(data)).max(1) / np.abs(steps).max(1)
@@ -243,7 +207,6 @@ def test_a_classifier_is_saved_without_pickle(tmp_path, labels):
     assert again.get_params() == model.get_params()
     assert again.classes_.dtype == model.classes_.dtype and (again.classes_ == model.classes_).all()
     assert np.array_equal(again.predict_proba(frame), model.predict_proba(frame))
-    assert np.array_equal(again.certified_radius(frame[:3]), model.certified_radius(frame[:3]))
     assert again.bounds_ == model.bounds_ and again.history_.lines == model.history_.lines
     assert list(again.feature_names_in_) == list("abcd") and again.n_iter_ == model.n_iter_
     model.partial_fit(frame, labels[y])
@@ -279,16 +242,9 @@ def test_files_that_are_something_else_are_refused(tmp_path, fitted, fitted_regr
     path.write_bytes(content[:100])
     with pytest.raises(pb.FileFormatError):
         pb.PolynomialClassifier.load(path)
-    with pytest.raises(NotFittedError):
-        quick().save(path)
-
-
-def test_pickling_for_joblib(tmp_path, fitted):
-    X, _ = IRIS
-    joblib.dump(fitted, tmp_path / "model.joblib")
-    again = joblib.load(tmp_path / "model.joblib")
-    assert np.array_equal(again.decision_function(X), fitted.decision_function(X))
-    assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
+    for ask in (lambda: clone(fitted).save(path), lambda: clone(fitted).certified_radius(IRIS[0])):
+        with pytest.raises(NotFittedError):
+            ask()
 
 
 # What is refused
@@ -303,8 +259,6 @@ def test_pickling_for_joblib(tmp_path, fitted):
         ({"epochs": "many"}, "epochs must be a whole number"),
         ({"bound": 1.0, "method": "jacobian"}, "a bound goes with"),
         ({"bound": -1.0}, "bound must be"),
-        ({"optimiser": "lbfgs"}, "optimiser"),
-        ({"learning_rate": "fast"}, "learning_rate"),
         ({"device": "toaster"}, "device 'toaster' cannot be used"),
         ({"validation_fraction": 2.0}, "validation_fraction must lie between 0 and 1"),
         ({"early_stopping": -1}, "early_stopping must be"),
@@ -414,14 +368,6 @@ def test_radii_with_names_are_aligned_by_name(fitted):
     assert np.array_equal(*inside)
 
 
-def test_a_radius_of_a_feature_that_never_varied_may_be_infinite():
-    X, y = IRIS
-    model = quick().fit(np.hstack([X, np.ones((150, 1))]), y)
-    inputs = np.hstack([X[:3], np.ones((3, 1))])
-    radii = model.certified_radius(inputs, y[:3])
-    assert np.isinf(radii[:, 4]).all() and model.certify(inputs, y[:3], radii).verified.all()
-
-
 def test_a_tolerance_below_the_spacing_of_numbers_comes_to_an_end(fitted):
     X, y = IRIS
     radii = fitted.certified_radius(X[:1], y[:1], tolerance=1e-300, method="first")
@@ -463,9 +409,7 @@ def test_denormal_data_are_saved(tmp_path):
     model = quick().fit(X * 1e-310, y)
     assert not np.isfinite(float(model.bounds_["lipschitz"]))
     model.save(tmp_path / "tiny.safetensors")
-    again = pb.PolynomialClassifier.load(tmp_path / "tiny.safetensors")
-    assert again.bounds_ == model.bounds_
-    assert np.array_equal(again.decision_function(X * 1e-310), model.decision_function(X * 1e-310))
+    assert pb.PolynomialClassifier.load(tmp_path / "tiny.safetensors").bounds_ == model.bounds_
 
 
 def test_the_default_is_accurate_and_that_of_fit():
