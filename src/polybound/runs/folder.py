@@ -321,8 +321,6 @@ def cached(file: Path, read: Callable[[Path], T]) -> T:
 # The state of runs that train together, in one safetensors file, and the locks that are held meanwhile.
 
 
-_REFUSED = (SafetensorError, KeyError, TypeError, ValueError, RecursionError)
-
 _STATE = ("epoch", "step", "leader", "parted", "histories")
 _MEMORY = "optimiser "  # no parameter's name has a blank in it
 
@@ -411,10 +409,8 @@ class Checkpoint:
     @classmethod
     def read(cls, file: Path, device: str = "cpu") -> Checkpoint:
         """The inverse of `write`."""
-        try:
-            with safe_open(file, framework="pt", device=device) as opened:
-                state = json.loads(opened.metadata()["state"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        with _opened(file, device) as (opened, state):
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             specs = [Spec.from_dict(content) for content in state["specs"]]
             sums = tensors.pop("sums").cpu() if "sums" in tensors else None
             peaks = {i: tensors.pop(f"peak {i}") for i in range(len(specs)) if f"peak {i}" in tensors}
@@ -422,8 +418,6 @@ class Checkpoint:
             memory = {name.removeprefix(_MEMORY): tensor for name, tensor in memory.items()}
             known = {name: state[name] for name in _STATE}
             return cls(specs=specs, tensors=tensors, sums=sums, peaks=peaks, memory=memory, **known)
-        except _REFUSED as error:
-            raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
 
     @classmethod
     def specs_in(cls, file: Path) -> list[Spec]:
@@ -433,11 +427,16 @@ class Checkpoint:
             FileFormatError: the file is not a checkpoint.
             PolyboundError: a spec names a method, a model or an attack that is not registered.
         """
-        try:
-            with safe_open(file, framework="pt") as opened:
-                found = list(json.loads(opened.metadata()["state"])["specs"])
-        except FileNotFoundError:
-            raise
-        except _REFUSED as error:
-            raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error
+        with _opened(file) as (_, state):
+            found = list(state["specs"])
         return [Spec.from_dict(content) for content in found]
+
+
+@contextmanager
+def _opened(file: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A checkpoint's file, with what it says of the state."""
+    try:
+        with safe_open(file, framework="pt", device=device) as opened:
+            yield opened, json.loads(opened.metadata()["state"])
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{file}: not a checkpoint ({error}); delete it to start over") from error

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from filelock import Timeout
@@ -74,7 +73,8 @@ def _summary(run: Run) -> RunSummary:
         state, why = "damaged", str(error)
     except PolyboundError as error:
         state, why = "unknown", str(error)
-    return RunSummary(run.path, label, state, why, scores, _size(run.path.iterdir()))
+    size = sum(file.stat().st_size for file in run.path.iterdir() if file.is_file())
+    return RunSummary(run.path, label, state, why, scores, size)
 
 
 def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False) -> dict[Path, str]:
@@ -112,8 +112,8 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
             remove(file, "half-written", _locks_of(root, file.parent, name[1]))
     for one in summaries:
         if one.state in wanted:
-            same = partial(_is_in_state, Run(one.path), one.state)
-            remove(one.path, one.state, _locks_of(root, one.path), same)
+            now = Run(one.path)
+            remove(one.path, one.state, _locks_of(root, one.path), lambda: _summary(now).state == one.state)  # noqa: B023
     finished = {one.path for one in summaries if one.state in ("finished", "failed")}
     for file in checkpoints(root):
         try:
@@ -135,11 +135,3 @@ def _locks_of(root: Path, folder: Path, name: str = "") -> list[Path]:
     except PolyboundError:  # nobody trains a run whose spec cannot be read
         training = []
     return [*training, folder / LOCK] if name == SCORES else training
-
-
-def _is_in_state(run: Run, state: str) -> bool:
-    return _summary(run).state == state
-
-
-def _size(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files if file.is_file())
