@@ -24,43 +24,42 @@ def spec_of(samples=0, held_out=0.0, recipe=RECIPE, seed=0):
     return Spec(DataSpec.of("digits", samples=samples, held_out=held_out), SMALL, recipe, seed)
 
 
-def refused(tmp_path, spec, **handed):
-    """The line with which data are refused before anything is trained or written."""
+def digits(split="train", share=0.0, seed=0, *subsets):
+    data = load("digits", split, validation=share, seed=seed)
+    for size in subsets:
+        data = data.subset(size)
+    return data
+
+
+WHOLE = "train of 18c6a77d8ac37462"
+
+
+@pytest.mark.parametrize(
+    ("asked", "handed", "these", "wanted"),
+    [
+        ((0, 0.2), {"data": ("train", 0.2, 5)}, f"{WHOLE}, 0.2 held out by seed 5", f"{WHOLE}, 0.2 held out by seed 0"),
+        ((0, 0.2), {"validation": ("validation", 0.2, 5)}, "validation of", "validation of"),
+        ((0, 0.0), {"data": ("train", 0.0, 0, 100)}, f"{WHOLE}, a subset of 100", WHOLE),
+        ((50, 0.0), {"data": ("train", 0.0, 0, 100)}, f"{WHOLE}, a subset of 100", WHOLE),
+        ((50, 0.0), {"data": ("train", 0.0, 0, 100, 50)}, f"{WHOLE}, a subset of 100", WHOLE),
+        ((0, 0.0), {"validation": ("test",)}, "test of", "validation of"),
+        ((0, 0.2), {"validation": ("validation", 0.1)}, "validation of", "validation of"),
+        ((0, 0.2), {"validation": ("validation", 0.2, 0, 9)}, "validation of", "validation of"),
+    ],
+)
+def test_other_data_are_refused_before_anything_is_trained_or_written(tmp_path, asked, handed, these, wanted):
+    """Carved by another seed, a subset where all are meant, or another split in the place of the validation split."""
     with pytest.raises(PolyboundError, match="digits is not the data of this run: these are") as caught:
-        train_runs([spec], tmp_path, **handed)
+        train_runs([spec_of(*asked)], tmp_path, **{name: digits(*which) for name, which in handed.items()})
     assert not list(tmp_path.iterdir()) and "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_share_that_is_carved_by_another_seed_is_refused(tmp_path):
-    spec = spec_of(held_out=0.2)
-    other = load("digits", validation=0.2, seed=5)
-    assert refused(tmp_path, spec, data=other) == (
-        "digits is not the data of this run: these are train of 18c6a77d8ac37462, 0.2 held out by seed 5, "
-        "and it has train of 18c6a77d8ac37462, 0.2 held out by seed 0"
-    )
-    refused(tmp_path, spec, validation=load("digits", "validation", validation=0.2, seed=5))
-
-
-def test_a_subset_is_refused_where_all_samples_are_meant(tmp_path):
-    train = load("digits")
-    assert refused(tmp_path, spec_of(), data=train.subset(100)).startswith(
-        "digits is not the data of this run: these are train of 18c6a77d8ac37462, a subset of 100, and it has train"
-    )
-    refused(tmp_path, spec_of(samples=50), data=train.subset(100))
-    refused(tmp_path, spec_of(samples=50), data=train.subset(100).subset(50))
-
-
-def test_only_the_validation_split_is_validated_on(tmp_path):
-    refused(tmp_path, spec_of(), validation=load("digits", "test"))
-    refused(tmp_path, spec_of(held_out=0.2), validation=load("digits", "validation", validation=0.1))
-    refused(tmp_path, spec_of(held_out=0.2), validation=load("digits", "validation", validation=0.2).subset(9))
+    assert f"these are {these}" in str(caught.value) and f"and it has {wanted}" in str(caught.value)
 
 
 def test_arrays_of_ones_own_are_content_of_their_own(tmp_path):
     train = load("digits").subset(64)
     mine = Dataset("mine", "train", train.x, train.y, train.class_names)
-    refused(tmp_path, spec_of(samples=64), data=mine)
+    with pytest.raises(PolyboundError, match="digits is not the data of this run"):
+        train_runs([spec_of(samples=64)], tmp_path, data=mine)
     spec = Spec(DataSpec("mine", mine.digest), SMALL, RECIPE)
     (run,) = train_runs([spec], tmp_path / "mine", data=mine)
     (same,) = train_runs([spec_of(samples=64)], tmp_path / "same", data=train)
@@ -72,9 +71,7 @@ def test_arrays_of_ones_own_are_content_of_their_own(tmp_path):
         train_runs([spec], tmp_path / "other", data=mine)
 
 
-@cache
-def loaded(split, share, seed):
-    return load("digits", split, validation=share, seed=seed)
+loaded = cache(digits)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Evaluation of run folders: whose network, whose images, behind which denoiser."""
+"""Evaluation of run folders: which network, on which images, behind which denoiser."""
 
 from itertools import product
 
