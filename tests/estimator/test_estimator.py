@@ -93,7 +93,7 @@ def test_partial_fit_learns_in_pieces():
     assert model.certify(X[:5], y[:5], 0.01).verified.any()
     # The scaling is that of all that was seen.
     assert abs(model.scaling_.mean - X.mean(0)).max() < 0.1
-    with pytest.raises(pb.PolyboundError, match="none of the classes"):
+    with pytest.raises(pb.PolyboundError, match="not one of the classes"):
         model.partial_fit(X, y + 1)
     with pytest.raises(pb.PolyboundError, match="needs classes"):
         quick().partial_fit(X, y)
@@ -307,7 +307,7 @@ def test_labels_that_are_none_of_the_classes_are_refused(fitted):
             lambda y=y: fitted.certified_score(X[:5], y, 0.1),
             lambda y=y: fitted.certified_radius(X[:5], y),
         ):
-            with pytest.raises(pb.PolyboundError, match=r"is none of the classes \[0, 1, 2\]"):
+            with pytest.raises(pb.PolyboundError, match=r"is not one of the classes \[0, 1, 2\]"):
                 ask()
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import polybound as pb
 from polybound.attacks import FGSM, PGD
 from polybound.data import Dataset
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import PolyboundError
 from polybound.evaluation import certified_name, evaluate, score_of, wilson
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
@@ -266,43 +266,28 @@ def test_runs_with_the_same_weights_are_measured_once(runs, tmp_path, monkeypatc
     assert [row["run"] for row in result.counted("robust")] == [address(path) for path in folders for _ in range(3)]
 
 
-def test_run_folders_that_cannot_be_evaluated(runs, tmp_path):
+def test_runs_that_cannot_be_evaluated_are_refused_alone_and_skipped_among_others(runs, tmp_path):
     with pytest.raises(PolyboundError, match="no run to evaluate"):
         evaluate_runs([], "fgsm-0.1")
-    with pytest.raises(PolyboundError, match="no run folder"):
-        evaluate_run(tmp_path, "fgsm-0.1")
-    with pytest.raises(PolyboundError, match="no run folder"):
-        evaluate_run(tmp_path / "nowhere", "fgsm-0.1")
     with pytest.raises(PolyboundError, match="split"):
         evaluate_run(runs[2], "fgsm-0.1", split="validation")
-    damaged = copy_of(runs[0], tmp_path / "damaged")
-    for content in ("{}", "[", "", '[{"attack": "clean"}]', "\x00", "a,b\n1,2\n"):
-        (damaged / "scores.csv").write_text(content)
-        with pytest.raises(PolyboundError, match=r"scores\.csv: .* delete it to measure again") as caught:
-            evaluate_run(damaged, "fgsm-0.1")
-        assert str(caught.value).count("\n") == 0
-    (damaged / "scores.csv").unlink()
-    (damaged / "spec.json").write_text("{}")
-    with pytest.raises(PolyboundError, match=r"spec\.json: not a run's spec \('address' is missing\)"):
-        evaluate_run(damaged, "fgsm-0.1")
-    with pytest.raises(FileFormatError, match=r"spec\.json: not a run's spec"):
-        Run(damaged).spec()
-
-
-def test_one_bad_run_among_many_is_skipped_and_named(runs, tmp_path):
-    good = copy_of(runs[0], tmp_path / "good")
-    bad = copy_of(runs[1], tmp_path / "bad")
+    good, bad, failed, young = (copy_of(runs[1], tmp_path / name) for name in ("good", "bad", "failed", "young"))
     (bad / "model.safetensors").write_bytes(b"half a mod")
-    failed = copy_of(runs[1], tmp_path / "failed")
     Run(failed).write_history([{"epoch": 1, "failure": "the loss became nan"}])
-    young = copy_of(runs[1], tmp_path / "young")
     (young / "model.safetensors").unlink()
-    result = evaluate_runs([bad, good, failed, young, tmp_path / "mistyped"], "fgsm-0.1", limit=20)
+    reasons = {
+        bad: "not a whole safetensors file",
+        failed: "the loss became nan",
+        young: "not trained yet",
+        tmp_path / "mistyped": "no run folder",
+    }
+    for path, why in reasons.items():
+        with pytest.raises(PolyboundError, match=why):
+            evaluate_run(path, "fgsm-0.1")
+    result = evaluate_runs([*reasons, good], "fgsm-0.1", limit=20)
     assert result.scores.values("run") == [address(good)] and len(result.scores) == 3
-    assert set(result.skipped) == {str(tmp_path / name) for name in ("bad", "failed", "young", "mistyped")}
-    assert "not a whole safetensors file" in result.skipped[str(bad)] and "nan" in result.skipped[str(failed)]
-    assert "not trained yet" in result.skipped[str(young)]
-    assert "no run folder" in result.skipped[str(tmp_path / "mistyped")]
+    assert list(result.skipped) == list(map(str, reasons))
+    assert all(why in result.skipped[str(path)] for path, why in reasons.items())
     assert {entry["run"] for entry in json.loads(result.to_json())["skipped"]} == set(result.skipped)
 
 

@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from polybound.certificates import PreparedNetwork
 from polybound.errors import PolyboundError, check_choice, check_int, check_norm
 from polybound.estimator import files
-from polybound.estimator.scaling import Array, InputScaling, Samples, merged, repeated, scaled_weights
+from polybound.estimator.scaling import Array, InputScaling, WeightedSamples, merged, repeated, scaled_weights
 from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.theory import Bound
 from polybound.training import METHODS, History, Method, Recipe, fit
@@ -95,7 +95,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Change the estimator as a whole: if anything fails inside, it is what it was before."""
+        """Undo all changes of the estimator if anything fails inside."""
         before = dict(vars(self))
         try:
             yield
@@ -200,7 +200,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             self.history_.lines.append(dict(line) | {"epoch": len(self.history_) + 1})
         self.n_iter_ += 1
 
-    def _begin(self, samples: Samples, outputs: int) -> None:
+    def _begin(self, samples: WeightedSamples, outputs: int) -> None:
         """The network before its first step, in float32."""
         self._batch_seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         sizes = (samples.X.shape[1], _whole("rank", self.rank), outputs, _whole("degree", self.degree))
@@ -210,7 +210,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             self.model_ = CCP(*sizes, self.form, seed=self._batch_seed)
         self.history_, self.n_iter_ = History(), 0
 
-    def _train(self, samples: Samples, options: dict[str, Any]) -> History:
+    def _train(self, samples: WeightedSamples, options: dict[str, Any]) -> History:
         """Train the network in place, on the device asked for; afterwards it is on the CPU."""
         samples = samples._replace(X=self.scaling_(samples.X), y=self._scaled_targets(samples.y))
         if self._has_own_loss():

@@ -85,7 +85,7 @@ def aligned(what: str, values: Any, names: Sequence[str] | None, features: int, 
     Args:
         what: what messages call the values.
         values: a number or an array, which is taken as it is, or a pandas Series or frame.
-        names: of the features; None if nobody gave them names, then they count as 0, 1, 2 ...
+        names: of the features; None for features without names, which count as 0, 1, 2 ...
         features: how many there are.
         rows: the names of the samples, which a frame must have too.
     """
@@ -113,8 +113,8 @@ def decide(
 
     `certify` speaks of the polynomial in real numbers over the box of `InputScaling.box`, which contains u(x') as
     computed for every x'. `predict` evaluates the polynomial there in float64, off by at most the slack of each
-    output; so a margin above the slack of both outputs is one that `predict` sees. A counterexample is one of
-    `predict`, or it is none.
+    output; so a margin above the slack of both outputs is one that `predict` sees. A point is a counterexample only if
+    `predict` gives another label there.
 
     Args:
         net: the network.

@@ -179,7 +179,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             unknown = [label for label in given if label not in known]
             # A fold may lack a class; but a label that is misspelt leaves another without its weight.
             if unknown and not all(label in given for label in known):
-                raise PolyboundError(f"class_weight has {unknown[0]!r}, which is none of the classes {known}")
+                raise PolyboundError(f"class_weight has {unknown[0]!r}, which is not one of the classes {known}")
             shares = np.array([float(given.get(label, 1.0)) for label in known])
             if not (np.isfinite(shares) & (shares >= 0)).all():
                 raise PolyboundError("class weights must be finite and not negative")
@@ -196,12 +196,12 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         """The class numbers of labels.
 
         Raises:
-            PolyboundError: a label is none of the classes.
+            PolyboundError: a label is not one of the classes.
         """
         number = {label: i for i, label in enumerate(self.classes_.tolist())}
         labels = np.asarray(y).tolist()
         if unknown := [label for label in labels if label not in number]:
-            raise PolyboundError(f"label {unknown[0]!r} is none of the classes {self.classes_.tolist()}")
+            raise PolyboundError(f"label {unknown[0]!r} is not one of the classes {self.classes_.tolist()}")
         return np.array([number[label] for label in labels], dtype=np.int64)
 
     def decision_function(self, X: Any) -> Array:

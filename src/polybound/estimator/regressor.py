@@ -14,7 +14,7 @@ from polybound.errors import PolyboundError
 from polybound.estimator.base import PolynomialEstimator, rounding
 from polybound.estimator.certify import checked_eps, proven_bounds
 from polybound.estimator.files import read_scaling
-from polybound.estimator.scaling import Array, Samples, TargetScaling
+from polybound.estimator.scaling import Array, TargetScaling, WeightedSamples
 
 __all__ = ["PolynomialRegressor", "PredictionIntervals"]
 
@@ -128,7 +128,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         there, stretch = weight > 0, self.target_scaling_.std
         self.bounds_ = proven_bounds(self.model_, self.scaling_, self.scaling_(X[there]), stretch=stretch)
 
-    def _begin(self, samples: Samples, outputs: int) -> None:
+    def _begin(self, samples: WeightedSamples, outputs: int) -> None:
         super()._begin(samples, outputs)
         self.target_scaling_ = TargetScaling.of(samples.y, samples.weight)
 

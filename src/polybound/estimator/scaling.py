@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from polybound.errors import PolyboundError
 
-__all__ = ["MOST", "Array", "InputScaling", "Samples", "TargetScaling", "merged", "repeated", "scaled_weights"]
+__all__ = ["MOST", "Array", "InputScaling", "TargetScaling", "WeightedSamples", "merged", "repeated", "scaled_weights"]
 
 
 Array = npt.NDArray[np.float64]
@@ -156,14 +156,14 @@ def _moments(values: Array, weight: Array) -> tuple[Array, Array]:
     return np.clip(mean, -1.0, 1.0) * peak, np.where(varies, std * peak, 0.0)
 
 
-# Samples in an order of their own, equal ones merged. Integer weights equal repetition, bit for bit.
+# WeightedSamples in an order of their own, equal ones merged. Integer weights equal repetition, bit for bit.
 
 
 MOST = 2**27
 """The most numbers that repeated rows may have: 1 GiB of float64."""
 
 
-class Samples(NamedTuple):
+class WeightedSamples(NamedTuple):
     """What to train on: inputs (samples, features), targets (samples,) or (samples, outputs), and positive weights."""
 
     X: Array
@@ -171,7 +171,7 @@ class Samples(NamedTuple):
     weight: Array
 
 
-def merged(X: Array, y: npt.NDArray[Any], weight: Array) -> Samples:
+def merged(X: Array, y: npt.NDArray[Any], weight: Array) -> WeightedSamples:
     """Distinct samples, in the order of a hash of their content, with the sums of their weights.
 
     Batches are drawn from this order. So a fit depends neither on the order in which samples are given, nor on whether
@@ -189,10 +189,10 @@ def merged(X: Array, y: npt.NDArray[Any], weight: Array) -> Samples:
         first.setdefault(key, i)
     keys = sorted(sums)
     chosen = np.array([first[key] for key in keys])
-    return Samples(rows[chosen], targets[chosen], np.array([sums[key] for key in keys]))
+    return WeightedSamples(rows[chosen], targets[chosen], np.array([sums[key] for key in keys]))
 
 
-def repeated(samples: Samples) -> Samples:
+def repeated(samples: WeightedSamples) -> WeightedSamples:
     """The same samples without weights, each as often as its weight says, if all weights are whole numbers.
 
     Raises:
@@ -208,7 +208,7 @@ def repeated(samples: Samples) -> Samples:
         )
     counts = samples.weight.astype(np.int64)
     rows = np.repeat(np.arange(len(counts)), counts)
-    return Samples(samples.X[rows], samples.y[rows], np.ones(len(rows)))
+    return WeightedSamples(samples.X[rows], samples.y[rows], np.ones(len(rows)))
 
 
 def scaled_weights(weight: Array) -> Array | None:

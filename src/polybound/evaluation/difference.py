@@ -21,7 +21,7 @@ class Difference:
         low: lower end of the 95 % interval.
         high: upper end.
         p: the p-value of a two-sided paired t-test; NaN where the seeds allow none.
-        seeds: those that both have.
+        seeds: the seeds that both have.
         total: images that each accuracy was measured on.
         available: images of the split.
     """
@@ -39,11 +39,11 @@ class Difference:
 
 
 def difference(first: Table, second: Table) -> Difference | None:
-    """The difference of two accuracies; None if they have no seed in common, or are of different images.
+    """The difference of two accuracies; None if they share no seed, or were measured on different images.
 
     With several seeds, the interval is Student's for differences that are paired by seed. One seed, or differences
-    without any spread, tell nothing of training again: then it is Newcombe's, made of the Wilson intervals of both
-    accuracies as if their images were independent, which is wide.
+    that are all equal, say nothing about another training. Then it is Newcombe's interval, made of the Wilson intervals
+    of both accuracies as if their images were independent; it is wide.
 
     Args:
         first: scores that differ in the seed alone.

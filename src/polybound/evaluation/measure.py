@@ -331,7 +331,7 @@ def _hand_out(scores: list[Score], models: Sequence[EvaluatedModel]) -> None:
 
 
 def stacks(models: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
-    """What can be attacked as one: everything, unless each network has a denoiser of its own."""
+    """Group networks that can be attacked as one: all of them, unless each has a denoiser of its own."""
     first = models[0].defence
     shared = all(one.defence is first and one.train is None for one in models)
     if shared and all(isinstance(one.model, PolynomialNetwork) for one in models):

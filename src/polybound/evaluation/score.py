@@ -35,7 +35,7 @@ NODES = 256
 
 @dataclass(frozen=True)
 class Score:
-    """One measurement, in counts; what it is about is its identity, and it is found under no other.
+    """One measurement, in counts. A stored score is used again only where its identity is asked for.
 
     Attributes:
         weights: digest of the network's weights.
@@ -52,8 +52,8 @@ class Score:
             papers count), "verified" (proven), or "-" without an attack.
         total: images, from the first of the split on.
         available: images that the split has.
-        correct: those that count.
-        per_class: those that count and all of each class: "97/100 88/90".
+        correct: images that count as right.
+        per_class: right images and all images of each class: "97/100 88/90".
     """
 
     weights: str
@@ -73,12 +73,12 @@ class Score:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What is measured, without what came out. A data set is what it contains, not what it is called."""
+        """All fields but the counts. A data set is identified by its digest, not by its name."""
         plain = replace(self, correct=0, per_class="", dataset="")
         return tuple(asdict(plain).values())
 
     def check(self, run: str) -> str:
-        """16 hex digits that this score of a run has and no other: whoever edits one without the other is found out."""
+        """Digest of this score and its run, 16 hex digits: it shows whether a stored line was edited."""
         return short_digest(sha256(json.dumps([run, *asdict(self).values()]).encode()).hexdigest())
 
     @property
@@ -154,7 +154,7 @@ def read_radius(radius: float | str) -> Radius:
 
 
 def certified_name(radius: float | str) -> str:
-    """What stands in the place of the attack for certified accuracy; different questions have different names.
+    """The name that a certified accuracy has in the place of an attack; different balls or budgets, different names.
 
     >>> certified_name(0.05), certified_name("0.50:norm=2:seconds=1")
     ('certified-0.05:nodes=256', 'certified-0.5:norm=2:seconds=1')
@@ -172,7 +172,7 @@ def short_number(value: float) -> str:
 
 
 def certified_radius_of(attack: str) -> Radius | None:
-    """What a score's attack says is certified; None if it is an attack.
+    """The ball and budget in the name of a certified accuracy; None for the name of an attack.
 
     >>> certified_radius_of("certified-0.05:nodes=256").eps, certified_radius_of("fgsm-0.1")
     (0.05, None)
@@ -180,12 +180,12 @@ def certified_radius_of(attack: str) -> Radius | None:
     kind, _, radius = attack.partition("-")
     try:
         return read_radius(radius) if kind == "certified" else None
-    except PolyboundError:  # somebody's attack of this name
+    except PolyboundError:  # a registered attack may have such a name
         return None
 
 
 def dated_name(attack: str) -> str:
-    """The name of what a stored score is about. Without a budget it is from when that was a second for each image.
+    """The attack of a stored score, with a budget. Scores without one date from when it was one second for each image.
 
     >>> dated_name("certified-0.05"), dated_name("certified-0.05:nodes=256"), dated_name("fgsm-0.1")
     ('certified-0.05:seconds=1', 'certified-0.05:nodes=256', 'fgsm-0.1')
@@ -195,7 +195,7 @@ def dated_name(attack: str) -> str:
 
 
 def paper_counts(attack: str, protocol: str) -> str:
-    """How the paper's numbers of an attack are counted, or the honest ones under the sound protocol.
+    """How the paper counts the images of an attack, or how they are counted under the sound protocol.
 
     The paper counts images that are right attacked; only targeted APGD leaves alone what is misclassified already.
 
@@ -213,7 +213,7 @@ def paper_counts(attack: str, protocol: str) -> str:
 
 @lru_cache(maxsize=65536)
 def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval: the shares p that `correct` of `total` does not reject, by the score test:
+    """Wilson's interval: the shares p that the score test does not reject for `correct` of `total`:
 
         |correct / total - p| <= z sqrt(p (1 - p) / total)
 

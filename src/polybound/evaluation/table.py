@@ -73,7 +73,7 @@ class Cell:
         seeds: which.
         total: images that each was measured on.
         available: images of the split.
-        epoch: after which epoch, or of which the best.
+        epoch: the epoch after which it was measured, or "best of 75, 100".
         chosen: (column, value, number of values it was the best of), where it is the best of several.
     """
 
@@ -131,7 +131,7 @@ class Table:
         return list({_key(row[column]): row[column] for row in self.rows if column in row}.values())
 
     def columns(self) -> list[str]:
-        """All columns: what is most asked for first, scores last."""
+        """All columns: the most used first, those of the score last."""
         found = dict.fromkeys(name for row in self.rows for name in row)
         first = [name for name in _LEADING if name in found]
         spec = sorted(name for name in found if name not in _SCORE and name not in (*_LEADING, "run"))
@@ -178,7 +178,7 @@ class Table:
         return Cell(fmean(shares), spread, seeds, first["total"], first["available"], first.get("epoch"))
 
     def _measured_once(self) -> Row:
-        """The one row of rows that ask the same; one that is there again must say the same."""
+        """The first of rows of one measurement; all of them must have the same count."""
         first = self.rows[0]
         if other := next((row for row in self.rows if row["correct"] != first["correct"]), None):
             counts = f"{first['correct']} and {other['correct']} of {first['total']}"
@@ -236,7 +236,7 @@ class Table:
         """The table as a CSV file, which `read_table` reads back.
 
         Args:
-            checked: whether the lines get a check, but for those that were read without one.
+            checked: whether to write the check of each line; lines that were read without one stay without.
         """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -261,8 +261,8 @@ class Table:
 def best_place(candidates: Sequence[Sequence[Cell | None]]) -> tuple[int, int] | None:
     """The place of the candidate with the highest mean over its cells, and how many candidates compete.
 
-    One that lacks a cell that another has, or that has fewer seeds, may be ahead by luck, and does not compete. None
-    if nobody competes.
+    A candidate that lacks a cell of another, or that has fewer seeds, may be ahead by luck, and does not compete. None
+    if no candidate is left.
 
     Args:
         candidates: the cells of each, in the same order.
@@ -284,8 +284,8 @@ def read_table(text: str) -> Table:
     """The inverse of `Table.to_csv`.
 
     Raises:
-        PolyboundError: a column is missing, a number is none, or a line is not as it was written; the message names the
-            line and the column.
+        PolyboundError: a column is missing, a value is not a number, or a line was changed; the message names the line
+            and the column.
     """
     reader = csv.DictReader(io.StringIO(text))
     try:
@@ -375,7 +375,7 @@ def differing(rows: Sequence[Row], free: Sequence[str] = ()) -> dict[str, list[A
 
 
 def of_the_seed(rows: Sequence[Row]) -> tuple[str, ...]:
-    """In which columns rows may differ and still be one cell: without a seed, runs are different things."""
+    """The columns in which rows of one cell may differ; rows without a seed are never averaged."""
     seeded = all(row.get("seed") is not None for row in rows)
     return SEED_COLUMNS if seeded else ("correct", "per_class")
 
@@ -492,7 +492,7 @@ def labels(rows: Sequence[Row], free: Sequence[str] | None = None, *, method: bo
 
 
 def network_labels(rows: Sequence[Row], free: Sequence[str]) -> list[str]:
-    """As `labels`, of networks; those that are no runs have nothing but their name, in the column "run".
+    """Labels of networks: of runs as `labels` has them, of model files their name in the column "run".
 
     >>> network_labels([{"method": "l2", "seed": 0, "run": "ab"}, {"run": "a.safetensors"}], ("run",))
     ['l2', 'a.safetensors']

@@ -36,7 +36,7 @@ class Experiment:
     Attributes:
         name: what it is called.
         title: one line for its heading.
-        paper: where it is in the paper; empty for those that the paper lacks.
+        paper: where it is in the paper; empty if it is not in the paper.
         kind: "accuracy" (train and evaluate), "search" (find layer-wise bounds first), "growth" (theta and gamma of
             trained models and during training), "initial" (the same at initialisation) or "samples" (of the data).
         layout: "table", "curves", "chosen" (one bound for each row, chosen on validation) or "tradeoff".
@@ -65,9 +65,8 @@ class Experiment:
         seeds: how many.
         validation: share of train held out.
         samples: how many training samples to use; 0 for all.
-        measure_every: in tables and curves, measure under the published protocol not only after the last epoch but
-            every so many since the first with a projection, of which the best counts, as in the paper. 0 for the last
-            alone.
+        measure_every: in tables and curves, measure under the published protocol also every this many epochs after the
+            first projection; as in the paper, the best epoch counts. 0 for the last epoch alone.
         limit: how many images to attack; 0 for all.
         budget: share of the schedule's epochs.
     """
@@ -134,7 +133,7 @@ class Experiment:
             raise PolyboundError(f"a search needs {', '.join(lacking)}")
 
     def changed(self, **changes: Any) -> Experiment:
-        """With other values for some fields; those that are None stay."""
+        """Replace some fields; arguments that are None change nothing."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def recipe_for(self, method: Method) -> Recipe:
@@ -279,7 +278,7 @@ def find_experiment(name: str) -> Experiment:
     ('ncp-4',)
 
     Raises:
-        PolyboundError: there is none of that name, or the file is not one.
+        PolyboundError: no experiment has this name, or the file is not an experiment.
     """
     own = _OWN.get(name) or (Path(name) if name.endswith(".toml") else None)
     if own is not None:

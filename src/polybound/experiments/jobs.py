@@ -42,7 +42,7 @@ class Measurement:
 
 
 def covers(row: Row, limit: int | None) -> bool:
-    """Whether a score is of the images that a limit asks for: the first so many, or all."""
+    """Whether a score was measured on the images of a limit; without a limit, on all."""
     return bool(row["total"] == (min(limit, row["available"]) if limit else row["available"]))
 
 
@@ -66,7 +66,7 @@ class StackJob:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """One line for progress bars and messages."""
         first = self.specs[0]
         seeds = {spec.seed for spec in self.specs}
         which = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {first.seed}"
@@ -104,7 +104,7 @@ class StackJob:
 
 @dataclass(frozen=True)
 class StudyJob:
-    """Something else than training and evaluating: it leaves one JSON file."""
+    """A job that neither trains nor evaluates runs; it leaves one JSON file."""
 
     kind: str
     options: str
@@ -127,7 +127,7 @@ class StudyJob:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """One line for progress bars and messages."""
         return f"{self.kind} {', '.join(str(value) for value in json.loads(self.options).values())}"[:100]
 
     def file(self, root: Path) -> Path:

@@ -151,9 +151,9 @@ class _Search:
 def runs_of(
     experiment: Experiment, root: Path, data_dir: Path | None = None, scores: Table | None = None
 ) -> list[tuple[Spec, Run]]:
-    """The runs of an experiment, those that its search led to included, with their folders, which may not exist.
+    """The runs of an experiment with their folders, which may not exist, also those that its search led to.
 
-    Of a data set that is not on this machine and of which there are no scores, nothing is known: it has no runs.
+    The digest of a data set that is neither on this machine nor in the scores is not known: it has no runs.
 
     Args:
         experiment: whose runs.
@@ -268,7 +268,7 @@ def read_scores(file: Path) -> Table:
     """The table of a CSV file of scores. A row that says how its network was trained is checked against its address.
 
     Raises:
-        PolyboundError: there is none, it is not one, or a column of a run was changed or taken away.
+        PolyboundError: there is no such file, it holds no scores, or a column of a run was changed or removed.
     """
     if not file.is_file():
         raise PolyboundError(f"{file}: no such file")
@@ -299,7 +299,7 @@ def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
     return {**row, **known[key]}
 
 
-# What the experiments need besides training and evaluating: norms while training, at initialisation, samples.
+# Studies, which neither train nor evaluate runs: norms while training and at initialisation, samples of the data.
 
 
 RANKS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

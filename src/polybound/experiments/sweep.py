@@ -1,4 +1,4 @@
-"""Carrying out experiments: what is not done yet, on as many workers as there are.
+"""Run experiments: all jobs that are not done yet, on any number of workers.
 
 Workers share a folder and nothing else: every result is a file with a content address, written atomically. So any
 engine will do, a job can be repeated by anyone, and what a dead worker left undone is done again.
@@ -45,7 +45,7 @@ _DEATHS = {"TerminatedWorkerError", "BrokenProcessPool", "KilledWorker", "RayErr
 def jobs_of(
     experiment: Experiment, root: Path, digest: Callable[[str], str], data_dir: Path | None = None
 ) -> list[Job]:
-    """All jobs of an experiment that are known by now; those that follow a search are known after it."""
+    """All jobs of an experiment that are known yet; those that follow a search are known after it."""
     experiment = resolve(experiment, root, data_dir)
     jobs: list[Job] = [search_job(experiment, data_dir)] if experiment.searches else []
     jobs += studies(experiment, data_dir)
@@ -74,7 +74,7 @@ def sweep(
     cluster: str | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
 ) -> None:
-    """Carry out experiments; whatever is done already, in this sweep or an earlier one, is not done again.
+    """Run experiments; jobs that are done already, in this sweep or an earlier one, are not done again.
 
     Args:
         experiments: what to do; runs that several need are trained once.

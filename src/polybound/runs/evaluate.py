@@ -153,7 +153,7 @@ def load_model(path: Folder, epoch: int | None = None) -> LoadedModel:
     """The network of a run folder, also after an earlier epoch, or of a model file, also an ONNX file.
 
     Raises:
-        PolyboundError: there is none, or it is not what the run trained; the message names it.
+        PolyboundError: there is no model, or another one than the run trained; the message names the file.
     """
     path = Path(path)
     if path.is_file():

@@ -1,4 +1,4 @@
-"""A run on disk: what was asked for, what was seen, what came out, what was measured.
+"""A run on disk: its spec, history, models and scores.
 
     ROOT/NAME-ADDRESS/spec.json               everything that determines the run, and its address
                       history.jsonl           one line an epoch; the last says how it ended
@@ -9,10 +9,10 @@
     ROOT/.checkpoints/ADDRESS.safetensors     the state of runs that train together, while they do
     ROOT/.locks/NAME.lock                     held by who trains, by name of the runs and of their checkpoint
 
-The address is the SHA-256 of the spec: the same question has the same folder, on every machine, and a finished run
-need not be trained again. It is checked against the spec, the weights against the digest that training wrote down, and
+The address is the SHA-256 of the spec: the same spec has the same folder on every machine, and a finished run need not
+be trained again. The address is checked against the spec, the weights against the digest that training wrote down, and
 every score against the check in its line: a file that was changed or swapped is refused. Scores without a check, from
-before there was one, are read as unverified. Every file is written atomically.
+before checks existed, are read as unverified. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ class Run:
 
         Raises:
             FileFormatError: the file is damaged, or is not the model that this run trained.
-            PolyboundError: there is none.
+            PolyboundError: the run has no model.
         """
-        return deepcopy(self._checked_model(epoch))  # for whoever wants to train it on
+        return deepcopy(self._checked_model(epoch))  # the caller may train it further
 
     def _checked_model(self, epoch: int | None) -> PolynomialNetwork:
         file, spec_file = self.model_file(epoch), self.path / SPEC
@@ -220,7 +220,7 @@ class Run:
         return self._rows(dict.fromkeys(score_of(row) for row in stored if row.get("run") == address))
 
     def unverified(self) -> list[Score]:
-        """The stored scores whose lines have no check: from before there was one, or somebody took it away."""
+        """The stored scores whose lines have no check: written before checks existed, or removed since."""
         stored = self._stored()
         return [score_of(stored.rows[place]) for place in sorted(stored.unchecked)]
 
@@ -336,7 +336,7 @@ def checkpoints(root: Path) -> list[Path]:
 
 
 def lock_names(specs: Iterable[Spec]) -> list[str]:
-    """What is locked while runs are trained; the runs of a seed, with any bounds or none, have one lock."""
+    """The locks to hold while runs are trained; the runs of a seed, with any bounds or none, share one."""
     found = set()
     for spec in specs:
         method = "bounds" if isinstance(spec.recipe.method, Plain | Projected) else spec.recipe.method.name

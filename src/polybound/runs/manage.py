@@ -1,4 +1,4 @@
-"""Folders with hundreds of runs: what is in them, and what can go."""
+"""List the runs of a folder, and remove what is no longer needed."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def _summary(run: Run) -> RunSummary:
 
 
 def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False) -> dict[Path, str]:
-    """Remove what nobody needs; returns what, with the reason.
+    """Remove what is no longer needed; returns the paths with the reasons.
 
-    That is half-written files of killed processes, checkpoints whose runs are all finished, and the runs that are in
-    one of the `states`. It takes the locks that training holds: what a living process is working on stays.
+    These are half-written files of killed processes, checkpoints whose runs are all finished, and the runs in one of
+    the `states`. Locks are taken as in training: what a living process works on stays.
 
     Args:
         root: folder of the runs.
@@ -132,6 +132,6 @@ def _locks_of(root: Path, folder: Path, name: str = "") -> list[Path]:
         return [lock_file(root, name)]
     try:
         training = [lock_file(root, one) for one in lock_names([Run(folder).spec()])]
-    except PolyboundError:  # nobody trains a run whose spec cannot be read
+    except PolyboundError:  # a run whose spec cannot be read is not being trained
         training = []
     return [*training, folder / LOCK] if name == SCORES else training

@@ -178,7 +178,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """What people call it, in a line of its own: data, model, recipe and seed."""
+        """A line for messages: data, model, recipe and seed."""
         return f"{self.data.name} {self.model.name} {self.recipe.label}, seed {self.seed}"
 
     @property
@@ -196,7 +196,7 @@ def address_of(content: Any) -> str:
     """The content address of anything that JSON can hold.
 
     Raises:
-        PolyboundError: a number in it is not finite, and JSON has none such.
+        PolyboundError: a number in it is not finite, which JSON cannot hold.
     """
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)

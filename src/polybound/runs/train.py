@@ -132,7 +132,7 @@ def train_runs(
     # The state of finished runs whose process was killed before it could remove it.
     ours = {spec.address for spec in specs}
     for file in checkpoints(root):
-        with suppress(PolyboundError, FileNotFoundError, Timeout):  # of no concern here, gone already, or in use
+        with suppress(PolyboundError, FileNotFoundError, Timeout):  # unreadable, gone already, or in use
             if {spec.address for spec in Checkpoint.specs_in(file)} <= ours:
                 with locked([lock_file(root, file.name)], wait=False):
                     file.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ def _begun(root: Path, specs: Sequence[Spec], todo: list[int]) -> list[int] | No
     for file in checkpoints(root):
         try:
             found = [places.get(spec.address, -1) for spec in Checkpoint.specs_in(file)]
-        except (PolyboundError, FileNotFoundError):  # of no concern here, or gone already
+        except (PolyboundError, FileNotFoundError):  # unreadable, or gone already
             continue
         if -1 not in found and set(found) & set(todo):
             return found
