@@ -40,6 +40,7 @@ def test_gradient_masking_is_looked_for_behind_the_denoiser(runs, steps):
     assert any("no sign of gradient masking" in note for note in bare.notes)
     assert any("gradient masking?" in note for note in defended.notes)
     assert not any("no sign" in note for note in defended.notes)
+    assert [row["defence"] for row in defended.scores] == ["steps"] * 3
 
 
 def test_a_denoiser_that_is_trained_is_trained_once_for_scores_notes_and_examples(runs, monkeypatch):
@@ -92,7 +93,4 @@ def test_a_run_is_measured_on_its_own_data(runs, refused, cli):
     assert cli("evaluate", runs[0], "--dataset", "digits", "--attacks", "", "--limit", 4).code == 0
     model = runs[0] / "model.safetensors"
     assert cli("evaluate", model, "--dataset", "digits", "--attacks", "", "--limit", 4).code == 0
-
-
-def test_json_and_csv_exclude_each_other(runs, refused):
     assert "--json and --csv" in refused("evaluate", runs[0], "--attacks", "", "--limit", 4, "--json", "--csv")
