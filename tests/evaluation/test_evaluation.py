@@ -14,7 +14,7 @@ import polybound as pb
 from polybound.attacks import FGSM, PGD
 from polybound.data import Dataset
 from polybound.errors import PolyboundError
-from polybound.evaluation import certified_name, evaluate, score_of, wilson
+from polybound.evaluation import EvaluationSpec, certified_name, evaluate, score_of, wilson
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
 
@@ -98,6 +98,18 @@ def test_limit_keep_progress_and_names(trained):
     for e in range(3):
         assert (stack.run(e)(images[e]).argmax(-1) == kept.predictions["fgsm-0.1", "sound"][e]).float().mean() > 0.98
     assert steps[-1] == (100, 100, "done") and [done for done, *_ in steps] == sorted(done for done, *_ in steps)
+
+
+def test_each_attack_is_made_once_for_scores_notes_and_examples(trained, monkeypatch):
+    stack, test = trained
+    attack, calls = FGSM.__call__, []
+    monkeypatch.setattr(FGSM, "__call__", lambda self, *a, **o: calls.append(1) or attack(self, *a, **o))
+    spec = EvaluationSpec("fgsm-0.1", limit=64, keep=10, check=32)
+    result = evaluate(stack, test, spec)
+    assert len(calls) == 1 and result.examples.adversarial["fgsm-0.1", "sound"].shape[:2] == (3, 10)
+    assert any("gradient masking" in note for note in result.notes)
+    again = evaluate(stack, test, "fgsm-0.1", limit=64)
+    assert again.scores.rows == result.scores.rows == evaluate(stack, test, spec, keep=0, check=0).scores.rows
 
 
 def cells(line):
