@@ -77,6 +77,8 @@ class Adversary:
         return f"{self.attack.name} ({self.protocol}) from {when}"
 
 
+_STEPS, _LEAST_EPOCHS = 3000, 20
+"""Of the default recipe."""
 _RATES = {"adamw": 3e-3, "momentum": 5e-3, "sgd": 0.05}
 """Learning rates of the default recipe, for inputs of up to 64 features."""
 
@@ -173,7 +175,7 @@ class Recipe:
                 plan.setdefault("weight_decay", min(1.0, max(0.1, 25 * features / samples)))
         if isinstance(plan["schedule"], str):
             batch = check_int("batch_size", plan.setdefault("batch_size", 64))
-            plan.setdefault("epochs", min(200, max(20, ceil(3000 / ceil(samples / batch)))))
+            plan.setdefault("epochs", min(200, max(_LEAST_EPOCHS, ceil(_STEPS / ceil(samples / batch)))))
         method = plan.get("method", "none")
         method = method if isinstance(method, Method) else METHODS.build(method)
         if "loss" not in plan and not method.own_loss:
