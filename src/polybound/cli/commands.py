@@ -84,7 +84,7 @@ def say_stopped(what_is_kept: str) -> None:
 def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """A bar on standard error that is gone when it is done; yields `step(done, total, text)`, which moves it.
 
-    Where nobody watches there is none: even an empty one would put a line of its own before an error's.
+    Without a terminal there is none: even an empty bar would print a line before an error message.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -111,7 +111,7 @@ ORDER = (
     "data", "runs", "experiments", "reproduce", "sweep", "report", "compare", "doctor",
 )
 # fmt: on
-"""The order in which `--help` shows the commands: what a newcomer needs comes first. Others come last."""
+"""The order of the commands in `--help`: those that a newcomer needs come first, plugins last."""
 
 
 class _Command(TyperCommand):
@@ -197,7 +197,7 @@ def command(
         *examples: command lines that help shows, one a line.
         name: the command's name, if it is not the function's.
         panel: heading in the list of commands.
-        stopped: what to say after Ctrl-C: what is kept, and how to go on.
+        stopped: the message after Ctrl-C: what is kept, and how to go on.
     """
     # Help makes a line of each paragraph.
     lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"[bold]{example}[/]" for example in examples)]

@@ -41,19 +41,13 @@ def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         print(json.dumps(rows, indent=2))
         return
     # What a choice is made by; sources, sizes of the files and the rest are in --json.
-    cells = [
-        [
-            row["name"],
-            row["licence"],
-            row["found"] or "-",
-            str(row["classes"]),
-            "x".join(map(str, row["shape"])),
-            " + ".join(f"{count:,}" for count in row["samples"].values()),
-        ]
-        for row in rows
-    ]
-    header = ["name", "licence", "found in", "classes", "shape", "samples"]
-    show_table(header, cells, notes=["found in: - can be downloaded with `polybound data get NAME`"], lead=3)
+    cells = []
+    for row in rows:
+        counts = " + ".join(f"{count:,}" for count in row["samples"].values())
+        shape = "x".join(map(str, row["shape"]))
+        cells.append([row["name"], str(row["classes"]), shape, counts, row["licence"], row["found"] or "-"])
+    header = ["name", "classes", "shape", "samples", "licence", "found in"]
+    show_table(header, cells, notes=["found in: - can be downloaded with `polybound data get NAME`"])
 
 
 @command(data_app, "polybound data get mnist", "polybound data get nsynth --full")

@@ -28,7 +28,7 @@ class GivenNetwork:
     """A network that a command is given.
 
     Attributes:
-        name: what to call it: a folder's or a file's name, or the bundled network's.
+        name: of the folder, of the file without its ending, or of the bundled network.
         model: the network.
         spec: everything that determined its training; None if that is not known.
         about: the columns of a run, or the file.
@@ -138,7 +138,7 @@ def _of_picture(path: Path, shape: tuple[int, ...], domain: tuple[float, float])
     try:
         with pictures.open(path) as picture:
             pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-    except OSError as error:  # of which an unknown format is one
+    except OSError as error:  # an unknown format, too
         raise PolyboundError(f"{path}: not a picture ({error})") from None
     if pixels.shape[:2] != (height, width):
         raise PolyboundError(f"{path}: {pixels.shape[1]} x {pixels.shape[0]} pixels, {width} x {height} are wanted")

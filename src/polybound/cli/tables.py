@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 STORED = "*"
-"""What marks a score that was read and not measured."""
+"""The mark of a score that was read and not measured."""
 
 
 def width() -> int:
-    """Columns of the terminal; without one, as many as are wanted."""
+    """The width of the terminal in columns; 10,000 without one."""
     if os.environ.get("COLUMNS", "").isdigit():
         return int(os.environ["COLUMNS"])
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000

@@ -38,14 +38,14 @@ __all__ = ["LAYOUTS", "Report", "build_report", "highest_pairs", "report_runs", 
 
 @dataclass(frozen=True)
 class Report:
-    """What was made.
+    """A report that was written.
 
     Attributes:
         page: the HTML file.
         folder: the folder with every figure and table on its own.
         sections: what both show.
-        skipped: what could not be shown, with the reason.
-        summary: what the page opens with.
+        skipped: runs that could not be read, with the reason.
+        summary: the opening of the page.
     """
 
     page: Path

@@ -48,12 +48,12 @@ class Table:
         rows: the cells.
         groups: (first row, heading) pairs that part the rows.
         bold: (row, column) of the cells in bold; the notes say what bold means.
-        notes: what a reader needs to know.
+        notes: sentences below it.
         aside: whether it is an addition to the table before it.
         verdicts: by (row, column): "met", "missed", "not published", "not judged" or "not run".
-        comparisons: what the verdicts "met" and "missed" follow from.
-        name: what its files are called, after the name of the section; "" for the section's first.
-        lead: how many columns say what a row is.
+        comparisons: the comparisons behind the verdicts "met" and "missed".
+        name: of its files, after the name of the section; "" for the section's first.
+        lead: number of columns that name a row.
     """
 
     title: str
@@ -103,7 +103,7 @@ class Line:
         spread: one standard deviation at each point.
         texts: what is written at each point, where there is room for it.
         kind: "line", or "marks" for points that no line joins, or "guide" for a thin line without points.
-        hints: what a page says of each point when asked.
+        hints: what the page shows of each point under the pointer.
     """
 
     label: str
@@ -162,7 +162,7 @@ class Figure:
         title: its heading.
         panels: pairs of axes.
         images: rows of small pictures, in place of panels.
-        notes: what a reader needs to know.
+        notes: sentences below it.
         columns: how many panels stand side by side at most; 0 for as many as look best.
     """
 

@@ -245,7 +245,7 @@ def samples(experiment: Experiment, root: Path, data_dir: Path | None = None) ->
 
 
 MOST_LINES = 16
-"""More lines than these nobody tells apart."""
+"""The most lines of a panel: more cannot be told apart."""
 
 
 def run_figures(table: Table, headings: Sequence[tuple[str, Table]], loaded: Sequence[LoadedModel]) -> list[Figure]:

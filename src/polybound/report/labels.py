@@ -1,4 +1,4 @@
-"""What models, methods and protocols are called in reports."""
+"""Names of data sets, models, methods, attacks and protocols in reports."""
 
 from __future__ import annotations
 

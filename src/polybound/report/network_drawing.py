@@ -158,14 +158,14 @@ class Schematic:
         title: of the schematic.
         facts: lines below the title.
         entry: the input's name and its size.
-        letters: what stands for some numbers, "m" for the rank.
+        letters: letters in place of some numbers, "m" for the rank.
         keep: how many steps at the beginning and at the end are drawn, if not all are.
 
     Attributes:
         entry: the input, and the maps that all factors share.
         scale: s_1 of an NCP, which the first factor is multiplied with.
         steps: the factors in their order; None where some are left out.
-        left_out: what is said of these.
+        left_out: the text in their place.
         output: the maps from the last product to the output, and the output.
     """
 
@@ -246,7 +246,7 @@ class Schematic:
         )
 
     def _shorten(self, steps: list[Step], keep: tuple[int, int] | None) -> tuple[list[Step | None], str]:
-        """The steps that are drawn, and what is said of the others."""
+        """The steps that are drawn, and the text in place of the others."""
         first, last = keep or (4, 2)
         middle, end = steps[first : len(steps) - last], len(steps) - last
         alike = {

@@ -39,9 +39,9 @@ def page(
     Args:
         title: of the page.
         sections: one for each experiment.
-        facts: versions, machine, commands: whatever a reader needs to repeat it.
+        facts: versions, machine, command.
         configurations: of the experiments.
-        summary: what it opens with.
+        summary: the opening.
 
     Raises:
         PolyboundError: Plotly is not installed.

@@ -39,16 +39,16 @@ class Summary:
     """What was found.
 
     Attributes:
-        met: the published values that ours are near enough to.
-        missed: those that ours are not.
-        not_judged: those that were run with a shorter schedule, fewer or other data or another recipe only.
-        published: how many different values the paper has.
-        compared: for each question what was compared, by how much, on which images and seeds; None without any.
+        met: number of published values that ours are close to.
+        missed: number of published values that ours are further from.
+        not_judged: number of values that were run with a shorter schedule, fewer or other data or another recipe only.
+        published: number of different values in the paper.
+        compared: a line for each question: what was compared, by how much, on which images and seeds.
         headline: the figure to look at first.
-        misses: the values that are missed, one a row; None if there is none.
+        misses: the values that are missed, one a row; None without any.
         missing: what was not run, with the reasons; None if nothing is missing.
         differences: every pair that was compared, with its interval; None without any.
-        lead: what to say first.
+        lead: the first sentence.
     """
 
     met: int
@@ -166,7 +166,7 @@ class Pair:
     """Two networks that a question is about, measured on the same images.
 
     Attributes:
-        question: what is asked.
+        question: the question.
         sides: the first and the second, and under what, where all pairs of the question have it in common.
         where: data set, model, and whatever else tells this pair from others.
         difference: of the accuracies, the first less the second.
