@@ -266,7 +266,7 @@ def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_pa
     (made,) = build_report([steps], tmp_path, tmp_path.with_suffix(".html")).sections
     (figure,) = made.parts
     # A line for each bound: over the steps of an attack it is a configuration of its own.
-    assert [line.x for panel in figure.panels for line in panel.lines] == [[1.0, 2.0]] * 6
+    assert [list(line.x) for panel in figure.panels for line in panel.lines] == [[1.0, 2.0]] * 6
     assert [len({line.label for line in panel.lines}) for panel in figure.panels] == [3, 3]
 
 
