@@ -9,7 +9,7 @@ difference   how much more accurate one network is than another
 
 from polybound.evaluation.difference import Difference, difference
 from polybound.evaluation.evaluate import Evaluation, Examples, evaluate, evaluate_models, row_facts
-from polybound.evaluation.measure import EvaluatedModel, EvaluationSpec, Progress
+from polybound.evaluation.measure import EvaluatedModel, EvaluationSpec, Metric, Progress, count_images
 from polybound.evaluation.score import (
     CLEAN,
     NODES,
@@ -17,6 +17,7 @@ from polybound.evaluation.score import (
     certified_name,
     certified_radius_of,
     paper_counts,
+    read_radius,
     short_digest,
     wilson,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "Evaluation",
     "EvaluationSpec",
     "Examples",
+    "Metric",
     "MixedError",
     "Progress",
     "Row",
@@ -58,6 +60,7 @@ __all__ = [
     "certified_name",
     "certified_radius_of",
     "column_label",
+    "count_images",
     "difference",
     "differing",
     "evaluate",
@@ -66,6 +69,7 @@ __all__ = [
     "labels",
     "network_labels",
     "paper_counts",
+    "read_radius",
     "read_table",
     "row_facts",
     "score_of",
