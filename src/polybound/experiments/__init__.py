@@ -1,4 +1,11 @@
-"""The paper's experiments by name: sweeps, folders of runs as tables, comparison with what was published."""
+"""The paper's experiments by name: sweeps, folders of runs as tables, comparison with what was published.
+
+experiment  what to train and to measure, from a TOML file in `named/`
+jobs        the pieces of work of an experiment; each leaves files with content addresses
+sweep       all jobs that are not done, on any number of workers; estimates of their time
+results     an experiment's runs, chosen bounds, scores and studies
+compare     what was measured against `published.csv`
+"""
 
 from polybound.experiments.compare import (
     ATTACKS,
