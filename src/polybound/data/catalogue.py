@@ -272,7 +272,8 @@ def names() -> tuple[str, ...]:
 def find_source(name: str) -> Source:
     """The data set of this name, or of the folder or npz file in "folder:PATH"."""
     if name.startswith(_OWN) and name != _OWN:
-        return FolderSource.at(Path(name.removeprefix(_OWN)))
+        path, what = Path(name.removeprefix(_OWN)), "your own data"
+        return FolderSource(name=f"{_OWN}{path}", title=what, licence="yours", home=str(path), path=path.expanduser())
     if name not in SOURCES.entries:
         raise PolyboundError(f"no data set is called {name!r}; there are {', '.join(SOURCES.entries)}, and {_OWN}PATH")
     return SOURCES.entries[name]

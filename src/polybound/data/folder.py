@@ -36,20 +36,14 @@ _DAMAGED = (
 class FolderSource(Source):
     """Images in PATH/train/CLASS/ and PATH/test/CLASS/, or in PATH/CLASS/; or an npz file.
 
-    A folder PATH/validation/ is that split. Without a test split, a fifth of each class is held out for it.
+    A folder PATH/validation/ is that split. Without a test split, a fifth of each class is held out for it. The shape
+    and the classes are known only after reading.
 
     Attributes:
         path: the folder, or the npz file.
     """
 
     path: Path
-
-    @classmethod
-    def at(cls, path: Path) -> FolderSource:
-        """The source of the data at a path; its shape and its classes are known only after reading."""
-        return cls(
-            name=f"folder:{path}", title="your own data", licence="yours", home=str(path), path=path.expanduser()
-        )
 
     def read(self, split: str, directories: Directories) -> Samples:
         self.lacking(directories)
