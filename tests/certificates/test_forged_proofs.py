@@ -1,4 +1,4 @@
-"""Forged proofs of false claims, each of which needs one number that no honest file has: all of them are refused."""
+"""Forged proofs of false claims are refused; honest proofs of small outputs, and of repeated inputs, are not."""
 
 import json
 
@@ -35,45 +35,6 @@ def verified_at(tmp_path, model, x, norm="inf"):
     return saved(tmp_path, model, found, x)
 
 
-@pytest.mark.parametrize("name", ["norms", "tops"])
-def test_negative_norms(tmp_path, name):
-    model = randomise(pb.NCP(3, 3, 2, 3, dtype=F64), 0, 1.0)
-    x = torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=F64) * 2 - 1
-    norm = "2" if name == "tops" else "inf"
-    found = pb.certify(model, x, model(x).argmax(1), 0.9, norm=norm, keep=True, budget=600.0)
-    content = saved(tmp_path, model, found, x, (-1.0, 1.0))
-    entries = [entry for entry in content["images"] if entry["status"] == "falsified"]
-    assert entries
-    for entry in entries:
-        del entry["counterexample"], entry["rival"]
-        entry |= {"status": "verified", "proofs": {str(1 - entry["label"]): {"by": "ball" if norm == "2" else "first"}}}
-    content["images"] = entries
-    content[name][-1] *= -1e6
-    refused(tmp_path, model, content, f"{name}.*negative")
-
-
-def test_negative_norms_of_intervals(tmp_path):
-    model = randomise(pb.NCP(2, 2, 2, 3, dtype=F64), 1, 1.0)
-    x = torch.zeros(1, 2, dtype=F64)
-    found = pb.output_bounds(model, x, 0.5, keep=True, budget=1.0)
-    content = saved(tmp_path, model, found, x, (-1.0, 1.0))
-    entry = content["images"][0]
-    entry["lower"] = [value + 1.0 for value in entry["highest"]]
-    entry["proofs"] = [{"by": "first"} for _ in entry["proofs"]]
-    content["norms"] = [-1e6 * value for value in content["norms"]]
-    refused(tmp_path, model, content, "norms.*negative")
-
-
-def test_a_coordinate_that_a_step_names_twice(tmp_path):
-    # 1.5 - x_0 + 3 x_1 is least at x_0 = 0.5; by the slope of x_1, the step would fix x_0 at -0.5.
-    model = network([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], margin=[-1.0, 3.0, 1.5])
-    content = verified_at(tmp_path, model, [0.0, 0.0])
-    step = {"by": "second", "on": [0, 0, 1], "v": [0.0, 0.0], "mu": [0.0, 0.0], "box": [[0, -0.5, -0.5]]}
-    step |= {"monotone": [0], "then": {"by": "first"}}
-    content["images"][0] |= {"eps": 0.5, "proofs": {"1": step}}
-    refused(tmp_path, model, content, "twice")
-
-
 def test_monotone_coordinates_of_balls(tmp_path):
     # 1.2 + x_0 + x_1 is negative in the unit ball, and positive where x_0 = -1 in it.
     model = network([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], margin=[1.0, 1.0, 1.2])
@@ -85,17 +46,6 @@ def test_monotone_coordinates_of_balls(tmp_path):
     refused(tmp_path, model, content, "outside of the ball")
 
 
-def test_negative_coordinates(tmp_path):
-    # 0.9 + x is negative at -1. A cap is left, and in it the whole ball is to count x twice.
-    model = network([[1.0, 0.0], [0.0, 1.0]], margin=[1.0, 0.9])
-    content = verified_at(tmp_path, model, [0.0], norm="2")
-    rest = {"by": "trust", "on": [0, -1], "v": [0.7, 0.7], "lam": 0.0, "nu": 2.0}
-    cap = {"by": "cap", "on": [0], "v": [0.0], "lam": 0.0, "kappa": 1.0, "s": 0.89, "d": [-1.0]}
-    cap |= {"centre": [-0.89], "radii": [0.457], "then": rest}
-    content["images"][0] |= {"eps": 1.0, "proofs": {"1": cap}}
-    refused(tmp_path, model, content, "a coordinate is -1")
-
-
 @pytest.mark.parametrize("rival", [-2, 0, 2])
 def test_a_rival_that_is_the_label_or_no_class(tmp_path, rival):
     model = network([[1.0, 0.0], [0.0, 1.0]], margin=[1.0, 0.9])
@@ -103,23 +53,6 @@ def test_a_rival_that_is_the_label_or_no_class(tmp_path, rival):
     del content["images"][0]["proofs"]
     content["images"][0] |= {"status": "falsified", "counterexample": [0.0], "rival": rival}
     refused(tmp_path, model, content, "rival is")
-
-
-def test_whole_numbers_that_are_no_floats(tmp_path):
-    # (s - 0.25) (s - 0.75) for s = x - (2^53 + 4) in [0, 4]: positive at 0 and from 1 on. The next float of 1 is 0.
-    far = 2**53 + 4
-    lifted = [1.0, -float(far)]
-    model = network([lifted, lifted, [0.0, 1.0]], [lifted, [0.0, 1.0], [0.0, 1.0]], margin=[1.0, -1.0, 0.1875])
-    content = verified_at(tmp_path, model, [float(far + 2)])
-    step = {"by": "second", "on": [0], "v": [-0.55], "mu": [0.0], "box": [[0, float(far), far + 1]]}
-    entry = content["images"][0]
-    del entry["eps"]
-    entry |= {
-        "status": "verified",
-        "box": [[float(far)], [float(far + 4)]],
-        "proofs": {"1": step | {"then": {"by": "first"}}},
-    }
-    refused(tmp_path, model, content, "2\\^53")
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e-15, 1e-60])
