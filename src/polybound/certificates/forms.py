@@ -299,12 +299,6 @@ class Cells:
         """Indices of the coordinates that move in any of the boxes."""
         return torch.nonzero((self.upper > self.lower).any(0)).squeeze(-1)
 
-    def corner(self, signs: Tensor, active: Tensor) -> Tensor:
-        """The corners with the given signs in the active coordinates, (N, features)."""
-        x = self.lower.clone()
-        x[:, active] = torch.where(signs > 0, self.upper[:, active], self.lower[:, active])
-        return x
-
     def at_nodes(self, node: Tensor) -> Cells:
         """The cells with other nodes for their proofs."""
         return replace(self, node=node)

@@ -269,7 +269,14 @@ class Checker:
             raise RefusedError("a step leaves out coordinates that move")
         expansion = self.enclosures.second(ball, *form, list(on))
         if step.nu > 0:
-            expansion = _within_whole(expansion, ball, whole, step)
+            # The form plus `nu (||a + b u||^2 - 1) / 2`, which is not positive in the whole ball.
+            nu, zero = arb(step.nu), arb(0)
+            sizes = [(d, arb(whole.r[d])) for d in on]
+            a = [(arb(ball.x[d]) - arb(whole.x[d])) / r if r > 0 else zero for d, r in sizes]
+            b = [arb(ball.r[d]) / r if r > 0 else zero for d, r in sizes]
+            G = [g + nu * u * v for g, u, v in zip(expansion.G, a, b, strict=True)]
+            H = _shifted(expansion.H, [nu * value * value for value in b])
+            expansion = replace(expansion, g0=expansion.g0 + nu * (dot(a, a) - 1) / 2, G=G, H=H)
         if cap is not None:
             # The form plus `kappa (d.u - s)`, which is not positive outside of the cap.
             kappa, d = arb(cap.kappa), vector(cap.d)
@@ -334,17 +341,6 @@ def _absorbed(expansion: Expansion) -> Rows:
         return expansion.H
     Q = product(transposed(forms), forms)
     return [[h - q for h, q in zip(x, y, strict=True)] for x, y in zip(expansion.H, Q, strict=True)]
-
-
-def _within_whole(expansion: Expansion, ball: Ball, whole: Ball, step: Trust) -> Expansion:
-    """The form plus `nu (||a + b u||^2 - 1) / 2`, which is not positive in the whole ball."""
-    nu = arb(step.nu)
-    radii = [whole.r[d] for d in step.on]
-    a = [(arb(ball.x[d]) - arb(whole.x[d])) / arb(r) if r > 0 else arb(0) for d, r in zip(step.on, radii, strict=True)]
-    b = [arb(ball.r[d]) / arb(r) if r > 0 else arb(0) for d, r in zip(step.on, radii, strict=True)]
-    G = [g + nu * u * v for g, u, v in zip(expansion.G, a, b, strict=True)]
-    H = _shifted(expansion.H, [nu * value * value for value in b])
-    return replace(expansion, g0=expansion.g0 + nu * (dot(a, a) - 1) / 2, G=G, H=H)
 
 
 def _prove_cut(box: Box, d: int, low: float, high: float, p: Arb, mu: Arb, lacking: Arb) -> None:

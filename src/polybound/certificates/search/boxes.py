@@ -240,10 +240,12 @@ class Verifier:
             sign = torch.zeros_like(sign)
         cells, bounded = cells[rows], bounded.rows(rows)
         active = bounded.active
-        self.attack(cells, cells.corner(bounded.v, active), (2.0, 1.0, 0.5))
+        low, high = cells.lower[:, active], cells.upper[:, active]
+        corner = cells.lower.clone()
+        corner[:, active] = torch.where(bounded.v > 0, high, low)
+        self.attack(cells, corner, (2.0, 1.0, 0.5))
         narrow = shrink(cells, bounded, cells.target)
         # Along a monotone coordinate the least value is at the end where the form falls to.
-        low, high = cells.lower[:, active], cells.upper[:, active]
         lower, upper = narrow.lower.clone(), narrow.upper.clone()
         lower[:, active] = torch.where(sign < 0, high, torch.where(sign > 0, low, lower[:, active]))
         upper[:, active] = torch.where(sign > 0, low, torch.where(sign < 0, high, upper[:, active]))
