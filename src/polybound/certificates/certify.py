@@ -51,7 +51,7 @@ class Certificates:
             there is none.
         stage: what decided each image: "clean" (misclassified as it is), "first", "second", "branch" (verified),
             "attack" (falsified), the method's name, or "".
-        seconds: time of each image, its share of what was done in batches, (images,).
+        seconds: time of each image, its share of the batches that it was in, (images,).
         cost: seconds of each stage, over all images.
         label: the labels.
         rival: the class that the counterexample is classified as at least as strongly; -1 if there is none.
@@ -167,10 +167,10 @@ def certify(
             stop after that stage. "crown", "interval" and "lipschitz" are bounds to compare with, without attacks; of
             these, l_2 balls have "lipschitz".
         budget: seconds of branch and bound for each image; 10 by default, and no limit where `nodes` has one.
-        nodes: how many cells branch and bound splits for each image at most, a limit that is the same on every machine.
+        nodes: the most cells that branch and bound splits for each image, a limit that is the same on every machine.
         keep: whether to keep the proofs, to save them.
-        workers: processes that images are shared out to, each with one thread. What is decided does not depend on
-            their number; that of PyTorch's threads may change last bits, and `budget` is time, which `nodes` is not.
+        workers: processes, each with one thread. The results do not depend on their number; the number of PyTorch's
+            threads may change last bits. `budget` is time, so that a busy machine decides less; `nodes` is not.
         on_progress: called as `on_progress(done, total, text)`, with numbers of images.
 
     >>> import torch, polybound as pb

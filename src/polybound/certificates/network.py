@@ -1,4 +1,4 @@
-"""A network made ready for bounding: its factors written out, transposed, with the error budget of float64."""
+"""A network prepared for bounding: its factors written out, with the error budget of float64."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PreparedNetwork:
     `2^-480 Z`, and is infinite from `Z = 2^400` on, or where P is 2^100 or more.
 
     Attributes:
-        factors: the factors in float64, a copy: what becomes of the model's weights afterwards does not matter.
+        factors: the factors in float64, a copy: later changes of the model's weights have no effect.
         features, degree, classes: sizes d, k, o.
         shape: shape of one input, of a model; (features,) of bare factors.
         A: the maps of the input, written out: as matrices, or, of convolutions, window by window where that is smaller;

@@ -43,9 +43,9 @@ BoundMethod = Literal["auto", "second", "first", "crown", "interval"]
 class OutputBounds:
     """For each image and each form g of the outputs: `lower <= min g <= lowest` and `highest <= max g <= upper`.
 
-    All four hold of the real polynomial over the true box, in spite of rounding: `lowest` and `highest` are values in
-    float64 at `lowest_at` and `highest_at`, moved by what they can be off (so that at a single point `lowest` is above
-    `highest`, by that much).
+    All four hold for the real polynomial over the true box, in spite of rounding: `lowest` and `highest` are values in
+    float64 at `lowest_at` and `highest_at`, moved by their largest possible error (so that at a single point `lowest`
+    is above `highest`, by that much).
 
     Attributes:
         lower: proven lower bounds, (images, rows), float64.

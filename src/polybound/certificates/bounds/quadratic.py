@@ -175,7 +175,7 @@ def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
 
     For a scaling s > 0 of the coordinates, `mu = s lambda_max(diag(s)^-1/2 A^T A diag(s)^-1/2)` will do; the scaling is
     moved towards where the leading eigenvectors are large, which lowers `sum(mu)` by a quarter to a third on trained
-    networks. Whatever comes out of that is proven afterwards, by Cholesky, and widened until the proof succeeds.
+    networks. The result is then proven, by Cholesky, and widened until the proof succeeds.
 
     Args:
         At: (features, units).

@@ -1,4 +1,4 @@
-"""A network's value at a float64 point in rational arithmetic: slow, and beyond doubt."""
+"""A network's value at a float64 point in rational arithmetic: slow, and exact."""
 
 from __future__ import annotations
 

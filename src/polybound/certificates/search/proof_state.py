@@ -34,7 +34,7 @@ class ProofState(ABC):
 
     Attributes:
         bound: proven lower bounds of what is claimed, (images, claims).
-        spent: seconds of each image: its share of what was done in batches.
+        spent: seconds of each image, its share of the batches that it was in.
         cost: seconds of each stage.
         proofs: for each image and claim, the first step of its proof.
     """
