@@ -71,7 +71,15 @@ class Table:
     @property
     def texts(self) -> list[list[str]]:
         """The cells as text, without the signs of their verdicts."""
-        return [list(map(_text, row)) for row in self.rows]
+
+        def text(value: Value) -> str:
+            if value is None or isinstance(value, Cell):
+                return cell_text(value)
+            if isinstance(value, Published):
+                return f"{value.mean:.2f} ± {value.std:.2f}"
+            return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+        return [list(map(text, row)) for row in self.rows]
 
     def marked(self, row: int, column: int, text: str, before: str = "**", after: str = "**") -> str:
         """The text of a cell, in bold if it is, with the sign of its verdict."""
@@ -82,14 +90,6 @@ class Table:
     def quotes(self, row: int) -> bool:
         """Whether a row has the paper's values."""
         return any(isinstance(value, Published) for value in self.rows[row])
-
-
-def _text(value: Value) -> str:
-    if value is None or isinstance(value, Cell):
-        return cell_text(value)
-    if isinstance(value, Published):
-        return f"{value.mean:.2f} ± {value.std:.2f}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

@@ -342,17 +342,13 @@ class Canvas:
         """A line of text with its base line at y; `_` marks what stands at the foot, if `style` is not a title's."""
         place = self._add("text", x=x, y=y, **{"class": f"pb-{style}", "text-anchor": anchor})
         place.text = ""
-        last: ElementTree.Element | None = None
         for part, foot in [(text, False)] if style == "title" else _parts(text):
-            if foot:
-                last = ElementTree.SubElement(place, "tspan", {"dy": "3", "font-size": "10"})
-                last.text = legal(part)
-            elif last is None:
-                place.text += legal(part)
+            if foot or len(place):
+                # After a foot, the base line goes back up with the next character.
+                about = {"dy": "3", "font-size": "10"} if foot else {"dy": "-3"}
+                ElementTree.SubElement(place, "tspan", about).text = legal(part)
             else:
-                # The base line goes back up with the next character.
-                last = ElementTree.SubElement(place, "tspan", {"dy": "-3"})
-                last.text = legal(part)
+                place.text += legal(part)
         reach = text_width(text, style)
         self._reach(x + (reach if anchor == "start" else reach / 2), y + 4)
 
@@ -364,16 +360,13 @@ class Canvas:
             self.text(x, top + LINE * (place + 1) + 1, line, "soft" if place else "name", "middle")
         self._reach(x + width / 2, y + height / 2)
 
-    def product(self, x: float, y: float) -> None:
-        """A circle with a dot: a product, entry by entry."""
+    def circle(self, x: float, y: float, plus: bool = False) -> None:
+        """A circle with a dot, a product entry by entry, or with a plus, a sum."""
         self._add("circle", cx=x, cy=y, r=RADIUS, **{"class": "pb-operation"})
-        self._add("circle", cx=x, cy=y, r=3, **{"class": "pb-dot"})
-        self._reach(x + RADIUS, y + RADIUS)
-
-    def sum(self, x: float, y: float) -> None:
-        """A circle with a plus."""
-        self._add("circle", cx=x, cy=y, r=RADIUS, **{"class": "pb-operation"})
-        self._add("path", d=f"M{x - 6:g} {y:g}h12M{x:g} {y - 6:g}v12", **{"class": "pb-sign"})
+        if plus:
+            self._add("path", d=f"M{x - 6:g} {y:g}h12M{x:g} {y - 6:g}v12", **{"class": "pb-sign"})
+        else:
+            self._add("circle", cx=x, cy=y, r=3, **{"class": "pb-dot"})
         self._reach(x + RADIUS, y + RADIUS)
 
     def line(self, *points: tuple[float, float], arrow: bool = True, dashed: bool = False) -> None:
@@ -396,11 +389,9 @@ class Canvas:
         """The SVG file: its size is what was drawn, with a margin."""
         width, height = round(self.width + margin), round(self.height + margin)
         self.root.set("viewBox", f"0 0 {width} {height}")
-        # A wide window does not make it larger than it was drawn.
-        self.root.set("width", str(width))
-        self.root.set("height", str(height))
-        self._paper.set("width", str(width))
-        self._paper.set("height", str(height))
+        for element in (self.root, self._paper):  # a wide window does not make it larger than it was drawn
+            element.set("width", str(width))
+            element.set("height", str(height))
         return ElementTree.tostring(self.root, encoding="unicode", xml_declaration=False) + "\n"
 
 
@@ -541,28 +532,23 @@ class _Drawing:
             start = middle + box.width / 2
         if start < last:
             self.canvas.line((start, y), (last, y), arrow=False)
-        if not step.product:
-            self.canvas.line((last, y), (self.chain, y), arrow=False)
-            below = y
+        x, below = self.chain, y
+        if step.product:
+            # The circle of the product, and that of a sum around it.
+            start, below = end if end is not None else y - RADIUS - ARROW, y + RADIUS
+            self.canvas.line((last, y), (x - RADIUS, y))
+            self.canvas.line((x, start), (x, y - RADIUS))
+            self.canvas.circle(x, y)
         else:
-            self.canvas.line((last, y), (self.chain - RADIUS, y))
-            below = self._product(step, y, end)
+            self.canvas.line((last, y), (x, y), arrow=False)
+        if step.product and step.skip:
+            under, branch = y + 2 * RADIUS + 14, y - RADIUS - 12
+            self.canvas.line((x, y + RADIUS), (x, under - RADIUS))
+            self.canvas.line((x, branch), (x + SKIP, branch), (x + SKIP, under), (x + RADIUS, under))
+            self.canvas.circle(x, under, plus=True)
+            below = under + RADIUS
         self.canvas.text(self.chain + 8, below + 18, step.result)
         self.y = max(y + height / 2, below + 22)
         # The chain goes on from here; its label stands beside the beginning.
         self.canvas.line((self.chain, below), (self.chain, below + 22), arrow=False)
         return below + 22
-
-    def _product(self, step: Step, y: float, end: float | None) -> float:
-        """The circle of a product, and that of a sum around it; returns where they end."""
-        x, start = self.chain, end if end is not None else y - RADIUS - ARROW
-        self.canvas.line((x, start), (x, y - RADIUS))
-        self.canvas.product(x, y)
-        if not step.skip:
-            return y + RADIUS
-        under = y + 2 * RADIUS + 14
-        self.canvas.line((x, y + RADIUS), (x, under - RADIUS))
-        branch = y - RADIUS - 12
-        self.canvas.line((x, branch), (x + SKIP, branch), (x + SKIP, under), (x + RADIUS, under))
-        self.canvas.sum(x, under)
-        return under + RADIUS
