@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
-LOOKED_AT = ("index", "explorer", "tutorials/own-table", "ideas/networks", "results/index", "reference/cli")
+FORMULAS = ("ideas/theorems", "bounds", "certificates")
+LOOKED_AT = ("index", "explorer", "tutorials/own-table", "ideas/networks", "results/index", "reference/cli", *FORMULAS)
 pytestmark = pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="`make docs` was not run")
 
 
@@ -22,6 +23,20 @@ def test_a_page_asks_for_nothing_and_fits(browser, name):
         scheme = "slate" if dark else "default"
         assert browser.run("document.body.getAttribute('data-md-color-scheme')") == scheme
         assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas_are_drawn_by_the_browser(browser, name):
+    browser.open(SITE / f"{name}.html")
+    assert (
+        browser.run(
+            "[...document.querySelectorAll('math')].filter(math => math.getBoundingClientRect().width > 0).length"
+        )
+        > 50
+    )
+    assert "$" not in browser.run(
+        "[...document.querySelectorAll('article p, article li')].map(e => e.innerText).join('')"
+    )
 
 
 def test_the_search_finds_something_from_disk(browser):
