@@ -124,6 +124,12 @@ def registries(monkeypatch):
         monkeypatch.setattr(place, name, dict(getattr(place, name)))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Reports draw nothing, for tests about their numbers: matplotlib is slow."""
+    monkeypatch.setattr("polybound.report.build.draw", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def cli():
     """`polybound` in this process: `cli("evaluate", run, "--json").json`."""

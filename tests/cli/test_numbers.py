@@ -23,6 +23,7 @@ from polybound.runs import folder
 SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
 ALL = 360
 """Test images of the digits."""
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from polybound.report import SYMBOLS
 from polybound.runs import DataSpec, Run, Spec, find_runs, is_run
 
 SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

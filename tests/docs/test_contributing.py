@@ -16,7 +16,7 @@ TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8
 SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL))
 
 
-pytestmark = pytest.mark.usefixtures("registries")
+pytestmark = pytest.mark.usefixtures("registries", "no_pictures")
 
 
 def run(section, file="mine.py"):

@@ -92,7 +92,9 @@ def tiny(name):
         experiment = experiment.changed(models=experiment.models[::2])
     if experiment.search:
         experiment = replace(experiment, search=dict(experiment.search) | {"points": 4})
-    return experiment if experiment.bounds != BOUNDS else experiment.changed(bounds=BOUNDS[4::4])
+    if experiment.bounds == BOUNDS:
+        experiment = experiment.changed(bounds=BOUNDS[4::4])
+    return experiment.changed(bounds=experiment.bounds[:1]) if experiment.layout == "tradeoff" else experiment
 
 
 def test_all_are_there():
@@ -101,8 +103,12 @@ def test_all_are_there():
 
 @pytest.fixture
 def first_panels(monkeypatch):
-    """Of every figure only the first panel is drawn: the others are alike, and matplotlib is slow."""
-    monkeypatch.setattr(build, "draw", lambda figure, *paths: draw(replace(figure, panels=figure.panels[:1]), *paths))
+    """Of every figure only the first panel and row of images are drawn: the others are alike, and matplotlib is slow."""
+
+    def draw_first(figure, *paths):
+        draw(replace(figure, panels=figure.panels[:1], images=figure.images[:1]), *paths)
+
+    monkeypatch.setattr(build, "draw", draw_first)
     for name in ("RANKS", "DEGREES"):  # of the networks whose bounds are compared at initialisation
         monkeypatch.setattr(results, name, getattr(results, name)[:2])
 
