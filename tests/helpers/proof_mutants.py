@@ -12,6 +12,7 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from math import inf, nextafter
 from pathlib import Path
 
@@ -114,6 +115,10 @@ def _subjects(images):
             yield _subject(f"{name} intervals, {norm}", model, found, few, domain)
 
 
+_MOST = 10**5
+"""More places than any honest content has."""
+
+
 class Mutator:
     """Changes contents at random; one seed gives one sequence of mutants.
 
@@ -137,6 +142,8 @@ class Mutator:
                 change(content, subject)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, ZeroDivisionError):
                 continue  # nothing of this kind to change, or an earlier change took it away
+            if sum(1 for _ in islice(_places(content), _MOST)) == _MOST:
+                return self.mutant(subject)  # a part came to lie inside of itself, as in no JSON file
         return content
 
     def number(self, value):
