@@ -344,7 +344,7 @@ def test_missing(root, monkeypatch):
     assert missing("nsynth", root) and missing("cifar10", root) and not (root / "nsynth").exists()
 
 
-def test_missing_parts_of_emnist(root, monkeypatch):
+def test_missing_parts_of_archives(root, monkeypatch):
     content, _, members = tiny_emnist(monkeypatch)
     assert missing("emnist-letters", root)
     for name, member in sorted(members.items()):
@@ -354,9 +354,6 @@ def test_missing_parts_of_emnist(root, monkeypatch):
     shutil.rmtree(root / "emnist")
     write(root / "emnist" / "gzip.zip", content)
     assert not missing("emnist-letters", root)
-
-
-def test_missing_batches_of_cifar(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch)
     write(root / "cifar10" / "cifar-10-python.tar.gz", b"of no use")
     assert missing("cifar10", root)

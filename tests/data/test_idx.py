@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.data import idx, put_mnist, read_or_refused, refused, tiny_mnist, write
+from helpers.data import idx, put_mnist, read_or_refused, refused, sha, tiny_mnist
 from polybound.data import load
 from polybound.data.sources import idx_size, parse_idx
 from polybound.errors import FileFormatError, PolyboundError
@@ -39,6 +39,14 @@ def test_idx_round_trip(shape):
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+@pytest.fixture
+def images(root, monkeypatch):
+    """The gzipped images of train; their data set is whole, and its checksums are known."""
+    _, contents, _ = tiny_mnist(monkeypatch)
+    put_mnist(root, contents)
+    return root / "tiny" / f"{IMAGES}.gz"
 
 
 def header(*dims, kind=8, rank=None):
@@ -109,66 +117,44 @@ def test_flipped_bits_are_refused(root, monkeypatch):
         refused("tiny", path, data_dir=root)
 
 
-def test_flipped_bits_of_gzipped_files_are_refused_or_harmless(root, monkeypatch):
+def test_flipped_bits_of_gzipped_files_are_refused_or_harmless(root, images):
     """A few bits of gzip's header, such as those of its time stamp, do not matter; the content's digest decides."""
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents)
-    path = root / "tiny" / f"{IMAGES}.gz"
-    whole, good = path.read_bytes(), load("tiny", data_dir=root, download=False)
+    whole, good = images.read_bytes(), load("tiny", data_dir=root, download=False)
     harmless = 0
     for position in (*range(20), *range(20, len(whole), 29), len(whole) - 1):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
-        read = read_or_refused(path, lambda: load("tiny", data_dir=root, download=False))
+        images.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        read = read_or_refused(images, lambda: load("tiny", data_dir=root, download=False))
         assert read is None or torch.equal(read.x, good.x)
         harmless += read is not None
     assert harmless <= 8
 
 
-def test_the_line_says_which_digest_was_found(root, monkeypatch):
-    source, contents, _ = tiny_mnist(monkeypatch)
-    changed = contents[IMAGES][:-1] + bytes([contents[IMAGES][-1] ^ 1])
-    put_mnist(root, contents | {IMAGES: changed})
-    text = refused("tiny", root / "tiny" / f"{IMAGES}.gz", data_dir=root)
-    assert "SHA-256" in text and source.parts["train"][0].sha256[0][:12] in text and "damaged or swapped" in text
-
-
-def test_swapped_splits_are_refused(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents | {IMAGES: contents["t10k-images-idx3-ubyte"]})
-    assert "swapped" in refused("tiny", root / "tiny" / f"{IMAGES}.gz", data_dir=root)
-
-
-def test_a_bomb_is_not_unpacked(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch, digests=False)
-    put_mnist(root, contents)
-    path = write(root / "tiny" / f"{IMAGES}.gz", gzip.compress(bytes(200_000_000), compresslevel=1))
-    assert "longer than" in refused("tiny", path, data_dir=root)
-
-
-def test_trailing_garbage_behind_gzip_is_refused(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents)
-    path = root / "tiny" / f"{IMAGES}.gz"
-    whole = path.read_bytes()
+def test_changed_swapped_and_longer_images_are_refused(root, images):
+    whole = images.read_bytes()
+    content = gzip.decompress(whole)
+    images.write_bytes(gzip.compress(content[:-1] + bytes([content[-1] ^ 1])))
+    text = refused("tiny", images, data_dir=root)
+    assert "SHA-256" in text and sha(content)[:12] in text and "damaged or swapped" in text
+    images.write_bytes((root / "tiny" / "t10k-images-idx3-ubyte.gz").read_bytes())
+    assert "swapped" in refused("tiny", images, data_dir=root)
+    images.write_bytes(gzip.compress(bytes(200_000_000), compresslevel=1))  # which is not unpacked
+    assert "longer than" in refused("tiny", images, data_dir=root)
     for garbage in (b"garbage", gzip.compress(b"more"), whole):
-        path.write_bytes(whole + garbage)
-        refused("tiny", path, data_dir=root)
+        images.write_bytes(whole + garbage)
+        refused("tiny", images, data_dir=root)
 
 
-def test_what_is_no_file_is_refused(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents)
-    path = root / "tiny" / f"{IMAGES}.gz"
-    path.unlink()
-    path.mkdir()
-    assert "folder" in refused("tiny", path, data_dir=root)
-    path.rmdir()
+def test_what_is_no_file_is_refused(root, images):
+    images.unlink()
+    images.mkdir()
+    assert "folder" in refused("tiny", images, data_dir=root)
+    images.rmdir()
     if hasattr(os, "mkfifo"):
-        os.mkfifo(path)
-        assert "not a regular file" in refused("tiny", path, data_dir=root)
-        path.unlink()
-    path.symlink_to("nowhere")
-    refused("tiny", path, data_dir=root)
+        os.mkfifo(images)
+        assert "not a regular file" in refused("tiny", images, data_dir=root)
+        images.unlink()
+    images.symlink_to("nowhere")
+    refused("tiny", images, data_dir=root)
 
 
 def test_wrong_splits_are_refused(root, monkeypatch):
