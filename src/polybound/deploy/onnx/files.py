@@ -171,6 +171,8 @@ def run_onnx(path: str | PathLike[str], x: Tensor) -> Tensor | None:
         return None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # The graph as it stands: its optimiser has made models that it then refuses to run.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         [source] = session.get_inputs()
