@@ -80,6 +80,7 @@ class Engine(ABC):
         self.loss = CrossEntropy() if loss is None else loss
         self.descent = Descent(model, SGD()) if descent is None else descent
         self.runs = model.runs or 1
+        self.parameters = [parameter for parameter in model.parameters() if parameter.numel()]
 
     @abstractmethod
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
@@ -198,8 +199,7 @@ class AutogradEngine(Engine):
                     each = each * (weights[0] if single else self.for_runs(weights))
                 losses = objective = each.sum(-1)
             outputs.register_hook(drop_subnormal)
-        parameters = [parameter for parameter in self.model.parameters() if parameter.numel()]
-        gradients = torch.autograd.grad(objective.sum(), parameters)
+        gradients = torch.autograd.grad(objective.sum(), self.parameters)
         with torch.no_grad():
-            pairs = list(zip(parameters, gradients, strict=True))
+            pairs = list(zip(self.parameters, gradients, strict=True))
             return self._descend(pairs, losses.detach().reshape(self.runs), samples, rate)
