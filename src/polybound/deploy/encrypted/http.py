@@ -249,7 +249,7 @@ class _GetPlan(_Handler):
 
 @stream_request_body
 class _Upload(_Handler):
-    """A body of limited size, for the plan of this server.
+    """A client's keys, or an image for the keys of a digest: a body of limited size, for the plan of this server.
 
     The headers alone decide whether a body is kept. A client that does not wait for the decision (`Expect:
     100-continue`) sees it after its body, which is read and thrown away: it would not see the answer before.
@@ -269,15 +269,16 @@ class _Upload(_Handler):
             raise HTTPError(411, "a Content-Length is needed")
         if not re.fullmatch("[0-9]{1,18}", length):
             raise HTTPError(400, "the Content-Length is not a number")
-        size = int(length)
-        if size > self.size_limit():
-            raise HTTPError(413, f"{size} bytes are more than the {self.size_limit()} of this plan")
+        size, server = int(length), self.service.server
+        most = sum(form.limit for form in (server.request_forms if self.path_args else server.key_forms))
+        if size > most:
+            raise HTTPError(413, f"{size} bytes are more than the {most} of this plan")
         try:
             if self.request.headers.get(PLAN_HEADER) != self.service.public.digest:
                 raise HTTPError(
                     409, f"the request is for another plan than this server's, or names none in {PLAN_HEADER}"
                 )
-            self.judge()
+            self._judge()
             self._asked(lambda: self.service.reserve(size))
             self._reserved = size
         except HTTPError as error:
@@ -286,24 +287,31 @@ class _Upload(_Handler):
             self._refusal = error
         self.connection.set_max_body_size(size)
 
-    def size_limit(self) -> int:
-        """The largest body, in bytes."""
-        raise NotImplementedError
-
-    def judge(self) -> None:
+    def _judge(self) -> None:
         """Refuse what needs no body to be refused."""
+        if not self.path_args:
+            self._asked(self.service.next_to_go)
+        elif not self.service.knows(self.path_args[0]):
+            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
 
     def data_received(self, chunk: bytes) -> None:
         if self._refusal is None:
             self._body += chunk
 
-    def answered(self, work: Callable[[bytes], Any]) -> Any:
-        """What `work` makes of the body."""
+    def post(self, digest: str = "") -> None:
         if self._refusal is not None:
             raise self._refusal
         content = bytes(self._body)
         self._body.clear()
-        return self._asked(lambda: work(content))
+        self._judge()  # again: other clients' keys may have come while this body was on its way
+        if digest:
+            reply = self._asked(lambda: self.service.classify(content, digest))
+            self.set_header("Content-Type", "application/octet-stream")
+            self.finish(reply)
+        else:
+            keys = self._asked(lambda: self.service.add_keys(content))
+            self.set_status(201)
+            self.finish(json.dumps({"keys": keys}))
 
     def _asked(self, work: Callable[[], Any]) -> Any:
         try:
@@ -322,37 +330,6 @@ class _Upload(_Handler):
 
     def on_connection_close(self) -> None:
         self.on_finish()
-
-
-class _PostKeys(_Upload):
-    def size_limit(self) -> int:
-        return self.service.server.key_limit
-
-    def judge(self) -> None:
-        self._asked(self.service.next_to_go)
-
-    def post(self) -> None:
-        digest = self.answered(self.service.add_keys)
-        self.set_status(201)
-        self.finish(json.dumps({"keys": digest}))
-
-
-class _PostImage(_Upload):
-    def size_limit(self) -> int:
-        return self.service.server.request_limit
-
-    def judge(self) -> None:
-        if not self.service.knows(self.path_args[0]):
-            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
-
-    def post(self, digest: str) -> None:
-        def work(content: bytes) -> bytes:
-            self.judge()  # again: other clients' keys may have come while this body was on its way
-            return self.service.classify(content, digest)
-
-        reply = self.answered(work)
-        self.set_header("Content-Type", "application/octet-stream")
-        self.finish(reply)
 
 
 class _NotFound(_Handler):
@@ -401,7 +378,7 @@ def serve(
         server: _Doorkeeper
         sockets = bind_sockets(port, host)
         given = {"service": service, "host": host, "begin": lambda stream: server.begin(stream)}
-        paths = {"/plan": _GetPlan, "/keys": _PostKeys, "/classify/([0-9a-f]{64})": _PostImage}
+        paths = {"/plan": _GetPlan, "/keys": _Upload, "/classify/([0-9a-f]{64})": _Upload}
         routes: list[Any] = [(path, handler, given) for path, handler in paths.items()]
         application = Application(
             routes, default_handler_class=_NotFound, default_handler_args=given, log_function=lambda _: None

@@ -14,17 +14,8 @@ from polybound.errors import PolyboundError, check_domain
 from polybound.models import PolynomialNetwork, polynomial
 
 __all__ = [
-    "MAX_DEGREE",
-    "Array",
-    "Polynomial",
-    "Ranges",
-    "proven_ranges",
-    "ranges_at",
-    "read_polynomial",
-    "tree_groups",
-    "usual_ranges",
-]
-
+    "Array", "Polynomial", "Ranges", "proven_ranges", "ranges_at", "read_polynomial", "tree_groups", "usual_ranges"
+]  # fmt: skip
 
 Array = npt.NDArray[np.float64]
 

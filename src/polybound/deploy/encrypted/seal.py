@@ -20,7 +20,7 @@ import shutil
 import struct
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -189,14 +189,13 @@ class Scheme:
 
     def _ciphertext(self, primes: int, scale: float | None, seeded: bool) -> list[_Piece]:
         parms_id, moduli = self._levels[primes]
-        words = _Words(1 if seeded else 2, moduli, self._ring)
+        words, seed = _words(1 if seeded else 2, moduli, self._ring), _Free((8,))
         factor = _COUNT.pack(1) + _header(self._version, _COUNT.size + len(words)) + _COUNT.pack(len(words) // 8)
         fields = _FIELDS.pack(*parms_id, 1, 2, self._ring, primes)
-        seed = _Seed()
+        known: list[_Piece] = [fields, _scale(prod(moduli)), factor]
+        if scale is not None:
+            known = [fields + _SCALE.pack(scale) + factor]
         info = _header(self._version, len(_GENERATOR) + len(seed)) + _GENERATOR
-        known: list[_Piece] = [fields + _SCALE.pack(scale or 1.0) + factor]
-        if scale is None:
-            known = [fields, _Scale(prod(moduli)), factor]
         return [*known, words, info, seed] if seeded else [*known, words]
 
 
@@ -206,55 +205,42 @@ def _header(version: tuple[int, int], size: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Words:
-    """Polynomials by their residues: (polynomials, primes, ring)."""
+class _Free:
+    """Bytes that a sender is free to choose.
 
-    polynomials: int
-    moduli: tuple[int, ...]
-    ring: int
+    Attributes:
+        shape: of the numbers of 8 bytes that they are.
+        complaint: what is wrong with them; "" if nothing is.
+    """
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.polynomials, len(self.moduli), self.ring
+    shape: tuple[int, ...]
+    complaint: Callable[[memoryview], str] = lambda _: ""
 
     def __len__(self) -> int:
         return 8 * prod(self.shape)
 
-    def check(self, content: memoryview) -> str:
-        residues = np.frombuffer(content, "<u8").reshape(self.shape)
-        if (residues.max((0, 2)) >= np.array(self.moduli, dtype=np.uint64)).any():
+
+def _words(polynomials: int, moduli: tuple[int, ...], ring: int) -> _Free:
+    """Polynomials by their residues: (polynomials, primes, ring)."""
+    shape = polynomials, len(moduli), ring
+
+    def complaint(content: memoryview) -> str:
+        residues = np.frombuffer(content, "<u8").reshape(shape)
+        if (residues.max((0, 2)) >= np.array(moduli, dtype=np.uint64)).any():
             return "its residues are not below their primes"
-        if self.polynomials == 2 and not residues[1].any():
+        if polynomials == 2 and not residues[1].any():
             return "its second polynomial is zero, so nothing is encrypted"
         return ""
 
-
-@dataclass(frozen=True)
-class _Seed:
-    """The seed of a polynomial that the receiver draws."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def check(self, _: memoryview) -> str:
-        return ""
+    return _Free(shape, complaint)
 
 
-@dataclass(frozen=True)
-class _Scale:
+def _scale(modulus: int) -> _Free:
     """A scale that the receiver does not know; it lies below the modulus."""
-
-    modulus: int
-
-    def __len__(self) -> int:
-        return _SCALE.size
-
-    def check(self, content: memoryview) -> str:
-        (scale,) = _SCALE.unpack(content)
-        return "" if 1 <= scale < self.modulus else "its scale is out of range"
+    return _Free((1,), lambda part: "" if 1 <= _SCALE.unpack(part)[0] < modulus else "its scale is out of range")
 
 
-_Piece = bytes | _Words | _Seed | _Scale
+_Piece = bytes | _Free
 
 
 @dataclass(frozen=True)
@@ -315,7 +301,7 @@ class Form:
             if isinstance(piece, bytes):
                 if part != piece:
                     raise PolyboundError(f"{what}: an object of other parameters than the plan's, or damaged")
-            elif complaint := piece.check(part):
+            elif complaint := piece.complaint(part):
                 raise PolyboundError(f"{what}: an object is damaged, {complaint}")
         return body
 
@@ -331,7 +317,7 @@ class Form:
     def residues(self, content: bytes | memoryview, what: str, scratch: bytearray) -> npt.NDArray[np.uint64]:
         """The residues (polynomials, primes, ring) of a ciphertext without a seed, valid until `scratch` changes."""
         body, words = self.check(content, what, scratch), self.pieces[-1]
-        assert isinstance(words, _Words)  # noqa: S101
+        assert isinstance(words, _Free)  # noqa: S101
         return np.frombuffer(body, "<u8", offset=self.size - len(words)).reshape(words.shape)
 
     def filled(self, residues: npt.NDArray[np.uint64]) -> Checked:

@@ -76,16 +76,6 @@ class Server:
         if any(all(plain is None for plain in plains) for plains in (weights, output)):
             raise PolyboundError("the network's weights are zero, or too small to count: it is constant")
 
-    @property
-    def key_limit(self) -> int:
-        """The largest size of a client's keys, in bytes."""
-        return sum(form.limit for form in self.key_forms)
-
-    @property
-    def request_limit(self) -> int:
-        """The largest size of a request, in bytes."""
-        return sum(form.limit for form in self.request_forms)
-
     def load_keys(self, content: bytes) -> Keys:
         """A client's public keys.
 
@@ -96,30 +86,22 @@ class Server:
         relinearisation, rotations, public = self.scheme.load_all(kinds, self.key_forms, content, "the keys")
         return Keys(relinearisation, rotations, sealapi.Encryptor(self.scheme.context, public))
 
-    def load_request(self, content: bytes) -> list[Any]:
-        """The ciphertexts of an image.
+    def classify(self, request: bytes, keys: Keys) -> bytes:
+        """The reply to a request: the encrypted logits, masked.
 
         Raises:
-            PolyboundError: they are damaged, or of other parameters than the plan's.
+            PolyboundError: the request is damaged, or of other parameters than the plan's.
         """
         kinds = [sealapi.Ciphertext() for _ in self.request_forms]
-        return self.scheme.load_all(kinds, self.request_forms, content, "the request")
-
-    def classify(self, request: bytes, keys: Keys) -> bytes:
-        """The reply to a request: the encrypted logits.
-
-        Raises:
-            PolyboundError: the request is not one of the plan's.
-        """
-        pixels = self.load_request(request)
+        pixels = self.scheme.load_all(kinds, self.request_forms, request, "the request")
         try:
-            logits = self.evaluate(pixels, keys)
+            logits = self._logits(pixels, keys)
         except (RuntimeError, ValueError) as error:
             # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
             raise PolyboundError(f"the request cannot be evaluated: {error}") from None
         return self.scheme.to_bytes(logits)
 
-    def evaluate(self, pixels: list[Any], keys: Keys) -> Any:
+    def _logits(self, pixels: list[Any], keys: Keys) -> Any:
         """The encrypted logits of an image, masked."""
         layout, evaluator, scheme = self.plan.layout, self._evaluator, self.scheme
 
@@ -152,7 +134,7 @@ class Server:
         turned = [values]
         for _ in range(layout.out_baby - 1):
             turned.append(self._rotated(turned[-1], 1, keys))
-        logits = None
+        logits: Any = None
         for partial in reversed(self._output):
             if logits is not None:
                 evaluator.rotate_vector_inplace(logits, layout.out_baby, keys.rotations)
@@ -160,16 +142,10 @@ class Server:
         self._fold(logits, layout.out_folds, keys)
         for _ in range(len(self.plan.bits) - 2 - layout.depth):
             evaluator.rescale_to_next_inplace(logits)
-        self._mask(logits, keys)
-        return logits
 
-    def _mask(self, logits: Any, keys: Keys) -> None:
-        """Add the output map's constants, random values to all slots but one of each class, and a fresh zero.
-
-        The slots hold whole logits only, no partial sums. The random values hide their copies, whose errors differ; the
-        zero, encrypted under the client's public key, hides how the ciphertext was computed.
-        """
-        layout = self.plan.layout
+        # The mask: the output map's constants, random values in all slots but one of each class, and a fresh zero.
+        # The slots hold whole logits only, no partial sums. The random values hide their copies, whose errors differ;
+        # the zero, encrypted under the client's public key, hides how the ciphertext was computed.
         # A coefficient is at most the mean of all slots: the logits' own, and of the random values some hundredths.
         reach = float(self.plan.ranges.logits.max())
         # The client sees these numbers, so they come from the system's generator, which cannot be predicted.
@@ -177,11 +153,12 @@ class Server:
         slots = (words / 2.0**63 - 1) * reach
         used = slice(layout.first, layout.first + layout.classes)
         slots[used] = self._biases[used]
-        self._evaluator.add_plain_inplace(logits, self.scheme.plain(slots, logits.scale, logits.parms_id()))
+        evaluator.add_plain_inplace(logits, scheme.plain(slots, logits.scale, logits.parms_id()))
         zero = sealapi.Ciphertext()
         keys.encryptor.encrypt_zero(logits.parms_id(), zero)
         zero.scale = logits.scale
-        self._evaluator.add_inplace(logits, zero)
+        evaluator.add_inplace(logits, zero)
+        return logits
 
     def _add_products(self, total: Any, ciphertexts: list[Any], weights: list[Any]) -> Any:
         """The total, if there is one yet, plus the products of ciphertexts with weights, of which None is zero."""
