@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 import polybound as pb
 from helpers.networks import ccps, ncps
-from helpers.onnx_graphs import node, run, save_graph
+from helpers.onnx_graphs import run, save_graph
 from helpers.profiles import examples
 from polybound.deploy import export_benchmark, read_onnx, read_vnnlib, to_onnx, verify
 
@@ -90,18 +90,15 @@ def test_any_linear_conditions_against_brute_force(model, seed, tmp_path_factory
 
 
 def as_vnnlib(inputs, outputs, polytopes):
-    lines = [f"(declare-const X_{i} Real)" for i in range(inputs)] + [
-        f"(declare-const Y_{j} Real)" for j in range(outputs)
-    ]
-    lines += [f"(assert (<= X_{i} 1.0)) (assert (>= X_{i} -1.0))" for i in range(inputs)]
-    clauses = []
-    for W, c in polytopes:
-        rows = [
-            f"(<= (+ 0 {' '.join(f'(* {w} Y_{j})' for j, w in enumerate(row))}) {right})"
-            for row, right in zip(W, c, strict=True)
-        ]
-        clauses.append(f"(and {' '.join(rows)})")
-    return "\n".join([*lines, f"(assert (or {' '.join(clauses)}))"])
+    names = [f"X_{i}" for i in range(inputs)] + [f"Y_{j}" for j in range(outputs)]
+    lines = [f"(declare-const {name} Real)" for name in names]
+    lines += [f"(assert (<= {name} 1.0)) (assert (>= {name} -1.0))" for name in names[:inputs]]
+
+    def term(row):
+        return f"(+ 0 {' '.join(f'(* {w} Y_{j})' for j, w in enumerate(row))})"
+
+    clauses = [" ".join(f"(<= {term(w)} {r})" for w, r in zip(W, c, strict=True)) for W, c in polytopes]
+    return "\n".join([*lines, f"(assert (or {' '.join(f'(and {clause})' for clause in clauses)}))"])
 
 
 @pytest.fixture
@@ -120,30 +117,28 @@ def ask(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("low", "high", "conditions", "answer"),
     [
-        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (<= Y_0 0.999))", "unsat"),
-        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (<= Y_0 1.0))", "sat"),
-        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 3.9)) (assert (<= Y_0 3.8))", "unsat"),
-        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 2.0)) (assert (<= Y_0 2.1))", "sat"),
-        ("(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (or (<= Y_0 0.5) (>= Y_0 3.99)))", "sat"),
-        ("(assert (or (and (>= X_0 -2) (<= X_0 -1)) (and (>= X_0 1) (<= X_0 2)))) (assert (<= Y_0 0.9))", "unsat"),
-        ("(assert (or (and (>= X_0 2) (<= X_0 3)) (and (>= X_0 0) (<= X_0 2)))) (assert (<= Y_0 0.9))", "sat"),
-        ("(assert (>= X_0 1.0)) (assert (<= X_0 0.5)) (assert (<= Y_0 1.0))", "unsat"),
-        ("(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (<= Y_1 0))", "sat"),  # a point that float64 has not
-        ("(assert (>= X_0 0.1)) (assert (<= X_0 0.1)) (assert (<= Y_0 0.0099999))", "unsat"),
-        ("(assert (>= X_0 0.5)) (assert (<= X_0 0.5)) (assert (>= Y_0 0.25))", "sat"),
-        ("(assert (>= X_0 0.5)) (assert (<= X_0 0.75))", "sat"),
+        (1.0, 2.0, "(assert (<= Y_0 0.999))", "unsat"),
+        (1.0, 2.0, "(assert (<= Y_0 1.0))", "sat"),
+        (1.0, 2.0, "(assert (>= Y_0 3.9)) (assert (<= Y_0 3.8))", "unsat"),
+        (1.0, 2.0, "(assert (>= Y_0 2.0)) (assert (<= Y_0 2.1))", "sat"),
+        (1.0, 2.0, "(assert (or (<= Y_0 0.5) (>= Y_0 3.99)))", "sat"),
+        (-2, 2, "(assert (or (<= X_0 -1) (>= X_0 1))) (assert (<= Y_0 0.9))", "unsat"),
+        (0, 3, "(assert (or (>= X_0 2) (<= X_0 2))) (assert (<= Y_0 0.9))", "sat"),
+        (1.0, 0.5, "(assert (<= Y_0 1.0))", "unsat"),
+        (0.1, 0.1, "(assert (<= Y_1 0))", "sat"),  # a point that float64 has not
+        (0.1, 0.1, "(assert (<= Y_0 0.0099999))", "unsat"),
+        (0.5, 0.5, "(assert (>= Y_0 0.25))", "sat"),
+        (0.5, 0.75, "", "sat"),
     ],
 )
-def test_answers_are_right_to_the_last_digit(square, tmp_path, text, answer):
-    verdict = verify(square, ask(tmp_path, text))
+def test_answers_are_right_to_the_last_digit(square, tmp_path, low, high, conditions, answer):
+    verdict = verify(square, ask(tmp_path, f"(assert (>= X_0 {low})) (assert (<= X_0 {high}))" + conditions))
     assert verdict.answer == answer
     if answer == "sat":
-        region_holds = (
-            verdict.replayed and verdict.outputs[0] == run(square, verdict.inputs.float().reshape(1, 1))[0, 0]
-        )
-        assert region_holds
+        assert verdict.replayed
+        assert verdict.outputs[0] == run(square, verdict.inputs.float().reshape(1, 1))[0, 0]
 
 
 def test_the_answer_is_printed_as_vnn_comp_has_it(square, tmp_path):
@@ -182,73 +177,55 @@ def test_convolutions_are_verified(tmp_path):
 
 
 def asked(folder, *assertions):
-    """A question about one input and one output."""
+    """A property of one input and one output."""
     file = folder / "p.vnnlib"
     lines = ["(declare-const X_0 Real)", "(declare-const Y_0 Real)", *(f"(assert {a})" for a in assertions)]
     file.write_text("\n".join(lines))
     return file
 
 
-THIRD = np.float32(1 / 3)
+def graph(folder, nodes, kind=TensorProto.DOUBLE, tensors=None):
+    """The file of a graph of one input and one output."""
+    return save_graph(folder / "net.onnx", nodes, tensors or NUMBERS, ("batch", 1), ("batch", 1), kind)
+
+
+THIRD = float(np.float32(1 / 3))
 FOLDED = {
-    # what the graph computes of x = 3, its nodes, its tensors, and the exact value
-    "a quotient": ([node("Div", "input three", "output")], Fraction(1)),
-    "a quotient of constants": (
-        [node("Div", "one three", "c"), node("Mul", "input c", "output")],
-        Fraction(1),
-    ),
-    "a sum of constants": (
-        [node("Add", "one tiny", "c"), node("Mul", "input c", "output")],
-        3 * (1 + Fraction(2) ** -60),
-    ),
-    "a sum of maps": (
-        [node("Mul", "input one", "a"), node("Mul", "input tiny", "b"), node("Add", "a b", "output")],
-        3 * (1 + Fraction(2) ** -60),
-    ),
-    "a factor": (
-        [node("Gemm", "input big", "output", alpha=float(THIRD))],
-        3 * Fraction(float(THIRD)) * Fraction(np.pi),
-    ),
+    # what the graph computes of x = 3: its nodes, and the exact value
+    "a quotient": ("output = Div input three", Fraction(1)),
+    "a quotient of constants": ("c = Div one three; output = Mul input c", Fraction(1)),
+    "a sum of constants": ("c = Add one tiny; output = Mul input c", 3 * (1 + Fraction(2) ** -60)),
+    "a sum of maps": ("a = Mul input one; b = Mul input tiny; output = Add a b", 3 * (1 + Fraction(2) ** -60)),
+    "a factor": (f"output = Gemm input big alpha={THIRD!r}", 3 * Fraction(THIRD) * Fraction(np.pi)),
     "a mean of three": (
-        [
-            node("Unsqueeze", "input axis", "u"),
-            node("Conv", "u ones", "w", pads=[0, 2]),
-            node("AveragePool", "w", "p", kernel_shape=[3]),
-            node("Flatten", "p", "output"),
-        ],
+        "u = Unsqueeze input axis; w = Conv u ones pads=[0,2]; p = AveragePool w kernel_shape=[3]; output = Flatten p",
         Fraction(1),
     ),
-    "a factor of a factor": (
-        [node("Mul", "input third", "a"), node("Mul", "a pi", "output")],
-        3 * Fraction(1 / 3) * Fraction(np.pi),
-    ),
+    "a factor of a factor": ("a = Mul input third; output = Mul a pi", 3 * Fraction(1 / 3) * Fraction(np.pi)),
 }
 NUMBERS = {
-    "one": np.array([1.0]),
-    "three": np.array([3.0]),
-    "third": np.array([1 / 3]),
-    "tiny": np.array([2.0**-60]),
-    "pi": np.array([np.pi]),
-    "big": np.array([[np.pi]]),
-    "axis": np.array([1]),
-    "ones": np.ones((1, 1, 1)),
+    **{
+        name: np.array([n])
+        for name, n in {"one": 1.0, "three": 3.0, "third": 1 / 3, "tiny": 2.0**-60, "pi": np.pi}.items()
+    },
+    **{"big": np.array([[np.pi]]), "axis": np.array([1]), "ones": np.ones((1, 1, 1))},
 }
 
 
 @pytest.mark.parametrize("name", FOLDED)
 def test_no_proof_rests_on_a_rounded_constant(name, tmp_path):
     nodes, exact = FOLDED[name]
-    file = save_graph(
-        tmp_path / "net.onnx", nodes, NUMBERS, shape=("batch", 1), out=("batch", 1), kind=TensorProto.DOUBLE
-    )
-    point = ("(>= X_0 3)", "(<= X_0 3)")
+    file = graph(tmp_path, nodes)
     for sign, relation in ((1, ">="), (-1, "<=")):
+
+        def answer(value, relation=relation):
+            question = asked(tmp_path, "(>= X_0 3)", "(<= X_0 3)", f"({relation} Y_0 {decimal(value)})")
+            return verify(file, question).answer
+
         # The true output meets the first; the second is beyond it by more than roundings.
-        assert verify(file, asked(tmp_path, *point, f"({relation} Y_0 {decimal(exact)})")).answer in ("sat", "unknown")
-        beyond = exact + sign * exact / 10**9
-        assert verify(file, asked(tmp_path, *point, f"({relation} Y_0 {decimal(beyond)})")).answer == "unsat"
-        within = exact - sign * exact / 10**9
-        assert verify(file, asked(tmp_path, *point, f"({relation} Y_0 {decimal(within)})")).answer == "sat"
+        assert answer(exact) in ("sat", "unknown")
+        assert answer(exact + sign * exact / 10**9) == "unsat"
+        assert answer(exact - sign * exact / 10**9) == "sat"
 
 
 def decimal(value):
@@ -263,34 +240,21 @@ def decimal(value):
 
 
 def test_constants_that_cancel_are_not_proven_with(tmp_path):
-    nodes = [
-        node("Div", "one three", "c"),
-        node("Sub", "c third", "d"),
-        node("Mul", "input d", "output"),
-    ]
-    file = save_graph(
-        tmp_path / "net.onnx", nodes, NUMBERS, shape=("batch", 1), out=("batch", 1), kind=TensorProto.DOUBLE
-    )
+    file = graph(tmp_path, "c = Div one three; d = Sub c third; output = Mul input d")
     with pytest.raises(pb.PolyboundError, match="as numbers"):
         verify(file, asked(tmp_path, "(>= X_0 3)", "(<= X_0 3)", "(>= Y_0 0.00000000000000001)"))
 
 
-def test_exact_constants_decide_to_the_last_digit(tmp_path):
-    nodes = [node("Div", "input four", "a"), node("Mul", "a three", "output")]
-    file = save_graph(
-        tmp_path / "net.onnx",
-        nodes,
-        {"four": np.float32([4]), "three": np.float32([3])},
-        shape=("batch", 1),
-        out=("batch", 1),
-    )
-    assert verify(file, asked(tmp_path, "(>= X_0 1)", "(<= X_0 1)", "(>= Y_0 0.75)")).answer == "sat"
-    assert verify(file, asked(tmp_path, "(>= X_0 1)", "(<= X_0 1)", "(>= Y_0 0.7500001)")).answer == "unsat"
+@pytest.mark.parametrize(("least", "answer"), [("0.75", "sat"), ("0.7500001", "unsat")])
+def test_exact_constants_decide_to_the_last_digit(least, answer, tmp_path):
+    tensors = {"four": np.float32([4]), "three": np.float32([3])}
+    file = graph(tmp_path, "a = Div input four; output = Mul a three", TensorProto.FLOAT, tensors)
+    assert verify(file, asked(tmp_path, "(>= X_0 1)", "(<= X_0 1)", f"(>= Y_0 {least})")).answer == answer
 
 
 @pytest.mark.parametrize(("lower", "upper", "replayed"), [(-1e39, 1e39, True), (1.0, 1e39, True), (1e39, 2e39, False)])
 def test_sides_beyond_float32_are_cut_for_onnxruntime_only(lower, upper, replayed, tmp_path):
-    file = save_graph(tmp_path / "net.onnx", [node("Identity", "input", "output")], shape=("b", 1), out=("b", 1))
+    file = graph(tmp_path, "output = Identity input", TensorProto.FLOAT)
     box = (f"(>= X_0 {decimal(Fraction(lower))})", f"(<= X_0 {decimal(Fraction(upper))})")
     found = verify(file, asked(tmp_path, *box, "(>= Y_0 0)"), timeout=1.0)
     # Beyond float32's range the answer is one in real arithmetic, and onnxruntime has no such input.

@@ -40,25 +40,14 @@ def replaced(message, place, change):
 
 
 def fewer_parts(body):
-    """Keys of one place whose last part is gone, and not counted."""
-    (parts,) = struct.unpack_from("<Q", body, 40)
-    size = (len(body) - 48) // parts
-    return body[:40] + struct.pack("<Q", parts - 1) + body[48:-size]
-
-
-def fewer_parts_of_the_first_rotation(body):
-    """The same for the first place of rotation keys that has any."""
+    """Keys without a part of the first place that has any; the parts are counted."""
     at = 40
     while not any(body[at : at + 8]):
         at += 8
     (parts,) = struct.unpack_from("<Q", body, at)
-    size = HEADER.unpack_from(body, at + 8)[-1]
-    return (
-        body[:at]
-        + struct.pack("<Q", parts - 1)
-        + body[at + 8 : at + 8 + size * (parts - 1)]
-        + body[at + 8 + size * parts :]
-    )
+    start, size = at + 8, HEADER.unpack_from(body, at + 8)[-1]
+    kept = body[start : start + size * (parts - 1)]
+    return body[:at] + struct.pack("<Q", parts - 1) + kept + body[start + size * parts :]
 
 
 def damaged_seed(body):
@@ -70,11 +59,9 @@ def damaged_seed(body):
 def huge(message, place, size):
     """The message with one object that is small and unpacks to `size` zeros after its own first 40 bytes."""
     parts = objects(message)
-    start = unpacked(parts[place])[:40]
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
-    pieces = [compressor.compress(start)]
-    zeros = bytes(2**20)
-    pieces += [compressor.compress(zeros) for _ in range(size >> 20)]
+    pieces = [compressor.compress(unpacked(parts[place])[:40])]
+    pieces += [compressor.compress(bytes(2**20)) for _ in range(size >> 20)]
     body = b"".join([*pieces, compressor.flush()])
     parts[place] = HEADER.pack(0xA15E, HEADER.size, 4, 3, ZSTD, 0, HEADER.size + len(body)) + body
     return b"".join(parts)
@@ -101,124 +88,81 @@ def _structural(rng, body):
     while len(headers) < 40 and (at := body.find(b"\x5e\xa1\x10", at)) >= 0:
         headers.append(at)
         at += 3
-    choice = rng.integers(6)
-    if choice == 0 and headers:
+    choice, number = rng.integers(6), NUMBERS[rng.integers(15)]
+    if choice < 2 and headers:
         at = int(rng.choice(headers))
-        body[at + int(rng.integers(16))] = int(rng.integers(256))
-    elif choice == 1 and headers:
-        at = int(rng.choice(headers))
-        struct.pack_into(
-            "<Q", body, at + 8, int(rng.integers(2**63)) if rng.random() < 0.3 else NUMBERS[rng.integers(15)]
-        )
-    elif choice == 2:
-        at = min(int(rng.integers(16)) * 8, max(0, len(body) - 8))
-        if len(body) >= 8:
-            struct.pack_into("<Q", body, at, NUMBERS[rng.integers(15)])
+        if choice == 0:
+            body[at + int(rng.integers(16))] = int(rng.integers(256))
+        else:
+            struct.pack_into("<Q", body, at + 8, int(rng.integers(2**63)) if rng.random() < 0.3 else number)
+    elif choice == 2 and len(body) >= 8:
+        struct.pack_into("<Q", body, min(int(rng.integers(16)) * 8, len(body) - 8), number)
     elif choice == 3:
         at = int(rng.integers(max(1, min(130, len(body)))))
         body[at : at + 1] = rng.bytes(1)
     elif choice == 4:
-        end = len(body) - int(rng.integers(min(100, len(body))))
+        end = len(body) - int(rng.integers(max(1, min(100, len(body)))))
         body[max(0, end - 1) : end] = rng.bytes(1)
     else:
-        at = int(rng.integers(len(body) + 1))
-        length = int(rng.integers(1, 5000))
-        body[at : at + length] = rng.bytes(length) if rng.random() < 0.5 else bytes(length if rng.random() < 0.5 else 0)
+        at, length = int(rng.integers(len(body) + 1)), int(rng.integers(1, 5000))
+        body[at : at + length] = [rng.bytes(length), bytes(length), b""][rng.integers(3)]
     return bytes(body)
 
 
 def mutant(rng, message):
     """The message, changed somewhere: its bytes, an object's members, the order, the sizes."""
     choice = rng.integers(10)
-    changed = bytearray(message)
-    if choice == 0:
-        for _ in range(rng.integers(1, 5)):
-            changed[rng.integers(len(changed))] = int(rng.integers(256))
-    elif choice == 1:
-        changed[rng.integers(min(64, len(changed)))] = int(rng.integers(256))
-    elif choice == 2:
-        del changed[rng.integers(len(changed)) :]
-    elif choice == 3:
-        parts = objects(message)
+    if choice < 3:
+        changed = bytearray(message)
+        if choice == 2:
+            del changed[rng.integers(len(changed)) :]
+        for _ in range([rng.integers(1, 5), 1, 0][choice]):
+            changed[rng.integers(len(changed) if choice == 0 else min(64, len(changed)))] = int(rng.integers(256))
+        return bytes(changed)
+    parts = objects(message)
+    if choice == 3:
         order = rng.integers(len(parts), size=rng.integers(len(parts) + 2))
         return b"".join(parts[i] for i in order)
-    else:
-        parts = objects(message)
-        place = int(rng.integers(len(parts)))
-        body = unpacked(parts[place])
-        for _ in range(rng.integers(1, 3)):
-            body = _structural(rng, body)
-        if choice == 4:
-            body = bytes(int(rng.integers(2**22)))
-        parts[place] = packed(
-            body, int(rng.choice([PLAIN, ZSTD, ZSTD, ZSTD, 1, 3])) if choice == 5 else ZSTD * (choice % 2)
-        )
-        return b"".join(parts)
-    return bytes(changed)
+    place = int(rng.integers(len(parts)))
+    body = unpacked(parts[place])
+    for _ in range(rng.integers(1, 3)):
+        body = _structural(rng, body)
+    if choice == 4:
+        body = bytes(int(rng.integers(2**22)))
+    compression = int(rng.choice([PLAIN, ZSTD, ZSTD, ZSTD, 1, 3])) if choice == 5 else ZSTD * (choice % 2)
+    parts[place] = packed(body, compression)
+    return b"".join(parts)
 
 
-LENGTHS = [
-    "²",
-    "-1",
-    "+5",
-    "5, 5",
-    "5, 6",
-    "0x10",
-    "1e3",
-    "9" * 30,
-    "9" * 5000,
-    "",
-    " ",
-    "\xff",
-    "1_0",
-    str(2**63),
-    "0",
-]
-HOSTS = [
-    "",
-    "evil.example",
-    "127.0.0.1.evil.example",
-    "a b",
-    "[::1",
-    "localhost:x",
-    "\xe9",
-    "x" * 3000,
-    "127.0.0.1@evil",
-]
+METHODS = ["GET", "PUT", "HEAD", "OPTIONS", "BREW", "", "P\0ST", "CONNECT"]
+PATHS = ["/", "//", "/keys/", "/classify/", "/../plan", "*", "http://evil/plan", "/%00", "/" + "a" * 70000]
+VERSIONS = ["HTTP/1.0", "HTTP/2", "HTTP/9.9", "", "ICY"]
+LENGTHS = ["", " ", "0", "²", "-1", "+5", "5, 5", "5, 6", "0x10", "1e3", "1_0", "\xff"]
+HOSTS = ["", "evil.example", "127.0.0.1.evil.example", "a b", "[::1", "localhost:x", "\xe9", "127.0.0.1@evil"]
+LENGTHS, HOSTS = [*LENGTHS, "9" * 30, "9" * 5000, str(2**63)], [*HOSTS, "x" * 3000]
+ODD = {"Content-Length": LENGTHS, "Host": HOSTS}
+MORE = [("Transfer-Encoding", "chunked"), ("Content-Length", "7"), ("Expect", "100-continue"), ("Host", "b")]
 
 
 def head(rng, method, path, headers):
     """The head of a request, something about it changed."""
-    lines = [[name, value] for name, value in headers.items()]
-    choice = rng.integers(9)
-    version = "HTTP/1.1"
+    lines, version, choice = [list(header) for header in headers.items()], "HTTP/1.1", rng.integers(9)
     if choice == 0:
-        method = str(rng.choice(["GET", "PUT", "HEAD", "OPTIONS", "BREW", "", "P\0ST", "CONNECT"]))
+        method = str(rng.choice(METHODS))
     elif choice == 1:
-        path = str(
-            rng.choice(
-                ["/", "//", "/keys/", "/classify/", "/../plan", "*", "http://evil/plan", "/%00", "/" + "a" * 70000]
-            )
-        )
-    elif choice == 2:
-        lines = [[n, str(rng.choice(LENGTHS))] if n == "Content-Length" else [n, v] for n, v in lines]
-    elif choice == 3:
-        lines = [[n, str(rng.choice(HOSTS))] if n == "Host" else [n, v] for n, v in lines]
+        path = str(rng.choice(PATHS))
+    elif choice in (2, 3):
+        odd = ["Content-Length", "Host"][choice - 2]
+        lines = [[name, str(rng.choice(ODD[odd])) if name == odd else value] for name, value in lines]
     elif choice == 4:
-        lines.append(
-            [["Transfer-Encoding", "chunked"], ["Content-Length", "7"], ["Expect", "100-continue"], ["Host", "b"]][
-                rng.integers(4)
-            ]
-        )
+        lines.append(MORE[rng.integers(4)])
     elif choice == 5:
         del lines[rng.integers(len(lines))]
     elif choice == 6:
-        version = str(rng.choice(["HTTP/1.0", "HTTP/2", "HTTP/9.9", "", "ICY"]))
+        version = str(rng.choice(VERSIONS))
     elif choice == 7:
         lines += [[f"X-{i}", "y" * 100] for i in range(rng.integers(2000))]
     else:
-        place = int(rng.integers(len(lines)))
-        lines[place][rng.integers(2)] = rng.bytes(int(rng.integers(1, 40))).decode("latin1")
-    return "\r\n".join([f"{method} {path} {version}", *(f"{n}: {v}" for n, v in lines), "", ""]).encode(
-        "latin1", "replace"
-    )
+        lines[rng.integers(len(lines))][rng.integers(2)] = rng.bytes(int(rng.integers(1, 40))).decode("latin1")
+    top = [f"{method} {path} {version}", *(f"{name}: {value}" for name, value in lines), "", ""]
+    return "\r\n".join(top).encode("latin1", "replace")

@@ -1,6 +1,8 @@
 """The encrypted server in a process of its own, with limits and descriptors of the test's choice."""
 
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,32 +21,35 @@ if given["descriptors"] and sys.platform != "win32":
 import polybound as pb
 from polybound.deploy import plan_encryption
 from polybound.deploy.encrypted import http
-options = {"limits": http.Limits(**given["limits"])} if given["limits"] and hasattr(http, "Limits") else {}
-plan = plan_encryption(pb.load(given["model"]))
-http.serve(plan, 0, given["host"], given["clients"], lambda port: print(port, flush=True), **options)
+plan, limits = plan_encryption(pb.load(given["model"])), http.Limits(**given["limits"])
+http.serve(plan, 0, "127.0.0.1", given["clients"], lambda port: print(port, flush=True), limits)
 """
 
 
 class ServerProcess:
-    """A small network, served until the end of the `with` block.
+    """A small network, served until the end of the `with` block; by `polybound encrypt serve` if `cli` is true.
 
     Attributes:
         port: where it listens.
+        url: its address.
+        files: its folder for temporary files.
         start: its memory in bytes when it began to listen.
     """
 
-    def __init__(self, folder, clients=16, descriptors=0, host="127.0.0.1", model=None, **limits):
-        path = Path(folder) / "model.safetensors"
-        (model or network(2, 4, 12)).save(path)
-        self.log = Path(folder) / "stderr"
-        given = {"model": str(path), "clients": clients, "descriptors": descriptors, "host": host, "limits": limits}
+    def __init__(self, folder, clients=16, descriptors=0, cli=False, **limits):
+        path, self.log, self.files = (Path(folder) / name for name in ("model.safetensors", "stderr", "tmp"))
+        network(2, 4, 12).save(path)
+        self.files.mkdir()
+        given = {"model": str(path), "clients": clients, "descriptors": descriptors, "limits": limits}
+        words = ["-m", "polybound", "encrypt", "serve", str(path), "--port", "0", "--clients", str(clients)]
+        command = [sys.executable, *(words if cli else ["-c", CODE, json.dumps(given)])]
+        environment = {**os.environ, "TMPDIR": str(self.files), "OMP_NUM_THREADS": "1"}
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", CODE, json.dumps(given)], stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        line = self.process.stdout.readline()
-        assert line.strip().isdigit(), self.log.read_text()
-        self.port = int(line)
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        found = re.search(r"(?:http://127\.0\.0\.1:|^)(\d+)", self.process.stdout.readline())
+        assert found, self.log.read_text()
+        self.port = int(found[1])
+        self.url = f"http://127.0.0.1:{self.port}"
         self.start = self.memory()
 
     def __enter__(self):
@@ -80,16 +85,12 @@ class ServerProcess:
 
     def raw(self, content, timeout=60):
         """What comes back for these bytes until the server closes, has answered, or says nothing."""
+        found = b""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as wire:
-            try:
+            with suppress(OSError):
                 wire.sendall(content)
                 wire.shutdown(socket.SHUT_WR)
-            except OSError:
-                pass
-            found = b""
-            try:
+            with suppress(OSError):
                 while chunk := wire.recv(2**20):
                     found += chunk
-            except OSError:
-                pass
-            return found
+        return found

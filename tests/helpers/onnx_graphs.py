@@ -1,12 +1,10 @@
 """ONNX graphs made by hand, networks written in plain torch, and onnxruntime as the judge."""
 
-import contextlib
-import io
+import ast
 import logging
 import warnings
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -18,8 +16,7 @@ import polybound as pb
 
 def run(path, x):
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     [source] = session.get_inputs()
     return torch.from_numpy(session.run(None, {source.name: x.detach().numpy()})[0])
@@ -33,12 +30,12 @@ def off(found, wanted):
 def save_graph(
     path, nodes, tensors=None, shape=("batch", 4), out=("batch", 3), kind=TensorProto.FLOAT, opsets=(), opset=13
 ):
-    """A graph from `input` to `output`; tensors are float32 unless they are arrays of another type."""
+    """A graph of nodes, or of their text, from `input` to `output`; tensors are float32 or arrays of another type."""
     arrays = {
         name: np.asarray(value, dtype=getattr(value, "dtype", np.float32)) for name, value in (tensors or {}).items()
     }
     graph = helper.make_graph(
-        nodes,
+        nodes_of(nodes) if isinstance(nodes, str) else nodes,
         "made",
         [helper.make_tensor_value_info("input", kind, list(shape))],
         [helper.make_tensor_value_info("output", kind, list(out))],
@@ -53,34 +50,28 @@ def node(operator, inputs, output, **attributes):
     return helper.make_node(operator, inputs.split(), [output], name=f"the_{output}", **attributes)
 
 
-@contextlib.contextmanager
-def quietly():
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with (
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-    logger.setLevel(level)
+def nodes_of(text):
+    """Nodes written as `output = Operator inputs attribute=value`, separated by semicolons; named the_OUTPUT."""
+    found = []
+    for line in text.split(";"):
+        output, operator, *words = line.replace(" = ", " ", 1).split()
+        attributes = dict(word.split("=") for word in words if "=" in word)
+        inputs = " ".join(word for word in words if "=" not in word)
+        found.append(node(operator, inputs, output, **{k: ast.literal_eval(v) for k, v in attributes.items()}))
+    return found
 
 
 def export(module, path, example, dynamo):
     """By one of torch's two exporters, for any batch."""
-    with quietly():
-        if dynamo:
-            if not hasattr(torch.export.Dim, "DYNAMIC"):
-                pytest.skip("this exporter needs torch 2.6")
-            shapes = ({0: torch.export.Dim.DYNAMIC},)
-            torch.onnx.export(
-                module.eval(), (example,), str(path), dynamo=True, dynamic_shapes=shapes, external_data=False
-            )
-        else:
-            names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "b"}, "y": {0: "b"}}}
-            torch.onnx.export(module.eval(), (example,), str(path), dynamo=False, **names)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    options = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "b"}, "y": {0: "b"}}}
+    if dynamo:
+        if not hasattr(torch.export.Dim, "DYNAMIC"):
+            pytest.skip("this exporter needs torch 2.6")
+        options = {"dynamic_shapes": ({0: torch.export.Dim.DYNAMIC},), "external_data": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module.eval(), (example,), str(path), dynamo=dynamo, **options)
     return path
 
 
@@ -96,28 +87,29 @@ class Residual(nn.Module):
         x = x.flatten(1)
         y = self.maps[0](x)
         for step in self.maps[1:]:
-            y = y + step(x) * y
+            y = self.step(step(x), y)
         return self.last(y)
+
+    def step(self, h, y):
+        return y + h * y
 
 
 class Viewed(Residual):
     def forward(self, x):
-        x = x.view(x.size(0), -1)
-        y = self.maps[0](x)
-        for step in self.maps[1:]:
-            y = torch.addcmul(y, y, step(x), value=2.0)
-        return self.last(y)
+        return super().forward(x.view(x.size(0), -1))
+
+    def step(self, h, y):
+        return torch.addcmul(y, y, h, value=2.0)
 
 
 class Weighted(Residual):
     rank = 6  # the output's constant needs a unit of its own
 
     def forward(self, x):
-        x = x.flatten(1)
-        y = self.maps[0](x)
-        for step in self.maps[1:]:
-            y = 0.5 * step(x) * y - y * 0.25
-        return self.last(y) * 2 + 1
+        return super().forward(x) * 2 + 1
+
+    def step(self, h, y):
+        return 0.5 * h * y - y * 0.25
 
 
 class Tree(nn.Module):
@@ -198,15 +190,3 @@ class Strided(nn.Module):
 
 
 BY_HAND = (Residual, Viewed, Weighted, Tree, Stacked, Nested, Convolved, Strided)
-
-
-def external(path):
-    """A file whose weights are said to lie in another one."""
-    model = onnx.load(path)
-    for tensor in model.graph.initializer:
-        tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        entry = tensor.external_data.add()
-        entry.key, entry.value = "location", "../../etc/passwd"
-    path.write_bytes(model.SerializeToString())
-    return path
