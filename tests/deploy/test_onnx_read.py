@@ -90,7 +90,7 @@ MOVED = "s = Shape input; n = Slice s zero one zero; t = Concat four n axis=0; r
 REFUSED = {
     "Relu": (H + "output = Relu h", "the_output.*piecewise"),
     "MaxPool": ("i = Reshape input image; m = MaxPool i kernel_shape=[1]" + OUT, "the_m.*piecewise"),
-    "Softmax": (H + "output = Softmax h", "the_output.*no polynomial"),
+    "Softmax": (H + "output = Softmax h", "the_output.*not a polynomial"),
     "division": (H + G + "output = Div h g", "the_output.*divides by"),
     "unrelated depths": (H + G + SQUARES, "the_output.*degree 2 and 2"),
     "sum of unrelated degrees": (H + G + "p = Mul h h; output = Add p g", "the_output.*degree 2 and 1"),

@@ -117,7 +117,7 @@ def test_numbers_are_rounded_so_that_nothing_is_lost_and_nothing_is_invented(tmp
         ("hello", "outside of parentheses"),
         ("(assert (<= X_0 1))", "X_0 has no lower bound"),
         (f"\n; a comment\n{BOX}\n(assert (< Y_0 1))", "line 6: strict"),
-        (BOX + "(assert (<= Y_0 X_0))", "no box"),
+        (BOX + "(assert (<= Y_0 X_0))", "not a box"),
         (BOX + "(assert (<= (* Y_0 Y_1) 1))", "not linear"),
         (BOX + "(assert (<= Y_2 1))", "Y_2 is not declared"),
         (BOX + "(assert (<= Y_0 1e5000))", "neither a variable nor a number"),

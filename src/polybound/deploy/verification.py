@@ -36,8 +36,8 @@ class Verdict:
 
     Attributes:
         answer: "unsat": no input of the property has such outputs, proven for the polynomial in real arithmetic.
-            "sat": `inputs` has, by rational arithmetic. "timeout": neither was shown in time. "unknown": neither can
-            be shown, because the outputs are closer to the conditions than the roundings of folded constants.
+            "sat": `inputs` has such outputs, by rational arithmetic. "timeout": neither was shown in time. "unknown":
+            neither can be shown, because the outputs are closer to the conditions than roundings of folded constants.
         inputs: a counterexample in the property's box, (inputs,), float64; where one is found, of float32 numbers.
         outputs: the outputs there, (outputs,), float64: those of onnxruntime if `replayed`, else exact ones, rounded.
         replayed: whether onnxruntime, in the file's own precision, has outputs there that meet the property.
@@ -118,7 +118,7 @@ def _decide(net: OnnxNetwork, region: Region, seconds: float) -> tuple[str, Tens
     exact = not net.polynomial.roundings and region.is_exact(net.network.classes)
     if (torch.equal(point, inside) and exact) or _holds(net, region, inside):
         return "sat", inside
-    # It is true outside of the box only, by a rounding: the box rounded inwards may have another.
+    # The point is outside of the box by a rounding; the box rounded inwards may have another.
     left = max(0.0, seconds - (time.perf_counter() - begun))
     again = decide(net.network, inner, _unsafe(net, region, inner, outwards=False), timeout=left)
     return ("unknown", None) if again.point is None else ("sat", again.point.reshape(-1))
@@ -131,7 +131,7 @@ def _holds(net: OnnxNetwork, region: Region, point: Tensor) -> bool:
 
 
 def _unsafe(net: OnnxNetwork, region: Region, box: tuple[Tensor, Tensor], outwards: bool) -> list[Polytope]:
-    """The polytopes of a region, none smaller, or none larger, than those of the true outputs of a box.
+    """The polytopes of a region for the true outputs of a box: none becomes smaller (outwards), or none larger.
 
     The factors have folded constants. With K roundings in each product of them, the outputs of the true network are
     off by at most `K u / (1 - K u) P(X)` where `|x| <= X`, P the network with absolute values in the place of its
@@ -147,7 +147,7 @@ def _unsafe(net: OnnxNetwork, region: Region, box: tuple[Tensor, Tensor], outwar
     for polytope in polytopes:
         reach = (polytope.weights.abs() @ off) * (1.01 if outwards else -1.01)
         constant = (polytope.constant - reach).clamp(-_HUGE, _HUGE)
-        # Less is more: a smaller constant allows more outputs.
+        # A smaller constant allows more outputs.
         away = torch.full_like(constant, -torch.inf if outwards else torch.inf)
         moved.append(Polytope(polytope.weights, torch.nextafter(constant, away)))
     return moved

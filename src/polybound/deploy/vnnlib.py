@@ -35,7 +35,7 @@ def read_vnnlib(path: str | PathLike[str]) -> Property:
     with `and` and `or` around them. A comparison is either a bound of one input or a condition on outputs.
 
     Raises:
-        FileFormatError: the file is no such text; the message names the line.
+        FileFormatError: the file cannot be read as such; the message names the line.
         OSError: the file cannot be opened.
     """
     path = Path(path)
@@ -101,7 +101,7 @@ class Region:
         return torch.tensor(lower, dtype=torch.float64), torch.tensor(upper, dtype=torch.float64)
 
     def unsafe(self, outputs: int, outwards: bool) -> list[Polytope]:
-        """The polytopes in float64, none of them smaller, or none of them larger, than as written.
+        """The polytopes in float64, rounded so that none becomes smaller (outwards), or none larger.
 
         A condition is multiplied until its weights are whole numbers; its constant is rounded if it must be.
         """
@@ -197,7 +197,7 @@ def _formula(text: str) -> Formula:
                         f"({name[:40]} ...) is not read; (declare-const ... Real) and (assert ...) are"
                     )
                 case _:
-                    raise PolyboundError("an expression that is no command")
+                    raise PolyboundError("an expression that is not a command")
         except PolyboundError as error:
             raise PolyboundError(f"line {line}: {error}") from None
     for name, places in declared.items():
@@ -250,7 +250,7 @@ def _clauses(formula: Expression, declared: Declared) -> list[Clause]:
             Y = {int(name[2:]): weight for name, weight in weights.items() if name[0] == "Y"}
             if len(X) > 1 or (X and Y):
                 raise PolyboundError(
-                    "a comparison of several inputs, or of inputs with outputs, is no box; boxes are read only"
+                    "a comparison of several inputs, or of inputs with outputs, is not a box; only boxes are read"
                 )
 
             def below(sign: int) -> Literal:
@@ -265,7 +265,7 @@ def _clauses(formula: Expression, declared: Declared) -> list[Clause]:
                 f"({name[:40]} ...) is not read as a condition; or, and, <=, >= and = of two terms are"
             )
         case _:
-            raise PolyboundError(f"{str(formula)[:40]!r} is no condition")
+            raise PolyboundError(f"{str(formula)[:40]!r} is not a condition")
 
 
 def _conjunctions(choices: Sequence[Sequence[Clause]], what: str) -> Iterator[Clause]:
@@ -343,7 +343,7 @@ def _property(formula: Formula) -> Property:
         for name, sides in zip(("lower", "upper"), box, strict=True):
             for place in range(inputs):
                 if place not in sides:
-                    raise PolyboundError(f"X_{place} has no {name} bound; boxes are read only")
+                    raise PolyboundError(f"X_{place} has no {name} bound; only boxes are read")
         known = [tuple(sides[place] for place in range(inputs)) for sides in box]
         regions.append(Region(known[0], known[1], tuple(polytopes)))
     return Property(inputs, outputs, tuple(regions))

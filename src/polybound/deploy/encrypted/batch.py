@@ -21,6 +21,7 @@ from polybound.deploy.encrypted.noise import (
     MARGIN,
     MODULUS_BITS,
     Gains,
+    Parameters,
     fresh_variance,
     rounding_variance,
     switch_variance,
@@ -45,38 +46,22 @@ _PIXELS = 64  # at a time: what lies in memory as float64
 
 
 @dataclass(frozen=True)
-class BatchParameters:
-    """The parameters of a batch.
+class BatchParameters(Parameters):
+    """The parameters of batches of up to N / 2 images; the scale of the factors' maps is `2^v`, v a whole number.
 
     Attributes:
-        ring: dimension N; a batch has up to N / 2 images.
-        bits: sizes of the primes in bits, the special prime last.
-        pixels: binary logarithm of the pixels' scale.
-        weights: v, of the scale of the factors' maps; a whole number.
-        output: of the scale of the output map.
-        drops: how many primes each level of the tree drops.
+        drops: the number of primes that each level of the tree drops.
         domain: the smallest and the largest value of a pixel.
     """
 
-    ring: int
-    bits: tuple[int, ...]
-    pixels: float
-    weights: int
-    output: float
     drops: tuple[int, ...]
     domain: tuple[float, float]
 
-    @property
-    def primes(self) -> int:
-        """The number of data primes."""
-        return len(self.bits) - 1
-
-    def scales(self) -> list[float]:
-        """The binary logarithms of the scales of all levels of the tree."""
-        found = [self.pixels + self.weights]
-        for drop in self.drops:
-            found.append(2 * found[-1] - drop * self.bits[0])
-        return found
+    def level(self, n: int) -> Array:
+        scale = np.asarray(self.pixels + self.weights)
+        for drop in self.drops[:n]:
+            scale = 2 * scale - drop * self.bits[0]
+        return scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +94,7 @@ def plan_batches(
     Args:
         model: a CCP of degree up to 8, or an NCP of degree 2.
         domain: the smallest and the largest value of a pixel.
-        tolerance: the largest error of a logit that will do.
+        tolerance: the largest error of a logit that is accepted.
 
     Raises:
         PolyboundError: the model does not fit; the message says which value is too large.
@@ -157,7 +142,7 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
                 pixels, domain = float(scale - weights), (polynomial.low, polynomial.high)
                 sizes = (bits,) * primes + (special,)
                 found = BatchParameters(ring, sizes, pixels, weights, float(output), drops, domain)
-                levels, spent = found.scales(), 0
+                levels, spent = [float(found.level(n)) for n in range(len(drops) + 1)], 0
                 room = 4 <= pixels <= 40 and pixels <= bits * primes - 4 and levels[-1] >= 4
                 room = room and levels[0] + factors + MARGIN < primes * bits - 1
                 for level, drop, node in zip(levels, drops, nodes, strict=False):
@@ -169,10 +154,9 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
 
 def _error(p: BatchParameters, gains: Gains) -> float:
     """The estimate of the largest error of a logit: the noise of `noise.py` without rotations."""
-    ring, levels = p.ring, p.scales()
+    ring, levels, left = p.ring, [p.level(n) for n in range(len(p.drops) + 1)], len(p.primes)
     total = gains.pixels * fresh_variance(ring) * 4.0**-p.pixels
     total = total + gains.factors * gains.length**2 / 12 * 4.0**-p.weights
-    left = p.primes
     for n, drop in enumerate(p.drops, 1):
         switch = switch_variance(ring, p.bits[:left], p.bits[-1])
         error = switch * 4.0 ** (-2 * levels[n - 1]) + 2 * rounding_variance(ring) * 4.0 ** -levels[n]
@@ -239,7 +223,7 @@ class BatchServer:
         p = plan.parameters
         self._scheme = scheme = Scheme(p.ring, p.bits)
         self._evaluator = sealapi.Evaluator(scheme.context)
-        self._moduli = scheme.moduli(scheme.primes)
+        self._moduli = scheme.moduli
         self._key_forms = [scheme.relinearisation_keys(), scheme.public_key()]
         self._pixel = scheme.ciphertext(scheme.primes, 2.0**p.pixels, seeded=False)
         self._factor = scheme.ciphertext(scheme.primes, 2.0**p.pixels * 2.0**p.weights, seeded=False)

@@ -5,7 +5,7 @@
     POST /classify/DIGEST      an encrypted image; answers with the encrypted logits
 
 The header `Polybound-Plan` of a POST names the digest of the plan that it is for. Errors are JSON, `{"error": "..."}`:
-400 for what cannot be read, 403 for a foreign `Host`, 404 for keys that are not known (any more), 409 for another plan,
+400 for what cannot be read, 403 for a foreign `Host`, 404 for unknown or forgotten keys, 409 for another plan,
 411 and 413 for sizes, 503 while there is no room.
 """
 
@@ -46,8 +46,8 @@ class Limits:
     """What a server grants to clients that it does not know.
 
     Attributes:
-        connections: how many are open at once. A further one takes the place of the one that is idle the longest.
-        in_flight: bytes of all unfinished uploads together; one whole message always fits.
+        connections: the number that are open at once. A further one replaces the one that is idle the longest.
+        in_flight: bytes of all unfinished uploads together; one message always fits.
         seconds: to send the headers of a request, again to send its body, and again to take the reply.
         keep: for this number of seconds after their last use, keys do not give way to new ones.
         keep_unused: the same for keys that were never used.
@@ -61,7 +61,7 @@ class Limits:
 
 
 class NoRoomError(PolyboundError):
-    """There is no room now; later there may be."""
+    """No room now; a later request may find some."""
 
 
 class Service:
@@ -69,7 +69,7 @@ class Service:
 
     Args:
         plan: the plan of the network.
-        clients: how many clients' keys are kept.
+        clients: the number of clients whose keys are kept.
         limits: what else is granted to clients.
         clock: seconds, from any start.
     """
@@ -86,7 +86,7 @@ class Service:
         self._in_flight = 0
 
     def next_to_go(self) -> str | None:
-        """The digest of the keys that give way to new ones; None if there is room as it is.
+        """The digest of the keys that give way to new ones; None while there is room.
 
         Raises:
             NoRoomError: all were used recently.
@@ -135,7 +135,7 @@ class Service:
             NoRoomError: there are too many on their way.
         """
         if self._in_flight and self._in_flight + size > self.limits.in_flight:
-            raise NoRoomError(f"uploads of {self._in_flight} bytes are on their way: send it later")
+            raise NoRoomError(f"unfinished uploads already take {self._in_flight} bytes: send it later")
         self._in_flight += size
 
     def release(self, size: int) -> None:
@@ -209,7 +209,7 @@ class _Handler(RequestHandler):
         self.begin(self.connection.stream)
         # A page of another site may reach a local server under that site's name (DNS rebinding), not under an address.
         if not _is_own(self.request.headers.get("Host", ""), self.host):
-            raise HTTPError(403, "this server has another name than the request's Host")
+            raise HTTPError(403, "the request's Host is not a name of this server")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:  # noqa: ARG002
         error = kwargs.get("exc_info", (None, None, None))[1]
@@ -232,7 +232,7 @@ def _is_own(header: str, bound: str) -> bool:
     try:
         parts = urlsplit(f"//{header}")
         name = (parts.hostname or "").rstrip(".")
-        _ = parts.port  # a ValueError if it is none
+        _ = parts.port  # raises ValueError if it is not a number
         if parts.netloc != header or "@" in header:
             return False
         if name in {"127.0.0.1", "localhost", "::1", bound.lower()}:
@@ -292,7 +292,7 @@ class _Upload(_Handler):
         if not self.path_args:
             self._asked(self.service.next_to_go)
         elif not self.service.knows(self.path_args[0]):
-            raise HTTPError(404, "these keys are not known here, or not any more: send them again")
+            raise HTTPError(404, "the server does not have these keys: send them again")
 
     def data_received(self, chunk: bytes) -> None:
         if self._refusal is None:
@@ -335,7 +335,7 @@ class _Upload(_Handler):
 class _NotFound(_Handler):
     def prepare(self) -> None:
         super().prepare()
-        raise HTTPError(404, "there is /plan, /keys and /classify/DIGEST")
+        raise HTTPError(404, "no such path: the paths are /plan, /keys and /classify/DIGEST")
 
 
 def _descriptors() -> int:
@@ -367,7 +367,7 @@ def serve(
         plan: the plan of the network.
         port: 0 takes a free one.
         host: the address to listen on; requests must name it, or the loopback, as their `Host`.
-        clients: how many clients' keys are kept.
+        clients: the number of clients whose keys are kept.
         ready: is called with the port once the server listens.
         limits: what else is granted to clients.
     """

@@ -16,6 +16,7 @@ largest of their ranges, so it holds for every image for which the ranges do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +25,9 @@ from polybound.deploy.encrypted.packing import Layout, peaks
 from polybound.deploy.encrypted.polynomial import Array, Polynomial, Ranges
 
 __all__ = [
-    "DEVIATIONS",
-    "MARGIN",
-    "MODULUS_BITS",
-    "Gains",
-    "Parameters",
-    "best_parameters",
-    "error_of",
-    "fresh_variance",
-    "rounding_variance",
-    "switch_variance",
-]
-
+    "DEVIATIONS", "MARGIN", "MODULUS_BITS", "Gains", "Parameters", "best_parameters", "error_of", "fresh_variance",
+    "rounding_variance", "switch_variance",
+]  # fmt: skip
 
 DEVIATIONS = 7.0
 _SIGMA = 3.2
@@ -61,9 +53,9 @@ class Parameters:
 
     ring: int
     bits: tuple[int, ...]
-    pixels: float | Array
-    weights: float | Array
-    output: float | Array
+    pixels: Any
+    weights: Any
+    output: Any
 
     @property
     def primes(self) -> tuple[int, ...]:
@@ -80,7 +72,7 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """How much the errors at each place count in the logits: squares of factors, each (classes,).
+    """The weights of the errors at each place in the logits: squares of factors, each (classes,).
 
     Attributes:
         pixels: of errors of the pixels, by the norms of the factors' rows.
@@ -131,7 +123,7 @@ def error_of(layout: Layout, gains: Gains, parameters: Parameters) -> Array:
     switch = [switch_variance(ring, primes[: len(primes) - n], parameters.bits[-1]) for n in range(depth + 1)]
     rounding = rounding_variance(ring)
 
-    def at(scale: float | Array, variance: float) -> Array:
+    def at(scale: Any, variance: float) -> Array:
         return np.asarray(variance * 4.0 ** -np.asarray(scale))[..., None]
 
     highest = float(peaks(layout.slots).max())
@@ -173,8 +165,8 @@ def best_parameters(
         ranges: of all values over the domain.
         proven: the gains of these ranges.
         usual: the gains of usual values.
-        spare: how many primes more than the tree needs: more bits for everything, in more time.
-        tolerance: the largest error of a logit that will do.
+        spare: the number of primes beyond those of the tree: more bits for everything, in more time.
+        tolerance: the largest error of a logit that is accepted.
     """
     best: tuple[float, Parameters, float] | None = None
     ring, others = 2 * layout.slots, layout.depth + spare

@@ -144,16 +144,10 @@ class Layout:
     @property
     def steps(self) -> list[int]:
         """All rotations that the server needs keys for."""
-        found = {*self.folds, *self.tree, *self.out_folds}
-        if self.baby > 1:
-            found.add(self.uploads)
-        if self.giant > 1:
-            found.add(self.uploads * self.baby)
-        if self.out_baby > 1:
-            found.add(1)
-        if self.out_giant > 1:
-            found.add(self.out_baby)
-        return sorted(found)
+        first = [(self.uploads, self.baby), (self.uploads * self.baby, self.giant)]
+        last = [(1, self.out_baby), (self.out_baby, self.out_giant)]
+        turned = {step for step, times in (*first, *last) if times > 1}
+        return sorted({*self.folds, *self.tree, *self.out_folds, *turned})
 
     def column(self) -> npt.NDArray[np.int64]:
         """The column that lies in each slot of the first ciphertext."""

@@ -36,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PublicPlan:
-    """What a client is told of a plan. There is none that is not safe, or does not fit together.
+    """What a client is told of a plan; checked when it is made.
 
     Attributes:
         layout: where everything lies in the slots.
@@ -101,12 +101,12 @@ class PublicPlan:
         """A plan from JSON.
 
         Raises:
-            PolyboundError: it is no plan, or one that a client must not follow.
+            PolyboundError: it is not a plan, or a client must not follow it.
         """
 
         def count(value: Any) -> int:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**20:
-                raise ValueError(f"{value!r} is no count")
+                raise ValueError(f"{value!r} is not a count")
             return value
 
         try:
@@ -174,8 +174,8 @@ def plan_encryption(
         model: a CCP of degree up to 8, or an NCP of degree 2.
         domain: the smallest and the largest value of a pixel.
         class_names: one for each class; numbers by default.
-        tolerance: the largest error of a logit that will do.
-        uploads: how many ciphertexts a client may send for one image; more take less of the server's time.
+        tolerance: the largest error of a logit that is accepted.
+        uploads: the number of ciphertexts of one image; more take less of the server's time.
 
     Raises:
         PolyboundError: the model does not fit; the message names the value that is too large, and the bound of the

@@ -91,7 +91,7 @@ def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.
     An NCP of degree two is one plain product: `S_2 diag(s_1) A_1` is one matrix.
 
     Raises:
-        PolyboundError: the model is a stack, is no plain product, or its degree is above `MAX_DEGREE`.
+        PolyboundError: the model is a stack, is not a plain product, or its degree is above `MAX_DEGREE`.
     """
     low, high = check_domain(domain)
     if not np.isfinite([low, high]).all():
@@ -215,7 +215,7 @@ def proven_ranges(polynomial: Polynomial) -> Ranges:
         if j == 1 or not (single > 0).all():
             return plain
         t = np.exp(np.log(single).mean(0)) / single
-        # Whatever rounding did to t, its product is taken as it is.
+        # t is rounded, so its product is not exactly one.
         correction = outward(1 / t.prod(0), j)
         weighted, shifts = rows * t[..., None], shift * t
         largest = np.zeros(polynomial.rank)
@@ -231,7 +231,7 @@ def proven_ranges(polynomial: Polynomial) -> Ranges:
 
 
 def ranges_at(polynomial: Polynomial, images: Array) -> Ranges:
-    """The ranges that images (images, features) need: what is true of these, not of all of the domain."""
+    """The ranges of these images (images, features) alone, not of the whole domain."""
     values = np.abs(polynomial.factors(images))
 
     def reach(chosen: Sequence[int]) -> Array:
@@ -243,9 +243,9 @@ def ranges_at(polynomial: Polynomial, images: Array) -> Ranges:
 
 
 def usual_ranges(polynomial: Polynomial) -> Ranges:
-    """What the values usually are: each factor three standard deviations off, for pixels that are independent.
+    """Typical values: each factor three standard deviations off, for independent pixels.
 
-    No bound; it only weighs errors against each other where the choice of scales is free.
+    This is not a bound. It weighs errors against each other where the choice of scales is free.
     """
     centre, radius = (polynomial.low + polynomial.high) / 2, (polynomial.high - polynomial.low) / 2
     constant = polynomial.b + polynomial.W.sum(-1) * centre

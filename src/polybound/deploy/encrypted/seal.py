@@ -63,6 +63,7 @@ class Scheme:
         encoder: from slots to plaintexts and back.
         folder: the temporary directory; it is removed with the object.
         primes: the number of data primes.
+        moduli: the data primes.
 
     Raises:
         PolyboundError: SEAL refuses the parameters, as it does below 128-bit security.
@@ -92,6 +93,7 @@ class Scheme:
             self._levels[len(moduli)] = tuple(level.parms_id()), moduli
             level = level.next_context_data()
         self.primes = max(self._levels) - 1
+        self.moduli = self._levels[self.primes][1]
 
     def plain(self, slots: npt.NDArray[Any] | float, scale: float, parms_id: Any = None) -> Any:
         """The plaintext of some slots, or of one number in all of them; at the first level unless another is named."""
@@ -137,10 +139,6 @@ class Scheme:
     def _path(self) -> Path:
         self._files += 1
         return self.folder / f"{self._files}.seal"
-
-    def moduli(self, primes: int) -> tuple[int, ...]:
-        """The primes of the level that has this number of them."""
-        return self._levels[primes][1]
 
     def rotations(self, steps: Iterable[int]) -> list[int]:
         """The Galois elements of rotations by these steps, `3^step mod 2 N`, and of the conjugation, `2 N - 1`."""
@@ -331,7 +329,7 @@ def split(content: bytes, forms: Sequence[Form], what: str) -> list[memoryview]:
     """The parts of a message, one for each form; only their headers and sizes are checked.
 
     Raises:
-        PolyboundError: there are more or fewer, one is too large, or it is none of SEAL's; the message names `what`.
+        PolyboundError: there are more or fewer, or one is too large or not SEAL's; the message names `what`.
     """
     rest = memoryview(content)
     parts = []

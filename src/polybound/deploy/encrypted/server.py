@@ -161,7 +161,7 @@ class Server:
         return logits
 
     def _add_products(self, total: Any, ciphertexts: list[Any], weights: list[Any]) -> Any:
-        """The total, if there is one yet, plus the products of ciphertexts with weights, of which None is zero."""
+        """The total, None if there is none yet, plus ciphertexts times weights; a weight None is zero."""
         for ciphertext, weight in zip(ciphertexts, weights, strict=True):
             if weight is None:
                 continue

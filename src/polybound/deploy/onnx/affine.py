@@ -135,7 +135,7 @@ def _dims(shape: Sequence[int]) -> int:
 
 
 def _margins(attributes: Mapping[str, Any], window: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """How many zeros are put before each spatial dimension, and then how many behind each."""
+    """The zeros padded before each spatial dimension, then those padded after each."""
     auto = attributes.get("auto_pad", "NOTSET")
     if auto == "NOTSET":
         return list(attributes.get("pads", [0] * (2 * len(window))))
@@ -186,7 +186,7 @@ def average_pool(attributes: Mapping[str, Any], shape: tuple[int, ...]) -> tuple
     space = [size + margins[d] + margins[d + dims] for d, size in enumerate(shape[1:])]
     uneven = any((size - wide) % step for size, wide, step in zip(space, window, strides, strict=True))
     if set(attributes.get("dilations", [1])) != {1} or (attributes.get("ceil_mode", 0) and uneven):
-        raise PolyboundError("dilated poolings, and windows that stand out at the end, are not read")
+        raise PolyboundError("dilated poolings, and windows that reach beyond the end, are not read")
     if any(margins) and not attributes.get("count_include_pad", 0):
         raise PolyboundError("poolings over margins that are not counted are not read")
     if window == strides == [2] * dims and not any(margins):

@@ -62,7 +62,7 @@ def constant_of(tensor: onnx.TensorProto) -> Constant:
     """A tensor of the file; floats in float64.
 
     Raises:
-        PolyboundError: its type is none of float32, float64, int32 and int64, or it does not hold what it claims.
+        PolyboundError: its type is not float32, float64, int32 or int64, or its data do not fit its shape.
     """
     if tensor.data_type not in (*_FLOATS, *_WHOLE):
         raise PolyboundError(
@@ -73,18 +73,18 @@ def constant_of(tensor: onnx.TensorProto) -> Constant:
     try:
         array = torch.from_numpy(numpy_helper.to_array(tensor).copy())
     except (ValueError, TypeError) as error:
-        raise PolyboundError(f"a tensor does not hold what it claims ({error})") from None
+        raise PolyboundError(f"the data of a tensor do not fit its shape ({error})") from None
     if not torch.isfinite(array).all():
         raise PolyboundError("a tensor's entries are not all finite")
     return Constant(array.double() if tensor.data_type in _FLOATS else array.long())
 
 
 Tensors = Sequence[Tensor]
-"""The operands of a node, at least one; an optional one that is left out at the end is missing."""
+"""The operands of a node, at least one; optional ones at the end may be missing."""
 
 
 def fold(node: Node, operands: Sequence[Constant | None]) -> Constant:
-    """An operator on constants. Sizes of tensors may be moved about, but not computed with: the batch has any size.
+    """The result of an operator on constants. Sizes of tensors may be moved, but not computed with.
 
     Raises:
         PolyboundError: the operator is not among those that are folded, or its operands do not fit.
@@ -94,7 +94,7 @@ def fold(node: Node, operands: Sequence[Constant | None]) -> Constant:
     if node.operator not in FOLDED:
         raise PolyboundError(f"of constants only {', '.join(sorted(FOLDED))} are read")
     if sizes and node.operator not in ("Cast", "Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"):
-        raise PolyboundError("it computes with the size of the batch, which may be any")
+        raise PolyboundError("it computes with the size of the batch, which is not fixed")
     tensors = [constant.tensor for constant in constants]
     roundings = max((constant.roundings for constant in constants), default=0.0)
     if node.operator == "Slice":
@@ -177,7 +177,7 @@ _MOVED: dict[str, Callable[[Node, Tensors], Tensor]] = {
     "Transpose": lambda node, operands: operands[0].permute(*node.get("perm", range(operands[0].ndim - 1, -1, -1))),
     "Unsqueeze": _unsqueeze,
 }
-"""What is moved about, cast or negated where all operands are constants: exactly."""
+"""Operators that move, cast or negate constants; their results are exact."""
 
 FOLDED = (*_MOVED, "Add", "Div", "MatMul", "Mul", "Slice", "Sub")
 """The operators that are folded where all operands are constants."""
@@ -209,7 +209,7 @@ def _gather(source: Tensor, attributes: dict[str, Any], operands: Sequence[Tenso
     axis = attributes.get("axis", 0) % source.ndim
     size = source.shape[axis]
     if index is None or not bool(((index >= -size) & (index < size)).all()):
-        raise PolyboundError(f"it takes what an axis of size {size} does not have")
+        raise PolyboundError(f"its index is outside of an axis of size {size}")
     chosen = source.index_select(axis, index.reshape(-1).remainder(size))
     return [chosen.reshape((*source.shape[:axis], *index.shape, *source.shape[axis + 1 :]))]
 

@@ -47,13 +47,12 @@ def to_onnx(
     Args:
         model: a model or a stack.
         path: the file, ending in .onnx; the files appear whole or not at all.
-        run: the only run of a stack to write, to the path as it is.
+        run: write only this run of a stack, to the path itself.
         class_names: one name for each class.
-        domain: the smallest and largest value of an entry of an input; the bounds are then about inputs that the
-            domain allows, `||x||_inf <= max |domain|`, else about `||x||_inf <= 1`.
-        scaling: factor and offset that made inputs of raw values: `input = factor * raw + offset`.
-        bounds: whether to prove bounds of the Lipschitz constant in the l_inf norm; for PN-Conv that takes some
-            seconds.
+        domain: the smallest and largest value of an input entry. The bounds hold for `||x||_inf <= max |domain|`;
+            without a domain, for `||x||_inf <= 1`.
+        scaling: factor and offset of `input = factor * raw + offset`.
+        bounds: whether to prove bounds of the l_inf Lipschitz constant; for PN-Conv this takes some seconds.
 
     Returns:
         The files that were written.

@@ -21,7 +21,7 @@ __all__ = ["Multiplication", "Polynomial", "Product", "Value", "absorbed", "add"
 
 
 _HIGHEST = 1000
-"""A few nodes that square each other would make any degree."""
+"""The highest degree that is read: a few nodes in a row, each squaring, reach any degree."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Product:
     Attributes:
         A: the maps of the input.
         before: the other factor.
-        node: the name of the node that it was found at.
+        node: the name of the node that multiplies.
         degree: its degree as a polynomial of the input.
     """
 
@@ -148,7 +148,7 @@ def add(one: Value, other: Value) -> Value:
     """The sum of two values.
 
     Raises:
-        PolyboundError: it is no affine map of one product.
+        PolyboundError: the sum is not an affine map of one product.
     """
     if one.base is other.base:
         return _same_base(one, other)
@@ -173,7 +173,7 @@ def add(one: Value, other: Value) -> Value:
             grown = (*base.A, Diagonal(torch.ones_like(weight), weight))
             return replace(high, base=replace(base, A=grown), roundings=max(one.roundings, other.roundings))
     raise PolyboundError(
-        f"it adds polynomials of degree {high.degree} and {low.degree}, and the sum is no product; only a step"
+        f"it adds polynomials of degree {high.degree} and {low.degree}, and the sum is not a product; only a step"
         " h * y + y, or with a multiple of y, is"
     )
 

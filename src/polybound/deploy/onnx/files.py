@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from os import PathLike
@@ -28,7 +28,7 @@ LARGEST_FILE = 2**30
 
 @dataclass(frozen=True)
 class OnnxMetadata:
-    """What an ONNX file says of the network besides its graph.
+    """The metadata of an ONNX file.
 
     Attributes:
         class_names: one name for each output; empty if unknown.
@@ -73,29 +73,27 @@ class OnnxMetadata:
         entries = {entry.key: entry.value for entry in proto.metadata_props}
         if "polybound" not in entries:
             return cls()
+
+        def pair(values: Iterable[Any] | None) -> tuple[float, float] | None:
+            if values is None:
+                return None
+            first, second = values
+            return float(first), float(second)
+
         try:
-            content = {name: json.loads(entries[name]) for name in _KEYS if name in entries}
+            keys = ("polybound", "class_names", "domain", "scaling", "bounds")
+            content = {name: json.loads(entries[name]) for name in keys if name in entries}
             scaling = content.get("scaling")
             return cls(
                 class_names=tuple(str(name) for name in content.get("class_names", ())),
-                domain=_pair(content.get("domain")),
-                scaling=None if scaling is None else _pair([scaling["factor"], scaling["offset"]]),
+                domain=pair(content.get("domain")),
+                scaling=None if scaling is None else pair([scaling["factor"], scaling["offset"]]),
                 bounds=tuple(dict(row) for row in content.get("bounds", ())),
                 kind=str(content["polybound"]["kind"]),
                 config=dict(content["polybound"]["config"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FileFormatError(f"its metadata are damaged ({reason(error)})") from None
-
-
-_KEYS = ("polybound", "class_names", "domain", "scaling", "bounds")
-
-
-def _pair(values: Sequence[Any] | None) -> tuple[float, float] | None:
-    if values is None:
-        return None
-    first, second = values
-    return float(first), float(second)
 
 
 def write_proto(path: str | PathLike[str], proto: onnx.ModelProto, metadata: OnnxMetadata) -> None:
@@ -110,7 +108,7 @@ def read_proto(path: str | PathLike[str]) -> onnx.ModelProto:
     """The content of an ONNX file, checked by ONNX's own checker.
 
     Raises:
-        FileFormatError: the file is damaged, no ONNX, too large, or keeps tensors in other files.
+        FileFormatError: the file is damaged, not ONNX, too large, or keeps tensors in other files.
         OSError: the file cannot be opened.
     """
     path = Path(path)
@@ -138,13 +136,13 @@ def read_proto(path: str | PathLike[str]) -> onnx.ModelProto:
 
 
 def type_name(code: int) -> str:
-    """What ONNX calls a type of tensors; a number that is none, as it is."""
+    """ONNX's name of a tensor type; an unknown number is returned as text."""
     known = dict(onnx.TensorProto.DataType.items())
     return next((name for name, number in known.items() if number == code), str(code))
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """All tensors of a graph, those in the attributes of its nodes and in their graphs as well, and who has them."""
+    """All tensors of a graph with their owners, including those in attributes of nodes and in inner graphs."""
     for tensor in graph.initializer:
         yield f"tensor {tensor.name!r}", tensor
     for node in graph.node:
@@ -155,9 +153,6 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
             yield from ((owner, tensor) for tensor in attribute.tensors)
             for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
                 yield from _tensors(inner)
-
-
-# ONNX files run by onnxruntime, if it is there.
 
 
 def run_onnx(path: str | PathLike[str], x: Tensor) -> Tensor | None:

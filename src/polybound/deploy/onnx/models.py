@@ -24,11 +24,10 @@ def build_model(polynomial: Polynomial, shape: tuple[int, ...], metadata: OnnxMe
     Args:
         polynomial: a chain of products.
         shape: shape of one input.
-        metadata: the class and the form to try first; a hint only, for what could be several.
+        metadata: the class and the form to try first, where several fit; only a hint.
 
     Raises:
-        PolyboundError: it is no model of the package; the message names the node where it leaves the last class that
-            was tried.
+        PolyboundError: no model of the package fits; the message names the node that does not fit the last class.
     """
     form = str(metadata.config.get("form", ""))
     ways: dict[str, Callable[[], PolynomialNetwork | None]] = {
@@ -49,7 +48,7 @@ def build_model(polynomial: Polynomial, shape: tuple[int, ...], metadata: OnnxMe
 
 
 def _as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
-    """The ConvCCP that a polynomial is; None if it is none."""
+    """The polynomial as a ConvCCP; None if it is not one."""
     first, last = polynomial.first, polynomial.last
     if not polynomial.steps:
         place = max((n for n, step in enumerate(first, 1) if isinstance(step, Conv | Pool)), default=0)
@@ -75,7 +74,7 @@ def _as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
         after, last = [*after, last[:1]], last[1:]
     else:
         after = [*after, ()]
-    # The degrees after which the product is pooled, once each; later factors are pooled as often as it is by then.
+    # The degrees after which the product is pooled, once each; later factors are pooled as often as the product is.
     pool = [1] * poolings[0]
     for n, maps in enumerate(after, 1):
         image = (convs[0][-1].channels, *(size >> len(pool) for size in shape[1:]))
@@ -93,7 +92,7 @@ def _as_conv(polynomial: Polynomial, shape: tuple[int, ...]) -> ConvCCP | None:
 
 
 def _factor(steps: Steps, shape: tuple[int, ...]) -> tuple[tuple[Conv, ...], int, float] | None:
-    """What a chain of maps of the input is as a factor of a ConvCCP; None if it is none.
+    """A chain of maps of the input as a factor of a ConvCCP; None if it is not one.
 
     Returns:
         A pre-convolution or none and the kernel's convolution, the number of poolings, and a constant.
@@ -158,15 +157,15 @@ def _as_ccp(polynomial: Polynomial, shape: tuple[int, ...], form: str) -> CCP | 
 
 
 def _as_ncp(polynomial: Polynomial, shape: tuple[int, ...]) -> NCP:
-    """An NCP, its rank the largest number of units of a step; what is missing elsewhere is filled up with zeros.
+    """An NCP, its rank the largest number of units of a step; smaller steps are filled up with zeros.
 
     Raises:
-        PolyboundError: a map of the input has a constant, which an NCP's has not.
+        PolyboundError: a map of the input has a constant; those of an NCP have none.
     """
     node = next((step.node for step in polynomial.steps if not is_linear(step.A)), None)
     if node is not None:
         raise PolyboundError(
-            f"node {node!r} (Mul): its map of the input has a constant, which an NCP's has not; its factors,"
+            f"node {node!r} (Mul): its map of the input has a constant, those of an NCP have none; its factors,"
             " polybound.deploy.read_onnx(path).factors, can be certified all the same"
         )
     first, b, rest, last = _start(polynomial)
@@ -185,7 +184,7 @@ def _as_ncp(polynomial: Polynomial, shape: tuple[int, ...]) -> NCP:
 def _start(polynomial: Polynomial) -> tuple[Tensor, Tensor, Steps, Steps]:
     """`V_1`, `b_1`, the maps from there to the first product, and the output map.
 
-    The chain `V_1 x`, `b_1` times it, and a map `S_2` of that is kept as it is. Of any other chain the first product
+    The chain `V_1 x`, `b_1` times it, and a map `S_2` of that is kept. In any other chain the first product
     is with `W x + c`: `V_1 = W`, `b_1 = 1` and `S_2 y = y + c`.
     """
     steps = polynomial.first

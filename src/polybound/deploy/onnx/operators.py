@@ -36,8 +36,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 _REASONS = {
     ("Loop", "Scan", "If"): "loops and branches are not read",
     ("MaxPool", "Relu", "LeakyRelu", "Clip", "Abs", "Max", "Min", "PRelu"): "it is piecewise, not a polynomial",
-    ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Erf", "Gelu", "Softplus"): "it is no polynomial",
-    ("QuantizeLinear", "DequantizeLinear"): "it rounds, which is no polynomial",
+    ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Erf", "Gelu", "Softplus"): "it is not a polynomial",
+    ("QuantizeLinear", "DequantizeLinear"): "it rounds, which is not a polynomial",
 }
 
 
@@ -75,12 +75,12 @@ def _constant(operand: Operand, what: str) -> Tensor:
 
 
 def _roundings(*operands: Operand) -> float:
-    """The most roundings that the entries of one of the operands have met, of those that are constants."""
+    """The largest number of roundings of the operands that are constants."""
     return max((operand.roundings for operand in operands if isinstance(operand, Constant)), default=0.0)
 
 
 def _flat(constant: Operand, value: Value, what: str) -> Tensor:
-    """A constant as long as a value's numbers: broadcast over them as ONNX does."""
+    """A constant broadcast over a value's numbers as ONNX does, flat."""
     tensor = _constant(constant, what).double()
     dims = len(value.shape) + 1
     if tensor.ndim > dims:
@@ -140,7 +140,7 @@ def _mul(node: Node, operands: Sequence[Operand]) -> Value:
 @_reads("Div")
 def _div(_: Node, operands: Sequence[Operand]) -> Value:
     if isinstance(operands[1], Value):
-        raise PolyboundError("it divides by something that depends on the input, which is no polynomial")
+        raise PolyboundError("it divides by something that depends on the input, which is not a polynomial")
     value = _value(operands)
     divisor = _flat(operands[1], value, "the divisor")
     if not divisor.all():
@@ -282,11 +282,11 @@ def parts_of(node: Node, value: Value, operands: Sequence[Constant | None]) -> l
     """The parts of a tensor that depends on the input, none of them along the batch.
 
     Raises:
-        PolyboundError: it takes a part of the batch, or computes where with the size of the batch.
+        PolyboundError: it takes a part of the batch, or a place that depends on the size of the batch.
     """
     if any(operand is not None and operand.sizes for operand in operands):
         raise PolyboundError("which part it takes depends on the size of the batch")
-    # The batch is one input here, so that a part of it is told by its size.
+    # The batch is one input here, so that a part of it shows in the size.
     places = torch.arange(value.size).reshape(1, *value.shape)
     constants = [None if operand is None else operand.tensor for operand in operands]
     axes = [node.get("axis", 0)]

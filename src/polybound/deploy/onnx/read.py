@@ -30,13 +30,13 @@ __all__ = ["OnnxNetwork", "from_onnx", "read_onnx"]
 
 @dataclass(frozen=True, eq=False)
 class OnnxNetwork:
-    """A polynomial network as an ONNX file has it.
+    """The polynomial network of an ONNX file.
 
     Attributes:
         path: the file.
         shape: shape of one input.
-        metadata: what the file says besides its graph.
-        polynomial: the products that the graph was read as.
+        metadata: the file's metadata.
+        polynomial: the graph as a chain of products.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class OnnxNetwork:
 
     @cached_property
     def factors(self) -> Factors:
-        """The factors, which bounds and certificates take; also where no model of the package has them."""
+        """The factors, which bounds and certificates take, even if no model of the package fits."""
         found = self.polynomial
         features = found.features
         A = [as_affine(found.first, features), *(as_affine(step.A, features) for step in found.steps)]
@@ -60,16 +60,16 @@ class OnnxNetwork:
 
     @cached_property
     def network(self) -> PreparedNetwork:
-        """The factors made ready for bounding, once for all questions; of PN-Conv that takes a minute or so."""
+        """The factors prepared for bounding, once for all properties; about a minute for PN-Conv."""
         network = PreparedNetwork(self.factors)
         _ = network.stretch, network.norms_S
         return network
 
     def model(self) -> PolynomialNetwork:
-        """The model; float32 if the graph is and nothing was lost by it, else float64.
+        """The model; float32 if the graph is float32 and nothing is lost by it, else float64.
 
         Raises:
-            PolyboundError: no model of the package is this polynomial; the message says which node is why.
+            PolyboundError: no model of the package is this polynomial; the message names the node that does not fit.
         """
         try:
             return build_model(self.polynomial, self.shape, self.metadata)
@@ -80,16 +80,16 @@ class OnnxNetwork:
 def from_onnx(path: str | PathLike[str]) -> PolynomialNetwork:
     """The CCP, NCP or ConvCCP of an ONNX file.
 
-    Any graph of affine maps and products that is one is read, whoever wrote it: `Gemm, MatMul, Conv, Add, Sub, Mul,
-    AveragePool, Flatten, Reshape, Identity` and some more. Constants are folded in float64; `verify` knows how far that
-    may be off.
+    Any graph of affine maps and products that is such a network is read, whichever tool wrote it: `Gemm, MatMul, Conv,
+    Add, Sub, Mul, AveragePool, Flatten, Reshape, Identity` and some more. Constants are folded in float64; `verify`
+    bounds the error of that.
 
     Args:
         path: the file.
 
     Raises:
         FileFormatError: the file is damaged or no ONNX.
-        PolyboundError: its graph is none of these; the message names the node and says why.
+        PolyboundError: its graph is not such a network; the message names the node and says why.
         OSError: the file cannot be opened.
     """
     return read_onnx(path).model()
@@ -122,7 +122,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 class _Reader:
-    """A walk through a graph that finds for every tensor what it is of the input."""
+    """A walk through a graph: each tensor as a constant, or as a value of the input."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.graph = proto.graph
@@ -149,7 +149,7 @@ class _Reader:
         self.found[name] = Value(None, (), self.shape, prod(self.shape))
 
     def output(self) -> Value:
-        """What the output of the graph is."""
+        """The output of the graph as a value of the input."""
         name = self.graph.output[0].name
         wanted, needed = {name}, []
         for node in reversed(self.graph.node):
@@ -174,12 +174,12 @@ class _Reader:
     def _operand(self, name: str) -> Operand:
         if name not in self.found:
             if name not in self.tensors:
-                raise PolyboundError(f"tensor {name!r} is nowhere made")
+                raise PolyboundError(f"no node makes the tensor {name!r}")
             self.found[name] = constant_of(self.tensors[name])
         return self.found[name]
 
     def _results(self, proto: onnx.NodeProto, label: str) -> Sequence[Operand]:
-        """What a node makes of its operands."""
+        """The outputs of a node."""
         if proto.domain not in ("", "ai.onnx"):
             raise PolyboundError(f"operators of the domain {proto.domain!r} are not read")
         if any(attribute.type in _GRAPHS for attribute in proto.attribute):
@@ -216,7 +216,7 @@ class _Reader:
         return [OPERATORS[node.operator](node, operands)]
 
     def _parts(self, node: Node, operands: Sequence[Operand]) -> Sequence[Operand]:
-        """What a node makes that takes parts of a tensor."""
+        """The outputs of a node that takes parts of a tensor."""
         source, *others = operands
         places = [other for other in others if not isinstance(other, Value)]  # None in the place of what is left out
         if len(places) < len(others):
