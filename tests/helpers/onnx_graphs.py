@@ -46,18 +46,17 @@ def save_graph(
     return path
 
 
-def node(operator, inputs, output, **attributes):
-    return helper.make_node(operator, inputs.split(), [output], name=f"the_{output}", **attributes)
-
-
 def nodes_of(text):
-    """Nodes written as `output = Operator inputs attribute=value`, separated by semicolons; named the_OUTPUT."""
+    """Nodes written as `output = Operator inputs attribute=value`, separated by semicolons; named the_OUTPUT.
+
+    An optional input that is left out is written as `''`.
+    """
     found = []
     for line in text.split(";"):
         output, operator, *words = line.replace(" = ", " ", 1).split()
-        attributes = dict(word.split("=") for word in words if "=" in word)
-        inputs = " ".join(word for word in words if "=" not in word)
-        found.append(node(operator, inputs, output, **{k: ast.literal_eval(v) for k, v in attributes.items()}))
+        inputs = ["" if word == "''" else word for word in words if "=" not in word]
+        attributes = {k: ast.literal_eval(v) for k, v in (word.split("=") for word in words if "=" in word)}
+        found.append(helper.make_node(operator, inputs, [output], name=f"the_{output}", **attributes))
     return found
 
 
