@@ -60,15 +60,19 @@ def test_nothing_but_the_graph_is_believed(tmp_path):
 
 # The newer exporter takes seconds for each: one dense network and one of convolutions.
 @pytest.mark.parametrize(
-    ("module", "dynamo"),
-    [*((module, False) for module in BY_HAND), *(pytest.param(m, True, marks=pytest.mark.slow) for m in BY_HAND[5:7])],
+    ("name", "dynamo"),
+    [
+        *((name, False) for name in BY_HAND),
+        *(pytest.param(n, True, marks=pytest.mark.slow) for n in ["nested", "convolutions"]),
+    ],
 )
-def test_networks_in_plain_torch(module, dynamo, tmp_path):
+def test_networks_in_plain_torch(name, dynamo, tmp_path):
     torch.manual_seed(0)
-    network = module()
+    kind, rank, make = BY_HAND[name]
+    network = make()
     file = export(network, tmp_path / "net.onnx", torch.randn(3, 1, 4, 4), dynamo)
     model, x = from_onnx(file), torch.randn(1000, 1, 4, 4, dtype=torch.float64)
-    assert type(model) is module.kind and model.config().get("rank") == module.rank
+    assert type(model) is kind and model.config().get("rank") == rank
     assert off(model.double()(x), network.double()(x)) < 1e-12
     assert off(read_onnx(file).factors(x.flatten(1)), network(x)) < 1e-12
 

@@ -74,118 +74,97 @@ def export(module, path, example, dynamo):
     return path
 
 
-class Residual(nn.Module):
-    kind, rank = pb.CCP, 5
+class Written(nn.Module):
+    """A network in plain torch: layers by name, and a function of them and the input."""
 
-    def __init__(self):
+    def __init__(self, function, **layers):
         super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(16, 5, bias=False) for _ in range(3))
-        self.last = nn.Linear(5, 3)
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, layer)
 
     def forward(self, x):
-        x = x.flatten(1)
-        y = self.maps[0](x)
-        for step in self.maps[1:]:
-            y = self.step(step(x), y)
-        return self.last(y)
-
-    def step(self, h, y):
-        return y + h * y
+        return self.function(self, x)
 
 
-class Viewed(Residual):
-    def forward(self, x):
-        return super().forward(x.view(x.size(0), -1))
-
-    def step(self, h, y):
-        return torch.addcmul(y, y, h, value=2.0)
+def linears(*sizes, bias=False):
+    return nn.ModuleList(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in sizes)
 
 
-class Weighted(Residual):
-    rank = 6  # the output's constant needs a unit of its own
+def chain(step, flat=lambda x: x.flatten(1), end=lambda y: y):
+    """Three products, each `step(A x, y)`."""
 
-    def forward(self, x):
-        return super().forward(x) * 2 + 1
+    def forward(net, x):
+        x = flat(x)
+        y = net.maps[0](x)
+        for each in net.maps[1:]:
+            y = step(each(x), y)
+        return end(net.last(y))
 
-    def step(self, h, y):
-        return 0.5 * h * y - y * 0.25
-
-
-class Tree(nn.Module):
-    kind, rank = pb.CCP, 6
-
-    def __init__(self):
-        super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(16, 5) for _ in range(4))
-        self.last = nn.Linear(5, 3)
-
-    def forward(self, x):
-        x = (x.reshape(-1, 16) - 0.5) / 0.25
-        a, b, c, d = (step(x) for step in self.maps)
-        return self.last((a * b) * (c * d))
+    return lambda: Written(forward, maps=linears((16, 5), (16, 5), (16, 5)), last=nn.Linear(5, 3))
 
 
-class Stacked(nn.Module):
-    kind, rank = pb.CCP, 5
-
-    def __init__(self):
-        super().__init__()
-        self.U = nn.Parameter(torch.randn(3, 5, 16) / 4)
-        self.C = nn.Parameter(torch.randn(3, 5))
-
-    def forward(self, x):
-        x = x.flatten(1)
-        y = x @ self.U[0].T
-        for U in self.U[1:]:
-            y = (x @ U.T + 1) * y
-        return y @ self.C.T
+def tree(net, x):
+    a, b, c, d = (step((x.reshape(-1, 16) - 0.5) / 0.25) for step in net.maps)
+    return net.last((a * b) * (c * d))
 
 
-class Nested(nn.Module):
-    kind, rank = pb.NCP, 6
-
-    def __init__(self):
-        super().__init__()
-        self.A = nn.ModuleList(nn.Linear(16, units, bias=False) for units in (4, 6, 5))
-        self.S = nn.ModuleList((nn.Linear(4, 6), nn.Linear(6, 5)))
-        self.last = nn.Linear(5, 3)
-
-    def forward(self, x):
-        x = torch.flatten(x, 1)
-        y = self.A[0](x)
-        for a, s in zip(self.A[1:], self.S, strict=True):
-            y = a(x) * s(y)
-        return self.last(y)
+def stacked(net, x):
+    x = x.flatten(1)
+    y = x @ net.U[0].T
+    for U in net.U[1:]:
+        y = (x @ U.T + 1) * y
+    return y @ net.C.T
 
 
-class Convolved(nn.Module):
-    kind, rank = pb.ConvCCP, None
-
-    def __init__(self):
-        super().__init__()
-        self.pre = nn.Conv2d(1, 3, 3, padding=1)
-        self.maps = nn.ModuleList(nn.Conv2d(3, 3, 3, padding="same", bias=False) for _ in range(3))
-        self.pool = nn.AvgPool2d(2)
-        self.last = nn.Linear(12, 3)
-
-    def forward(self, x):
-        p = self.pre(x)
-        y = self.maps[0](p)
-        y = self.pool(self.maps[1](p) * y + y)
-        y = self.pool(self.maps[2](p)) * y + y
-        return self.last(y.flatten(1))
+def nested(net, x):
+    x = torch.flatten(x, 1)
+    y = net.A[0](x)
+    for a, s in zip(net.A[1:], net.S, strict=True):
+        y = a(x) * s(y)
+    return net.last(y)
 
 
-class Strided(nn.Module):
-    kind, rank = pb.CCP, 13
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = nn.Conv2d(1, 3, 2, stride=2), nn.Conv2d(1, 3, 2, stride=2)
-        self.last = nn.Linear(12, 3)
-
-    def forward(self, x):
-        return self.last((self.one(x) * self.other(x)).flatten(1))
+def convolved(net, x):
+    p = net.pre(x)
+    y = net.maps[0](p)
+    y = net.pool(net.maps[1](p) * y + y)
+    y = net.pool(net.maps[2](p)) * y + y
+    return net.last(y.flatten(1))
 
 
-BY_HAND = (Residual, Viewed, Weighted, Tree, Stacked, Nested, Convolved, Strided)
+def convolutions():
+    maps = nn.ModuleList(nn.Conv2d(3, 3, 3, padding="same", bias=False) for _ in range(3))
+    return Written(convolved, pre=nn.Conv2d(1, 3, 3, padding=1), maps=maps, pool=nn.AvgPool2d(2), last=nn.Linear(12, 3))
+
+
+def strided():
+    layers = {name: nn.Conv2d(1, 3, 2, stride=2) for name in ("one", "other")}
+    return Written(lambda net, x: net.last((net.one(x) * net.other(x)).flatten(1)), **layers, last=nn.Linear(12, 3))
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.randn(*shape) / 4)
+
+
+BY_HAND = {
+    # what it is read as, with which rank; how it is made
+    "residual": (pb.CCP, 5, chain(lambda h, y: y + h * y)),
+    "viewed": (pb.CCP, 5, chain(lambda h, y: torch.addcmul(y, y, h, value=2.0), lambda x: x.view(x.size(0), -1))),
+    # The output's constant needs a unit of its own.
+    "weighted": (pb.CCP, 6, chain(lambda h, y: 0.5 * h * y - y * 0.25, end=lambda y: y * 2 + 1)),
+    "tree": (pb.CCP, 6, lambda: Written(tree, maps=linears(*[(16, 5)] * 4, bias=True), last=nn.Linear(5, 3))),
+    "stacked": (pb.CCP, 5, lambda: Written(stacked, U=parameter(3, 5, 16), C=parameter(3, 5))),
+    "nested": (
+        pb.NCP,
+        6,
+        lambda: Written(
+            nested,
+            A=linears((16, 4), (16, 6), (16, 5)),
+            S=linears((4, 6), (6, 5), bias=True),
+            last=nn.Linear(5, 3),
+        ),
+    ),
+    "convolutions": (pb.ConvCCP, None, convolutions),
+    "strided": (pb.CCP, 13, strided),
+}
