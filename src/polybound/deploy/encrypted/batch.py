@@ -36,7 +36,7 @@ from polybound.deploy.encrypted.polynomial import (
     tree_groups,
     usual_ranges,
 )
-from polybound.deploy.encrypted.seal import Scheme, sealapi
+from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
@@ -224,7 +224,7 @@ class BatchServer:
         self._scheme = scheme = Scheme(p.ring, p.bits)
         self._evaluator = sealapi.Evaluator(scheme.context)
         self._moduli = scheme.moduli
-        self._key_forms = [scheme.relinearisation_keys(), scheme.public_key()]
+        self._key_forms = scheme.key_forms()
         self._pixel = scheme.ciphertext(scheme.primes, 2.0**p.pixels, seeded=False)
         self._factor = scheme.ciphertext(scheme.primes, 2.0**p.pixels * 2.0**p.weights, seeded=False)
         self._weights = np.rint(plan.polynomial.W.reshape(-1, plan.polynomial.features) * 2.0**p.weights)
@@ -232,17 +232,15 @@ class BatchServer:
         if largest >= 2.0**53:
             raise PolyboundError("the weights are too large for exact products: the plan is of another network")
 
-    def load_keys(self, content: bytes) -> tuple[Any, Any]:
-        """A client's keys: for products, and an encryptor of zeros.
+    def load_keys(self, content: bytes) -> Keys:
+        """A client's keys: for products, and to encrypt zeros.
 
         Raises:
             PolyboundError: they are damaged, or of other parameters.
         """
-        kinds = sealapi.RelinKeys(), sealapi.PublicKey()
-        products, public = self._scheme.load_all(kinds, self._key_forms, content, "the keys")
-        return products, sealapi.Encryptor(self._scheme.context, public)
+        return self._scheme.load_keys(content, self._key_forms)
 
-    def classify(self, request: list[bytes], keys: tuple[Any, Any]) -> list[bytes]:
+    def classify(self, request: list[bytes], keys: Keys) -> list[bytes]:
         """The encrypted logits, one ciphertext a class.
 
         Raises:
@@ -250,13 +248,10 @@ class BatchServer:
         """
         residues, polynomial = self._residues(request), self.plan.polynomial
         try:
-            units = [
-                self._unit(residues[:, :, unit :: polynomial.rank], unit, keys[0]) for unit in range(polynomial.rank)
-            ]
-            return [
-                self._scheme.to_bytes(self._logit(row, float(bias), units, keys[1]))
-                for row, bias in zip(polynomial.C, polynomial.beta, strict=True)
-            ]
+            rank = polynomial.rank
+            units = [self._unit(residues[:, :, unit::rank], unit, keys.relinearisation) for unit in range(rank)]
+            rows = zip(polynomial.C, polynomial.beta.tolist(), strict=True)
+            return [self._scheme.to_bytes(self._logit(row, bias, units, keys.encryptor)) for row, bias in rows]
         except (RuntimeError, ValueError) as error:
             # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
             raise PolyboundError(f"the batch cannot be evaluated: {error}") from None

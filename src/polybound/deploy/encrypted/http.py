@@ -33,7 +33,8 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
 from polybound.deploy.encrypted.plan import PLAN_HEADER, Plan
-from polybound.deploy.encrypted.server import Keys, Server
+from polybound.deploy.encrypted.seal import Keys
+from polybound.deploy.encrypted.server import Server
 from polybound.errors import PolyboundError
 
 __all__ = ["Limits", "Service", "serve"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 
@@ -144,7 +144,6 @@ class Ranges:
 
     Attributes:
         length: of the l2 norm of an input.
-        pixel: of an entry of an input.
         partial: of any partial sum of a factor's map.
         rows: the l2 norms of the factors' rows, (2^depth, rank); zero for the fillers.
         nodes: of the products at every level of the tree, each (groups, rank); level 0 are the factors.
@@ -153,7 +152,6 @@ class Ranges:
     """
 
     length: float
-    pixel: float
     partial: float
     rows: Array
     nodes: tuple[Array, ...]
@@ -205,8 +203,8 @@ def proven_ranges(polynomial: Polynomial) -> Ranges:
     constant = polynomial.b + polynomial.W.sum(-1) * centre
     slack = size * (d + 16) * _ULP
 
-    def reach(chosen: Sequence[int]) -> Array:
-        rows, shift, off = W[list(chosen)], constant[list(chosen)], slack[list(chosen)]
+    def reach(chosen: list[int]) -> Array:
+        rows, shift, off = W[chosen], constant[chosen], slack[chosen]
         j = len(rows)
         if j == 0:
             return np.ones(polynomial.rank)
@@ -232,14 +230,8 @@ def proven_ranges(polynomial: Polynomial) -> Ranges:
 
 def ranges_at(polynomial: Polynomial, images: Array) -> Ranges:
     """The ranges of these images (images, features) alone, not of the whole domain."""
-    values = np.abs(polynomial.factors(images))
-
-    def reach(chosen: Sequence[int]) -> Array:
-        largest: Array = values[list(chosen)].prod(0).max(-1)
-        return largest
-
-    length = float(np.linalg.norm(images, axis=1).max())
-    return _ranges(polynomial, reach, float(np.abs(images).max()), length)
+    values, length = np.abs(polynomial.factors(images)), float(np.linalg.norm(images, axis=1).max())
+    return _ranges(polynomial, lambda chosen: values[chosen].prod(0).max(-1), float(np.abs(images).max()), length)
 
 
 def usual_ranges(polynomial: Polynomial) -> Ranges:
@@ -250,22 +242,17 @@ def usual_ranges(polynomial: Polynomial) -> Ranges:
     centre, radius = (polynomial.low + polynomial.high) / 2, (polynomial.high - polynomial.low) / 2
     constant = polynomial.b + polynomial.W.sum(-1) * centre
     values = np.abs(constant) + 3 * np.linalg.norm(polynomial.W, axis=-1) * radius
-
-    def reach(chosen: Sequence[int]) -> Array:
-        product: Array = values[list(chosen)].prod(0)
-        return product
-
-    return _ranges(polynomial, reach, max(abs(polynomial.low), abs(polynomial.high)))
+    return _ranges(polynomial, lambda chosen: values[chosen].prod(0), max(abs(polynomial.low), abs(polynomial.high)))
 
 
 def _ranges(
-    polynomial: Polynomial, reach: Callable[[Sequence[int]], Array], pixel: float, length: float | None = None
+    polynomial: Polynomial, reach: Callable[[list[int]], Array], pixel: float, length: float | None = None
 ) -> Ranges:
     """All ranges, from a function that bounds the product of some factors: (rank,)."""
     everything = set(range(polynomial.degree))
     nodes, others = [], []
     for level in tree_groups(polynomial.degree):
-        nodes.append(np.stack([reach(group) for group in level]))
+        nodes.append(np.stack([reach(list(group)) for group in level]))
         others.append(np.stack([reach(sorted(everything - set(group))) for group in level]))
     logits = outward(np.abs(polynomial.C) @ nodes[-1][0] + np.abs(polynomial.beta), polynomial.rank + 1)
     length = np.sqrt(polynomial.features) * pixel if length is None else length
@@ -273,4 +260,4 @@ def _ranges(
     rows = np.zeros_like(nodes[0])
     rows[: polynomial.degree] = np.linalg.norm(polynomial.W, axis=-1)
     partial = float(outward(np.abs(polynomial.W).sum(-1).max() * pixel, polynomial.features))
-    return Ranges(length, pixel, partial, rows, tuple(nodes), tuple(others), logits)
+    return Ranges(length, partial, rows, tuple(nodes), tuple(others), logits)

@@ -34,7 +34,7 @@ from tenseal import sealapi
 
 from polybound.errors import PolyboundError
 
-__all__ = ["HEADER", "Checked", "Form", "Scheme", "sealapi", "split"]
+__all__ = ["HEADER", "Checked", "Form", "Keys", "Scheme", "sealapi", "split"]
 
 Checked = NewType("Checked", bytes)
 """An object in SEAL's format whose bytes a `Form` has checked."""
@@ -154,21 +154,25 @@ class Scheme:
         """
         return Form(self._version, tuple(self._ciphertext(primes, scale, seeded)))
 
-    def public_key(self) -> Form:
-        """The form of a public key: a ciphertext with the special prime."""
-        return self.ciphertext(self.primes + 1, 1.0, seeded=False)
+    def key_forms(self, elements: Sequence[int] = ()) -> list[Form]:
+        """The forms of a client's public keys: for products, for these Galois elements if any, and to encrypt.
 
-    def relinearisation_keys(self) -> Form:
-        """The form of the key for products of two ciphertexts, seeded."""
-        return self._keys([True])
-
-    def rotation_keys(self, elements: Iterable[int]) -> Form:
-        """The form of the keys of these Galois elements, seeded.
-
-        Element e is at the place (e - 1) / 2 of as many as the ring.
+        The first two are seeded. The key of element e is at the place (e - 1) / 2 of as many as the ring.
         """
         chosen = {(element - 1) // 2 for element in elements}
-        return self._keys([place in chosen for place in range(self._ring)])
+        rotations = [self._keys([place in chosen for place in range(self._ring)])] if elements else []
+        # A public key is a ciphertext with the special prime.
+        return [self._keys([True]), *rotations, self.ciphertext(self.primes + 1, 1.0, seeded=False)]
+
+    def load_keys(self, content: bytes, forms: Sequence[Form]) -> Keys:
+        """A client's public keys.
+
+        Raises:
+            PolyboundError: they are damaged, incomplete or of other parameters.
+        """
+        kinds = [sealapi.RelinKeys(), *([sealapi.GaloisKeys()] if len(forms) == 3 else []), sealapi.PublicKey()]
+        relinearisation, *rotations, public = self.load_all(kinds, forms, content, "the keys")
+        return Keys(relinearisation, rotations[0] if rotations else None, sealapi.Encryptor(self.context, public))
 
     def _keys(self, places: Sequence[bool]) -> Form:
         part = self._ciphertext(self.primes + 1, 1.0, seeded=True)
@@ -195,6 +199,21 @@ class Scheme:
             known = [fields + _SCALE.pack(scale) + factor]
         info = _header(self._version, len(_GENERATOR) + len(seed)) + _GENERATOR
         return [*known, words, info, seed] if seeded else [*known, words]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """A client's public keys, loaded and checked.
+
+    Attributes:
+        relinearisation: for products.
+        rotations: Galois keys, for rotations and the conjugation; None for batches.
+        encryptor: encrypts zeros under the client's public key.
+    """
+
+    relinearisation: Any
+    rotations: Any
+    encryptor: Any
 
 
 def _header(version: tuple[int, int], size: int) -> bytes:

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from polybound.deploy.encrypted import packing
 from polybound.deploy.encrypted.plan import Plan
-from polybound.deploy.encrypted.seal import Scheme, sealapi
+from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
 
-__all__ = ["Keys", "Server"]
-
-
-@dataclass(frozen=True, eq=False)
-class Keys:
-    """A client's public keys, loaded and checked.
-
-    Attributes:
-        relinearisation: for products.
-        rotations: Galois keys, for rotations and the conjugation.
-        encryptor: encrypts zeros under the client's public key.
-    """
-
-    relinearisation: Any
-    rotations: Any
-    encryptor: Any
+__all__ = ["Server"]
 
 
 class Server:
@@ -47,8 +31,7 @@ class Server:
         self.plan = plan
         self.scheme = scheme = Scheme(plan.ring, plan.bits)
         self._evaluator = sealapi.Evaluator(scheme.context)
-        rotations = scheme.rotation_keys(scheme.rotations(plan.layout.steps))
-        self.key_forms = [scheme.relinearisation_keys(), rotations, scheme.public_key()]
+        self.key_forms = scheme.key_forms(scheme.rotations(plan.layout.steps))
         one = scheme.ciphertext(scheme.primes, 2.0**plan.pixels, seeded=True)
         self.request_forms = [one] * plan.layout.uploads
 
@@ -82,9 +65,7 @@ class Server:
         Raises:
             PolyboundError: they are damaged, incomplete or of other parameters.
         """
-        kinds = sealapi.RelinKeys(), sealapi.GaloisKeys(), sealapi.PublicKey()
-        relinearisation, rotations, public = self.scheme.load_all(kinds, self.key_forms, content, "the keys")
-        return Keys(relinearisation, rotations, sealapi.Encryptor(self.scheme.context, public))
+        return self.scheme.load_keys(content, self.key_forms)
 
     def classify(self, request: bytes, keys: Keys) -> bytes:
         """The reply to a request: the encrypted logits, masked.
