@@ -110,31 +110,34 @@ def square(tmp_path):
     return file
 
 
-def ask(folder, text):
+def ask(folder, *assertions, outputs=1):
+    """A property of one input."""
     file = folder / "p.vnnlib"
-    file.write_text("(declare-const X_0 Real)(declare-const Y_0 Real)(declare-const Y_1 Real)" + text)
+    names = ["X_0", *(f"Y_{j}" for j in range(outputs))]
+    lines = [*(f"(declare-const {name} Real)" for name in names), *(f"(assert {text})" for text in assertions)]
+    file.write_text("\n".join(lines))
     return file
 
 
 @pytest.mark.parametrize(
     ("low", "high", "conditions", "answer"),
     [
-        (1.0, 2.0, "(assert (<= Y_0 0.999))", "unsat"),
-        (1.0, 2.0, "(assert (<= Y_0 1.0))", "sat"),
-        (1.0, 2.0, "(assert (>= Y_0 3.9)) (assert (<= Y_0 3.8))", "unsat"),
-        (1.0, 2.0, "(assert (>= Y_0 2.0)) (assert (<= Y_0 2.1))", "sat"),
-        (1.0, 2.0, "(assert (or (<= Y_0 0.5) (>= Y_0 3.99)))", "sat"),
-        (-2, 2, "(assert (or (<= X_0 -1) (>= X_0 1))) (assert (<= Y_0 0.9))", "unsat"),
-        (0, 3, "(assert (or (>= X_0 2) (<= X_0 2))) (assert (<= Y_0 0.9))", "sat"),
-        (1.0, 0.5, "(assert (<= Y_0 1.0))", "unsat"),
-        (0.1, 0.1, "(assert (<= Y_1 0))", "sat"),  # a point that float64 has not
-        (0.1, 0.1, "(assert (<= Y_0 0.0099999))", "unsat"),
-        (0.5, 0.5, "(assert (>= Y_0 0.25))", "sat"),
-        (0.5, 0.75, "", "sat"),
+        (1.0, 2.0, "(<= Y_0 0.999)", "unsat"),
+        (1.0, 2.0, "(<= Y_0 1.0)", "sat"),
+        (1.0, 2.0, "(and (>= Y_0 3.9) (<= Y_0 3.8))", "unsat"),
+        (1.0, 2.0, "(and (>= Y_0 2.0) (<= Y_0 2.1))", "sat"),
+        (1.0, 2.0, "(or (<= Y_0 0.5) (>= Y_0 3.99))", "sat"),
+        (-2, 2, "(and (or (<= X_0 -1) (>= X_0 1)) (<= Y_0 0.9))", "unsat"),
+        (0, 3, "(and (or (>= X_0 2) (<= X_0 2)) (<= Y_0 0.9))", "sat"),
+        (1.0, 0.5, "(<= Y_0 1.0)", "unsat"),
+        (0.1, 0.1, "(<= Y_1 0)", "sat"),  # a point that float64 has not
+        (0.1, 0.1, "(<= Y_0 0.0099999)", "unsat"),
+        (0.5, 0.5, "(>= Y_0 0.25)", "sat"),
+        (0.5, 0.75, "(<= X_0 1)", "sat"),
     ],
 )
 def test_answers_are_right_to_the_last_digit(square, tmp_path, low, high, conditions, answer):
-    verdict = verify(square, ask(tmp_path, f"(assert (>= X_0 {low})) (assert (<= X_0 {high}))" + conditions))
+    verdict = verify(square, ask(tmp_path, f"(>= X_0 {low})", f"(<= X_0 {high})", conditions, outputs=2))
     assert verdict.answer == answer
     if answer == "sat":
         assert verdict.replayed
@@ -142,11 +145,12 @@ def test_answers_are_right_to_the_last_digit(square, tmp_path, low, high, condit
 
 
 def test_the_answer_is_printed_as_vnn_comp_has_it(square, tmp_path):
-    verdict = verify(square, ask(tmp_path, "(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 3.0))"))
+    box = ("(>= X_0 1.0)", "(<= X_0 2.0)")
+    verdict = verify(square, ask(tmp_path, *box, "(>= Y_0 3.0)", outputs=2))
     first, *rest = verdict.text().splitlines()
     assert first == "sat"
     assert re.fullmatch(r"\(\(X_0 [-\d.e]+\)\(Y_0 [-\d.e]+\)\(Y_1 [-\d.e]+\)\)", "".join(rest))
-    quiet = verify(square, ask(tmp_path, "(assert (>= X_0 1.0)) (assert (<= X_0 2.0)) (assert (>= Y_0 5.0))"))
+    quiet = verify(square, ask(tmp_path, *box, "(>= Y_0 5.0)", outputs=2))
     assert quiet.text() == "unsat"
 
 
@@ -160,13 +164,8 @@ def test_no_time_is_a_timeout(tmp_path):
 
 
 def test_files_that_do_not_fit_each_other_are_refused(square, tmp_path):
-    file = tmp_path / "p.vnnlib"
-    file.write_text(
-        "(declare-const X_0 Real)(declare-const X_1 Real)(declare-const Y_0 Real)"
-        "(assert (>= X_0 0))(assert (<= X_0 1))(assert (>= X_1 0))(assert (<= X_1 1))"
-    )
-    with pytest.raises(pb.PolyboundError, match="2 inputs and 1 outputs"):
-        verify(square, read_vnnlib(file))
+    with pytest.raises(pb.PolyboundError, match="1 inputs and 1 outputs"):
+        verify(square, read_vnnlib(ask(tmp_path, "(>= X_0 0)", "(<= X_0 1)")))
 
 
 def test_convolutions_are_verified(tmp_path):
@@ -174,14 +173,6 @@ def test_convolutions_are_verified(tmp_path):
     x = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(0)) * 2 - 1
     counts = agree(model, x, model(x).argmax(1), 0.3, (-1.0, 1.0), tmp_path)
     assert counts["timeout"] == 0
-
-
-def asked(folder, *assertions):
-    """A property of one input and one output."""
-    file = folder / "p.vnnlib"
-    lines = ["(declare-const X_0 Real)", "(declare-const Y_0 Real)", *(f"(assert {a})" for a in assertions)]
-    file.write_text("\n".join(lines))
-    return file
 
 
 def graph(folder, nodes, kind=TensorProto.DOUBLE, tensors=None):
@@ -219,7 +210,7 @@ def test_no_proof_rests_on_a_rounded_constant(name, tmp_path):
     for sign, relation in ((1, ">="), (-1, "<=")):
 
         def answer(value, relation=relation):
-            question = asked(tmp_path, "(>= X_0 3)", "(<= X_0 3)", f"({relation} Y_0 {decimal(value)})")
+            question = ask(tmp_path, "(>= X_0 3)", "(<= X_0 3)", f"({relation} Y_0 {decimal(value)})")
             return verify(file, question).answer
 
         # The true output meets the first; the second is beyond it by more than roundings.
@@ -242,21 +233,21 @@ def decimal(value):
 def test_constants_that_cancel_are_not_proven_with(tmp_path):
     file = graph(tmp_path, "c = Div one three; d = Sub c third; output = Mul input d")
     with pytest.raises(pb.PolyboundError, match="as numbers"):
-        verify(file, asked(tmp_path, "(>= X_0 3)", "(<= X_0 3)", "(>= Y_0 0.00000000000000001)"))
+        verify(file, ask(tmp_path, "(>= X_0 3)", "(<= X_0 3)", "(>= Y_0 0.00000000000000001)"))
 
 
 @pytest.mark.parametrize(("least", "answer"), [("0.75", "sat"), ("0.7500001", "unsat")])
 def test_exact_constants_decide_to_the_last_digit(least, answer, tmp_path):
     tensors = {"four": np.float32([4]), "three": np.float32([3])}
     file = graph(tmp_path, "a = Div input four; output = Mul a three", TensorProto.FLOAT, tensors)
-    assert verify(file, asked(tmp_path, "(>= X_0 1)", "(<= X_0 1)", f"(>= Y_0 {least})")).answer == answer
+    assert verify(file, ask(tmp_path, "(>= X_0 1)", "(<= X_0 1)", f"(>= Y_0 {least})")).answer == answer
 
 
 @pytest.mark.parametrize(("lower", "upper", "replayed"), [(-1e39, 1e39, True), (1.0, 1e39, True), (1e39, 2e39, False)])
 def test_sides_beyond_float32_are_cut_for_onnxruntime_only(lower, upper, replayed, tmp_path):
     file = graph(tmp_path, "output = Identity input", TensorProto.FLOAT)
     box = (f"(>= X_0 {decimal(Fraction(lower))})", f"(<= X_0 {decimal(Fraction(upper))})")
-    found = verify(file, asked(tmp_path, *box, "(>= Y_0 0)"), timeout=1.0)
+    found = verify(file, ask(tmp_path, *box, "(>= Y_0 0)"), timeout=1.0)
     # Beyond float32's range the answer is one in real arithmetic, and onnxruntime has no such input.
     assert found.answer == "sat" and found.replayed == replayed and lower <= float(found.inputs) <= upper
     assert bool(torch.isfinite(found.outputs).all())
