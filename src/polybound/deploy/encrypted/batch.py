@@ -272,8 +272,7 @@ class BatchServer:
                 some[:, :, j] = self._pixel.residues(content, "the request", scratch)
             # Exact: the plan keeps the l1 norms of the weights times the moduli below 2^53.
             sums += self._weights[:, first : first + _PIXELS] @ some[:, :, : len(chosen)]
-        residues: npt.NDArray[np.int64] = sums.astype(np.int64) % np.array(self._moduli)[:, None, None]
-        return residues
+        return np.asarray(sums.astype(np.int64) % np.array(self._moduli)[:, None, None])
 
     def _unit(self, rows: npt.NDArray[np.int64], unit: int, relinearisation: Any) -> Any:
         """The product of the factors of one unit, from the residues of their maps.

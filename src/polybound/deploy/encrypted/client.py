@@ -87,8 +87,7 @@ class SecretKey:
         result = self.scheme.load(sealapi.Ciphertext(), form.read(reply, "the reply"), "the reply")
         plain = sealapi.Plaintext()
         self._decryptor.decrypt(result, plain)
-        slots: Array = np.array(self.scheme.encoder.decode_double(plain))
-        return slots
+        return np.asarray(self.scheme.encoder.decode_double(plain))
 
 
 class Client:

@@ -148,8 +148,7 @@ def error_of(layout: Layout, gains: Gains, parameters: Parameters) -> Array:
     spare = len(primes) - 1 - depth
     if spare:
         error = error + at(final - sum(primes[1 : spare + 1]), 2 * rounding)
-    estimate: Array = DEVIATIONS * np.sqrt(total + error)
-    return estimate
+    return np.asarray(DEVIATIONS * np.sqrt(total + error))
 
 
 def best_parameters(

@@ -66,23 +66,20 @@ class Polynomial:
 
     def factors(self, x: Array) -> Array:
         """The values of all factors at images (images, features): (degree, rank, images)."""
-        values: Array = self.W @ x.T + self.b[:, :, None]
-        return values
+        return np.asarray(self.W @ x.T + self.b[:, :, None])
 
     def bounded(self, bound: float) -> Polynomial:
         """The same with every row scaled down to an l1 norm of at most `bound`, constants aside."""
 
         def shrunk(rows: Array) -> Array:
             norms = np.abs(rows).sum(-1, keepdims=True)
-            smaller: Array = rows * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
-            return smaller
+            return np.asarray(rows * np.minimum(1.0, bound / np.maximum(norms, 1e-300)))
 
         return replace(self, W=shrunk(self.W), C=shrunk(self.C))
 
     def __call__(self, x: Array) -> Array:
         """The logits (images, classes) at images (images, features), in float64."""
-        logits: Array = (self.C @ self.factors(x).prod(0)).T + self.beta
-        return logits
+        return np.asarray((self.C @ self.factors(x).prod(0)).T + self.beta)
 
 
 def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.0, 1.0)) -> Polynomial:
@@ -131,8 +128,7 @@ _ULP = 2.0**-52
 
 def outward(value: Array, terms: int) -> Array:
     """A float64 value, raised by more than the rounding of a sum of `terms` non-negative products."""
-    raised: Array = value * (1.0 + (terms + 16) * _ULP)
-    return raised
+    return np.asarray(value * (1.0 + (terms + 16) * _ULP))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +162,7 @@ class Ranges:
     @property
     def products(self) -> Array:
         """The bounds of the product of all factors, (rank,)."""
-        last: Array = self.nodes[-1][0]
-        return last
+        return np.asarray(self.nodes[-1][0])
 
 
 def tree_groups(degree: int) -> list[list[tuple[int, ...]]]:
