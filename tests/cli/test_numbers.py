@@ -369,8 +369,11 @@ def test_tables_fit_the_terminal(cli, runs, tmp_path, command):
         "train": ("train", *known, *projected),
         "evaluate": ("evaluate", *some, *attacks),
         "report": ("report", *some, "-o", "page.html"),
-        "compare": ("compare", SCORES),
+        "compare": ("compare", "some.csv"),
     }[command]
+    if command == "compare":
+        header, *rows = SCORES.read_text().splitlines(keepends=True)
+        (tmp_path / "some.csv").write_text("".join([header, *(row for row in rows if ",pn-4," in row)][:2000]))
     if command == "report":
         assert cli("evaluate", *some, *attacks, cwd=tmp_path).code == 0
     further = {"train": ("--runs", "others"), "evaluate": ("--means",)}.get(command, ())
