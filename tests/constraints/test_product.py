@@ -233,17 +233,6 @@ def stack(seed, runs, k, m, d):
     return torch.tensor(np.reshape(rows, (runs, k, m, d)))
 
 
-def test_batched_equals_one_by_one():
-    v = stack(1, 3, 3, 8, 30)
-    bounds = torch.tensor([0.1, 5.0, 200.0])
-    beta = torch.tensor([0.0, 0.3, 0.1])
-    w = project_product(v, bounds, offset=beta)
-    for r in range(3):
-        for j in range(8):
-            alone = project_product(v[r, :, j : j + 1], float(bounds[r]), offset=beta)
-            torch.testing.assert_close(w[r, :, j : j + 1], alone, rtol=1e-9, atol=1e-12)
-
-
 def test_bounds_and_offsets_of_each_run():
     v = stack(2, 4, 2, 5, 12).reshape(2, 2, 2, 5, 12)
     bounds = torch.tensor([[0.0, 1.0], [2.0, math.inf]])
@@ -255,7 +244,9 @@ def test_bounds_and_offsets_of_each_run():
     assert (norms_product(w[0, 1], 0.5).amax() > 0.99) and (norms_product(w[1, 0], 0).amax() > 1.99)
     for a in range(2):
         for b in range(2):
-            torch.testing.assert_close(w[a, b], project_product(v[a, b], float(bounds[a, b]), offset=beta[a, b]))
+            for j in range(5):
+                alone = project_product(v[a, b, :, j : j + 1], float(bounds[a, b]), offset=beta[a, b])
+                torch.testing.assert_close(w[a, b, :, j : j + 1], alone, rtol=1e-9, atol=1e-12)
     each = torch.rand(2, 2, 2, 5, dtype=torch.float64)  # an offset for every row
     w = project_product(v, 3.0, offset=each)
     assert (norms_product(w, each) <= 3.0).all()
@@ -295,11 +286,9 @@ def test_far_outside(k, log_ratio):
 
 
 def test_many_factors_of_many_columns():
-    torch.manual_seed(0)
-    v = torch.randn(12, 3, 4096)
-    total = norms_product(v, 0)
-    for ratio in (0.999, 0.5, 1e-3):
-        bound = float(total.min()) * ratio
+    v = torch.randn(12, 3, 4096, generator=torch.Generator().manual_seed(0))
+    for ratio in (0.999, 1e-3):
+        bound = float(norms_product(v, 0).min()) * ratio
         w = project_product(v, bound)
         assert (norms_product(w, 0) <= bound).all() and (norms_product(w, 0) >= 0.99999 * bound).all()
         assert torch.equal(project_product(w, bound), w)

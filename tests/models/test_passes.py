@@ -190,14 +190,6 @@ def test_parts_change_nothing_but_rounding_and_the_same_call_gives_the_same_bits
             torch.testing.assert_close(part / scale, wanted / scale, rtol=0.0, atol=1e3 * torch.finfo(dtype).eps)
 
 
-def test_a_run_in_a_stack_is_the_run_alone():
-    stack = pb.ConvCCP((1, 12, 12), runs=7, seed=range(7), **PN_CONV)
-    x = inputs(stack, 1, 6, 0).float()
-    logits = closed_form(stack).logits(x)
-    for run in (0, 6):
-        torch.testing.assert_close(closed_form(stack.run(run)).logits(x)[0], logits[run], rtol=1e-5, atol=1e-6)
-
-
 METHODS = [WeightDecay(0.01), JacobianPenalty(0.1), JacobianPenalty(0.1, "exact")]
 
 

@@ -320,34 +320,26 @@ def project_product(
         >>> w[0, 0]
         tensor([2.4142, 0.4142], dtype=torch.float64)
     """
-    if weights.ndim < 3 or not weights.is_floating_point() or weights.shape[-3] == 0:
-        raise PolyboundError(
-            f"project_product: weights must be floating point of shape (..., k, m, d) with k >= 1, "
-            f"got {weights.dtype} {tuple(weights.shape)}"
-        )
-    shape = weights.shape[:-1]
-    limit = torch.as_tensor(bound, dtype=torch.float64, device=weights.device).detach()
-    beta = torch.as_tensor(offset, dtype=torch.float64, device=weights.device).detach()
+    shape = tuple(weights.shape)
+    if len(shape) < 3 or not weights.is_floating_point() or shape[-3] == 0:
+        raise PolyboundError(f"weights must be floating point, (..., k, m, d) with k >= 1, got {weights.dtype} {shape}")
+    limit, beta = (torch.as_tensor(t, dtype=torch.float64, device=weights.device).detach() for t in (bound, offset))
     try:
-        limit = limit[..., None].expand(*shape[:-2], shape[-1])
-        beta = (beta if beta.ndim == len(shape) else beta[..., None]).expand(shape)
+        limit = limit[..., None].expand(*shape[:-3], shape[-2])
+        beta = (beta if beta.ndim == len(shape) - 1 else beta[..., None]).expand(shape[:-1])
     except RuntimeError:
-        raise PolyboundError(
-            f"project_product: a bound of shape {tuple(torch.as_tensor(bound).shape)} or an offset of shape "
-            f"{tuple(torch.as_tensor(offset).shape)} does not fit weights of shape {tuple(weights.shape)}"
-        ) from None
+        given = f"a bound of shape {tuple(limit.shape)} or an offset of shape {tuple(beta.shape)}"
+        raise PolyboundError(f"{given} does not fit weights of shape {shape}") from None
     if not bool((limit >= 0).all()):  # false for NaN as well
-        raise PolyboundError("project_product: the bound must be zero or more, and not NaN")
+        raise PolyboundError("the bound must be zero or more, and not NaN")
     if not bool(((beta >= 0) & beta.isfinite()).all()):
-        raise PolyboundError("project_product: the offsets must be finite and zero or more")
+        raise PolyboundError("the offsets must be finite and zero or more")
     if bool(_exceeds(beta.transpose(-2, -1), limit).any()):
-        raise PolyboundError(
-            "project_product: no weights satisfy the bound, the offsets alone multiply to more; raise the bound"
-        )
+        raise PolyboundError("no weights satisfy the bound, the offsets alone multiply to more; raise the bound")
     result = weights.detach() if inplace else weights.detach().clone()
     norms = weights.detach().double().abs().sum(-1)
     if not bool(norms.isfinite().all()):
-        raise NonFiniteError("project_product: the weights hold NaN or infinity, or overflow when summed")
+        raise NonFiniteError("the weights hold NaN or infinity, or overflow when summed")
     units = result.transpose(-3, -2)  # (..., m, k, d), a view
     beta, norms = beta.transpose(-2, -1), norms.transpose(-2, -1)
     outside = _exceeds(norms + beta, limit)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polybound.constraints.l1 import project_l1_rows
 from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
-from polybound.errors import PolyboundError, check_norm
+from polybound.errors import PolyboundError, check_choice, check_norm
 from polybound.models import PolynomialNetwork, WeightGroup
 from polybound.registry import format_value
 from polybound.theory import mantissa_product, torus_norm
@@ -66,8 +66,7 @@ class Projection:
         name = check_norm(norm)
         if not isinstance(model, nn.Module):
             raise PolyboundError(f"needs a torch.nn.Module of Linear and Conv layers, got {type(model).__name__}")
-        if on not in ("weights", "operator", "product"):
-            raise PolyboundError(f"on must be 'weights', 'operator' or 'product', got {on!r}")
+        check_choice("on", on, ("weights", "operator", "product"))
         if on != "weights" and name != "inf":
             raise PolyboundError(f"on={on!r} goes with norm='inf'")
         self.model, self._options = model, f"norm={name!r}, on={on!r}"

@@ -131,9 +131,8 @@ def project_spectral_conv(
 def _checked(weight: Tensor, radius: float | Tensor, dims: int) -> Tensor:
     """The radii in float64, of the leading shape."""
     if weight.ndim < dims or not weight.is_floating_point():
-        raise PolyboundError(
-            f"need a floating point tensor of {dims} dimensions or more, got {weight.dtype} {tuple(weight.shape)}"
-        )
+        found = f"{weight.dtype} {tuple(weight.shape)}"
+        raise PolyboundError(f"need a floating point tensor of {dims} dimensions or more, got {found}")
     if not bool(weight.isfinite().all()):
         raise NonFiniteError("the weights to project hold NaN or infinity")
     radii = torch.as_tensor(radius, dtype=torch.float64, device=weight.device).detach()
@@ -142,9 +141,8 @@ def _checked(weight: Tensor, radius: float | Tensor, dims: int) -> Tensor:
     try:
         return radii.expand(weight.shape[:-dims])
     except RuntimeError:
-        raise PolyboundError(
-            f"radii of shape {tuple(radii.shape)} do not fit weights of shape {tuple(weight.shape)}"
-        ) from None
+        shapes = f"{tuple(radii.shape)} do not fit weights of shape {tuple(weight.shape)}"
+        raise PolyboundError(f"radii of shape {shapes}") from None
 
 
 def _norm(weight: Tensor) -> Tensor:

@@ -175,9 +175,6 @@ class CCP(PolynomialNetwork):
         True
         """
         matrices = self.factors().matrices()
-        C = matrices.pop("C").detach()
-        U = torch.stack(list(matrices.values()), dim=-3).detach()
+        C, U = matrices.pop("C"), torch.stack(list(matrices.values()), dim=-3)
         config = self.config() | {"form": "product", "rank": C.shape[-1]}
-        model = CCP.hollow(config)
-        model.load_state_dict({"U": U.clone(), "C": C.clone()}, assign=True)
-        return model.train(self.training)
+        return self._filled(config, {"U": U, "C": C}).train(self.training)

@@ -14,7 +14,7 @@ from safetensors.torch import save as to_bytes
 
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
-from polybound.models.base import Config, PolynomialNetwork
+from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.ncp import NCP
@@ -50,7 +50,8 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
             header = (file.metadata() or {}).get(_KEY)
             if header is None:
                 raise FileFormatError(f"{path}: a safetensors file, but not a polybound model (no '{_KEY}' metadata)")
-            kind, config = _parse(header)
+            content = json.loads(header)
+            kind, config = _KINDS[content["kind"]], dict(content["config"])
             # On the meta device a wrong config costs no memory, however large the sizes it claims.
             model = kind.hollow(config)
             expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -96,8 +97,3 @@ def weights_digest(model: PolynomialNetwork) -> str:
         # As bytes, since numpy has no bfloat16.
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _parse(header: str) -> tuple[type[PolynomialNetwork], Config]:
-    content = json.loads(header)
-    return _KINDS[content["kind"]], dict(content["config"])

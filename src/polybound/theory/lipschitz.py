@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polybound.errors import ArgumentError, PolyboundError, check_choice
+from polybound.errors import PolyboundError, check_choice, check_number
 from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Windowed
 from polybound.theory.bound import Bound, number
 from polybound.theory.norms import (
@@ -123,8 +123,8 @@ def lipschitz(
     True
     """
     p = exponent(p)
-    if radius is not None and not 0 <= radius < inf:
-        raise ArgumentError("radius", f"must be a finite number of at least 0, or None, got {radius!r}")
+    if radius is not None:
+        check_number("radius", radius)
     check_choice("method", method, ("paper", "rowwise", "local"))
     if box is not None and method != "local":
         raise PolyboundError(f"a box goes with method='local', not with {method!r}")

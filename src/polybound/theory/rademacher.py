@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError, check_int, check_norm
+from polybound.errors import PolyboundError, check_choice, check_int, check_norm, check_number
 from polybound.models import Factors, PolynomialNetwork, polynomial
 from polybound.theory.bound import Bound, number
 from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
@@ -56,10 +56,9 @@ def rademacher(
     """
     p = float(check_norm(norm))
     check_int("n", n)
-    if formula not in ("paper", "sharper"):
-        raise PolyboundError(f"formula must be 'paper' or 'sharper', got {formula!r}")
-    if radius is not None and not 0 <= radius < inf:
-        raise PolyboundError(f"radius must be a finite number of at least 0, or None, got {radius!r}")
+    check_choice("formula", formula, ("paper", "sharper"))
+    if radius is not None:
+        check_number("radius", radius)
 
     factors = finite_factors(model)
     k, d, ccp = factors.degree, factors.features + 1, factors.kind == "CCP"
