@@ -229,25 +229,45 @@ def operator_norm(step: Affine | Tensor, p: float | str = inf) -> Tensor:
     >>> round(float(operator_norm(torch.tensor([[3., -4.], [1., 1.]]), "inf")), 9)
     7.0
     """
-    p = exponent(p)
-    if isinstance(step, Tensor):
-        step = Dense(step)
-    step = step.double()
-    ones = step.constant.new_ones
-    if isinstance(step, Dense):
-        return matrix_norm(step.weight, p) + rounding_norm(step.rounding()[0], p)
-    if isinstance(step, Windowed):
-        return windowed_norm(step, p) + rounding_norm(step.rounding()[0], p)
+    return _norm((Dense(step) if isinstance(step, Tensor) else step).double(), exponent(p))
+
+
+def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tensor:
+    """The l_p operator norm of an affine map on the lifted input: of `[[W, b], [0, 1]]`, or of `[W, b]`.
+
+    Exact for dense maps (p = 1, 2, inf). For the others an upper bound: p = inf by the map of absolute values,
+    p = 1 by its columns, p = 2 by the 2 x 2 matrix of the blocks' norms.
+    """
+    return _norm(step.double(), exponent(p), lifted=True, unit=float(constant_unit))
+
+
+def _norm(step: Affine, p: float, lifted: bool = False, unit: float = 0.0) -> Tensor:
+    """`||W||_p`, or that of `[[W, b], [0, unit]]`."""
     if isinstance(step, Identity):
-        return ones(step.lead)
+        return step.constant.new_ones(step.lead)
+    if isinstance(step, Dense | Windowed):
+        rows, shifts = step.rounding()
+        lost = rounding_norm(rows + shifts if lifted else rows, p)
+        if isinstance(step, Windowed):
+            return windowed_norm(step, p, lifted=lifted, unit=unit) + lost
+        return matrix_norm(lift(step, bool(unit)) if lifted else step.weight, p) + lost
+    if p not in (1.0, 2.0, inf):
+        return _interpolate(p, *(_norm(step, q, lifted, unit) for q in (1.0, 2.0, inf)))
+    absolute, terms = step.absolute(), (step.inputs if isinf(p) else step.outputs) + step.terms
     if isinf(p):
-        return outward(step.row_l1().amax(-1), step.inputs + step.terms)
+        ones = step.constant.new_ones(1, step.inputs)
+        rows = (absolute(ones) if lifted else absolute.linear(ones)).squeeze(-2).expand(*step.lead, -1)
+        return outward(rows.amax(-1).clamp_min(unit), terms)
     if p == 1.0:
-        columns = step.absolute().adjoint(ones(1, step.outputs)).squeeze(-2)
-        return outward(columns.amax(-1), step.outputs + step.terms).expand(step.lead)
-    if p == 2.0:
+        columns = absolute.adjoint(step.constant.new_ones(1, step.outputs)).squeeze(-2).amax(-1).expand(step.lead)
+        return outward(torch.maximum(columns, absolute.constant.sum(-1) + unit) if lifted else columns, terms)
+    if not lifted:
         return _spectral(step)
-    return _interpolate(p, operator_norm(step, 1.0), operator_norm(step, 2.0), operator_norm(step, inf))
+    blocks = step.constant.new_zeros(*step.lead, 2, 2)
+    blocks[..., 0, 0] = _spectral(step)
+    blocks[..., 0, 1] = matrix_norm(absolute.constant.unsqueeze(-2), 2.0)
+    blocks[..., 1, 1] = unit
+    return matrix_norm(blocks, 2.0)
 
 
 def _spectral(step: Affine) -> Tensor:
@@ -258,14 +278,14 @@ def _spectral(step: Affine) -> Tensor:
         if isinstance(step, Conv):
             return torus_norm(step.weight, step.shape[1:])
         if isinstance(step, Chain):
-            return product(torch.stack([operator_norm(part, 2.0) for part in step.maps]))
+            return product(torch.stack([_norm(part, 2.0) for part in step.maps]))
     # sqrt(lambda_max(W^T W)), or of W W^T if that is smaller, without writing W out. Rounding takes no more from it
     # than gamma_terms of the chain of absolute values B, of which ||B||_2^2 <= ||B||_1 ||B||_inf.
     step, exponent = without_scale(step)
     small = min(step.inputs, step.outputs)
     eye = torch.eye(small, dtype=step.constant.dtype, device=step.constant.device).expand(*step.lead, -1, -1)
     gram = step.adjoint(step.linear(eye)) if small == step.inputs else step.linear(step.adjoint(eye))
-    lost = operator_norm(step, 1.0) * operator_norm(step, inf) * (2 * (step.terms + small + 8) * ULP)
+    lost = _norm(step, 1.0) * _norm(step, inf) * (2 * (step.terms + small + 8) * ULP)
     gram = gram + lost[..., None, None] * eye
     return times_power_of_two(outward(_root_of_largest(gram), step.inputs * step.outputs), exponent)
 
@@ -278,37 +298,6 @@ def _root_of_largest(gram: Tensor) -> Tensor:
     eigenvalues: Tensor = torch.linalg.eigvalsh(scaled)
     root = times_power_of_two(eigenvalues.amax(-1).clamp_min(0.0).sqrt(), exponent // 2)
     return torch.where(finite, root, torch.inf)
-
-
-def lifted_norm(step: Affine, constant_unit: bool, p: float | str = inf) -> Tensor:
-    """The l_p operator norm of an affine map on the lifted input: of `[[W, b], [0, 1]]`, or of `[W, b]`.
-
-    Exact for dense maps (p = 1, 2, inf). For the others an upper bound: p = inf by the map of absolute values,
-    p = 1 by its columns, p = 2 by the 2 x 2 matrix of the blocks' norms.
-    """
-    p = exponent(p)
-    step = step.double()
-    if isinstance(step, Identity):
-        return step.constant.new_ones(step.lead)
-    if isinstance(step, Dense):
-        return matrix_norm(lift(step, constant_unit), p) + rounding_norm(torch.stack(step.rounding()).sum(0), p)
-    unit = float(constant_unit)
-    if isinstance(step, Windowed):
-        lost = rounding_norm(torch.stack(step.rounding()).sum(0), p)
-        return windowed_norm(step, p, lifted=True, unit=unit) + lost
-    if isinf(p):
-        rows = step.absolute()(step.constant.new_ones(1, step.inputs)).squeeze(-2)
-        return outward(rows.amax(-1).clamp_min(unit), step.inputs + step.terms)
-    constant = step.absolute().constant
-    if p == 1.0:
-        return torch.maximum(operator_norm(step, 1.0), outward(constant.sum(-1) + unit, step.outputs + step.terms))
-    if p == 2.0:
-        blocks = step.constant.new_zeros(*step.lead, 2, 2)
-        blocks[..., 0, 0] = operator_norm(step, 2.0)
-        blocks[..., 0, 1] = matrix_norm(constant.unsqueeze(-2), 2.0)
-        blocks[..., 1, 1] = unit
-        return matrix_norm(blocks, 2.0)
-    return _interpolate(p, *(lifted_norm(step, constant_unit, q) for q in (1.0, 2.0, inf)))
 
 
 def factor_norms(model: PolynomialNetwork | Factors, p: float | str = inf) -> dict[str, Tensor]:
