@@ -15,6 +15,7 @@ from itertools import product
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Pool
@@ -82,52 +83,31 @@ class Windows:
     @cached_property
     def index(self) -> Tensor:
         """The pixel in each slot of each window, (places, patch); `features` where it lies outside of the image."""
-        flat = self._combine(self._pixels(), _strides(self.shape))
-        return torch.where(self.inside, flat, self.features)
+        margins = [
+            (before, self.stride * (count - 1) - before + size - n)
+            for n, count, before, size in zip(self.shape[1:], self.grid, self.before, self.size, strict=True)
+        ]
+        image = torch.arange(self.features).reshape(self.shape)
+        image = F.pad(image, [n for pair in reversed(margins) for n in pair], value=self.features)
+        for d, size in enumerate(self.size, 1):
+            image = image.unfold(d, size, self.stride)
+        return image.movedim(0, len(self.grid)).reshape(self.places, self.patch)
 
     @cached_property
     def inside(self) -> Tensor:
         """Which slots lie within the image, (places, patch)."""
-        outside = [((at < 0) | (at >= n)).long() for at, n in zip(self._pixels(), self.shape[1:], strict=True)]
-        return self._combine(outside, [0] + [1] * len(outside)) == 0
+        return self.index < self.features
 
     def seen(self, x: Tensor) -> Tensor:
         """The pixels in each window of images (images, features), zero outside of them: (images, places, patch)."""
         return torch.cat([x, x.new_zeros(len(x), 1)], 1)[:, self.index]
 
-    def residues(self) -> Tensor:
-        """For each slot of each window, the number of the probe that sees its pixel and no other of the window."""
-        tables = [at % n for at, n in zip(self._pixels(), self.size, strict=True)]
-        return self._combine(tables, _strides((self.shape[0], *self.size)))
-
-    def probes(self, like: Tensor) -> Tensor:
-        """Images with ones one window apart, so that no window holds two of them: (patch, features)."""
-        images = torch.eye(self.shape[0], dtype=like.dtype)
+    def probes(self) -> Tensor:
+        """For each pixel, which of `patch` probes has it, so that no window holds two pixels of one: (features,)."""
+        number = torch.arange(self.shape[0])
         for n, size in zip(self.shape[1:], self.size, strict=True):
-            apart = (torch.arange(n) % size).unsqueeze(0) == torch.arange(size).unsqueeze(1)
-            images = torch.kron(images, apart.to(like.dtype))
-        return images
-
-    def _pixels(self) -> list[Tensor]:
-        """In each direction, where the slots of each window lie: (grid, size)."""
-        return [
-            (self.stride * torch.arange(n) - before).unsqueeze(1) + torch.arange(size)
-            for n, before, size in zip(self.grid, self.before, self.size, strict=True)
-        ]
-
-    def _combine(self, tables: Sequence[Tensor], strides: Sequence[int]) -> Tensor:
-        """Sums over the channels' numbers and the tables of each direction, (grid, size) each: (places, patch)."""
-        dims = len(tables)
-        total = (torch.arange(self.shape[0]) * strides[0]).reshape(*[1] * dims, -1, *[1] * dims)
-        for d, (table, stride) in enumerate(zip(tables, strides[1:], strict=True)):
-            shape = [1] * (2 * dims + 1)
-            shape[d], shape[dims + 1 + d] = table.shape
-            total = total + table.reshape(shape) * stride
-        return total.reshape(self.places, self.patch)
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [prod(shape[d + 1 :]) for d in range(len(shape))]
+            number = number.unsqueeze(-1) * size + torch.arange(n) % size
+        return number.flatten()
 
 
 class Windowed(Affine):
@@ -235,10 +215,11 @@ def windowed(step: Affine, windows: Windows) -> Windowed:
     Each entry is a sum of products of the chain's weights, as it is in `Affine.matrix`: a probe has ones in it so far
     apart that every place sees at most one.
     """
-    probes = windows.probes(step.constant)
+    number = windows.probes()
+    probes = F.one_hot(number, windows.patch).T.to(step.constant).contiguous()
     seen = torch.cat([step.linear(probes[start : start + _PROBES]) for start in range(0, len(probes), _PROBES)])
     seen = seen.reshape(windows.patch, -1, windows.places).permute(2, 0, 1)
-    slots = windows.residues().unsqueeze(-1).expand(-1, -1, seen.shape[-1])
+    slots = F.pad(number, (0, 1))[windows.index].unsqueeze(-1).expand(-1, -1, seen.shape[-1])
     weight = seen.gather(1, slots) * windows.inside.unsqueeze(-1)
     return Windowed(weight.contiguous(), step.constant, windows, step.rounding())
 
