@@ -140,8 +140,8 @@ class ConvGradients(JacobianGradients):
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
 
-        So a pass of tangents forward, and back through both; see `Tangents`. For the
-        first direction, `logits` kept the factors.
+        So a pass of tangents forward, and back through both; see `Tangents`. For the first direction, `logits` may have
+        kept the factors.
         """
         kept, self._kept = self._kept if x is self._x else None, None
         tiles = self._tiles(len(x), 1)
