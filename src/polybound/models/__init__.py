@@ -10,7 +10,7 @@ passes         gradients by hand, several times as fast as autograd
 """
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import PolynomialNetwork, factors_of, polynomial, stack
+from polybound.models.base import ModelOptions, PolynomialNetwork, factors_of, polynomial, stack
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.factors import Factors, WeightGroup, lift
@@ -56,6 +56,7 @@ __all__ = [
     "JacobianGradients",
     "ManualGradients",
     "ModelBuilder",
+    "ModelOptions",
     "PolynomialNetwork",
     "Pool",
     "WeightGroup",

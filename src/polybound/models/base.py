@@ -18,8 +18,8 @@ from polybound.seeds import check_seed
 
 __all__ = [
     "Config",
+    "ModelOptions",
     "PolynomialNetwork",
-    "Start",
     "damping",
     "factors_of",
     "fill_uniform",
@@ -75,7 +75,7 @@ def _memory() -> float:
         return math.inf
 
 
-class Start(TypedDict, total=False):
+class ModelOptions(TypedDict, total=False):
     """The keyword arguments that all models share: how many runs, their first weights, and where these live."""
 
     runs: int | None

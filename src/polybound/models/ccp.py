@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError, check_choice, check_int
 from polybound.models.affine import Dense, Identity
-from polybound.models.base import PolynomialNetwork, Start, damping, fill_uniform, gather, with_bias
+from polybound.models.base import ModelOptions, PolynomialNetwork, damping, fill_uniform, gather, with_bias
 from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["CCP"]
@@ -37,7 +37,7 @@ class CCP(PolynomialNetwork):
         degree: number of factors k.
         form: "residual" or "product".
         shape: shape of one input, if it is not flat: images of that shape are then accepted as they are.
-        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
+        **options: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     Attributes:
         V: (*lead, k, m, features) of the residual form.
@@ -61,9 +61,9 @@ class CCP(PolynomialNetwork):
         form: Literal["residual", "product"] = "residual",
         *,
         shape: Sequence[int] | None = None,
-        **start: Unpack[Start],
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__((features,) if shape is None else shape, classes, degree, **start)
+        super().__init__((features,) if shape is None else shape, classes, degree, **options)
         if self.features != features:
             raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
         self.rank, self.form = check_int("rank", rank), check_choice("form", form, ("residual", "product"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import Config, PolynomialNetwork, Start, damping, fill_uniform, gather, with_bias
+from polybound.models.base import Config, ModelOptions, PolynomialNetwork, damping, fill_uniform, gather, with_bias
 from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Factors, WeightGroup
 
@@ -36,7 +36,7 @@ class ConvCCP(PolynomialNetwork):
         kernel: size of the factors' kernels, odd.
         pre: size of the pre-convolution's kernel, odd; None for none.
         pool: degrees after which to pool.
-        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
+        **options: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     Attributes:
         P: kernel of the pre-convolution, (*lead, channels, shape[0], *(pre,)*dims), if there is one.
@@ -61,9 +61,9 @@ class ConvCCP(PolynomialNetwork):
         *,
         pre: int | None = None,
         pool: Sequence[int] = (),
-        **start: Unpack[Start],
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(shape, classes, degree, **start)
+        super().__init__(shape, classes, degree, **options)
         self.dims = len(self.shape) - 1
         if self.dims not in CONVOLUTIONS:
             raise PolyboundError(f"shape must be (channels, 1 to 3 sizes), got {self.shape}")

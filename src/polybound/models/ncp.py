@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Dense
-from polybound.models.base import PolynomialNetwork, Start, damping, fill_uniform, gather, with_bias
+from polybound.models.base import ModelOptions, PolynomialNetwork, damping, fill_uniform, gather, with_bias
 from polybound.models.factors import Factors, WeightGroup
 
 __all__ = ["NCP"]
@@ -30,7 +30,7 @@ class NCP(PolynomialNetwork):
         classes: number of outputs.
         degree: number of steps k.
         shape: shape of one input, if it is not flat.
-        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
+        **options: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     Attributes:
         V: (*lead, k, m, features).
@@ -53,9 +53,9 @@ class NCP(PolynomialNetwork):
         degree: int,
         *,
         shape: Sequence[int] | None = None,
-        **start: Unpack[Start],
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__((features,) if shape is None else shape, classes, degree, **start)
+        super().__init__((features,) if shape is None else shape, classes, degree, **options)
         if self.features != features:
             raise PolyboundError(f"shape {self.shape} has {self.features} entries, not {features}")
         self.rank = check_int("rank", rank)

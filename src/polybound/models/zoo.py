@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple, Unpack
 
 from polybound.errors import PolyboundError, check_int
-from polybound.models.base import PolynomialNetwork, Start
+from polybound.models.base import ModelOptions, PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.files import load
@@ -31,7 +31,7 @@ __all__ = [
 
 
 ModelBuilder = Callable[..., PolynomialNetwork]
-"""A function that builds a model from the shape of an input, the number of classes, the rank and `Start` options."""
+"""A function that builds a model from the shape of an input, the number of classes, the rank and `ModelOptions`."""
 
 
 class _Named(NamedTuple):
@@ -74,16 +74,16 @@ def register_model(name: str, description: str, build: ModelBuilder, rank: int =
     _MODELS[name] = _Named(description, build, check_int("rank", rank))
 
 
-def _ccp(shape: Sequence[int], classes: int, rank: int, degree: int = 4, **start: Unpack[Start]) -> CCP:
-    return CCP(prod(shape), rank, classes, degree, shape=shape, **start)
+def _ccp(shape: Sequence[int], classes: int, rank: int, degree: int = 4, **options: Unpack[ModelOptions]) -> CCP:
+    return CCP(prod(shape), rank, classes, degree, shape=shape, **options)
 
 
-def _ncp(shape: Sequence[int], classes: int, rank: int, **start: Unpack[Start]) -> NCP:
-    return NCP(prod(shape), rank, classes, 4, shape=shape, **start)
+def _ncp(shape: Sequence[int], classes: int, rank: int, **options: Unpack[ModelOptions]) -> NCP:
+    return NCP(prod(shape), rank, classes, 4, shape=shape, **options)
 
 
-def _conv(shape: Sequence[int], classes: int, rank: int, **start: Unpack[Start]) -> ConvCCP:
-    return ConvCCP(shape, rank, classes, 4, 7, pre=3, pool=(2, 3), **start)
+def _conv(shape: Sequence[int], classes: int, rank: int, **options: Unpack[ModelOptions]) -> ConvCCP:
+    return ConvCCP(shape, rank, classes, 4, 7, pre=3, pool=(2, 3), **options)
 
 
 PAPER_MODELS = {
@@ -127,7 +127,7 @@ def paper_model(
     classes: int = 10,
     *,
     rank: int | None = None,
-    **start: Unpack[Start],
+    **options: Unpack[ModelOptions],
 ) -> PolynomialNetwork:
     """A model of the paper, "pn-4", "pn-10", "pn-conv" or "ncp-4", or one that `register_model` was given.
 
@@ -136,14 +136,15 @@ def paper_model(
         shape: shape of one input.
         classes: number of classes.
         rank: hidden rank; `paper_rank` by default.
-        **start: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
+        **options: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     >>> import polybound as pb
     >>> sum(p.numel() for p in pb.paper_model("pn-4").parameters())
     50346
     """
     named = _named(name)
-    every: Start = {"runs": None, "seed": None, "device": None, "dtype": None, **start}
+    # All four, as a builder may name them without defaults.
+    every: ModelOptions = {"runs": None, "seed": None, "device": None, "dtype": None, **options}
     return named.build(shape, classes, named.rank if rank is None else rank, **every)
 
 
