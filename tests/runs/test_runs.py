@@ -148,15 +148,10 @@ def test_scores_of_other_weights_are_not_shown(runs):
     assert len(runs[0].table()) == 0
     result = evaluate_run(runs[0].path, "fgsm-0.1", **LIMIT)
     assert result.scores.values("weights") == [digest] and len(runs[0].table()) == 3
-    assert Run(runs[0].path).table().rows == runs[0].table().rows
-
-
-def test_scores_are_shown_with_the_spec_of_their_run(runs):
-    """What scores.csv says of the run is for people and other programs; the run's own spec says what it is."""
-    text = (runs[0].path / "scores.csv").read_text()
+    # The columns of the run are for readers of the file; the run's own spec says what it is.
     rows = runs[0].table().rows
-    swap(runs[0].path / "scores.csv", text.replace("0.02", "0.5"))
-    assert runs[0].table().rows == rows
+    swap(runs[0].path / "scores.csv", (runs[0].path / "scores.csv").read_text().replace("0.02", "0.5"))
+    assert Run(runs[0].path).table().rows == rows
 
 
 def as_csv(lines):
@@ -230,21 +225,25 @@ def test_scores_of_data_with_any_name_are_found_again(tmp_path, name, defence):
     assert Run(run.path).scores() == [score] and run.spec() == spec
 
 
-def test_lists_of_runs(runs):
+def test_lists_of_runs_and_those_that_can_go(runs):
     root = runs[0].path.parent
     first, second = sorted(list_runs(root), key=lambda one: one.label)
     assert (first.state, first.why, first.scores, first.label) == ("finished", "", 3, SPECS[0].label)
     assert first.size == sum(file.stat().st_size for file in first.path.iterdir()) and second.path == runs[1].path
     assert {run.path for run in find_runs(root)} == {run.path for run in runs}
     assert is_run(runs[0].path) and not is_run(root)
-    runs[0].model_file().unlink()
-    failed = Run.make(Spec(DataSpec.of("digits"), recipe=RECIPE, seed=5), root)
+    young, failed = (Run.make(replace(SPECS[0], seed=seed), root) for seed in (5, 6))
     failed.write_history([{"epoch": 1, "failure": "the loss became nan"}])
     swap(runs[1].path / "scores.csv", "nonsense")
     found = {one.path: (one.state, one.why) for one in list_runs(root)}
-    assert found[runs[0].path] == ("unfinished", "not trained to the end")
+    assert found[young.path] == ("unfinished", "not trained to the end")
     assert found[failed.path] == ("failed", "the loss became nan")
     assert found[runs[1].path][0] == "damaged" and "scores.csv" in found[runs[1].path][1]
+    everything = {young.path: "unfinished", failed.path: "failed", runs[1].path: "damaged"}
+    assert clean_runs(root) == {} and clean_runs(root, ["unfinished", "failed", "damaged"], dry_run=True) == everything
+    for path, state in everything.items():
+        assert clean_runs(root, [state]) == {path: state} and not path.exists()
+    assert runs[0].finished() and len(list_runs(root)) == 1
     with pytest.raises(PolyboundError, match="no such folder"):
         list_runs(root / "nowhere")
 
@@ -317,19 +316,6 @@ def test_what_is_being_trained_stays(tmp_path):
     train_runs([spec], tmp_path, on_progress=clean)
     assert removed and not any(removed) and run.finished() and all(file.exists() for file in half)
     assert clean_runs(tmp_path) == dict.fromkeys(half, "half-written") and run.finished()
-
-
-def test_runs_that_can_go(runs):
-    root = runs[0].path.parent
-    young = Run.make(Spec(DataSpec.of("digits"), recipe=RECIPE, seed=5), root)
-    failed = Run.make(Spec(DataSpec.of("digits"), recipe=RECIPE, seed=6), root)
-    failed.write_history([{"epoch": 1, "failure": "nan"}])
-    swap(runs[1].path / "spec.json", "{}")
-    everything = {young.path: "unfinished", failed.path: "failed", runs[1].path: "damaged"}
-    assert clean_runs(root) == {} and clean_runs(root, ["unfinished", "failed", "damaged"], dry_run=True) == everything
-    for path, state in everything.items():
-        assert clean_runs(root, [state]) == {path: state} and not path.exists()
-    assert runs[0].finished() and len(list_runs(root)) == 1
 
 
 def test_what_was_interrupted(tmp_path):
