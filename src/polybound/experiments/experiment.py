@@ -145,11 +145,6 @@ class Experiment:
         """A projection with this experiment's options."""
         return Projected(**{**self.options.get("projection", {}), **options})
 
-    @property
-    def searches(self) -> bool:
-        """Whether bounds are to be found first: only projections have bounds."""
-        return self.kind == "search" and Projected.name in self.methods
-
     def earlier_epochs(self) -> tuple[int, ...]:
         """The epochs before the last after which to measure too.
 

@@ -12,10 +12,9 @@ from polybound.atomic import write_atomically
 from polybound.data import digest_of, load, missing
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import EvaluationSpec, Row
-from polybound.experiments.experiment import Experiment
 from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_runs
 
-__all__ = ["Digests", "Job", "Measurement", "StackJob", "StudyJob", "covers", "measurements", "run_job"]
+__all__ = ["Digests", "Job", "Measurement", "StackJob", "StudyJob", "covers", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,11 @@ class StackJob:
         bounds = f", {count} bounds" if len(seeds) < len(self.specs) else ""
         return f"{first.data.name} {first.model.name} {methods} {which}{bounds}"
 
-    def trained(self, root: Path) -> bool:
-        """Whether all models are there."""
-        return all(Run.of(spec, root).finished(epoch) for spec in self.specs for epoch in (*self.earlier, None))
-
     def done(self, root: Path) -> bool:
         """Whether everything is there."""
         runs = [Run.of(spec, root) for spec in self.specs]
-        return self.trained(root) and all(
+        trained = all(run.finished(epoch) for run in runs for epoch in (*self.earlier, None))
+        return trained and all(
             run.failure is not None or wanted.done(run, spec.recipe.epochs if epoch is None else epoch)
             for spec, run in zip(self.specs, runs, strict=True)
             for epoch, wanted in self._measuring()
@@ -162,15 +158,6 @@ def run_job(job: Job, root: Path, data_dir: Path | None) -> None:
     with locked(lock_file(root, name) for name in job.locks):
         if not job.done(root):
             job.run(root, data_dir)
-
-
-def measurements(experiment: Experiment, method: str) -> tuple[Measurement, ...]:
-    """What an experiment measures on runs of a method."""
-    plain = EvaluationSpec(experiment.attacks, "both", experiment.eps, experiment.limit or None)
-    found = [Measurement(plain, split) for split in experiment.splits]
-    if method == "none":
-        found += [Measurement(replace(plain, certify=(), defence=name)) for name in experiment.defences]
-    return tuple(found)
 
 
 # Which data sets are on this machine, by their digests.

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import import_module
 from itertools import pairwise
@@ -22,13 +22,14 @@ import torch
 
 from polybound.data import Dataset, missing
 from polybound.errors import ArgumentError, PolyboundError, require
+from polybound.evaluation import EvaluationSpec
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Digests, Job, StackJob, measurements, run_job
+from polybound.experiments.jobs import Digests, Job, Measurement, StackJob, run_job
 from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
 from polybound.registry import load_plugins, plugin_names
 from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
-from polybound.training import Callback, Trainer
+from polybound.training import Callback, Projected, Trainer
 
 __all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "sweep"]
 
@@ -47,13 +48,18 @@ def jobs_of(
 ) -> list[Job]:
     """All jobs of an experiment that are known yet; those that follow a search are known after it."""
     experiment = resolve(experiment, root, data_dir)
-    jobs: list[Job] = [search_job(experiment, data_dir)] if experiment.searches else []
+    # Only projections have bounds to be searched for.
+    searched = experiment.kind == "search" and Projected.name in experiment.methods
+    jobs: list[Job] = [search_job(experiment, data_dir)] if searched else []
     jobs += studies(experiment, data_dir)
     for specs in experiment.stacks(digest):
         if not specs[0].data.digest:
             continue  # that data set is not here
-        measured = measurements(experiment, specs[0].recipe.method.name)
-        jobs.append(StackJob(tuple(specs), measured, experiment.earlier_epochs()))
+        plain = EvaluationSpec(experiment.attacks, "both", experiment.eps, experiment.limit or None)
+        measured = [Measurement(plain, split) for split in experiment.splits]
+        if specs[0].recipe.method.name == "none":
+            measured += [Measurement(replace(plain, certify=(), defence=name)) for name in experiment.defences]
+        jobs.append(StackJob(tuple(specs), tuple(measured), experiment.earlier_epochs()))
     return jobs
 
 
