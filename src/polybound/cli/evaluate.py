@@ -61,10 +61,11 @@ def evaluate(
         list[Path],
         typer.Argument(metavar="RUN", help="Run folders, models that model.save(path) wrote, or ONNX files."),
     ],
-    options: EvaluateOptions,
+    *,
     attacks: Annotated[
         str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
     ] = "paper",
+    options: EvaluateOptions,
     per_class: Annotated[bool, typer.Option("--per-class", help="Also the accuracy of each class.")] = False,
     means: Annotated[bool, typer.Option("--means", help="Mean and standard deviation over seeds.")] = False,
     count: Annotated[

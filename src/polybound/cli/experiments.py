@@ -114,10 +114,11 @@ def list_experiments(as_json: AsJson = False) -> None:
 )
 def reproduce(
     names: Names,
-    changes: ExperimentFilter,
-    engine: Engine,
+    *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The report; NAME.html by default.")] = None,
     runs: Runs = Path("runs"),
+    changes: ExperimentFilter,
+    engine: Engine,
     as_json: AsJson = False,
 ) -> None:
     """Reproduce a table or figure of the paper, next to the published values: sweep, then report.
@@ -144,9 +145,10 @@ def reproduce(
 )
 def sweep(
     names: Names,
+    *,
+    runs: Runs = Path("runs"),
     changes: ExperimentFilter,
     engine: Engine,
-    runs: Runs = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and for how long.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -186,9 +188,10 @@ def sweep(
 )
 def report(
     names: Names,
-    changes: ExperimentFilter,
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The report.")] = Path("report.html"),
     runs: Runs = Path("runs"),
+    changes: ExperimentFilter,
     scores: Annotated[
         list[Path] | None,
         typer.Option(metavar="<path>", help="CSV files of scores, in place of run folders that are not there."),
