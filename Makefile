@@ -14,9 +14,9 @@ help:
 	@echo "make lowest run all tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint   ruff and the layer contract;  make types: mypy;  make check: lint, types and test"
 	@echo "make bench  speed as ratios, to bench/results.json"
-	@echo "make docs   the site, to build/docs;  make notebooks: run the tutorials anew"
+	@echo "make docs   the site, to build/docs;  make notebooks: runs the tutorials and keeps their outputs"
 	@echo "make results  tables, figures and report of docs/results, from its scores.csv"
-	@echo "make dist   wheel and sdist, to dist;  make smoke: installs the wheel anew, without and with extras, and uses it"
+	@echo "make dist   wheel and sdist, to dist;  make smoke: installs the wheel without and with extras, and uses it"
 	@echo "make clean  remove the environment and everything that was built"
 
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
