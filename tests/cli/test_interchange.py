@@ -12,6 +12,7 @@ import torch
 
 import polybound as pb
 from helpers.onnx_graphs import off, run
+from helpers.processes import run_code
 from polybound.runs import DataSpec, Spec, train_runs
 
 
@@ -128,7 +129,9 @@ def test_stacks_are_exported_run_by_run(cli, refused, tmp_path):
 
 
 WITHOUT = """
-import contextlib, io, json, sys
+import contextlib, io, json, pathlib, sys
+assert not set({blocked!r}) & set(sys.modules)
+file = pathlib.Path(sys.argv[1])
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {blocked!r}:
@@ -144,16 +147,15 @@ for words in {commands!r}:
         except SystemExit as stop:
             code = stop.code
     results.append([code, out.getvalue(), err.getvalue()])
-print(json.dumps(results))
+file.write_text(json.dumps(results))
 """
 
 
-def without(blocked, *commands):
-    """Exit code, output and errors of commands in one process that cannot import some packages."""
+def without(file, blocked, *commands):
+    """Exit code, output and errors of commands in one process that cannot import some packages, by way of a file."""
     code = WITHOUT.format(blocked=blocked, commands=[[str(word) for word in words] for words in commands])
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    assert run_code(code, file) == 0
+    return json.loads(file.read_text())
 
 
 def test_without_the_extra_each_command_says_which(model_file, net, tmp_path):
@@ -165,14 +167,14 @@ def test_without_the_extra_each_command_says_which(model_file, net, tmp_path):
         ("bounds", net),
         ("info", net),
     ]
-    for code, out, err in without(["onnx"], *commands):
+    for code, out, err in without(tmp_path / "results", ["onnx"], *commands):
         assert code == 2 and out == "" and err.count("\n") == 1 and "pip install 'polybound[onnx]'" in err
 
 
 def test_what_needs_no_extra_works_without(model_file, net, tmp_path):
     question = tmp_path / "p.vnnlib"
     question.write_text(pb.deploy.robustness_vnnlib(torch.zeros(64), 0, 0.001, 10))
-    answer, info = without(["onnxruntime"], ("verify", net, question), ("info", model_file))
+    answer, info = without(tmp_path / "results", ["onnxruntime"], ("verify", net, question), ("info", model_file))
     assert answer[0] == 0 and answer[1].splitlines()[0] in ("sat", "unsat") and info[0] == 0
 
 
