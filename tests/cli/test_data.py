@@ -27,14 +27,22 @@ from polybound.data import MissingDataError, names
 from polybound.errors import FileFormatError, PolyboundError
 
 
+def runner():
+    """One that keeps standard error apart, in the words of old and new versions of click."""
+    try:
+        return CliRunner(mix_stderr=False)
+    except TypeError:
+        return CliRunner()
+
+
 def data(*arguments, code=0):
-    result = CliRunner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
+    result = runner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
     assert result.exit_code == code, result.output
     return result
 
 
 def raised(*arguments):
-    return CliRunner().invoke(data_app, [str(argument) for argument in arguments]).exception
+    return runner().invoke(data_app, [str(argument) for argument in arguments]).exception
 
 
 def test_list(root, monkeypatch):
