@@ -19,7 +19,7 @@ from polybound.atomic import write_atomically
 from polybound.cli.commands import TOOLS, AsJson, DataDir, Images, Network, Radii, app, command, make_app
 from polybound.cli.networks import draw, find_network, read_images
 from polybound.cli.tables import note, show_facts, show_table
-from polybound.errors import PolyboundError, writable_file
+from polybound.errors import PolyboundError, require, writable_file
 
 if TYPE_CHECKING:
     from polybound.deploy import Plan
@@ -257,6 +257,7 @@ def demo(
 
     Without a run: Fashion-MNIST by the example pn-4 if the data are there, else the built-in digits.
     """
+    require("tenseal", "encrypted", "encrypted inference")  # before another process is started
     if run is None:
         run = "digits" if pb.data.missing("fashion-mnist", data_dir) else "pn-4"
     found = find_network(run)
