@@ -58,10 +58,13 @@ if TYPE_CHECKING:
     from polybound.models import NCP as NCP
     from polybound.models import ConvCCP as ConvCCP
     from polybound.models import Factors as Factors
+    from polybound.models import Graph as Graph
+    from polybound.models import PolyNet as PolyNet
     from polybound.models import PolynomialNetwork as PolynomialNetwork
     from polybound.models import example as example
     from polybound.models import load as load
     from polybound.models import paper_model as paper_model
+    from polybound.models import polynomial as polynomial
     from polybound.models import stack as stack
     from polybound.runs import DataSpec as DataSpec
     from polybound.runs import ModelSpec as ModelSpec

@@ -2,6 +2,7 @@
 
 from polybound.certificates.bounds.differentiable import MarginBounds, box_of, margin_bounds
 from polybound.certificates.certify import Certificates, Radius, bisected, certified_accuracy, certified_radius, certify
+from polybound.certificates.graphs import PreparedGraph, prepared
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.outputs import ENDS, Decision, OutputBounds, Polytope, decide, output_bounds
 from polybound.certificates.proofs.files import check_claims, check_file, read_claims, save_certificates
@@ -13,6 +14,7 @@ __all__ = [
     "MarginBounds",
     "OutputBounds",
     "Polytope",
+    "PreparedGraph",
     "PreparedNetwork",
     "Radius",
     "bisected",
@@ -25,6 +27,7 @@ __all__ = [
     "decide",
     "margin_bounds",
     "output_bounds",
+    "prepared",
     "read_claims",
     "save_certificates",
 ]

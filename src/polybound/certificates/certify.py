@@ -9,19 +9,20 @@ from math import inf
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polybound.certificates.bounds.baselines import relax
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.forms import Margins
+from polybound.certificates.graphs import GraphMargins, PreparedGraph, graph_margins, prepared
 from polybound.certificates.input_sets import Domain, InputSet, as_float64, checked_labels, input_set
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search import boxes
 from polybound.certificates.search.balls import verifier
 from polybound.certificates.search.boxes import STAGES, Progress, Search
 from polybound.certificates.search.proof_state import SignProofs
-from polybound.errors import PolyboundError, check_int
-from polybound.models import Factors, PolynomialNetwork
+from polybound.errors import ArgumentError, PolyboundError, check_int
+from polybound.models import Factors
 from polybound.parallel import in_workers
 
 __all__ = [
@@ -131,7 +132,7 @@ Method = Literal["auto", "second", "first", "crown", "interval", "lipschitz"]
 
 
 def certify(
-    model: PolynomialNetwork | Factors | PreparedNetwork,
+    model: nn.Module | Factors | PreparedNetwork | PreparedGraph,
     x: Tensor,
     y: Tensor | Sequence[int],
     eps: float | Tensor | None = None,
@@ -152,7 +153,8 @@ def certify(
     rounding: see `PreparedNetwork`. `docs/certificates.md` says how it is proven.
 
     Args:
-        model: a model, or its factors.
+        model: a polynomial network, or any module that `polynomial` takes, then with inputs of their own shape; or
+            factors.
         x: inputs, (images, *shape) or (images, features).
         y: labels.
         eps: how far an entry of an input can move, in the units of x: one number for all, one for each input,
@@ -165,7 +167,8 @@ def certify(
             `sum_d ((x'_d - x_d) / eps_d)^2 <= 1`. There is no box then.
         method: "auto" takes all stages: first order, attacks, second order, branch and bound. "first" and "second"
             stop after that stage. "crown", "interval" and "lipschitz" are bounds to compare with, without attacks; of
-            these, l_2 balls have "lipschitz".
+            these, l_2 balls have "lipschitz". Networks that are no chain of products have "auto" (attacks, intervals,
+            planes through the products, and the best mixtures of them), "crown" and "interval".
         budget: seconds of branch and bound for each image; 10 by default, and no limit where `nodes` has one.
         nodes: the most cells that branch and bound splits for each image, a limit that is the same on every machine.
         keep: whether to keep the proofs, to save them.
@@ -184,7 +187,7 @@ def certify(
     >>> pb.certify(model, x, label, eps=0.01, norm="2").status
     ['verified']
     """
-    net = PreparedNetwork.of(model)
+    net = prepared(model, tuple(x.shape[1:]))
     inputs = input_set(net, x, eps, box, domain, norm)
     labels = checked_labels(net, y, len(inputs))
     if nodes is not None:
@@ -192,10 +195,15 @@ def certify(
     seconds = budget if budget is not None else 10.0 if nodes is None else inf
     search = Search(method, seconds, inf if nodes is None else nodes, keep, workers)
     search.check(get_args(Method), inputs.norm)
-    net.prepare(inputs.norm)
     size = boxes.IMAGES
-    if net.features * net.breadth >= HEAVY:
-        size = min(size, max(LEAST, -(-len(inputs) // BLOCKS)))
+    if isinstance(net, PreparedGraph):
+        size = min(size, net.images)
+        if keep:
+            raise ArgumentError("keep", "is for chains of products: proofs of deep networks are not kept yet")
+    else:
+        net.prepare(inputs.norm)
+        if net.features * net.breadth >= HEAVY:
+            size = min(size, max(LEAST, -(-len(inputs) // BLOCKS)))
     # The blocks depend on the number of images alone, so that the answers do not depend on the number of workers.
     blocks = [slice(start, start + size) for start in range(0, max(1, len(inputs)), size)]
     tasks = [(net, inputs.part(block), labels[block], tuple(x.shape[1:]), search) for block in blocks]
@@ -211,17 +219,23 @@ HEAVY, LEAST, BLOCKS = 2**14, 4, 8
 """Networks with `HEAVY` weights a factor are certified in `BLOCKS` blocks, each of at least `LEAST` images."""
 
 
-def _certify_block(task: tuple[PreparedNetwork, InputSet, Tensor, tuple[int, ...], Search]) -> Certificates:
+def _certify_block(
+    task: tuple[PreparedNetwork | PreparedGraph, InputSet, Tensor, tuple[int, ...], Search],
+) -> Certificates:
     """The certificates of some images; a task has all that another process needs."""
     net, inputs, labels, shape, search = task
-    staged = search.method in STAGES
-    state = SignProofs(Margins(net, labels), inputs, search.keep and staged)
-    with torch.no_grad():
-        if staged:
-            verifier(state, search).run()
-        else:
-            relax(state, search.method)
-            state.stage = [search.method if stage == "first" else stage for stage in state.stage]
+    state: SignProofs | GraphMargins
+    if isinstance(net, PreparedGraph):
+        state = graph_margins(net, inputs, labels, search.method)
+    else:
+        staged = search.method in STAGES
+        state = SignProofs(Margins(net, labels), inputs, search.keep and staged)
+        with torch.no_grad():
+            if staged:
+                verifier(state, search).run()
+            else:
+                relax(state, search.method)
+                state.stage = [search.method if stage == "first" else stage for stage in state.stage]
     margin = state.bound.amin(1)
     status: list[Status] = []
     for image, least in enumerate(margin.tolist()):
@@ -249,7 +263,7 @@ def _certify_block(task: tuple[PreparedNetwork, InputSet, Tensor, tuple[int, ...
 
 
 def certified_accuracy(
-    model: PolynomialNetwork | Factors | PreparedNetwork,
+    model: nn.Module | Factors | PreparedNetwork | PreparedGraph,
     data: Any,
     eps: float | Tensor | None = None,
     *,
@@ -313,7 +327,7 @@ class Radius:
 
 
 def certified_radius(
-    model: PolynomialNetwork | Factors | PreparedNetwork,
+    model: nn.Module | Factors | PreparedNetwork | PreparedGraph,
     x: Tensor,
     y: Tensor | Sequence[int],
     *,
@@ -351,7 +365,7 @@ def certified_radius(
     """
     if not tolerance > 0 or not 0 < largest < torch.inf:
         raise PolyboundError("tolerance and the largest radius must be positive")
-    net = PreparedNetwork.of(model)
+    net = prepared(model, tuple(x.shape[1:]))
     inputs = input_set(net, x, 0.0, None, domain, norm)
     points, norm = inputs.x, inputs.norm
     labels = checked_labels(net, y, len(points))

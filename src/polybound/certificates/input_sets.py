@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.slopes import length
-from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError, check_norm
 from polybound.theory import ULP
 
@@ -28,6 +27,17 @@ __all__ = [
     "checked_labels",
     "input_set",
 ]
+
+
+class Sized(Protocol):
+    """What the checks ask of a network."""
+
+    shape: tuple[int, ...]
+    features: int
+    classes: int
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether this is the shape of one input: the network's own, or flat."""
 
 
 Sides = tuple[Tensor, Tensor]
@@ -168,7 +178,7 @@ class Balls(InputSet):
 
 
 def input_set(
-    net: PreparedNetwork,
+    net: Sized,
     x: Tensor | None,
     eps: float | Tensor | None,
     box: tuple[Tensor, Tensor] | None,
@@ -207,7 +217,7 @@ def _limit(away: Tensor, r: Tensor) -> Tensor:
     return torch.where(r > 0, part.clamp(-1.0, 1.0), 0.0)
 
 
-def _with_sides(net: PreparedNetwork, x: Tensor | None, box: tuple[Tensor, Tensor], domain: Sides | None) -> InputSet:
+def _with_sides(net: Sized, x: Tensor | None, box: tuple[Tensor, Tensor], domain: Sides | None) -> InputSet:
     if not isinstance(box, Sequence) or len(box) != 2:
         raise PolyboundError("box must be a pair of tensors, (lower, upper)")
     points = None if x is None else checked_points(net, x)
@@ -238,7 +248,7 @@ def _with_sides(net: PreparedNetwork, x: Tensor | None, box: tuple[Tensor, Tenso
     return InputSet(points, (lower, upper), (lower, upper), None, (lower, upper))
 
 
-def checked_points(net: PreparedNetwork, x: Tensor) -> Tensor:
+def checked_points(net: Sized, x: Tensor) -> Tensor:
     """Inputs as float64, (images, features)."""
     if not isinstance(x, Tensor) or not net.takes(x.shape[1:]) or not x.is_floating_point():
         got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -249,7 +259,7 @@ def checked_points(net: PreparedNetwork, x: Tensor) -> Tensor:
     return points
 
 
-def checked_labels(net: PreparedNetwork, y: Tensor | Sequence[int], images: int) -> Tensor:
+def checked_labels(net: Sized, y: Tensor | Sequence[int], images: int) -> Tensor:
     """Labels (images,), whole numbers below the number of classes."""
     labels = torch.as_tensor(y).cpu()
     if labels.shape != (images,) or labels.is_floating_point():
@@ -260,7 +270,7 @@ def checked_labels(net: PreparedNetwork, y: Tensor | Sequence[int], images: int)
     return labels
 
 
-def checked_radii(net: PreparedNetwork, eps: float | Tensor, images: int) -> Tensor:
+def checked_radii(net: Sized, eps: float | Tensor, images: int) -> Tensor:
     """Radii as float64: (images,), or (images, features) where each feature has one of its own."""
     radii = as_float64(eps, "eps")
     if not (torch.isfinite(radii) & (radii >= 0)).all():
@@ -275,7 +285,7 @@ def checked_radii(net: PreparedNetwork, eps: float | Tensor, images: int) -> Ten
     )
 
 
-def checked_domain(net: PreparedNetwork, domain: Domain | None) -> Sides | None:
+def checked_domain(net: Sized, domain: Domain | None) -> Sides | None:
     """A domain as numbers or (features,)."""
     if domain is None:
         return None
@@ -292,7 +302,7 @@ def checked_domain(net: PreparedNetwork, domain: Domain | None) -> Sides | None:
 
 
 def checked_forms(
-    net: PreparedNetwork, weights: Tensor | Sequence[Sequence[float]] | None, constant: Tensor | Sequence[float] | None
+    net: Sized, weights: Tensor | Sequence[Sequence[float]] | None, constant: Tensor | Sequence[float] | None
 ) -> tuple[Tensor, Tensor]:
     """Linear forms of the outputs as float64, (rows, classes) and (rows,); by default each output by itself."""
     a = torch.eye(net.classes, dtype=torch.float64) if weights is None else as_float64(weights, "weights")

@@ -92,7 +92,7 @@ def _prove(run: str, options: CertifyOptions, eps: Sequence[float], as_json: boo
     model = find_network(run)
     data = model.images(options.dataset, options.data_dir)
     x, y = data.x[: options.images], data.y[: options.images]
-    net, rows = pb.certificates.PreparedNetwork(model.model), []
+    net, rows = pb.certificates.prepared(model.model), []
     for radius in eps:
         budget = options.budget if options.budget is not None else 1.0 if options.outputs else 10.0
         with progress(f"eps {radius:g}", len(x)) as step:

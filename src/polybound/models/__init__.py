@@ -10,13 +10,19 @@ passes         gradients by hand, several times as fast as autograd
 """
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
+from polybound.models.algebras import Bounded, Fractions, Intervals, Jet, Jets, Numbers
 from polybound.models.base import ModelOptions, PolynomialNetwork, factors_of, polynomial, stack
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
+from polybound.models.deep import DeepNetwork, GraphNetwork, Norm, PolyNet, ProductBlock, Quadratic, TracedNetwork
 from polybound.models.factors import Factors, WeightGroup, lift
 from polybound.models.files import load, read_metadata, save, weights_digest
+from polybound.models.graph import Algebra, Applied, Builder, Graph, Input, Node, Product, Sum, graph_of
+from polybound.models.graph_files import graph_from_spec, graph_spec
+from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 from polybound.models.ncp import NCP
 from polybound.models.passes.dense import JacobianGradients, ManualGradients, closed_form, has_closed_form
+from polybound.models.trace import trace
 from polybound.models.windows import (
     SAVING,
     Windowed,
@@ -47,18 +53,45 @@ __all__ = [
     "PAPER_MODELS",
     "SAVING",
     "Affine",
+    "Algebra",
+    "Applied",
+    "AveragePool",
+    "Bounded",
+    "Builder",
     "Chain",
+    "Collect",
     "Conv",
     "ConvCCP",
+    "Convolution",
+    "DeepNetwork",
     "Dense",
     "Factors",
+    "Fractions",
+    "Graph",
+    "GraphNetwork",
     "Identity",
+    "Input",
+    "Intervals",
     "JacobianGradients",
+    "Jet",
+    "Jets",
     "ManualGradients",
     "ModelBuilder",
     "ModelOptions",
+    "Node",
+    "Norm",
+    "Numbers",
+    "PolyNet",
     "PolynomialNetwork",
     "Pool",
+    "Product",
+    "ProductBlock",
+    "Quadratic",
+    "Repeated",
+    "Scale",
+    "Select",
+    "Sum",
+    "TracedNetwork",
     "WeightGroup",
     "Windowed",
     "Windows",
@@ -67,6 +100,9 @@ __all__ = [
     "example_origin",
     "factors_of",
     "gathered",
+    "graph_from_spec",
+    "graph_of",
+    "graph_spec",
     "has_closed_form",
     "lift",
     "load",
@@ -81,6 +117,7 @@ __all__ = [
     "scattered",
     "slots_in_pooled",
     "stack",
+    "trace",
     "weights_digest",
     "windowed",
     "windows_of",

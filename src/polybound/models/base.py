@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.factors import Factors, WeightGroup
+from polybound.models.graph import Graph, graph_of
 from polybound.seeds import check_seed
 
 __all__ = [
@@ -131,6 +132,10 @@ class PolynomialNetwork(nn.Module, ABC):
     @abstractmethod
     def factors(self) -> Factors:
         """The canonical factors of the paper's lemmas, sharing this model's parameters."""
+
+    def graph(self) -> Graph:
+        """The network as a graph of affine maps, sums and products, sharing this model's parameters."""
+        return graph_of(self.factors(), self.shape)
 
     @abstractmethod
     def weight_groups(self) -> list[WeightGroup]:
@@ -256,13 +261,38 @@ class PolynomialNetwork(nn.Module, ABC):
         return ", ".join(f"{key}={value!r}" for key, value in self.config().items())
 
 
-def polynomial(model: object) -> PolynomialNetwork:
-    """The model, if it is a polynomial network."""
+def polynomial(model: object, shape: Sequence[int] | None = None) -> PolynomialNetwork:
+    """Any module made of affine maps, sums and products as a polynomial network; it shares the module's parameters.
+
+    Args:
+        model: a polynomial network, which is returned as it is, or a `torch.nn.Module` that maps (batch, *shape) to
+            (batch, classes); it is traced, and what is no polynomial is refused with its place in the code.
+        shape: of one input of such a module.
+
+    >>> import torch
+    >>> class Net(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.a, self.b, self.c = torch.nn.Linear(4, 8), torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+    ...     def forward(self, x):
+    ...         return self.c(self.a(x) * self.b(x))
+    >>> polynomial(Net(), (4,)).degree
+    2
+    """
     if isinstance(model, PolynomialNetwork):
         return model
+    if isinstance(model, nn.Module) and shape is not None:
+        from polybound.models.deep import TracedNetwork
+
+        return TracedNetwork(model, shape)
+    if isinstance(model, nn.Module):
+        raise PolyboundError(
+            f"a {type(model).__name__} is no polynomial network yet: give polybound.polynomial(module, shape) the "
+            "shape of one input"
+        )
     raise PolyboundError(
-        f"needs a polynomial network (pb.CCP, pb.NCP, pb.ConvCCP, a model of pb.load or pb.from_onnx), got "
-        f"{type(model).__name__}"
+        "needs a polynomial network (pb.CCP, pb.NCP, pb.ConvCCP, pb.PolyNet, a model of pb.load or pb.from_onnx, or "
+        f"pb.polynomial of a module), got {type(model).__name__}"
     )
 
 

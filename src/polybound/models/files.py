@@ -17,11 +17,14 @@ from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
+from polybound.models.deep import GraphNetwork, PolyNet
 from polybound.models.ncp import NCP
 
 __all__ = ["load", "read_metadata", "save", "weights_digest"]
 
-_KINDS: dict[str, type[PolynomialNetwork]] = {kind.__name__: kind for kind in (CCP, NCP, ConvCCP)}
+_KINDS: dict[str, type[PolynomialNetwork]] = {
+    kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, GraphNetwork)
+}
 _KEY = "polybound"
 
 
@@ -65,10 +68,15 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
         raise
     except (PolyboundError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: its config is not that of a polybound model ({reason(error)})") from error
-    if len({tensor.dtype for tensor in state.values()}) != 1 or not all(t.is_floating_point() for t in state.values()):
+    whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+    weights = [tensor for name, tensor in state.items() if name not in whole]
+    if len({tensor.dtype for tensor in weights}) > 1 or not all(tensor.is_floating_point() for tensor in weights):
         raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
     model.load_state_dict(state, assign=True)
-    return model.requires_grad_()
+    try:
+        return model.settled() if isinstance(model, GraphNetwork) else model.requires_grad_()
+    except PolyboundError as error:
+        raise FileFormatError(f"{path}: not the graph of a polynomial network ({reason(error)})") from error
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError, check_choice, check_number
-from polybound.models import Affine, Dense, Factors, Identity, PolynomialNetwork, Windowed
+from polybound.models import Affine, DeepNetwork, Dense, Factors, Graph, Identity, PolynomialNetwork, Windowed
 from polybound.theory.bound import Bound, number
+from polybound.theory.graphs import composed_lipschitz, jacobian_bounds
 from polybound.theory.norms import (
     can_write_out,
     each_run,
@@ -107,7 +108,8 @@ def lipschitz(
     exact local constant as the box shrinks, and for p = inf over the whole domain it is not above "rowwise".
 
     Args:
-        model: a model, a stack, or canonical factors.
+        model: a model, a stack, or canonical factors. A deep network has "paper" by composition, map by map; "rowwise"
+            and "local" are the norm of the largest absolute values of its Jacobian's entries, by intervals.
         p: exponent of both norms, any p >= 1. For p other than 1, 2 and inf, operator norms are Riesz-Thorin bounds.
         method: "paper", "rowwise" or "local".
         radius: the bound holds for `||x||_p <= radius`. The theorems ask this, with radius 1, of the lifted input
@@ -128,7 +130,10 @@ def lipschitz(
     check_choice("method", method, ("paper", "rowwise", "local"))
     if box is not None and method != "local":
         raise PolyboundError(f"a box goes with method='local', not with {method!r}")
-    factors, letter = finite_factors(model), "inf" if isinf(p) else f"{p:g}"
+    letter = "inf" if isinf(p) else f"{p:g}"
+    if isinstance(model, DeepNetwork) and (graph := model.graph()).chain() is None:
+        return _of_graph(graph, p, method, letter, 1.0 if radius is None else radius, box)
+    factors = finite_factors(model)
     how = "in float64" + (
         "" if can_write_out(factors) else ", norms of the large maps bounded by those of their kernels"
     )
@@ -165,6 +170,29 @@ def lipschitz(
         if isinf(p) and factors.coupled:
             formula = "max_o sum_m |C_om| sum_i ||V_i^m||_1 prod_(j!=i) (||V_j^m||_1 + beta_j)"
     return Bound(number(value), f"Lipschitz constant, l_{letter}, {title}", name, formula, (assumption,), how)
+
+
+def _of_graph(graph: Graph, p: float, method: str, letter: str, radius: float, box: Sides | None) -> Bound:
+    """The bounds of a network that is no chain: "paper" by composition, the others by intervals of the Jacobian."""
+    graph = graph.double()
+    sides = []
+    for side in box or (-radius, radius):
+        values = torch.as_tensor(side, dtype=torch.float64)
+        if values.ndim > 1 or values.numel() not in (1, graph.features):
+            raise PolyboundError(f"the sides of a deep network's box are numbers or of shape ({graph.features},)")
+        sides.append(values.expand(graph.features).unsqueeze(0))
+    lower, upper = sides
+    if not bool((lower <= upper).all()):
+        raise PolyboundError("the lower side of the box is above the upper one")
+    where = f"x in the box [{float(lower.min()):g}, {float(upper.max()):g}]"
+    quantity = f"Lipschitz constant, l_{letter}"
+    if method == "paper":
+        value = composed_lipschitz(graph, lower, upper, p)
+        formula = f"||W||_{letter} L of an affine map, |y| L_z + |z| L_y of a product"
+        return Bound(value, f"{quantity}, composed", "Composition", formula, (where,), "interval arithmetic in float64")
+    value = float(matrix_norm(jacobian_bounds(graph, lower, upper), p))
+    formula, how = f"|| max |J(x)| ||_{letter}", "intervals of the Jacobian's entries, backwards, in float64"
+    return Bound(value, f"{quantity}, by intervals", "Jacobian intervals", formula, (where,), how)
 
 
 def _lifted_radius(p: float, radius: float | None) -> float:

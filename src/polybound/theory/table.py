@@ -8,8 +8,9 @@ from typing import Literal
 
 import torch
 
-from polybound.models import PolynomialNetwork, polynomial
+from polybound.models import Applied, DeepNetwork, PolynomialNetwork, polynomial
 from polybound.theory.bound import Bound, BoundTable, number
+from polybound.theory.graphs import operator_norm
 from polybound.theory.lipschitz import lipschitz
 from polybound.theory.norms import factor_norms, finite_factors, gamma, theta
 from polybound.theory.rademacher import rademacher
@@ -44,6 +45,17 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
             for rows in zip(*tables, strict=True)
         ]
         return BoundTable(repr(model), tuple(merged), tables[0].notes)
+    if isinstance(model, DeepNetwork) and (graph := model.graph()).chain() is None:
+        found = [
+            Bound(
+                operator_norm(node.map, inf), f"norm of {graph.label(n)}, l_inf", "Operator norm", "largest row-l1 norm"
+            )
+            for n, node in enumerate(graph.double().nodes)
+            if isinstance(node, Applied)
+        ]
+        found += [lipschitz(model, p, method, radius=radius) for p in (inf, 2.0, 1.0) for method in ("paper", "local")]
+        note = f"degree {graph.degree}; bounds of Rademacher complexities are about chains of products"
+        return BoundTable(repr(model), tuple(found), (note,))
     factors = finite_factors(model)
     ccp = factors.kind == "CCP"
     lemma, largest = f"Lemma {11 if ccp else 12}", "largest row-l1 norm, constants included"

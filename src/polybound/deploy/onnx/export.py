@@ -17,8 +17,9 @@ from torch import Tensor
 
 from polybound._version import __version__
 from polybound.deploy.onnx.files import OnnxMetadata, write_proto
+from polybound.deploy.onnx.graphs import write_graph
 from polybound.errors import PolyboundError, existing_folder
-from polybound.models import CCP, NCP, ConvCCP, PolynomialNetwork, polynomial
+from polybound.models import CCP, NCP, ConvCCP, DeepNetwork, PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
 __all__ = ["to_onnx"]
@@ -82,13 +83,18 @@ def to_onnx(
     for file, single in singles.items():
         proto = _plain_graph(single)
         rows: tuple[dict[str, Any], ...] = ()
-        if bounds:
+        deep = isinstance(single, DeepNetwork)
+        if bounds and not deep:
             # Upper bounds of the Lipschitz constant, from the paper's to the sharpest.
             radius = 1.0 if domain is None else max(abs(side) for side in domain)
             factors = single.factors().double()
             found = (lipschitz(factors, inf, method, radius=radius) for method in ("paper", "rowwise", "local"))
             rows = tuple(bound.as_dict() for bound in found)
-        write_proto(file, proto, replace(metadata, bounds=rows, kind=type(single).__name__, config=single.config()))
+        write_proto(
+            file,
+            proto,
+            replace(metadata, bounds=rows, kind=type(single).__name__, config={} if deep else single.config()),
+        )
     return list(singles)
 
 
@@ -112,7 +118,8 @@ def _plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     elif isinstance(model, ConvCCP):
         builder.conv(model)
     else:
-        raise PolyboundError(f"a {type(model).__name__} is not written as ONNX; CCP, NCP and ConvCCP are")
+        output = write_graph(model.graph(), builder, builder.flat(len(model.shape)))
+        builder.node("Identity", "output", [output])
     builder.nodes[-1].output[0] = OUTPUT
     kind = _TYPES[dtype]
     inputs = [helper.make_tensor_value_info(INPUT, kind, ["batch", *model.shape])]

@@ -1,0 +1,263 @@
+"""Certificates of networks that are no chain: attack, intervals, planes backwards, planes optimised.
+
+Each stage looks only at the rivals that those before it left open; images are taken in chunks that fit the memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polybound.certificates.bounds.balls import nearest
+from polybound.certificates.bounds.graphs import Ball, GraphBoxes, backward_bounds, interval_bounds, optimised_bounds
+from polybound.certificates.input_sets import Balls, InputSet
+from polybound.certificates.network import PreparedNetwork
+from polybound.errors import ArgumentError, PolyboundError
+from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
+
+__all__ = ["GRAPH_METHODS", "GraphMargins", "PreparedGraph", "graph_margins", "prepared"]
+
+GRAPH_METHODS = {"auto": 4, "crown": 2, "interval": 1}
+"""The methods of `certify` that networks of this kind have, and how many of the stages each takes."""
+
+_MEMORY = 2**27
+"""Numbers that the boxes of a chunk of images may have."""
+
+_STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
+
+
+class PreparedGraph:
+    """A graph in float64, with what the checks of inputs ask of a network.
+
+    Args:
+        graph: of a network; its weights are copied.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph.transform(lambda t: t.detach().double().clone())
+        self.shape, self.features, self.classes = graph.shape, graph.features, graph.classes
+        tensors = [node.map.constant for node in self.graph.nodes if isinstance(node, Applied)]
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            raise PolyboundError("certificates are computed on the CPU, whose float64 is known; use model.cpu()")
+        weights = torch.cat([self.graph(torch.zeros(1, self.features, dtype=torch.float64)).flatten(), *tensors])
+        if not bool(torch.isfinite(weights).all()):
+            raise PolyboundError("the network's weights, or its outputs at zero, are not all finite")
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether this is the shape of one input: the network's own, or flat."""
+        return tuple(shape) in (tuple(self.shape), (self.features,))
+
+    @property
+    def images(self) -> int:
+        """Images whose boxes, and forms against all rivals, fit the memory."""
+        return max(1, _MEMORY // (sum(self.graph.sizes) * max(1, self.classes - 1)))
+
+
+def prepared(
+    model: nn.Module | Factors | PreparedNetwork | PreparedGraph, shape: Sequence[int] | None = None
+) -> PreparedNetwork | PreparedGraph:
+    """What certificates work on: the factors of a chain of products, or the graph of any other network.
+
+    Args:
+        model: a polynomial network; or any module that is one, then for inputs of this shape.
+        shape: of one input.
+    """
+    if isinstance(model, PreparedNetwork | PreparedGraph):
+        return model
+    if isinstance(model, Factors):
+        return PreparedNetwork(model)
+    network: PolynomialNetwork = polynomial(model, shape)
+    if not isinstance(network, DeepNetwork):
+        return PreparedNetwork(network)
+    graph = network.graph()
+    chain = graph.chain()
+    if chain is None:
+        return PreparedGraph(graph)
+    made = PreparedNetwork(chain)
+    made.shape = network.shape
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class GraphMargins:
+    """What the stages found, image by image.
+
+    Attributes:
+        bound: proven lower bounds of `f_label - f_rival`, (images, classes); infinite for the label itself.
+        counterexample: by image, a point and the rival that it is classified as at least as strongly.
+        stage: what decided each image, or "".
+        spent: seconds of each image, its share of what was done together.
+        cost: seconds of each stage.
+    """
+
+    bound: Tensor
+    counterexample: dict[int, tuple[Tensor, int]]
+    stage: list[str]
+    spent: Tensor
+    cost: dict[str, float]
+    proofs: None = None
+    keep: bool = False
+
+
+def graph_margins(
+    net: PreparedGraph,
+    inputs: InputSet,
+    labels: Tensor,
+    method: str,
+) -> GraphMargins:
+    """Bound the margins of all images, chunk by chunk."""
+    if method not in GRAPH_METHODS:
+        known = ", ".join(GRAPH_METHODS)
+        raise ArgumentError("method", f"{method!r} is for chains of products; deep networks have {known}")
+    total = len(labels)
+    found = GraphMargins(
+        torch.full((total, net.classes), -torch.inf, dtype=torch.float64), {}, [""] * total, torch.zeros(total), {}
+    )
+    found.bound[torch.arange(total), labels] = torch.inf
+    for start in range(0, total, net.images):
+        some = torch.arange(start, min(start + net.images, total))
+        _Chunk(net, inputs, labels, some, found).run(GRAPH_METHODS[method])
+    return found
+
+
+class _Chunk:
+    """Some images, and the stages that are tried on them one after another."""
+
+    def __init__(self, net: PreparedGraph, inputs: InputSet, labels: Tensor, some: Tensor, found: GraphMargins) -> None:
+        self.net, self.inputs, self.labels, self.some, self.found = net, inputs, labels, some, found
+        self.balls = inputs if isinstance(inputs, Balls) else None
+
+    def run(self, stages: int) -> None:
+        """Take the first stages, as long as something is open."""
+        names: list[tuple[str, Callable[[Tensor, Tensor], None]]] = [
+            ("clean", self.clean),
+            ("interval", self.intervals),
+        ]
+        names += [("backward", self.backward), ("alpha", self.optimised), ("attack", self.attack)]
+        order = {1: (0, 1), 2: (0, 1, 2), 4: (0, 4, 1, 2, 3)}[stages]
+        for name, stage in (names[k] for k in order):
+            images, rivals = self.open()
+            if not len(images):
+                break
+            begun = time.perf_counter()
+            stage(images, rivals)
+            taken = time.perf_counter() - begun
+            self.found.cost[name] = self.found.cost.get(name, 0.0) + taken
+            looked = torch.tensor(sorted(set(images.tolist())))
+            self.found.spent[looked] += taken / len(looked)
+            for image in looked.tolist():
+                if image in self.found.counterexample or bool((self.found.bound[image] > 0).all()):
+                    self.found.stage[image] = name
+
+    def open(self) -> tuple[Tensor, Tensor]:
+        """The images and rivals that nothing is known of: the numbers of both, side by side."""
+        left = self.found.bound[self.some] <= 0
+        left[[image in self.found.counterexample for image in self.some.tolist()]] = False
+        rows, rivals = left.nonzero(as_tuple=True)
+        return self.some[rows], rivals
+
+    def forms(self, images: Tensor, rivals: Tensor) -> Tensor:
+        """`f_label - f_rival` as forms of the output, a row a pair."""
+        forms = torch.zeros(len(images), self.net.classes, dtype=torch.float64)
+        rows = torch.arange(len(images))
+        forms[rows, self.labels[images]] = 1.0
+        forms[rows, rivals] -= 1.0
+        return forms
+
+    def clean(self, *_: Tensor) -> None:
+        """Images that are classified otherwise as they are."""
+        self.confirm(self.inputs.x[self.some], self.some)
+
+    def confirm(self, points: Tensor, images: Tensor) -> None:
+        """Keep the points, one an image, at which some rival provably is at least as strong as the label."""
+        with torch.no_grad():
+            logits = self.net.graph(points)
+        margins = logits.gather(1, self.labels[images].unsqueeze(1)) - logits
+        margins[torch.arange(len(images)), self.labels[images]] = torch.inf
+        least, rivals = margins.min(1)
+        likely = (least <= 0).nonzero().squeeze(1)
+        if not len(likely):
+            return
+        # Of a point, intervals are as wide as rounding is: the form of the other sign is bounded from below.
+        boxes = GraphBoxes.over(self.net.graph, points[likely], points[likely])
+        proven = interval_bounds(boxes, -self.forms(images[likely], rivals[likely])) >= 0
+        for row in likely[proven].tolist():
+            image, point = int(images[row]), points[row]
+            if self.balls is None or self.balls.holds(image, point):
+                self.found.counterexample.setdefault(image, (point, int(rivals[row])))
+
+    def attack(self, images: Tensor, rivals: Tensor) -> None:
+        """Gradient steps towards the strongest rival, then towards each open one; the least margins seen are judged."""
+        for targets in (None, rivals):
+            left = [row for row, image in enumerate(images.tolist()) if image not in self.found.counterexample]
+            rows = torch.tensor(left, dtype=torch.long)
+            if targets is None:
+                self._descend(torch.tensor(sorted(set(images[rows].tolist())), dtype=torch.long), None)
+            elif len(rows):
+                self._descend(images[rows], targets[rows])
+
+    def _descend(self, images: Tensor, targets: Tensor | None) -> None:
+        lower, upper = (side[images] for side in self.inputs.inner)
+        radius, x = (upper - lower) / 2, self.inputs.x[images]
+        best, where = torch.full((len(images),), torch.inf, dtype=torch.float64), x
+        for step in (*_STEPS, 0.0):
+            leaf = x.clone().requires_grad_()
+            with torch.enable_grad():
+                logits = self.net.graph(leaf)
+                of_label = logits.gather(1, self.labels[images].unsqueeze(1)).squeeze(1)
+                if targets is None:
+                    rivals = logits.scatter(1, self.labels[images].unsqueeze(1), -torch.inf).amax(1)
+                else:
+                    rivals = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
+                margin = of_label - rivals
+                (slope,) = torch.autograd.grad(margin.sum(), leaf)
+            better = margin.detach() < best
+            best = torch.where(better, margin.detach(), best)
+            where = torch.where(better.unsqueeze(1), x, where)
+            if self.balls is None:
+                x = torch.minimum(torch.maximum(x - step * radius * slope.sign(), lower), upper)
+            else:
+                u = self.balls.unit(images, x)
+                slope = slope * self.balls.r[images]
+                u = u - step * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-300)
+                x = self.balls.point(images, nearest(u, self.balls.limits(images)) * (1 - 2.0**-30))
+                x = torch.minimum(torch.maximum(x, lower), upper)
+        self.confirm(where, images)
+
+    def intervals(self, images: Tensor, rivals: Tensor) -> None:
+        """Intervals of all values, merged with the margin in the last map."""
+        self.values = GraphBoxes.over(self.net.graph, *(side[self.some] for side in self.inputs.outer))
+        self._raise(images, rivals, lambda boxes, forms, _: interval_bounds(boxes, forms))
+
+    def backward(self, images: Tensor, rivals: Tensor) -> None:
+        """Planes through the products, halfway between the two of each."""
+        self._raise(images, rivals, self._with_balls(backward_bounds))
+
+    def optimised(self, images: Tensor, rivals: Tensor) -> None:
+        """The best planes that some gradient steps find; not where intervals have overflowed or say nothing."""
+        self._raise(images, rivals, self._with_balls(optimised_bounds))
+
+    def _with_balls(self, bound: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def bounded(boxes: GraphBoxes, forms: Tensor, images: Tensor) -> Tensor:
+            limits: Ball | None = None
+            if self.balls is not None:
+                limits = self.balls.x[images], self.balls.r[images], self.balls.limits(images)
+            return bound(boxes, forms, ball=limits)
+
+        return bounded
+
+    def _raise(self, images: Tensor, rivals: Tensor, bound: Callable[..., Tensor]) -> None:
+        """Raise the bounds of pairs of images and rivals, some at a time."""
+        place = {image: row for row, image in enumerate(self.some.tolist())}
+        rows = torch.tensor([place[image] for image in images.tolist()], dtype=torch.long)
+        size = max(1, _MEMORY // sum(self.net.graph.sizes))
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            boxes, forms = self.values.of(rows[part]), self.forms(images[part], rivals[part])
+            found = bound(boxes, forms, images[part])
+            at = images[part], rivals[part]
+            self.found.bound[at] = torch.maximum(self.found.bound[at], found)

@@ -1,0 +1,179 @@
+"""The algebras that need nothing but the graph: numbers, intervals, derivatives, fractions.
+
+Each says what an affine map, a sum and a product do to its values; `Graph.evaluate` walks. Values are batches of flat
+vectors unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from polybound.models.affine import Affine
+
+__all__ = ["Bounded", "Fractions", "Intervals", "Jet", "Jets", "Numbers"]
+
+
+class Numbers:
+    """f(x): values are tensors (batch, size)."""
+
+    def affine(self, step: Affine, value: Tensor) -> Tensor:
+        """`W x + b`."""
+        return step(value)
+
+    def sum(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum."""
+        return reduce(torch.add, values)
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """The product, entry by entry."""
+        return left * right
+
+
+@dataclass(frozen=True, eq=False)
+class Jet:
+    """A value (batch, size) and its derivatives in some directions, (batch, directions, size)."""
+
+    value: Tensor
+    slopes: Tensor
+
+
+class Jets:
+    """f(x) and its derivative: `W x + b` has `W x'`, a product `(a b)' = a b' + a' b`."""
+
+    def affine(self, step: Affine, value: Jet) -> Jet:
+        """`W x + b`, `W x'`."""
+        moved = step.linear(value.slopes.flatten(0, -2))
+        return Jet(step(value.value), moved.reshape(*value.slopes.shape[:-1], -1))
+
+    def sum(self, values: Sequence[Jet]) -> Jet:
+        """Both sums."""
+        return Jet(reduce(torch.add, [v.value for v in values]), reduce(torch.add, [v.slopes for v in values]))
+
+    def product(self, left: Jet, right: Jet) -> Jet:
+        """`a b`, `a b' + a' b`."""
+        slopes = left.value.unsqueeze(-2) * right.slopes + right.value.unsqueeze(-2) * left.slopes
+        return Jet(left.value * right.value, slopes)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """Vectors between a lower and an upper end, (batch, size) each."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def middle(self) -> Tensor:
+        """Halfway between the ends."""
+        return (self.lower + self.upper) / 2
+
+    @property
+    def radius(self) -> Tensor:
+        """Half of the width."""
+        return (self.upper - self.lower) / 2
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Where values lie when the inputs lie in boxes, unit by unit.
+
+    An affine map takes the middle c and the radius r to `W c + b` and `|W| r`; a product lies between the least and
+    the largest product of ends, a square above zero.
+
+    Attributes:
+        outward: whether every step is rounded outwards, so that the real numbers are inside whatever the rounding.
+            What trains a network by its intervals has no need of it, and differentiates.
+    """
+
+    outward: bool = True
+
+    def affine(self, step: Affine, value: Bounded) -> Bounded:
+        r"""`W c + b -+ |W| r`.
+
+        Rounded outwards: `W c + b` is a sum of products with up to `terms` roundings each, so it is off by at most
+        `gamma_terms (|W| |c| + |b|)`, and so is `|W| r`; what underflows is less than the least normal number times
+        what multiplies it afterwards. c itself is rounded, which r covers.
+        """
+        middle, radius = value.middle, value.radius
+        absolute = step.absolute()
+        if not self.outward:
+            middle, radius = step(middle), absolute.linear(radius)
+            return Bounded(middle - radius, middle + radius)
+        info = torch.finfo(middle.dtype)
+        middle = torch.nan_to_num(middle, nan=0.0, posinf=info.max, neginf=info.min)
+        # Upwards, from the rounded middle to both ends; differences of floats are rounded to the nearest.
+        radius = _up(torch.maximum(value.upper - middle, middle - value.lower))
+        reach = absolute.linear(torch.cat([radius, middle.abs()], -2))
+        moved, size = reach[..., : radius.shape[-2], :], reach[..., radius.shape[-2] :, :]
+        centre = step(middle)
+        share = 2 * (step.terms + 8) * info.eps
+        tiny = (step.inputs + 1) * (step.terms + 8) * info.smallest_normal
+        grown = absolute.linear(torch.full_like(middle[..., :1, :], 1.0)) + 1.0
+        lost = share * (size + moved + absolute.constant) + tiny * grown
+        reach = _up(_up(moved) + _up(lost))
+        return _safe(_down(centre - reach), _up(centre + reach))
+
+    def sum(self, values: Sequence[Bounded]) -> Bounded:
+        """Sums of the ends."""
+        if not self.outward:
+            return Bounded(reduce(torch.add, [v.lower for v in values]), reduce(torch.add, [v.upper for v in values]))
+        lower = reduce(lambda a, b: _down(a + b), [v.lower for v in values])
+        return _safe(lower, reduce(lambda a, b: _up(a + b), [v.upper for v in values]))
+
+    def product(self, left: Bounded, right: Bounded) -> Bounded:
+        """The least and the largest product of two ends; of a square from 0 on where the ends differ in sign."""
+        if left is right:
+            one, other = left.lower.square(), left.upper.square()
+            lower, upper = torch.minimum(one, other), torch.maximum(one, other)
+            lower = torch.where((left.lower < 0) & (left.upper > 0), torch.zeros_like(lower), lower)
+            lower = _down(lower).clamp_min(0.0) if self.outward else lower
+        else:
+            ends = [a * b for a in (left.lower, left.upper) for b in (right.lower, right.upper)]
+            lower, upper = reduce(torch.minimum, ends), reduce(torch.maximum, ends)
+            lower = _down(lower) if self.outward else lower
+        return _safe(lower, _up(upper)) if self.outward else Bounded(lower, upper)
+
+
+def _up(values: Tensor) -> Tensor:
+    return torch.nextafter(values, torch.full_like(values, torch.inf))
+
+
+def _down(values: Tensor) -> Tensor:
+    return torch.nextafter(values, torch.full_like(values, -torch.inf))
+
+
+def _safe(lower: Tensor, upper: Tensor) -> Bounded:
+    """Ends in which nothing is known where something overflowed: -inf and inf in the place of NaN."""
+    return Bounded(
+        lower.nan_to_num(-torch.inf, torch.inf, -torch.inf), upper.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    )
+
+
+class Fractions:
+    """f(x) exactly: values are lists of fractions, for networks whose maps are small enough to be written out."""
+
+    def affine(self, step: Affine, value: list[Fraction]) -> list[Fraction]:
+        """`W x + b`, for the real numbers that the maps' weights are; a chain step by step."""
+        for part in getattr(step, "maps", (step,)):
+            # The matrix of a single map holds its weights as they are, but for poolings, whose shares are 1 / size.
+            rows = part.matrix().double().tolist()
+            constants = part.constant.double().tolist()
+            value = [
+                sum((Fraction(w) * v for w, v in zip(row, value, strict=True) if w), Fraction(b))
+                for row, b in zip(rows, constants, strict=True)
+            ]
+        return [v + Fraction(getattr(step, "shift", 0.0)) for v in value]
+
+    def sum(self, values: Sequence[list[Fraction]]) -> list[Fraction]:
+        """The sum."""
+        return [sum(parts, Fraction(0)) for parts in zip(*values, strict=True)]
+
+    def product(self, left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
+        """The product."""
+        return [a * b for a, b in zip(left, right, strict=True)]

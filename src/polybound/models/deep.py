@@ -1,0 +1,316 @@
+"""Deep polynomial networks: any module of affine maps, sums and products, and one that is good at images.
+
+A network of these is told by its graph, which is traced from its `forward` in evaluation mode; what trains it is
+autograd. Normalisation by batch statistics is affine once its statistics are fixed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polybound.errors import PolyboundError, check_int
+from polybound.models.base import Config, PolynomialNetwork
+from polybound.models.factors import Factors, WeightGroup
+from polybound.models.graph import Graph
+from polybound.models.graph_files import graph_from_spec, graph_spec
+from polybound.models.trace import trace
+
+__all__ = ["DeepNetwork", "GraphNetwork", "Norm", "PolyNet", "ProductBlock", "Quadratic", "TracedNetwork"]
+
+
+class Norm(nn.Module):
+    """Batch normalisation of channels; in evaluation mode the affine map of its running statistics.
+
+    Args:
+        channels: the second dimension of its inputs.
+        momentum: weight of the newest batch in the running statistics.
+    """
+
+    def __init__(self, channels: int, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.mean: Tensor
+        self.var: Tensor
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.var, self.weight, self.bias, self.training, self.momentum)
+
+
+class ProductBlock(nn.Module):
+    """`x + norm(a(x) * b(x) + a(x))` with two 3x3 convolutions a and b: a product with a skip.
+
+    The block starts as the map `x + norm(a(x))`, b being small.
+
+    Args:
+        channels: of its input and its output.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.b = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = Norm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        return x + self.norm(a * self.b(x) + a)  # type: ignore[no-any-return]
+
+
+class Quadratic(nn.Module):
+    """One learned square per channel, `scale (x + shift)^2 + bias`, or `depth` of them after one another.
+
+    As initialised, two of them are `((x + 2)^2 / 4)^2 / 2`: flat on one side, rising on the other.
+
+    Args:
+        channels: the second dimension of its inputs.
+        depth: how many squares.
+    """
+
+    def __init__(self, channels: int, depth: int = 2) -> None:
+        super().__init__()
+        first, last = torch.full((depth, channels), 0.25), torch.full((1, channels), 0.5)
+        self.scale = nn.Parameter(torch.cat([first[:-1], last]))
+        self.shift = nn.Parameter(torch.cat([torch.full((1, channels), 2.0), torch.zeros(depth - 1, channels)]))
+        self.bias = nn.Parameter(torch.zeros(depth, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sides = (-1, *(1,) * (x.ndim - 2))
+        for scale, shift, bias in zip(self.scale, self.shift, self.bias, strict=True):
+            x = (x + shift.reshape(sides)).square() * scale.reshape(sides) + bias.reshape(sides)
+        return x
+
+
+class DeepNetwork(PolynomialNetwork):
+    """A polynomial network that is told by its graph, and trained by autograd.
+
+    Args:
+        shape: of one input.
+        classes: number of outputs.
+        seed: of the initial weights.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], classes: int, runs: int | None = None, seed: int | Sequence[int] | None = None
+    ) -> None:
+        if runs is not None:
+            raise PolyboundError(f"a {type(self).__name__} is trained by itself: it has no stack of runs")
+        super().__init__(shape, classes, 1, None, seed)
+
+    def graph(self) -> Graph:
+        """The network in evaluation mode, as a graph that shares its weights."""
+        return trace(self._forward_module(), self.shape)
+
+    def _forward_module(self) -> nn.Module:
+        """The module that the graph is traced from."""
+        return self
+
+    def factors(self) -> Factors:
+        """The factors, if the graph is one chain of products."""
+        factors = self.graph().chain()
+        if factors is None:
+            raise PolyboundError(
+                f"a {type(self).__name__} is no single chain of products: this takes CCP, NCP, ConvCCP and what is one"
+            )
+        return factors
+
+    def weight_groups(self) -> list[WeightGroup]:
+        """Every matrix and kernel, by the name of its parameter, each with its bias."""
+        parameters = dict(self.named_parameters())
+        found = []
+        for name, weight in parameters.items():
+            if weight.ndim >= 2:
+                bias = parameters.get(f"{name.removesuffix('weight')}bias")
+                fits = bias is not None and bias.shape == weight.shape[:1]
+                found.append(
+                    WeightGroup(
+                        (name,),
+                        weight.unsqueeze(0),
+                        bias.unsqueeze(0) if bias is not None and fits else None,
+                        (0.0,),
+                        dims=weight.ndim - 2,
+                    )
+                )
+        return found
+
+    def explain_nonfinite(self, x: Tensor) -> str:
+        """Where the values stop being finite for the inputs x, as one clause; empty if they are all finite."""
+        for name, parameter in self.named_parameters():
+            if bad := int((~torch.isfinite(parameter)).sum()):
+                return f"{bad} of {parameter.numel()} values of parameter {name} are not finite"
+        graph, first = self.graph(), list[int]()
+
+        def watch(number: int, value: Tensor) -> None:
+            if not first and not bool(torch.isfinite(value).all()):
+                first.append(number)
+
+        from polybound.models.algebras import Numbers
+
+        graph.evaluate(Numbers(), self._flat(x), watch=watch)
+        return f"the values overflow at {graph.label(first[0])}" if first else ""
+
+
+class TracedNetwork(DeepNetwork):
+    """A user's own module as a polynomial network: `pb.polynomial(module, shape)`.
+
+    Args:
+        module: maps (batch, *shape) to (batch, classes) by affine maps, sums and products; its parameters are shared.
+        shape: of one input.
+    """
+
+    def __init__(self, module: nn.Module, shape: Sequence[int]) -> None:
+        graph = trace(module, shape)
+        super().__init__(shape, graph.classes)
+        self.module, self.degree = module, graph.degree
+
+    def _forward_module(self) -> nn.Module:
+        return self.module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(self._flat(x).reshape(-1, *self.shape))  # type: ignore[no-any-return]
+
+    def config(self) -> Config:
+        return GraphNetwork.of(trace(self.module, self.shape, fused=False)).config()
+
+    def _initialise(self, *_: object) -> None:
+        raise PolyboundError("a module of your own draws its own weights")
+
+    def _rebuild(self, runs: int | None, state: dict[str, Tensor]) -> TracedNetwork:
+        del runs
+        other = copy.deepcopy(self)
+        other.load_state_dict(state)
+        return other
+
+
+class GraphNetwork(DeepNetwork):
+    """A graph as a network of its own: what files hold of a module that is nobody's class.
+
+    Args:
+        graph: what `graph_spec` says of it; `GraphNetwork.of(graph)` is the usual way.
+        device: where the parameters live.
+        dtype: their type.
+    """
+
+    def __init__(
+        self, graph: Config, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        nodes, tensors = graph.get("nodes"), graph.get("tensors")
+        if not isinstance(nodes, list) or not nodes or not isinstance(nodes[0], dict) or not isinstance(tensors, dict):
+            raise PolyboundError("a graph needs nodes, the input first, and tensors")
+        super().__init__(nodes[0].get("input", ()), 1)
+        self.spec = graph
+        for name, (shape, floating) in tensors.items():
+            kind = (dtype or torch.get_default_dtype()) if floating else torch.int64
+            empty = torch.empty(shape, device=device, dtype=kind)
+            if floating:
+                self.register_parameter(f"t{name}", nn.Parameter(empty))
+            else:
+                self.register_buffer(f"t{name}", empty)
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphNetwork:
+        """A network of a graph, with copies of its weights."""
+        spec, tensors = graph_spec(graph)
+        network = cls(spec, device="meta")
+        network.load_state_dict({f"t{name}": t.detach().clone() for name, t in tensors.items()}, assign=True)
+        return network.requires_grad_().settled()
+
+    def settled(self) -> GraphNetwork:
+        """The network, now that it has its weights: its graph is checked."""
+        graph = self.graph()
+        self.shape, self.classes, self.degree = graph.shape, graph.classes, graph.degree
+        return self
+
+    def graph(self) -> Graph:
+        tensors = {name[1:]: tensor for name, tensor in (*self.named_parameters(), *self.named_buffers())}
+        floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+        like = (floating[0].detach() if floating else torch.zeros(())).new_zeros(())
+        return graph_from_spec(self.spec, tensors, like)
+
+    def config(self) -> Config:
+        return {"graph": self.spec}
+
+    def _initialise(self, *_: object) -> None:
+        raise PolyboundError("a graph has the weights that it was made with")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.graph()(self._flat(x))
+
+
+class PolyNet(DeepNetwork):
+    """A residual product network for images: a stem, product blocks with average pooling between them, a linear head.
+
+    The width doubles with every pooling. Each block multiplies the degree by two.
+
+    Args:
+        shape: (channels, height, width) of the input.
+        classes: number of outputs.
+        width: channels of the first blocks.
+        blocks: how many product blocks there are before each pooling and at the end.
+        runs: None; such networks have no stacks.
+        seed: of the initial weights.
+        device: where the parameters live.
+        dtype: their type.
+
+    >>> import torch, polybound as pb
+    >>> net = pb.PolyNet((1, 28, 28), width=8, blocks=(1, 1), seed=0)
+    >>> net(torch.zeros(2, 1, 28, 28)).shape, net.degree
+    (torch.Size([2, 10]), 4)
+    """
+
+    _arguments = ("shape", "classes", "width", "blocks")
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        classes: int = 10,
+        width: int = 32,
+        blocks: Sequence[int] = (1, 1, 1),
+        *,
+        runs: int | None = None,
+        seed: int | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(shape, classes, runs, seed)
+        self.width = check_int("width", width)
+        self.blocks = tuple(check_int("blocks", count, 0) for count in blocks)
+        if len(self.shape) != 3 or min(self.shape[1:]) < 2 ** (len(self.blocks) - 1):
+            poolings = len(self.blocks) - 1
+            raise PolyboundError(
+                f"PolyNet takes images (channels, height, width) to pool {poolings} times, got {self.shape}"
+            )
+        if not 1 <= sum(self.blocks) <= 20:
+            raise PolyboundError(f"PolyNet takes from 1 to 20 blocks, got {sum(self.blocks)}")
+        self.degree = 2 ** sum(self.blocks)
+        with torch.device(device or "cpu"):
+            layers: list[nn.Module] = [nn.Conv2d(self.shape[0], width, 3, padding=1, bias=False), Norm(width)]
+            channels = width
+            for stage, count in enumerate(self.blocks):
+                if stage > 0:
+                    layers += [nn.AvgPool2d(2), nn.Conv2d(channels, 2 * channels, 1, bias=False)]
+                    channels *= 2
+                layers += [ProductBlock(channels) for _ in range(count)]
+            self.body, self.head = nn.Sequential(*layers), nn.Linear(channels, classes)
+        if dtype is not None:
+            self.to(dtype)
+        self.reset_parameters()
+
+    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
+        for name, weight in weights.items():
+            if weight.ndim >= 2:
+                limit = (6.0 / weight[0].numel()) ** 0.5 * (0.25 if name.endswith(".b.weight") else 0.5)
+                weight.uniform_(-limit, limit, generator=generator)
+            else:
+                weight.fill_(1.0 if name.endswith("weight") else 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(self._flat(x).reshape(-1, *self.shape))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]

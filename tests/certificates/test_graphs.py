@@ -1,0 +1,145 @@
+"""Certificates of networks that are no chain: judged in fractions, and against attacks."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import polybound as pb
+from helpers.graphs import F64, graphs
+from polybound.certificates.bounds.graphs import (
+    GraphBoxes,
+    backward_bounds,
+    interval_bounds,
+    nearest_planes,
+    optimised_bounds,
+)
+from polybound.certificates.graphs import PreparedGraph
+from polybound.errors import PolyboundError
+from polybound.models import Fractions, GraphNetwork, PolyNet, polynomial
+
+
+def corners(x, radius, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    lower, upper = x - radius, x + radius
+    yield x
+    for _ in range(count):
+        signs = torch.randint(-1, 2, x.shape, generator=generator)
+        yield torch.maximum(torch.minimum(x + radius * signs, upper), lower)
+
+
+@given(graphs(most=10, degree=12), st.integers(0, 99), st.sampled_from([0.0, 1e-12, 1e-3, 0.2]))
+def test_bounds_are_below_every_value_in_fractions(graph, seed, radius):
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.rand(2, graph.features, generator=generator, dtype=F64) - 1
+    forms = torch.randn(2, graph.classes, generator=generator, dtype=F64)
+    boxes = GraphBoxes.over(graph.double(), x - radius, x + radius)
+    bounds = [
+        interval_bounds(boxes, forms),
+        backward_bounds(boxes, forms),
+        backward_bounds(boxes, forms, nearest_planes(boxes)),
+        optimised_bounds(boxes, forms, 2),
+    ]
+    for point in corners(x, radius, 2, seed):
+        for row in range(2):
+            values = graph.evaluate(Fractions(), [Fraction(v) for v in point[row].tolist()])
+            exact = sum(Fraction(w) * value for w, value in zip(forms[row].tolist(), values, strict=True))
+            assert all(bound[row] == -torch.inf or Fraction(float(bound[row])) <= exact for bound in bounds)
+
+
+@given(graphs(most=8, degree=6), st.integers(0, 99), st.sampled_from(["inf", "2"]))
+def test_no_point_contradicts_a_certificate(graph, seed, norm):
+    if graph.classes < 2:
+        return
+    network = GraphNetwork.of(graph)
+    x = 2 * torch.rand(3, graph.features, generator=torch.Generator().manual_seed(seed), dtype=F64) - 1
+    labels = graph.double()(x).argmax(1)
+    found = pb.certify(PreparedGraph(network.graph()), x, labels, 0.1, norm=norm, domain=None)
+    for image, status in enumerate(found.status):
+        if status == "falsified":
+            point = found.counterexample[image].reshape(-1)
+            values = graph.evaluate(Fractions(), [Fraction(v) for v in point.tolist()])
+            assert values[int(found.rival[image])] >= values[int(labels[image])]
+            away = (point - x[image]).abs()
+            assert float(away.max() if norm == "inf" else away.square().sum().sqrt()) <= 0.1 * (1 + 1e-12)
+        elif status == "verified":
+            reach = 0.1 if norm == "inf" else 0.1 / graph.features**0.5
+            for point in corners(x[image : image + 1], reach * (1 - 1e-12), 8, seed):
+                assert int(graph.double()(point).argmax()) == int(labels[image])
+
+
+def trained():
+    net = PolyNet((1, 8, 8), width=4, blocks=(1, 1), seed=0)
+    pb.fit(net, pb.data.load_digits("train").subset(800), epochs=12, verbose=False)
+    return net.eval()
+
+
+@pytest.fixture(scope="module")
+def network():
+    return trained()
+
+
+def test_deep_networks_are_certified_like_any_other(network):
+    test = pb.data.load_digits("test")
+    small, large = (pb.certify(network, test.x[:12], test.y[:12], eps) for eps in (1e-4, 0.5))
+    assert small.count("verified") >= 6 and small.count("verified") + small.stage.count("clean") == 12
+    assert large.count("falsified") >= 8 and large.count("verified") == 0
+    for image, point in enumerate(large.counterexample):
+        if point is not None:
+            assert float((point - test.x[image]).abs().max()) <= 0.5
+    radius = pb.certified_radius(network, test.x[:3], test.y[:3], largest=0.1)
+    assert bool((radius.certified <= radius.attacked).all())
+    assert 0 < pb.certified_accuracy(network, test, 1e-4, images=12) <= 1
+
+
+def test_stages_are_ordered_by_strength(network):
+    test = pb.data.load_digits("test")
+    found = {m: pb.certify(network, test.x[:12], test.y[:12], 0.002, method=m) for m in ("interval", "crown", "auto")}
+    margins = {method: one.margin for method, one in found.items()}
+    assert bool((margins["crown"] >= margins["interval"]).all())
+    assert found["auto"].count("verified") >= found["crown"].count("verified") >= found["interval"].count("verified")
+
+
+def test_plain_modules_are_traced_with_the_shape_of_their_inputs():
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(64, 6), nn.Linear(64, 6), nn.Linear(6, 10)
+
+        def forward(self, x):
+            y = self.a(x.flatten(1))
+            return self.c((y * self.b(x.flatten(1)) + y).square())
+
+    module, test = Net(), pb.data.load_digits("test")
+    labels = module(test.x[:4]).argmax(1)
+    found = pb.certify(module, test.x[:4], labels, 1e-4)
+    assert found.count("verified") == 4
+    again = pb.certify(polynomial(module, (1, 8, 8)), test.x[:4], labels, 1e-4)
+    assert torch.equal(found.margin, again.margin)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "second"}, "'second' is for chains of products; deep networks have auto, crown, interval"),
+        ({"keep": True}, "is for chains of products: proofs of deep networks are not kept yet"),
+    ],
+)
+def test_what_deep_networks_do_not_have_is_said(network, options, message):
+    test = pb.data.load_digits("test")
+    with pytest.raises(PolyboundError, match=message):
+        pb.certify(network, test.x[:2], test.y[:2], 0.01, **options)
+
+
+def test_weights_that_are_not_finite_are_refused(network):
+    broken = trained()
+    with torch.no_grad():
+        broken.head.weight[0, 0] = torch.nan
+    test = pb.data.load_digits("test")
+    with pytest.raises(PolyboundError, match="not all finite"):
+        pb.certify(broken, test.x[:2], test.y[:2], 0.01)
