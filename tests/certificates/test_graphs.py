@@ -71,6 +71,24 @@ def test_no_point_contradicts_a_certificate(graph, seed, norm):
                 assert int(graph.double()(point).argmax()) == int(labels[image])
 
 
+@given(graphs(most=8, degree=6), st.integers(0, 99), st.sampled_from(["inf", "2"]))
+def test_output_bounds_hold_what_points_attain(graph, seed, norm):
+    x = 2 * torch.rand(2, graph.features, generator=torch.Generator().manual_seed(seed), dtype=F64) - 1
+    found = pb.output_bounds(PreparedGraph(graph), x, 0.1, norm=norm, domain=None)
+    assert bool((found.lower <= found.lowest).all() and (found.highest <= found.upper).all())
+    reach = 0.1 if norm == "inf" else 0.1 / graph.features**0.5
+    for point in corners(x, reach * (1 - 1e-12), 4, seed):
+        values = graph.double()(point)
+        slack = 1e-9 * (1 + values.abs())
+        assert bool((found.lower <= values + slack).all() and (values - slack <= found.upper).all())
+    for image in range(2):
+        for row in range(graph.classes):
+            for name, at in (("lowest", found.lowest_at), ("highest", found.highest_at)):
+                values = graph.evaluate(Fractions(), [Fraction(v) for v in at[image, row].tolist()])
+                end = Fraction(float(getattr(found, name)[image, row]))
+                assert values[row] <= end if name == "lowest" else values[row] >= end
+
+
 def trained():
     net = PolyNet((1, 8, 8), width=4, blocks=(1, 1), seed=0)
     pb.fit(net, pb.data.load_digits("train").subset(800), epochs=12, verbose=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
 
-__all__ = ["GRAPH_METHODS", "GraphMargins", "PreparedGraph", "graph_margins", "prepared"]
+__all__ = ["GRAPH_METHODS", "GraphMargins", "PreparedGraph", "graph_margins", "graph_ranges", "prepared"]
 
 GRAPH_METHODS = {"auto": 4, "crown": 2, "interval": 1}
 """The methods of `certify` that networks of this kind have, and how many of the stages each takes."""
@@ -201,32 +202,16 @@ class _Chunk:
                 self._descend(images[rows], targets[rows])
 
     def _descend(self, images: Tensor, targets: Tensor | None) -> None:
-        lower, upper = (side[images] for side in self.inputs.inner)
-        radius, x = (upper - lower) / 2, self.inputs.x[images]
-        best, where = torch.full((len(images),), torch.inf, dtype=torch.float64), x
-        for step in (*_STEPS, 0.0):
-            leaf = x.clone().requires_grad_()
-            with torch.enable_grad():
-                logits = self.net.graph(leaf)
-                of_label = logits.gather(1, self.labels[images].unsqueeze(1)).squeeze(1)
-                if targets is None:
-                    rivals = logits.scatter(1, self.labels[images].unsqueeze(1), -torch.inf).amax(1)
-                else:
-                    rivals = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
-                margin = of_label - rivals
-                (slope,) = torch.autograd.grad(margin.sum(), leaf)
-            better = margin.detach() < best
-            best = torch.where(better, margin.detach(), best)
-            where = torch.where(better.unsqueeze(1), x, where)
-            if self.balls is None:
-                x = torch.minimum(torch.maximum(x - step * radius * slope.sign(), lower), upper)
+        labels = self.labels[images].unsqueeze(1)
+
+        def margin(logits: Tensor) -> Tensor:
+            if targets is None:
+                rivals = logits.scatter(1, labels, -torch.inf).amax(1)
             else:
-                u = self.balls.unit(images, x)
-                slope = slope * self.balls.r[images]
-                u = u - step * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-300)
-                x = self.balls.point(images, nearest(u, self.balls.limits(images)) * (1 - 2.0**-30))
-                x = torch.minimum(torch.maximum(x, lower), upper)
-        self.confirm(where, images)
+                rivals = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
+            return logits.gather(1, labels).squeeze(1) - rivals
+
+        self.confirm(_descended(self.net, self.inputs, images, margin), images)
 
     def intervals(self, images: Tensor, rivals: Tensor) -> None:
         """Intervals of all values, merged with the margin in the last map."""
@@ -242,13 +227,7 @@ class _Chunk:
         self._raise(images, rivals, self._with_balls(optimised_bounds))
 
     def _with_balls(self, bound: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def bounded(boxes: GraphBoxes, forms: Tensor, images: Tensor) -> Tensor:
-            limits: Ball | None = None
-            if self.balls is not None:
-                limits = self.balls.x[images], self.balls.r[images], self.balls.limits(images)
-            return bound(boxes, forms, ball=limits)
-
-        return bounded
+        return lambda boxes, forms, images: bound(boxes, forms, ball=_limits(self.inputs, images))
 
     def _raise(self, images: Tensor, rivals: Tensor, bound: Callable[..., Tensor]) -> None:
         """Raise the bounds of pairs of images and rivals, some at a time."""
@@ -261,3 +240,76 @@ class _Chunk:
             found = bound(boxes, forms, images[part])
             at = images[part], rivals[part]
             self.found.bound[at] = torch.maximum(self.found.bound[at], found)
+
+
+def graph_ranges(
+    net: PreparedGraph, inputs: InputSet, forms: Tensor, constants: Tensor, method: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Proven and attained least values of linear forms of the outputs.
+
+    Args:
+        net: the network.
+        inputs: boxes or balls.
+        forms: (rows, classes).
+        constants: (rows,).
+        method: how many of the stages of bounds to take, as in `GRAPH_METHODS`.
+
+    Returns:
+        Proven lower bounds (images, rows), values that points of the sets attain, and those points.
+    """
+    images, rows = len(inputs), len(forms)
+    bound = torch.full((images, rows), -torch.inf, dtype=torch.float64)
+    value = torch.full_like(bound, torch.inf)
+    where = inputs.x.unsqueeze(1).expand(-1, rows, -1).clone()
+    size = max(1, _MEMORY // (sum(net.graph.sizes) * rows))
+    for start in range(0, images, size):
+        some = torch.arange(start, min(start + size, images))
+        of = some.repeat_interleave(rows)
+        w, c = forms.repeat(len(some), 1), constants.repeat(len(some))
+        boxes = GraphBoxes.over(net.graph, *(side[some] for side in inputs.outer))
+        boxes = boxes.of(torch.arange(len(some)).repeat_interleave(rows))
+        ball = _limits(inputs, of)
+        found = interval_bounds(boxes, w)
+        if GRAPH_METHODS[method] > 1:
+            found = torch.maximum(found, backward_bounds(boxes, w, ball=ball))
+        if GRAPH_METHODS[method] > 2:
+            found = torch.maximum(found, optimised_bounds(boxes, w, ball=ball))
+        # The sum with the constant is rounded once.
+        bound[some] = torch.nextafter(found + c, torch.full_like(c, -torch.inf)).reshape(-1, rows)
+        points = inputs.inside(of, _descended(net, inputs, of, partial(_total, w)))
+        reached = -interval_bounds(GraphBoxes.over(net.graph, points, points), -w)
+        value[some] = torch.nextafter(reached + c, torch.full_like(c, torch.inf)).reshape(-1, rows)
+        where[some] = points.reshape(len(some), rows, -1)
+    return bound, value, where
+
+
+def _total(forms: Tensor, logits: Tensor) -> Tensor:
+    return (forms * logits).sum(1)
+
+
+def _limits(inputs: InputSet, images: Tensor) -> Ball | None:
+    """The balls of some images as bounds take them; None for boxes."""
+    return (inputs.x[images], inputs.r[images], inputs.limits(images)) if isinstance(inputs, Balls) else None
+
+
+def _descended(net: PreparedGraph, inputs: InputSet, images: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
+    """Where gradient steps within the sets see the least objective of the outputs, from the inputs on."""
+    lower, upper = (side[images] for side in inputs.inner)
+    radius, x = (upper - lower) / 2, inputs.x[images]
+    best, where = torch.full((len(images),), torch.inf, dtype=torch.float64), x
+    for step in (*_STEPS, 0.0):
+        leaf = x.clone().requires_grad_()
+        with torch.enable_grad():
+            value = objective(net.graph(leaf))
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+        better = value.detach() < best
+        best = torch.where(better, value.detach(), best)
+        where = torch.where(better.unsqueeze(1), x, where)
+        if isinstance(inputs, Balls):
+            slope = slope * inputs.r[images]
+            u = inputs.unit(images, x) - step * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-300)
+            x = inputs.point(images, nearest(u, inputs.limits(images)) * (1 - 2.0**-30))
+            x = torch.minimum(torch.maximum(x, lower), upper)
+        else:
+            x = torch.minimum(torch.maximum(x - step * radius * slope.sign(), lower), upper)
+    return where

@@ -9,16 +9,17 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polybound.certificates.bounds.baselines import relax
 from polybound.certificates.forms import Combinations
-from polybound.certificates.input_sets import Domain, Sides, checked_forms, input_set
+from polybound.certificates.graphs import GRAPH_METHODS, PreparedGraph, graph_ranges, prepared
+from polybound.certificates.input_sets import Domain, InputSet, Sides, checked_forms, input_set
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.balls import verifier
 from polybound.certificates.search.boxes import STAGES, Progress, Search
 from polybound.certificates.search.proof_state import RangeProofs, SignProofs
-from polybound.errors import PolyboundError
+from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
 __all__ = [
@@ -106,7 +107,7 @@ class OutputBounds:
 
 
 def output_bounds(
-    model: PolynomialNetwork | Factors | PreparedNetwork,
+    model: nn.Module | Factors | PreparedNetwork | PreparedGraph,
     x: Tensor | None,
     eps: float | Tensor | None = None,
     *,
@@ -154,41 +155,62 @@ def output_bounds(
     >>> bool((found.lower <= ball.lowest).all() and (ball.highest <= found.upper).all())
     True
     """
-    net = PreparedNetwork.of(model)
+    net = prepared(model, None if x is None else tuple(x.shape[1:]))
     inputs = input_set(net, x, eps, box, domain, norm)
     if not 0 <= tolerance < torch.inf:
         raise PolyboundError(f"tolerance must not be negative, got {tolerance!r}")
     search = Search(method, budget, keep=keep, strict=True)
     search.check(get_args(BoundMethod), inputs.norm)
     a, b = checked_forms(net, weights, constant)
-    forms = Combinations(net, torch.cat([a, -a]), torch.cat([b, -b]))
-    state = RangeProofs(forms, inputs, tolerance, keep and method in STAGES)
-    net.prepare(inputs.norm)
-    with torch.no_grad():
-        if method in STAGES:
-            verifier(state, search).run(on_progress)
-        else:
-            relax(state, method, on_progress)
-        value, where = state.attained()
+    if isinstance(net, PreparedGraph):
+        bound, value, where, seconds, proofs = *_ranges(net, inputs, a, b, method, keep), None
+    else:
+        state = RangeProofs(
+            Combinations(net, torch.cat([a, -a]), torch.cat([b, -b])), inputs, tolerance, keep and method in STAGES
+        )
+        net.prepare(inputs.norm)
+        with torch.no_grad():
+            if method in STAGES:
+                verifier(state, search).run(on_progress)
+            else:
+                relax(state, method, on_progress)
+            value, where = state.attained()
+        bound, seconds, proofs = state.bound, state.spent, state.proven() if state.keep else None
     rows, shape = len(a), tuple(net.shape if x is None else x.shape[1:])
     where = where.reshape(*value.shape, *shape)
     radii, sides = inputs.asked(shape)
     return OutputBounds(
-        lower=state.bound[:, :rows],
-        upper=-state.bound[:, rows:],
+        lower=bound[:, :rows],
+        upper=-bound[:, rows:],
         lowest=value[:, :rows],
         highest=-value[:, rows:],
         lowest_at=where[:, :rows],
         highest_at=where[:, rows:],
-        seconds=state.spent,
+        seconds=seconds,
         method=method,
         norm=inputs.norm,
         weights=a,
         constant=b,
         eps=radii,
         box=sides,
-        proofs=state.proven() if state.keep else None,
+        proofs=proofs,
     )
+
+
+def _ranges(
+    net: PreparedGraph, inputs: InputSet, a: Tensor, b: Tensor, method: str, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same of a network that is no chain: bounds, attained values, where, and seconds."""
+    if method not in GRAPH_METHODS:
+        known = ", ".join(GRAPH_METHODS)
+        raise ArgumentError("method", f"{method!r} is for chains of products; deep networks have {known}")
+    if keep:
+        raise ArgumentError("keep", "is for chains of products: proofs of deep networks are not kept yet")
+    begun = time.perf_counter()
+    with torch.no_grad():
+        found = graph_ranges(net, inputs, torch.cat([a, -a]), torch.cat([b, -b]), method)
+    taken = (time.perf_counter() - begun) / max(1, len(inputs))
+    return *found, torch.full((len(inputs),), taken, dtype=torch.float64)
 
 
 # `decide`: whether a box holds a point whose outputs are in a set that is called unsafe.

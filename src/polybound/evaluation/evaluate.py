@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, RandomSearch, Square, parse_attacks, protocols
-from polybound.certificates import ENDS, PreparedNetwork, output_bounds
+from polybound.certificates import ENDS, output_bounds, prepared
 from polybound.data import Dataset
 from polybound.defences import find_defence
 from polybound.errors import ArgumentError, PolyboundError
@@ -29,7 +29,7 @@ from polybound.evaluation.measure import (
 )
 from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, read_radius, short_digest
 from polybound.evaluation.table import Row, Table, score_of
-from polybound.models import PolynomialNetwork, polynomial
+from polybound.models import PolynomialNetwork
 
 __all__ = ["Evaluation", "Examples", "evaluate", "evaluate_models", "row_facts"]
 
@@ -179,7 +179,7 @@ def _intervals(one: EvaluatedModel, data: Dataset, radii: Sequence[float | str],
     """A row for each of the first images, each radius and each output: see `polybound.output_bounds`."""
     if not images:
         return []
-    net, x, labels = PreparedNetwork(polynomial(one.model)), data.x[:images], data.y[:images].tolist()
+    net, x, labels = prepared(one.model, data.shape), data.x[:images], data.y[:images].tolist()
     rows: list[dict[str, Any]] = []
     for radius in radii:
         eps, norm, _, seconds = read_radius(radius)
