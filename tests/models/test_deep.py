@@ -106,6 +106,16 @@ def test_models_by_class_come_back_from_files(tmp_path):
     assert isinstance(again, PolyNet) and again.graph().digest == net.graph().digest
 
 
+def test_a_users_module_comes_back_as_its_graph(tmp_path):
+    net = TracedNetwork(Plain(), (1, 8, 8))
+    net.save(tmp_path / "net.safetensors")
+    again, x = pb.load(tmp_path / "net.safetensors"), torch.rand(3, 1, 8, 8)
+    assert isinstance(again, GraphNetwork) and again.degree == 2
+    torch.testing.assert_close(again(x), net(x))
+    again.save(tmp_path / "again.safetensors")
+    assert pb.load(tmp_path / "again.safetensors").graph().digest == again.graph().digest
+
+
 def spec_and_tensors():
     spec, tensors = graph_spec(trace(PolyNet((1, 4, 4), 3, width=2, blocks=(1,), seed=0), (1, 4, 4), fused=False))
     return spec, {f"t{name}": tensor.detach().contiguous().clone() for name, tensor in tensors.items()}

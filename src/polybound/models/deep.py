@@ -177,7 +177,11 @@ class TracedNetwork(DeepNetwork):
         return self.module(self._flat(x).reshape(-1, *self.shape))  # type: ignore[no-any-return]
 
     def config(self) -> Config:
-        return GraphNetwork.of(trace(self.module, self.shape, fused=False)).config()
+        return self.stored().config()
+
+    def stored(self) -> GraphNetwork:
+        """The network as files hold it: its graph, with copies of the weights and without the module's code."""
+        return GraphNetwork.of(trace(self.module, self.shape, fused=False))
 
     def _initialise(self, *_: object) -> None:
         raise PolyboundError("a module of your own draws its own weights")

@@ -17,7 +17,7 @@ from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.models.base import PolynomialNetwork
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
-from polybound.models.deep import GraphNetwork, PolyNet
+from polybound.models.deep import GraphNetwork, PolyNet, TracedNetwork
 from polybound.models.ncp import NCP
 
 __all__ = ["load", "read_metadata", "save", "weights_digest"]
@@ -30,6 +30,8 @@ _KEY = "polybound"
 
 def save(model: PolynomialNetwork, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write a model, and more metadata beside its config; the file appears whole or not at all."""
+    if isinstance(model, TracedNetwork):
+        model = model.stored()
     header = {"kind": type(model).__name__, "config": model.config()}
     content = to_bytes(
         {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
