@@ -25,18 +25,6 @@ from polybound.errors import ArgumentError, PolyboundError, check_int
 from polybound.models import Factors
 from polybound.parallel import in_workers
 
-__all__ = [
-    "Certificates",
-    "Method",
-    "Radius",
-    "Status",
-    "bisected",
-    "certified_accuracy",
-    "certified_radius",
-    "certify",
-]
-
-
 Status = Literal["verified", "falsified", "undecided"]
 
 

@@ -15,8 +15,6 @@ from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs.exact import exact_forms
 from polybound.theory import ULP
 
-__all__ = ["Cells", "Combinations", "Forms", "ImageForms", "Margins", "chunks", "confirm", "enclosed", "join"]
-
 
 @dataclass(frozen=True, eq=False)
 class ImageForms:

@@ -20,8 +20,6 @@ from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
 
-__all__ = ["GRAPH_METHODS", "GraphMargins", "PreparedGraph", "graph_margins", "graph_ranges", "prepared"]
-
 GRAPH_METHODS = {"auto": 4, "crown": 2, "interval": 1}
 """The methods of `certify` that networks of this kind have, and how many of the stages each takes."""
 

@@ -13,21 +13,6 @@ from polybound.certificates.bounds.slopes import length
 from polybound.errors import ArgumentError, PolyboundError, check_norm
 from polybound.theory import ULP
 
-__all__ = [
-    "Balls",
-    "Domain",
-    "InputSet",
-    "Limits",
-    "Sides",
-    "as_float64",
-    "box_around",
-    "centre",
-    "checked_domain",
-    "checked_forms",
-    "checked_labels",
-    "input_set",
-]
-
 
 class Sized(Protocol):
     """What the checks ask of a network."""

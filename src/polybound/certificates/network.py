@@ -29,8 +29,6 @@ from polybound.models import (
 )
 from polybound.theory import DENSE_LIMIT, ULP
 
-__all__ = ["PreparedNetwork"]
-
 
 class PreparedNetwork:
     """The factors `y_1 = A_1(x) s_1, y_n = A_n(x) S_n(y_(n-1)), f = C(y_k)` in the form that bounds are computed from.

@@ -22,18 +22,6 @@ from polybound.certificates.search.proof_state import RangeProofs, SignProofs
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Factors, PolynomialNetwork
 
-__all__ = [
-    "ENDS",
-    "Answer",
-    "BoundMethod",
-    "Decision",
-    "OutputBounds",
-    "Polytope",
-    "decide",
-    "output_bounds",
-]
-
-
 ENDS = ("lower", "lowest", "highest", "upper")
 """The ends of the proven interval and, within it, of the attained one."""
 

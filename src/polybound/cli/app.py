@@ -18,8 +18,6 @@ from polybound.cli.deploy import encrypt_app
 from polybound.errors import PolyboundError
 from polybound.registry import load_plugins
 
-__all__ = ["app", "main"]
-
 app.add_typer(encrypt_app, rich_help_panel=NETWORKS)
 app.add_typer(data_app, rich_help_panel=DATA)
 app.add_typer(runs_app, rich_help_panel=DATA)

@@ -28,8 +28,6 @@ from polybound.cli.networks import find_network
 from polybound.cli.tables import show_intervals, show_table
 from polybound.errors import PolyboundError, writable_file
 
-__all__ = ["CertifyOptions"]
-
 
 @dataclass(frozen=True)
 class CertifyOptions:

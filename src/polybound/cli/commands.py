@@ -24,19 +24,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from polybound.errors import ArgumentError, PolyboundError
 
-__all__ = [
-    "INTERRUPTED",
-    "app",
-    "command",
-    "hint",
-    "is_quiet",
-    "make_app",
-    "progress",
-    "say_stopped",
-    "typed_options",
-]
-
-
 # Options that several commands have.
 
 

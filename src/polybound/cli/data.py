@@ -14,9 +14,6 @@ from polybound.cli.commands import AsJson, app, command, make_app, progress
 from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
 from polybound.errors import PolyboundError
 
-__all__ = ["data_app", "runs_app"]
-
-
 data_app = make_app("data", "List, download and check data sets.")
 
 DataDir = Annotated[

@@ -24,8 +24,6 @@ from polybound.errors import PolyboundError, require, writable_file
 if TYPE_CHECKING:
     from polybound.deploy import Plan
 
-__all__ = ["encrypt_app"]
-
 
 @command(
     app,

@@ -18,8 +18,6 @@ from polybound.errors import PolyboundError, check_choice, require, writable_fil
 if TYPE_CHECKING:
     from polybound.evaluation import Evaluation
 
-__all__ = ["EvaluateOptions"]
-
 PICTURED = 8
 """Images in a picture."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from polybound.report import Report
     from polybound.report import Table as Shown
 
-__all__ = ["Engine", "ExperimentFilter"]
-
 
 # What the commands about experiments have in common: their options, and the experiments that those choose.
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from polybound.models import PolynomialNetwork
     from polybound.runs import Spec
 
-__all__ = ["GivenNetwork", "draw", "find_network", "read_images"]
-
 
 @dataclass(frozen=True, eq=False)
 class GivenNetwork:

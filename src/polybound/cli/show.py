@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from polybound.models import PolynomialNetwork
     from polybound.report import Feature
 
-__all__ = ["FIGURE_1", "draw_figure"]
-
 
 @command(app, "polybound bounds model.safetensors", "polybound bounds runs/NAME --json", panel=NETWORKS)
 def bounds(

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from polybound.evaluation import Evaluation, Row
     from polybound.evaluation import Table as Scores
 
-__all__ = [
-    "labelled",
-    "mean_rows",
-    "note",
-    "print_wrapped",
-    "show_facts",
-    "show_intervals",
-    "show_means",
-    "show_scores",
-    "show_table",
-    "width",
-]
-
 STORED = "*"
 """The mark of a score that was read and not measured."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from polybound.runs import Run, Spec, TrainingProgress
     from polybound.training import Recipe
 
-__all__ = ["TrainOptions", "read_options", "unfold"]
-
 
 @dataclass(frozen=True)
 class TrainOptions:

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from polybound.errors import NonFiniteError, PolyboundError
 
-__all__ = ["project_l1_rows", "project_linf_operator"]
-
 # Rows are projected in blocks, so that a block and one buffer of its size stay in the cache of a core.
 _BLOCK_BYTES = 2**19
 

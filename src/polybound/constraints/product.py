@@ -33,9 +33,6 @@ from torch.nn import functional
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.theory import mantissa_product
 
-__all__ = ["CHUNK", "Units", "project_product", "solve"]
-
-
 # The allocation problem behind `project_product`: how much each factor of a unit has to shrink.
 
 

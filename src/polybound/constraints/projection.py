@@ -18,8 +18,6 @@ from polybound.models import PolynomialNetwork, WeightGroup
 from polybound.registry import format_value
 from polybound.theory import mantissa_product, torus_norm
 
-__all__ = ["Projection"]
-
 BoundLike = float | Sequence[float] | Tensor
 Target = Literal["weights", "operator", "product"]
 

@@ -25,8 +25,6 @@ from torch import Tensor
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.theory import torus_norm, torus_sizes
 
-__all__ = ["project_spectral", "project_spectral_conv", "torus_norm"]
-
 _EPS = torch.finfo(torch.float64).eps
 _MARGIN = 16 * _EPS  # singular values computed twice, in another batch or layout, may differ by some roundings
 _GRAM = 16.0  # a Gram matrix loses (sigma / radius)^2 roundings; above this ratio a singular value decomposition is due

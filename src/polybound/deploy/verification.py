@@ -24,8 +24,6 @@ from polybound.deploy.vnnlib import Property, Region, read_vnnlib, rounded
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import PolynomialNetwork
 
-__all__ = ["Verdict", "export_benchmark", "robustness_vnnlib", "verify"]
-
 _MOST_ROUNDINGS = 2**40
 _HUGE = 1e300
 

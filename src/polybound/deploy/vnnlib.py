@@ -17,8 +17,6 @@ from torch import Tensor
 from polybound.certificates import Polytope
 from polybound.errors import FileFormatError, PolyboundError
 
-__all__ = ["LARGEST_FILE", "Literal", "Property", "Region", "read_vnnlib", "rounded"]
-
 LARGEST_FILE = 2**28
 """Bytes of the largest file that is read."""
 

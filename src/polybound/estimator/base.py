@@ -23,8 +23,6 @@ from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.theory import Bound
 from polybound.training import METHODS, History, Method, Recipe, fit
 
-__all__ = ["PolynomialEstimator", "check_masked", "evaluate", "rounding"]
-
 FORMS = ("residual", "product", "nested")
 _PATIENCE = 10
 """Epochs without a better validation after which early stopping stops."""

@@ -17,9 +17,6 @@ from polybound.estimator.scaling import Array, InputScaling
 from polybound.models import PolynomialNetwork
 from polybound.theory import Bound, generalisation, lipschitz, rademacher, sensitivity
 
-__all__ = ["Verdicts", "aligned", "checked_eps", "decide", "proven_bounds", "unit_radii"]
-
-
 Labels = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 

@@ -20,8 +20,6 @@ from polybound.estimator.certify import Labels, Verdicts, checked_eps, decide, p
 from polybound.estimator.files import read_labels, write_labels
 from polybound.estimator.scaling import Array
 
-__all__ = ["PolynomialClassifier"]
-
 
 class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A polynomial network as a scikit-learn classifier, with proofs about its predictions.

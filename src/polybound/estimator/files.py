@@ -25,8 +25,6 @@ from polybound.training import Adversary, History
 if TYPE_CHECKING:
     from polybound.estimator.base import PolynomialEstimator
 
-__all__ = ["load", "read_labels", "read_scaling", "save", "write_labels"]
-
 _KEY = "polybound-estimator"
 _PARTS = ("margin_error", "complexity", "deviation")
 E = TypeVar("E", bound="PolynomialEstimator")

@@ -16,8 +16,6 @@ from polybound.estimator.certify import checked_eps, proven_bounds
 from polybound.estimator.files import read_scaling
 from polybound.estimator.scaling import Array, TargetScaling, WeightedSamples
 
-__all__ = ["PolynomialRegressor", "PredictionIntervals"]
-
 
 class PredictionIntervals(NamedTuple):
     """Proven sides of the predictions over boxes, and what was attained; each of the shape of `predict`.

@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from polybound.errors import PolyboundError
 
-__all__ = ["MOST", "Array", "InputScaling", "TargetScaling", "WeightedSamples", "merged", "repeated", "scaled_weights"]
-
-
 Array = npt.NDArray[np.float64]
 
 CLIP = 3.0

@@ -9,8 +9,6 @@ from statistics import fmean, stdev
 from polybound.evaluation.score import wilson
 from polybound.evaluation.table import Table
 
-__all__ = ["Difference", "difference"]
-
 
 @dataclass(frozen=True)
 class Difference:

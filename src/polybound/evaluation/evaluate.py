@@ -31,8 +31,6 @@ from polybound.evaluation.score import CLEAN, Score, certified_name, certified_r
 from polybound.evaluation.table import Row, Table, score_of
 from polybound.models import PolynomialNetwork
 
-__all__ = ["Evaluation", "Examples", "evaluate", "evaluate_models", "row_facts"]
-
 
 def evaluate(
     model: nn.Module,

@@ -22,18 +22,6 @@ from polybound.evaluation.score import CLEAN, Score, certified_name, read_radius
 from polybound.models import PolynomialNetwork, polynomial, stack, weights_digest
 from polybound.seeds import check_seed
 
-__all__ = [
-    "EvaluatedModel",
-    "EvaluationSpec",
-    "Metric",
-    "Predictions",
-    "Progress",
-    "count_images",
-    "digest_of_module",
-    "measure",
-    "stacks",
-]
-
 Progress = Callable[[int, int, str], None]
 """Called with the images done, all images, and what is being done; an image counts once for each attack on it."""
 

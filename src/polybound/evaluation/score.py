@@ -11,21 +11,6 @@ from typing import Any, NamedTuple
 
 from polybound.errors import ArgumentError, PolyboundError
 
-__all__ = [
-    "CLEAN",
-    "NODES",
-    "Radius",
-    "Score",
-    "certified_name",
-    "certified_radius_of",
-    "dated_name",
-    "paper_counts",
-    "read_radius",
-    "short_digest",
-    "short_number",
-    "wilson",
-]
-
 CLEAN = "clean"
 """The name of no attack."""
 

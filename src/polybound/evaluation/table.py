@@ -25,25 +25,6 @@ from typing import Any
 from polybound.errors import PolyboundError, require
 from polybound.evaluation.score import Score, dated_name, short_number
 
-__all__ = [
-    "ATTACK_COLUMNS",
-    "SEED_COLUMNS",
-    "Cell",
-    "MixedError",
-    "Row",
-    "Table",
-    "best_place",
-    "column_label",
-    "differing",
-    "images_label",
-    "labels",
-    "network_labels",
-    "read_table",
-    "score_of",
-    "value_label",
-]
-
-
 Row = Mapping[str, Any]
 
 SEED_COLUMNS = ("seed", "run", "weights", "correct", "per_class")

@@ -15,21 +15,6 @@ from polybound.models import paper_rank
 from polybound.runs import DataSpec, Spec
 from polybound.training import projection_kind
 
-__all__ = [
-    "ATTACKS",
-    "DATASETS",
-    "EPOCHS",
-    "MODELS",
-    "Comparison",
-    "Published",
-    "compare",
-    "judge",
-    "paper_method",
-    "published",
-    "published_value",
-    "row_kind",
-]
-
 DATASETS = {
     "fashion-mnist": "Fashion-MNIST",
     "emnist-letters": "E-MNIST",

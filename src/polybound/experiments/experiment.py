@@ -18,8 +18,6 @@ from polybound.models import paper_rank
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import METHODS, Method, Plain, Projected, Recipe
 
-__all__ = ["BOUNDS", "Experiment", "experiment_names", "find_experiment", "register_experiment"]
-
 BOUNDS = (100000.0, 1000.0, 100.0, 20.0, 10.0, 5.0, 2.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2)
 """The bounds of the paper's sweeps."""
 

@@ -14,8 +14,6 @@ from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import EvaluationSpec, Row
 from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_runs
 
-__all__ = ["Digests", "Job", "Measurement", "StackJob", "StudyJob", "covers", "run_job"]
-
 
 @dataclass(frozen=True)
 class Measurement:

@@ -31,21 +31,6 @@ from polybound.runs import DataSpec, ModelSpec, Run, Spec, find_runs, is_run, lo
 from polybound.theory import gamma, theta
 from polybound.training import Plain, Recipe, fit
 
-__all__ = [
-    "absent_data",
-    "experiment_scores",
-    "growth_studies",
-    "ratios",
-    "read_runs",
-    "read_scores",
-    "resolve",
-    "runs_of",
-    "search_job",
-    "skipped_runs",
-    "studies",
-]
-
-
 # The search for a bound of each matrix: Optuna proposes, stacks train, the worse part is pruned early.
 
 

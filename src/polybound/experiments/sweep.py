@@ -31,8 +31,6 @@ from polybound.registry import load_plugins, plugin_names
 from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
 from polybound.training import Callback, Projected, Trainer
 
-__all__ = ["ENGINES", "Estimate", "estimate", "jobs_of", "sweep"]
-
 ENGINES = ("loky", "dask", "ray")
 """joblib's backends that can carry out jobs; the last two are extras."""
 

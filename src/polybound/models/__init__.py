@@ -21,7 +21,8 @@ from polybound.models.graph import Algebra, Applied, Builder, Graph, Input, Node
 from polybound.models.graph_files import graph_from_spec, graph_spec
 from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 from polybound.models.ncp import NCP
-from polybound.models.passes.dense import JacobianGradients, ManualGradients, closed_form, has_closed_form
+from polybound.models.passes.base import JacobianGradients, ManualGradients
+from polybound.models.passes.dense import closed_form, has_closed_form
 from polybound.models.trace import trace
 from polybound.models.windows import (
     SAVING,

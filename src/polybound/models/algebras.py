@@ -16,8 +16,6 @@ from torch import Tensor
 
 from polybound.models.affine import Affine
 
-__all__ = ["Bounded", "Fractions", "Intervals", "Jet", "Jets", "Numbers"]
-
 
 class Numbers:
     """f(x): values are tensors (batch, size)."""

@@ -17,19 +17,6 @@ from polybound.models.factors import Factors, WeightGroup
 from polybound.models.graph import Graph, graph_of
 from polybound.seeds import check_seed
 
-__all__ = [
-    "Config",
-    "ModelOptions",
-    "PolynomialNetwork",
-    "damping",
-    "factors_of",
-    "fill_uniform",
-    "gather",
-    "polynomial",
-    "stack",
-    "with_bias",
-]
-
 Config = dict[str, Any]
 """A model's constructor arguments, as JSON can hold them."""
 

@@ -13,8 +13,6 @@ from polybound.models.affine import Dense, Identity
 from polybound.models.base import ModelOptions, PolynomialNetwork, damping, fill_uniform, gather, with_bias
 from polybound.models.factors import Factors, WeightGroup
 
-__all__ = ["CCP"]
-
 
 class CCP(PolynomialNetwork):
     """A coupled CP polynomial of the input, in one of two forms.

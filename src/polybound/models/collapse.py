@@ -24,8 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["can_collapse", "collapsed_factors"]
-
 
 def can_collapse(shape: tuple[int, ...], pre: int | None, kernel: int, pools: int) -> bool:
     """Whether `collapsed_factors` covers this network: 2-D, a 3 x 3 pre-convolution, sizes that the poolings divide."""

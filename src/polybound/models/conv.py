@@ -16,8 +16,6 @@ from polybound.models.base import Config, ModelOptions, PolynomialNetwork, dampi
 from polybound.models.collapse import can_collapse, collapsed_factors
 from polybound.models.factors import Factors, WeightGroup
 
-__all__ = ["ConvCCP"]
-
 
 class ConvCCP(PolynomialNetwork):
     """A residual CCP with convolutions in the place of matrices:

@@ -20,8 +20,6 @@ from polybound.models.graph import Graph
 from polybound.models.graph_files import graph_from_spec, graph_spec
 from polybound.models.trace import trace
 
-__all__ = ["DeepNetwork", "GraphNetwork", "Norm", "PolyNet", "ProductBlock", "Quadratic", "TracedNetwork"]
-
 
 class Norm(nn.Module):
     """Batch normalisation of channels; in evaluation mode the affine map of its running statistics.

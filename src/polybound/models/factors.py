@@ -14,8 +14,6 @@ from torch import Tensor
 from polybound.models.affine import Affine, Dense, Identity
 from polybound.models.windows import Windowed, written_out
 
-__all__ = ["Factors", "WeightGroup", "lift"]
-
 
 def lift(step: Affine, constant_unit: bool) -> Tensor:
     """The matrix of an affine map on the lifted input `[x, 1]`.

@@ -20,8 +20,6 @@ from polybound.models.conv import ConvCCP
 from polybound.models.deep import GraphNetwork, PolyNet, TracedNetwork
 from polybound.models.ncp import NCP
 
-__all__ = ["load", "read_metadata", "save", "weights_digest"]
-
 _KINDS: dict[str, type[PolynomialNetwork]] = {
     kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, GraphNetwork)
 }

@@ -28,8 +28,6 @@ from polybound.models.affine import Affine, Chain, Dense, Identity
 from polybound.models.factors import Factors
 from polybound.models.maps import Scale, Select
 
-__all__ = ["Algebra", "Applied", "Builder", "Graph", "Input", "Node", "Product", "Sum", "graph_of"]
-
 V = TypeVar("V")
 
 

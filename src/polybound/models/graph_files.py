@@ -14,8 +14,6 @@ from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.models.graph import Applied, Builder, Graph, Input, Sum
 from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 
-__all__ = ["graph_from_spec", "graph_spec"]
-
 _MOST_NODES = 100_000
 _MOST_ENTRIES = 2**31
 """Limits of what a file may ask for."""

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from polybound.models.affine import Affine
 
-__all__ = ["AveragePool", "Collect", "Convolution", "Repeated", "Scale", "Select"]
-
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}

@@ -13,8 +13,6 @@ from polybound.models.affine import Dense
 from polybound.models.base import ModelOptions, PolynomialNetwork, damping, fill_uniform, gather, with_bias
 from polybound.models.factors import Factors, WeightGroup
 
-__all__ = ["NCP"]
-
 
 class NCP(PolynomialNetwork):
     """A nested coupled CP polynomial of the input:

@@ -29,8 +29,6 @@ from polybound.models.affine import Affine, Conv, Dense
 from polybound.models.graph import Builder, Graph
 from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 
-__all__ = ["trace"]
-
 _BATCH = 3
 """Samples in the traced batch: more than one, so that mixing them shows."""
 

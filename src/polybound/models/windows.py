@@ -20,18 +20,6 @@ from torch import Tensor
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Pool
 
-__all__ = [
-    "Windowed",
-    "Windows",
-    "gathered",
-    "parts",
-    "scattered",
-    "slots_in_pooled",
-    "windowed",
-    "windows_of",
-    "written_out",
-]
-
 SAVING = 4
 """Windows replace a matrix if they are smaller by this factor."""
 

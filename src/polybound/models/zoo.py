@@ -17,19 +17,6 @@ from polybound.models.conv import ConvCCP
 from polybound.models.files import load
 from polybound.models.ncp import NCP
 
-__all__ = [
-    "EXAMPLES",
-    "PAPER_MODELS",
-    "ModelBuilder",
-    "example",
-    "example_origin",
-    "model_names",
-    "paper_model",
-    "paper_rank",
-    "register_model",
-]
-
-
 ModelBuilder = Callable[..., PolynomialNetwork]
 """A function that builds a model from the shape of an input, the number of classes, the rank and `ModelOptions`."""
 

@@ -33,8 +33,6 @@ from polybound.report.summary import (
 from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
 from polybound.runs import LoadedModel, find_runs, is_run, load_models
 
-__all__ = ["LAYOUTS", "Report", "build_report", "highest_pairs", "report_runs", "section"]
-
 
 @dataclass(frozen=True)
 class Report:

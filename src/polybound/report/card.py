@@ -19,8 +19,6 @@ from polybound.models import PolynomialNetwork, polynomial, weights_digest
 from polybound.runs import Spec
 from polybound.theory import bounds
 
-__all__ = ["Card", "model_card"]
-
 RADII = (0.02, 0.05, 0.1)
 STEPS = 20
 

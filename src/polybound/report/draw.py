@@ -19,8 +19,6 @@ from polybound.errors import PolyboundError, writable_file
 from polybound.evaluation import Evaluation
 from polybound.report.elements import COLOURS, PLACES, Figure, Line, Panel, Range, markers_every, place_texts, style
 
-__all__ = ["FIGURE_ENDINGS", "check_figure_file", "draw", "draw_attacks", "draw_demo"]
-
 FIGURE_ENDINGS = (".png", ".svg", ".pdf", ".jpg")
 
 

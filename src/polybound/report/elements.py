@@ -13,24 +13,6 @@ from polybound.evaluation import Table as Scores
 from polybound.experiments import Comparison, Experiment, Published
 from polybound.report.labels import cell_text
 
-__all__ = [
-    "COLOURS",
-    "PLACES",
-    "SYMBOLS",
-    "ExperimentResult",
-    "Figure",
-    "Images",
-    "Line",
-    "Panel",
-    "Range",
-    "Section",
-    "Table",
-    "Value",
-    "markers_every",
-    "place_texts",
-    "style",
-]
-
 Value = str | int | float | Cell | Published | Difference | None
 """What a cell of a table holds."""
 

@@ -24,9 +24,6 @@ from polybound.models import PolynomialNetwork, polynomial
 from polybound.report.text import content_policy
 from polybound.theory import lipschitz
 
-__all__ = ["Feature", "build_explorer"]
-
-
 LARGEST = 4_000_000
 """The most weights of one network: a page of more megabytes is slow to open on a phone."""
 

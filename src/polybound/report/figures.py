@@ -28,8 +28,6 @@ from polybound.report.labels import (
 )
 from polybound.runs import LoadedModel
 
-__all__ = ["curves", "growth", "initial", "run_figures", "samples", "tradeoff"]
-
 Point = tuple[float, float, float | None, str]
 """x, y, one standard deviation of y if it is known, and what is written beside it."""
 

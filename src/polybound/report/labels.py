@@ -12,20 +12,6 @@ from polybound.evaluation import CLEAN, NODES, Cell, Row, certified_radius_of, n
 from polybound.experiments import DATASETS, MODELS
 from polybound.runs import LoadedModel
 
-__all__ = [
-    "BOUND",
-    "METHODS",
-    "PROTOCOLS",
-    "attack_label",
-    "cell_text",
-    "column_name",
-    "dataset_label",
-    "level_text",
-    "levels",
-    "model_label",
-    "network_names",
-]
-
 BOUND = "method.bound"
 METHODS = {
     "none": "no projection",

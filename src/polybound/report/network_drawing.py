@@ -27,8 +27,6 @@ from polybound.models import (
     polynomial,
 )
 
-__all__ = ["draw_figure_1", "draw_network", "network_svg"]
-
 
 def network_svg(model: PolynomialNetwork, *, title: str | None = None) -> str:
     """The schematic of a network as the text of an SVG file, drawn from its factors.

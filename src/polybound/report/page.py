@@ -22,8 +22,6 @@ from polybound.report.elements import Figure, Line, Panel, Range, Section, Table
 from polybound.report.summary import Summary
 from polybound.report.text import content_policy, figure_to_csv
 
-__all__ = ["page"]
-
 
 def page(
     title: str,

@@ -21,16 +21,6 @@ from polybound.report.labels import BOUND, METHODS, attack_label, dataset_label,
 from polybound.report.tables import best_bound, chosen_on_validation, missing_values
 from polybound.report.text import to_markdown
 
-__all__ = [
-    "Pair",
-    "Summary",
-    "pairs_of",
-    "pairs_table",
-    "questions_table",
-    "section_to_dict",
-    "summarise",
-]
-
 ALLOWED = "max(3 points, 2 published standard deviations)"
 
 

@@ -27,21 +27,6 @@ from polybound.report.labels import (
 from polybound.runs import LoadedModel
 from polybound.theory import gamma, lipschitz, theta
 
-__all__ = [
-    "best_bound",
-    "bounds_table",
-    "by_heading",
-    "chosen_on_validation",
-    "chosen_table",
-    "missing_parts",
-    "missing_values",
-    "paper_table",
-    "scores_table",
-    "search_table",
-    "seeds_text",
-    "significance_table",
-]
-
 
 def seeds_text(table: Table) -> str:
     """The number of seeds of the numbers made of these rows, as ", 5 seeds" or ", 1 to 5 seeds".

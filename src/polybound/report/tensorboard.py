@@ -8,8 +8,6 @@ from typing import Any
 
 from polybound.errors import require
 
-__all__ = ["EventLog"]
-
 
 class EventLog:
     """Writes the numbers of a run's metrics as scalars, by epoch, into files that TensorBoard reads.

@@ -14,8 +14,6 @@ from typing import Literal
 from polybound.errors import PolyboundError, reason
 from polybound.report.elements import Figure, Line, Panel, Table
 
-__all__ = ["content_policy", "figure_to_csv", "read_figure", "to_csv", "to_latex", "to_markdown"]
-
 
 def to_markdown(table: Table) -> str:
     """A Markdown table, a heading for every group of rows; no text in it is taken for HTML.

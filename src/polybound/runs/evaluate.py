@@ -26,9 +26,6 @@ from polybound.models import PolynomialNetwork, weights_digest
 from polybound.models import load as load_network
 from polybound.runs.folder import Run, find_runs, is_run
 
-__all__ = ["LoadedModel", "evaluate_run", "evaluate_runs", "load_model", "load_models"]
-
-
 Folder = str | PathLike[str]
 
 

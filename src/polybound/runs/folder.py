@@ -39,20 +39,6 @@ from polybound.models import load as load_network
 from polybound.runs.spec import Spec, address_of
 from polybound.training import Plain, Projected
 
-__all__ = [
-    "Checkpoint",
-    "Run",
-    "cached",
-    "checkpoints",
-    "find_runs",
-    "is_run",
-    "lock_file",
-    "lock_names",
-    "locked",
-    "path_for",
-]
-
-
 SPEC, HISTORY, MODEL, SCORES = "spec.json", "history.jsonl", "model.safetensors", "scores.csv"
 LOCK = ".scores.lock"
 

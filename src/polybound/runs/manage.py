@@ -24,8 +24,6 @@ from polybound.runs.folder import (
     locked,
 )
 
-__all__ = ["RunSummary", "clean_runs", "list_runs"]
-
 _TEMPORARY = re.compile(r"\.(.+\.(?:json|jsonl|csv|safetensors))\.[a-z0-9_]{8}")
 
 

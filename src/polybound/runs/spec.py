@@ -16,8 +16,6 @@ from polybound.models import PolynomialNetwork, paper_model, paper_rank
 from polybound.seeds import check_seed
 from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
 
-__all__ = ["DataSpec", "ModelSpec", "Spec", "address_of"]
-
 
 @dataclass(frozen=True)
 class DataSpec:

@@ -33,8 +33,6 @@ from polybound.training import (
     training_set,
 )
 
-__all__ = ["Session", "TrainingProgress", "common_recipe", "interrupted", "train_runs"]
-
 
 @dataclass(frozen=True)
 class TrainingProgress:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from polybound.errors import NonFiniteError
 
-__all__ = ["Bound", "BoundTable", "number"]
-
 
 def number(value: Tensor) -> float | Tensor:
     """A float where there is one value, the tensor of values where there is one for each run or box."""

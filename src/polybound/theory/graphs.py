@@ -23,8 +23,6 @@ from torch import Tensor
 from polybound.models import Affine, Applied, Bounded, Graph, Intervals, Product, Sum
 from polybound.theory.rounding import ULP, outward
 
-__all__ = ["Composed", "composed_lipschitz", "jacobian_bounds", "operator_norm"]
-
 
 def operator_norm(step: Affine, p: float) -> float:
     """An upper bound of `||W||_p`, from the l1 norms of rows and columns; exact for p = 1 and inf but for chains."""

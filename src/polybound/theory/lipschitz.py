@@ -34,9 +34,6 @@ from polybound.theory.rounding import (
     times_power_of_two,
 )
 
-__all__ = ["Interval", "lipschitz", "sensitivity"]
-
-
 # Interval arithmetic on tensors: a midpoint, a radius, and float64 rounding taken into the radius.
 
 

@@ -39,25 +39,6 @@ from polybound.theory.rounding import (
     without_scale,
 )
 
-__all__ = [
-    "DENSE_LIMIT",
-    "can_write_out",
-    "each_run",
-    "exponent",
-    "factor_norms",
-    "finite_factors",
-    "gamma",
-    "gram_norm",
-    "lifted_norm",
-    "matrix_norm",
-    "operator_norm",
-    "theta",
-    "torus_norm",
-    "torus_sizes",
-    "working_factors",
-]
-
-
 # A certified upper bound of the l2 norm of a zero-padded convolution.
 
 

@@ -15,8 +15,6 @@ from polybound.theory.bound import Bound, number
 from polybound.theory.norms import finite_factors, gamma, gram_norm, lifted_norm, matrix_norm, theta
 from polybound.theory.rounding import outward, product
 
-__all__ = ["Generalisation", "generalisation", "rademacher"]
-
 
 def rademacher(
     model: PolynomialNetwork | Factors,

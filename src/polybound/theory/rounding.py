@@ -14,22 +14,6 @@ from torch import Tensor
 
 from polybound.models import Affine, Chain, Conv, Dense, Factors, Windowed
 
-__all__ = [
-    "ULP",
-    "Balanced",
-    "balanced",
-    "mantissa_product",
-    "outward",
-    "power",
-    "power_of_two",
-    "product",
-    "restored",
-    "row_norms",
-    "times_power_of_two",
-    "without_scale",
-]
-
-
 ULP: float = 2.0**-52
 """Twice the unit roundoff of float64; the factor 2 also covers the rounding of the error terms themselves."""
 

@@ -15,8 +15,6 @@ from polybound.theory.lipschitz import lipschitz
 from polybound.theory.norms import factor_norms, finite_factors, gamma, theta
 from polybound.theory.rademacher import rademacher
 
-__all__ = ["bounds"]
-
 RESIDUAL_NOTE = (
     "U2 to Uk hold the fixed 1 of the residual form: weights within a bound of 1, as a projection keeps them, "
     "give norms of up to 2 here"

@@ -15,8 +15,6 @@ from polybound.certificates.input_sets import Limits
 from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
 
-__all__ = ["Quadratic", "least_linear", "lower_in_ball", "nearest", "trust_region"]
-
 
 def lower_in_ball(net: PreparedNetwork, first: First, slack: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     """`g0 - max(-G.u) - R` over the ball within limits, rounded down, (balls, forms), and where the maximum is."""

@@ -20,8 +20,6 @@ from polybound.certificates.search.boxes import Progress
 from polybound.certificates.search.proof_state import ProofState
 from polybound.theory import ULP, lipschitz
 
-__all__ = ["crown_bound", "interval_bound", "lipschitz_bound", "relax"]
-
 
 def _down(net: PreparedNetwork, value: Tensor, size: Tensor, slack: Tensor) -> Tensor:
     return torch.nan_to_num(value - slack - size * (4 * net.roundings * ULP), nan=-torch.inf)

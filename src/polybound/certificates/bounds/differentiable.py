@@ -22,8 +22,6 @@ from torch import Tensor
 
 from polybound.models import Affine, Dense, Factors
 
-__all__ = ["MarginBounds", "box_of", "margin_bounds"]
-
 
 @dataclass(frozen=True, eq=False)
 class MarginBounds:

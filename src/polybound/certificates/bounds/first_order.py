@@ -30,8 +30,6 @@ from polybound.certificates.bounds.slopes import CUBE, Region, Slopes, input_slo
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs import GRAM_UNITS
 
-__all__ = ["Factored", "First", "first_order", "next_slope", "slopes_over", "split_sum"]
-
 
 @dataclass(frozen=True, eq=False)
 class First:

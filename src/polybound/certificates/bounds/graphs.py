@@ -25,8 +25,6 @@ from torch import Tensor
 from polybound.certificates.bounds.balls import least_linear
 from polybound.models import Applied, Bounded, Graph, Input, Intervals, Product, Sum
 
-__all__ = ["Ball", "GraphBoxes", "backward_bounds", "interval_bounds", "nearest_planes", "optimised_bounds"]
-
 Ball = tuple[Tensor, Tensor, tuple[Tensor, Tensor]]
 """An l_2 ball a row, `x + r u` with `|u|_2 <= 1` and limits of u: what is least at the input is least over it."""
 

@@ -7,19 +7,6 @@ from torch import Tensor
 
 from polybound.theory import ULP
 
-__all__ = [
-    "absolute_rows",
-    "descend",
-    "diagonally_dominant",
-    "dominating_diagonal",
-    "dominating_gram",
-    "least_separable",
-    "minorant",
-    "psd_deficit",
-    "spectral_shift",
-]
-
-
 # Lower bounds of `G.u + u'Hu/2`.
 
 

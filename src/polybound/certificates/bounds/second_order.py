@@ -22,18 +22,6 @@ from polybound.certificates.forms import Cells
 from polybound.certificates.network import PreparedNetwork
 from polybound.theory import ULP
 
-__all__ = [
-    "Bounded",
-    "Second",
-    "by_second",
-    "fix_monotone",
-    "lower_first",
-    "monotone",
-    "rounded_down",
-    "second_order",
-    "shrink",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Second:

@@ -15,18 +15,6 @@ from polybound.certificates.network import PreparedNetwork
 from polybound.models import Affine, Pool, Windowed, Windows, gathered, scattered, slots_in_pooled
 from polybound.theory import ULP
 
-__all__ = [
-    "BALL",
-    "CUBE",
-    "DenseSlopes",
-    "Region",
-    "Slopes",
-    "WindowSlopes",
-    "input_slopes",
-    "length",
-]
-
-
 # The regions of u in `x = c + r * u`, the cube and the unit ball, and how far linear forms of u move there.
 
 

@@ -22,33 +22,6 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     from polybound.certificates.proofs.enclosures import Enclosures
 
-__all__ = [
-    "PRECISION",
-    "Arb",
-    "Ball",
-    "Box",
-    "Map",
-    "Place",
-    "RefusedError",
-    "Rows",
-    "Vector",
-    "absolute",
-    "add",
-    "arb",
-    "combine",
-    "dominance",
-    "dot",
-    "largest",
-    "mul",
-    "product",
-    "psd_deficit",
-    "radii",
-    "times",
-    "transposed",
-    "vector",
-    "zeros",
-]
-
 Arb = Any
 Vector = list[Any]
 Rows = list[Vector]

@@ -56,8 +56,6 @@ from polybound.certificates.proofs.schema import (
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
-__all__ = ["Checker", "prove"]
-
 
 def prove(
     claims: Claims, model: PolynomialNetwork, on_progress: Callable[[int, int, str], None] | None = None

@@ -30,8 +30,6 @@ from polybound.certificates.proofs.arb import (
 )
 from polybound.models import Factors, Identity
 
-__all__ = ["Enclosures", "Expansion"]
-
 
 @dataclass(frozen=True)
 class Expansion:

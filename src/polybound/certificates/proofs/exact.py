@@ -15,8 +15,6 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Factors, Identity, Pool
 
-__all__ = ["exact_forms", "exact_logits"]
-
 Whole = npt.NDArray[Any]
 """Whole numbers of any size."""
 

@@ -22,8 +22,6 @@ from polybound.certificates.proofs.schema import Claims, content_digest, parse_c
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import PolynomialNetwork, weights_digest
 
-__all__ = ["check_claims", "check_file", "read_claims", "save_certificates"]
-
 
 def save_certificates(
     path: str | PathLike[str],

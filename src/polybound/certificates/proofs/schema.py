@@ -18,29 +18,6 @@ from typing import Any, NoReturn
 from polybound.certificates.proofs import FORMAT
 from polybound.errors import FileFormatError
 
-__all__ = [
-    "Bounded",
-    "Cap",
-    "Claim",
-    "Claims",
-    "Falsified",
-    "First",
-    "Form",
-    "Narrow",
-    "Outside",
-    "Proof",
-    "Second",
-    "Split",
-    "Step",
-    "Trust",
-    "Undecided",
-    "Vector",
-    "Verified",
-    "content_digest",
-    "parse_claims",
-    "read_content",
-]
-
 Vector = tuple[float, ...]
 
 Form = tuple[Vector, float]

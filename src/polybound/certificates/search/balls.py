@@ -27,8 +27,6 @@ from polybound.certificates.search.boxes import Members, Search, Verifier, value
 from polybound.certificates.search.proof_state import Node, ProofState
 from polybound.theory import ULP
 
-__all__ = ["BallVerifier", "Parts", "best_cap", "best_in_both", "verifier"]
-
 
 def verifier(state: ProofState, search: Search) -> Verifier:
     """The verifier over boxes, or over l_2 balls if the state's input sets are balls."""

@@ -19,9 +19,6 @@ from polybound.certificates.proofs import GRAM_UNITS
 from polybound.certificates.search.proof_state import ProofState
 from polybound.errors import ArgumentError, check_choice, check_int
 
-__all__ = ["IMAGES", "STAGES", "Members", "Progress", "Search", "Verifier", "descend", "value_and_gradient"]
-
-
 Progress = Callable[[int, int, str], None]
 """Called with the number of images that are done, their number, and an empty text."""
 

@@ -17,9 +17,6 @@ from polybound.certificates.forms import Cells, Combinations, Forms, confirm, en
 from polybound.certificates.input_sets import InputSet
 from polybound.certificates.proofs.exact import exact_forms
 
-__all__ = ["Node", "ProofState", "RangeProofs", "SignProofs"]
-
-
 Node = dict[str, Any]
 """A step of a proof; `polybound.certificates.proofs` says what it holds."""
 

@@ -40,8 +40,6 @@ from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
-__all__ = ["BatchClient", "BatchParameters", "BatchPlan", "BatchServer", "plan_batches"]
-
 _PIXELS = 64  # at a time: what lies in memory as float64
 
 

@@ -19,8 +19,6 @@ from polybound.deploy.encrypted.polynomial import Array
 from polybound.deploy.encrypted.seal import Form, Scheme, sealapi
 from polybound.errors import PolyboundError
 
-__all__ = ["Answer", "Client", "RemoteClassifier", "SecretKey"]
-
 
 class SecretKey:
     """A secret key, which never leaves this object: what it encrypts and decrypts.

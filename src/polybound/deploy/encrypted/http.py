@@ -37,8 +37,6 @@ from polybound.deploy.encrypted.seal import Keys
 from polybound.deploy.encrypted.server import Server
 from polybound.errors import PolyboundError
 
-__all__ = ["Limits", "Service", "serve"]
-
 _PIECE = 2**16
 
 

@@ -24,11 +24,6 @@ import numpy.typing as npt
 from polybound.deploy.encrypted.packing import Layout, peaks
 from polybound.deploy.encrypted.polynomial import Array, Polynomial, Ranges
 
-__all__ = [
-    "DEVIATIONS", "MARGIN", "MODULUS_BITS", "Gains", "Parameters", "best_parameters", "error_of", "fresh_variance",
-    "rounding_variance", "switch_variance",
-]  # fmt: skip
-
 DEVIATIONS = 7.0
 _SIGMA = 3.2
 

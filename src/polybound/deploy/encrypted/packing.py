@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from polybound.deploy.encrypted.polynomial import Array, Polynomial
 
-__all__ = ["Layout", "constants", "factor_diagonals", "output_constants", "output_diagonals", "pack", "peaks"]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -26,8 +26,6 @@ from polybound.deploy.encrypted.polynomial import (
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
-__all__ = ["PLAN_HEADER", "Plan", "PublicPlan", "plan_encryption"]
-
 PLAN_HEADER = "Polybound-Plan"
 """The header of a request that names the digest of its plan."""
 

@@ -13,10 +13,6 @@ import torch
 from polybound.errors import PolyboundError, check_domain
 from polybound.models import PolynomialNetwork, polynomial
 
-__all__ = [
-    "Array", "Polynomial", "Ranges", "proven_ranges", "ranges_at", "read_polynomial", "tree_groups", "usual_ranges"
-]  # fmt: skip
-
 Array = npt.NDArray[np.float64]
 
 MAX_DEGREE = 8

@@ -12,8 +12,6 @@ from polybound.deploy.encrypted.plan import Plan
 from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
 
-__all__ = ["Server"]
-
 
 class Server:
     """The network of a plan, ready to be evaluated on ciphertexts; its weights are encoded once.

@@ -15,20 +15,6 @@ from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Dense, Identity, Pool
 from polybound.theory import DENSE_LIMIT
 
-__all__ = [
-    "Diagonal",
-    "Steps",
-    "as_affine",
-    "average_pool",
-    "convolution",
-    "divisor",
-    "folded",
-    "is_linear",
-    "same_steps",
-    "written_out",
-]
-
-
 Steps = tuple[Affine, ...]
 """Maps in the order in which they are applied; none for the identity."""
 

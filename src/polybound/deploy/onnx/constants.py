@@ -23,8 +23,6 @@ from polybound.deploy.onnx.files import type_name
 from polybound.errors import PolyboundError
 from polybound.theory import DENSE_LIMIT
 
-__all__ = ["FOLDED", "PARTS", "Constant", "Node", "constant_of", "fold", "met", "product", "quantum", "quotient"]
-
 
 @dataclass(frozen=True, eq=False)
 class Constant:

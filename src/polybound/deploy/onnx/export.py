@@ -22,8 +22,6 @@ from polybound.errors import PolyboundError, existing_folder
 from polybound.models import CCP, NCP, ConvCCP, DeepNetwork, PolynomialNetwork, polynomial
 from polybound.theory import lipschitz
 
-__all__ = ["to_onnx"]
-
 OPSET = 13
 INPUT, OUTPUT = "input", "logits"
 _IR_VERSION = 8  # of the ONNX release with this opset's tools; newer ones are refused by older runtimes

@@ -17,9 +17,6 @@ from polybound.deploy.onnx.constants import met, product
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Dense
 
-__all__ = ["Multiplication", "Polynomial", "Product", "Value", "absorbed", "add", "multiply", "scale", "shift"]
-
-
 _HIGHEST = 1000
 """The highest degree that is read: a few nodes in a row, each squaring, reach any degree."""
 

@@ -19,9 +19,6 @@ from polybound._version import __version__
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
 
-__all__ = ["LARGEST_FILE", "OnnxMetadata", "read_proto", "run_onnx", "type_name", "write_proto"]
-
-
 LARGEST_FILE = 2**30
 """Bytes of the largest ONNX file that is read; protocol buffers end at 2 GB."""
 

@@ -30,8 +30,6 @@ from polybound.models import (
     Select,
 )
 
-__all__ = ["OnnxNodes", "write_graph"]
-
 
 def write_graph(graph: Graph, builder: Any, source: str) -> str:
     """Add the nodes of a graph to a builder of the export; returns the name of the output.

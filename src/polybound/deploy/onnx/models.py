@@ -15,8 +15,6 @@ from polybound.deploy.onnx.files import OnnxMetadata
 from polybound.errors import PolyboundError
 from polybound.models import CCP, NCP, Conv, ConvCCP, Dense, PolynomialNetwork, Pool
 
-__all__ = ["build_model"]
-
 
 def build_model(polynomial: Polynomial, shape: tuple[int, ...], metadata: OnnxMetadata) -> PolynomialNetwork:
     """The model that a polynomial is; float32 if the graph is and nothing is lost by it.

@@ -16,8 +16,6 @@ from polybound.errors import PolyboundError
 from polybound.models import Conv, Dense, Pool
 from polybound.theory import DENSE_LIMIT
 
-__all__ = ["ATTRIBUTES", "OPERATORS", "Operand", "parts_of", "why_not"]
-
 Operand = Value | Constant | None
 Operator = Callable[[Node, Sequence[Operand]], Value]
 

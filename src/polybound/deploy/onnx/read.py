@@ -25,8 +25,6 @@ from polybound.errors import PolyboundError
 from polybound.models import Affine, Factors, PolynomialNetwork
 from polybound.theory import DENSE_LIMIT
 
-__all__ = ["OnnxNetwork", "from_onnx", "read_onnx"]
-
 
 @dataclass(frozen=True, eq=False)
 class OnnxNetwork:

@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["JacobianGradients", "LogitGradient", "ManualGradients", "Pairs"]
-
-
 LogitGradient = Callable[[Tensor, slice, slice], Tensor]
 """A loss by its derivative: from logits (runs, classes, samples), and which runs and samples these are."""
 

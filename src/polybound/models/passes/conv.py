@@ -35,8 +35,6 @@ from polybound.models.passes.base import JacobianGradients, LogitGradient, Pairs
 from polybound.models.passes.conv_geometry import Col2Im, Geometry, Im2Col, Step, run
 from polybound.models.passes.conv_memory import ActivationBuffer, Kernels, RowBlock, multiply, with_pool_dims
 
-__all__ = ["ConvGradients"]
-
 CACHE = 8_000_000
 """Bytes of the factors of one run that are computed at a time; all runs that share a product may have 10 times that."""
 KEPT = 128_000_000

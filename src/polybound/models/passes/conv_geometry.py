@@ -25,8 +25,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["Col2Im", "Geometry", "Im2Col", "Level", "Step", "run"]
-
 Step = Callable[[], object]
 """An operation on memory that stays where it is: listed once, run again for every batch."""
 

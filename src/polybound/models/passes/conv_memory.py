@@ -19,8 +19,6 @@ from torch import Tensor
 
 from polybound.models.passes.conv_geometry import Geometry, Level, Step
 
-__all__ = ["ActivationBuffer", "Kernels", "RowBlock", "multiply", "with_pool_dims"]
-
 BLOCK = 2_000_000
 """Bytes of the factors of all runs that share a product that are used as soon as they are computed, on a CPU."""
 

@@ -25,9 +25,6 @@ from polybound.models.ncp import NCP
 from polybound.models.passes.base import JacobianGradients, LogitGradient, ManualGradients, Pairs
 from polybound.models.passes.conv import ConvGradients
 
-__all__ = ["JacobianGradients", "ManualGradients", "closed_form", "has_closed_form"]
-
-
 _NOTHING = 1e-20
 """A gradient that cannot move a weight."""
 
