@@ -7,23 +7,25 @@ base           what all models share: stacks, seeds, shapes
 ccp, ncp, conv the three models; collapse: PN-Conv's forward pass
 files, zoo     models on disk, and by name
 passes         gradients by hand, several times as fast as autograd
+graphs         any network as a graph: nodes, algebras, tracing of modules
+deep           modules of a user's own, PolyNet and its parts, graphs as networks
 """
 
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.algebras import Bounded, Fractions, Intervals, Jet, Jets, Numbers
 from polybound.models.base import ModelOptions, PolynomialNetwork, factors_of, polynomial, stack
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.deep import DeepNetwork, GraphNetwork, Norm, PolyNet, ProductBlock, Quadratic, TracedNetwork
 from polybound.models.factors import Factors, WeightGroup, lift
 from polybound.models.files import load, read_metadata, save, weights_digest
-from polybound.models.graph import Algebra, Applied, Builder, Graph, Input, Node, Product, Sum, graph_of
-from polybound.models.graph_files import graph_from_spec, graph_spec
-from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
+from polybound.models.graphs.algebras import Bounded, Fractions, Intervals, Jet, Jets, Numbers
+from polybound.models.graphs.files import graph_from_spec, graph_spec
+from polybound.models.graphs.graph import Algebra, Applied, Builder, Graph, Input, Node, Product, Sum, graph_of
+from polybound.models.graphs.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
+from polybound.models.graphs.trace import trace
 from polybound.models.ncp import NCP
 from polybound.models.passes.base import JacobianGradients, ManualGradients
 from polybound.models.passes.dense import closed_form, has_closed_form
-from polybound.models.trace import trace
 from polybound.models.windows import (
     SAVING,
     Windowed,

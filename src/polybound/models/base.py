@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.factors import Factors, WeightGroup
-from polybound.models.graph import Graph, graph_of
+from polybound.models.graphs.graph import Graph, graph_of
 from polybound.seeds import check_seed
 
 Config = dict[str, Any]

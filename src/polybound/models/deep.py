@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from polybound.errors import PolyboundError, check_int
 from polybound.models.base import Config, PolynomialNetwork
 from polybound.models.factors import Factors, WeightGroup
-from polybound.models.graph import Graph
-from polybound.models.graph_files import graph_from_spec, graph_spec
-from polybound.models.trace import trace
+from polybound.models.graphs.files import graph_from_spec, graph_spec
+from polybound.models.graphs.graph import Graph
+from polybound.models.graphs.trace import trace
 
 
 class Norm(nn.Module):
@@ -149,7 +149,7 @@ class DeepNetwork(PolynomialNetwork):
             if not first and not bool(torch.isfinite(value).all()):
                 first.append(number)
 
-        from polybound.models.algebras import Numbers
+        from polybound.models.graphs.algebras import Numbers
 
         graph.evaluate(Numbers(), self._flat(x), watch=watch)
         return f"the values overflow at {graph.label(first[0])}" if first else ""

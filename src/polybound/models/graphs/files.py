@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.graph import Applied, Builder, Graph, Input, Sum
-from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
+from polybound.models.graphs.graph import Applied, Builder, Graph, Input, Sum
+from polybound.models.graphs.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 
 _MOST_NODES = 100_000
 _MOST_ENTRIES = 2**31

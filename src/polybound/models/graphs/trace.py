@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Conv, Dense
-from polybound.models.graph import Builder, Graph
-from polybound.models.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
+from polybound.models.graphs.graph import Builder, Graph
+from polybound.models.graphs.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 
 _BATCH = 3
 """Samples in the traced batch: more than one, so that mixing them shows."""
@@ -643,7 +643,7 @@ def _constant(value: Any) -> Tensor:
     )
 
 
-_NOT_THE_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_NOT_THE_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
 
 _MOVES = {
     *("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "expand", "unsqueeze"),

@@ -26,7 +26,7 @@ from torch import Tensor
 from polybound.errors import PolyboundError
 from polybound.models.affine import Affine, Chain, Dense, Identity
 from polybound.models.factors import Factors
-from polybound.models.maps import Scale, Select
+from polybound.models.graphs.maps import Scale, Select
 
 V = TypeVar("V")
 
@@ -215,7 +215,7 @@ class Graph:
 
     def __call__(self, x: Tensor) -> Tensor:
         """f(x) for inputs (batch, *shape) or (batch, features), straight from the definition."""
-        from polybound.models.algebras import Numbers
+        from polybound.models.graphs.algebras import Numbers
 
         return self.evaluate(Numbers(), x.reshape(len(x), self.features))
 

@@ -1,0 +1,8 @@
+"""Any polynomial network as a graph of affine maps, sums and products.
+
+graph      the four kinds of nodes, the loop that walks them for an algebra, the builder, chains in graphs
+maps       the affine maps that chains do not need: general convolutions, selections, sums of entries, scales
+algebras   numbers, intervals, derivatives, fractions
+trace      PyTorch modules as graphs
+files      graphs as JSON and tensors, and every check of what a file claims
+"""
