@@ -315,8 +315,10 @@ def test_certified_accuracy_is_next_to_the_attacked_one(runs, tmp_path):
     assert again.scores.rows == result.scores.rows and (folder / "scores.csv").stat().st_mtime_ns == before
     with pytest.raises(PolyboundError, match="denoiser"):
         evaluate_run(folder, [], defence="median", **asked)
-    with pytest.raises(PolyboundError, match="needs a polynomial network"):
-        pb.evaluate(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), data, [], certify=[0.1], limit=5)
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    assert pb.evaluate(linear, data, [], certify=[0.0], limit=5).find("certified-0").accuracy <= 1
+    with pytest.raises(PolyboundError, match="relu in 2"):
+        pb.evaluate(torch.nn.Sequential(*linear, torch.nn.ReLU()), data, [], certify=[0.1], limit=5)
 
 
 @given(st.floats(0, 10), st.floats(0, 10))

@@ -294,7 +294,7 @@ def measure(
                 ball = read_radius(metric.certify)
                 options: dict[str, Any] = {"norm": ball.norm, "nodes": ball.nodes, "budget": ball.seconds}
                 for model in group:  # one by one, so that each is kept as soon as it is done
-                    network = polynomial(model.model)
+                    network = polynomial(model.model, data.shape)
                     status = certify(network, data.x[:total], y, ball.eps, domain=data.domain, **options).status
                     # What is undecided when the budget is used up does not count as certified.
                     hits = torch.tensor([word == "verified" for word in status])

@@ -272,15 +272,9 @@ def polynomial(model: object, shape: Sequence[int] | None = None) -> PolynomialN
         from polybound.models.deep import TracedNetwork
 
         return TracedNetwork(model, shape)
-    if isinstance(model, nn.Module):
-        raise PolyboundError(
-            f"a {type(model).__name__} is no polynomial network yet: give polybound.polynomial(module, shape) the "
-            "shape of one input"
-        )
-    raise PolyboundError(
-        "needs a polynomial network (pb.CCP, pb.NCP, pb.ConvCCP, pb.PolyNet, a model of pb.load or pb.from_onnx, or "
-        f"pb.polynomial of a module), got {type(model).__name__}"
-    )
+    what = "needs a polynomial network (pb.CCP, pb.NCP, pb.ConvCCP, pb.PolyNet, a model of pb.load or pb.from_onnx)"
+    hint = "; pb.polynomial(module, shape) takes modules" if isinstance(model, nn.Module) else ""
+    raise PolyboundError(f"{what}, got {type(model).__name__}{hint}")
 
 
 def factors_of(model: object) -> Factors:
