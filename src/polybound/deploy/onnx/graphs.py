@@ -121,7 +121,7 @@ class OnnxNodes:
             blocks = self._reshape(value, [step.outputs, size])
             return self._node("ReduceSum", [blocks, self._tensor(np.array([2], dtype=np.int64))], keepdims=0)
         if step.inputs * step.outputs > 2**24:
-            raise PolyboundError("sums of so many scattered entries are not written as ONNX")
+            raise PolyboundError(f"a sum of {step.inputs:,} scattered entries is too large for ONNX")
         return self._node("MatMul", [value, self._tensor(step.matrix().T)])
 
     def convolution(self, step: Conv | Convolution, value: str) -> str:
