@@ -3,12 +3,16 @@
 # ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
 
 import gzip
+import io
 import json
+import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
-from typer.testing import CliRunner
 
 from helpers.data import (
     nsynth_members,
@@ -27,22 +31,35 @@ from polybound.data import MissingDataError, names
 from polybound.errors import FileFormatError, PolyboundError
 
 
-def runner():
-    """One that keeps standard error apart, in the words of old and new versions of click."""
-    try:
-        return CliRunner(mix_stderr=False)
-    except TypeError:
-        return CliRunner()
+@dataclass
+class Result:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments):
+    """The command as it is below `main`: its exit code and both streams; other exceptions than an exit pass."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with patch.dict(os.environ, COLUMNS="250"), redirect_stdout(out), redirect_stderr(err):
+        try:
+            data_app([str(argument) for argument in arguments], prog_name="data")
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
 
 
 def data(*arguments, code=0):
-    result = runner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
-    assert result.exit_code == code, result.output
+    result = run(*arguments)
+    assert result.code == code, result
     return result
 
 
 def raised(*arguments):
-    return runner().invoke(data_app, [str(argument) for argument in arguments]).exception
+    try:
+        return run(*arguments)
+    except Exception as error:
+        return error
 
 
 def test_list(root, monkeypatch):
