@@ -193,3 +193,11 @@ def test_a_degree_that_nobody_can_mean_is_refused():
         node = builder.product(node, node)
     with pytest.raises(PolyboundError, match="degree 2,097,152"):
         builder.finish(node)
+
+
+def test_a_graph_without_maps_is_a_chain():
+    builder = Builder()
+    x = builder.input((3,))
+    chain = builder.finish(builder.product(x, x)).chain()
+    assert chain.degree == 2
+    assert chain(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[1.0, 4.0, 9.0]]

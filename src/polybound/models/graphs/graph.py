@@ -274,7 +274,7 @@ class Graph:
         node = self.nodes[number]
         if isinstance(node, Applied):
             return node.map
-        like = next(n.map.constant for n in self.nodes if isinstance(n, Applied))
+        like = next((n.map.constant for n in self.nodes if isinstance(n, Applied)), torch.zeros(()))
         return Identity(self.features, (), like)
 
     def _residual(self, node: Sum) -> Node | None:
