@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from functools import cache
 
 import pytest
@@ -417,3 +418,13 @@ def test_what_has_no_bound_has_no_proof():
     model = randomise(pb.CCP(4, 3, 2, 10, dtype=F64), 0, 1e60)
     found = pb.output_bounds(model, torch.rand(1, 4, dtype=F64), 0.1, keep=True)
     assert found.proofs == {} and bool((found.lower == -torch.inf).all())
+
+
+def test_without_its_extra_the_check_says_which(tmp_path, monkeypatch):
+    model = pb.CCP(4, 3, 2, 2, seed=0)
+    x = torch.zeros(1, 4)
+    found = pb.certify(model, x, model(x).argmax(1), 0.01, keep=True)
+    pb.certificates.save_certificates(tmp_path / "proofs.json", model, found, x, (-1.0, 1.0))
+    monkeypatch.setitem(sys.modules, "flint", None)
+    with pytest.raises(pb.PolyboundError, match=r"pip install 'polybound\[check\]'"):
+        pb.certificates.check_file(tmp_path / "proofs.json", model)

@@ -19,7 +19,7 @@ from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.outputs import OutputBounds
 from polybound.certificates.proofs import FORMAT
 from polybound.certificates.proofs.schema import Claims, content_digest, parse_claims, read_content
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError, PolyboundError, require
 from polybound.models import PolynomialNetwork, weights_digest
 
 
@@ -138,6 +138,7 @@ def check_claims(
     claims: Claims, model: PolynomialNetwork, *, on_progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, int]:
     """Prove claims that `read_claims` returned; returns the counts of `check_file`."""
+    require("flint", "check", "the check of proofs (python-flint)")
     from polybound.certificates.proofs.check import prove
 
     statuses = ("verified", "falsified", "undecided") if claims.forms is None else ("bounded", "unbounded")
