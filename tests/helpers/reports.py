@@ -10,7 +10,7 @@ from polybound.training import Recipe
 
 
 def row_like(spec, attack, protocol, percent):
-    """A row of a table: so many percent of 10,000 test images."""
+    """A row of a table: a percentage of 10,000 test images."""
     counts = {"total": 10000, "available": 10000, "correct": round(100 * percent)}
     counted = paper_counts(attack, protocol)
     what = {"weights": spec.address, "dataset": spec.data.name, "digest": spec.data.digest, "split": "test"}
@@ -24,7 +24,7 @@ def spec_like(seed=0, model="pn-4", rank=0, data="fashion-mnist", **recipe):
 
 
 def rows_like_the_paper(shift=0.0, epochs=100, spread=1.0):
-    """Scores as if a reproduction had been off by so many points, and its seeds by so many apart."""
+    """Scores as if a reproduction had been off by some points, and its seeds by others."""
     plain, wide, tight = ({"method": "none"}, *({"method": "projection", "bound": bound} for bound in (2.0, 1.0)))
     return [
         row_like(spec_like(seed, epochs=epochs, **method), attack, protocol, value + shift + spread * seed)

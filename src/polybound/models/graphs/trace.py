@@ -1,7 +1,7 @@
 """Ordinary PyTorch modules as graphs: the module is run once on a tensor that writes down what happens to it.
 
-Why not torch.fx or torch.export: fx sees Python's calls, of which there are hundreds, and export needs seconds. Below
-autograd PyTorch has some sixty primitive operations left for such networks, and each is met here in the one place,
+Why not torch.fx or torch.export: fx sees hundreds of Python's calls, and export brings a compiler's front end along.
+Below autograd PyTorch has a few dozen primitive operations left for such networks. Each is met here in one place,
 `__torch_dispatch__`, with shapes known and the user's line on the stack.
 
 The traced tensor knows, for each of its entries, which sample and which entry of which node it is (`places`). So
@@ -149,7 +149,7 @@ class _Tracer:
     """What a trace is made with: the builder, where in the module it is, and what each operation means."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.builder = module, Builder()
+        self.builder = Builder()
         tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
         self.like = (tensors[0] if tensors else torch.zeros(1)).detach().new_zeros(())
         self.names = {id(part): name for name, part in module.named_modules()}
