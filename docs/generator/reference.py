@@ -38,8 +38,7 @@ def homes(room: str) -> dict[str, str]:
     """
     source = (Path(polybound.__file__).parent / room / "__init__.py").read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    found = {alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
-    return {name: found[name] for name in getattr(polybound, room).__all__}
+    return {alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names if alias.asname}
 
 
 def room_page(room: str) -> str:
@@ -56,7 +55,7 @@ def front() -> str:
     """The page of the names that the package itself has, each with the room where it is described."""
     rows = []
     for name in sorted(set(polybound.__all__) - set(ROOMS) - {"__version__"}, key=str.lower):
-        home = next((room for room in ROOMS if name in getattr(polybound, room).__all__), None)
+        home = next((room for room in ROOMS if name in homes(room)), None)
         about = summary(getattr(polybound, name))
         where = f"[`pb.{name}`]({home}.md#{homes(home)[name]})" if home else f"`pb.{name}`"
         rows.append(f"| {where} | {about} |")

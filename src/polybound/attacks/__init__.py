@@ -3,64 +3,42 @@
 `Attack` is the base to extend; `register_attack` makes a class known by its name.
 """
 
-from polybound.attacks.ball import (
-    PROTOCOLS,
-    PUBLISHED_NOTE,
-    Ball,
-    Protocol,
-    ball_around,
-    check_protocol,
-    clip_range,
-    protocols,
-)
-from polybound.attacks.base import Attack, adversarial_batch, first_success, pgd_steps
-from polybound.attacks.blackbox import RandomSearch, Square
-from polybound.attacks.classifier import Classifier, is_correct
-from polybound.attacks.gradient import APGD, APGDT, FGSM, PGD, TPGD
-from polybound.attacks.libraries import AutoAttack, Foolbox
-from polybound.attacks.losses import DLR, KL, CrossEntropy, Loss, TargetedDLR, cross_entropy, divergence
-from polybound.attacks.names import PAPER_ATTACKS, attack_names, parse_attack, parse_attacks, register_attack
-from polybound.attacks.random import GROUP, RandomNumbers
-from polybound.registry import read_setting, setting_text
-
-__all__ = [
-    "APGD",
-    "APGDT",
-    "DLR",
-    "FGSM",
-    "GROUP",
-    "KL",
-    "PAPER_ATTACKS",
-    "PGD",
-    "PROTOCOLS",
-    "PUBLISHED_NOTE",
-    "TPGD",
-    "Attack",
-    "AutoAttack",
-    "Ball",
-    "Classifier",
-    "CrossEntropy",
-    "Foolbox",
-    "Loss",
-    "Protocol",
-    "RandomNumbers",
-    "RandomSearch",
-    "Square",
-    "TargetedDLR",
-    "adversarial_batch",
-    "attack_names",
-    "ball_around",
-    "check_protocol",
-    "clip_range",
-    "cross_entropy",
-    "divergence",
-    "first_success",
-    "is_correct",
-    "parse_attack",
-    "parse_attacks",
-    "pgd_steps",
-    "protocols",
-    "read_setting",
-    "register_attack",
-    "setting_text",
-]
+from polybound.attacks.ball import PROTOCOLS as PROTOCOLS
+from polybound.attacks.ball import PUBLISHED_NOTE as PUBLISHED_NOTE
+from polybound.attacks.ball import Ball as Ball
+from polybound.attacks.ball import Protocol as Protocol
+from polybound.attacks.ball import ball_around as ball_around
+from polybound.attacks.ball import check_protocol as check_protocol
+from polybound.attacks.ball import clip_range as clip_range
+from polybound.attacks.ball import protocols as protocols
+from polybound.attacks.base import Attack as Attack
+from polybound.attacks.base import adversarial_batch as adversarial_batch
+from polybound.attacks.base import first_success as first_success
+from polybound.attacks.base import pgd_steps as pgd_steps
+from polybound.attacks.blackbox import RandomSearch as RandomSearch
+from polybound.attacks.blackbox import Square as Square
+from polybound.attacks.classifier import Classifier as Classifier
+from polybound.attacks.classifier import is_correct as is_correct
+from polybound.attacks.gradient import APGD as APGD
+from polybound.attacks.gradient import APGDT as APGDT
+from polybound.attacks.gradient import FGSM as FGSM
+from polybound.attacks.gradient import PGD as PGD
+from polybound.attacks.gradient import TPGD as TPGD
+from polybound.attacks.libraries import AutoAttack as AutoAttack
+from polybound.attacks.libraries import Foolbox as Foolbox
+from polybound.attacks.losses import DLR as DLR
+from polybound.attacks.losses import KL as KL
+from polybound.attacks.losses import CrossEntropy as CrossEntropy
+from polybound.attacks.losses import Loss as Loss
+from polybound.attacks.losses import TargetedDLR as TargetedDLR
+from polybound.attacks.losses import cross_entropy as cross_entropy
+from polybound.attacks.losses import divergence as divergence
+from polybound.attacks.names import PAPER_ATTACKS as PAPER_ATTACKS
+from polybound.attacks.names import attack_names as attack_names
+from polybound.attacks.names import parse_attack as parse_attack
+from polybound.attacks.names import parse_attacks as parse_attacks
+from polybound.attacks.names import register_attack as register_attack
+from polybound.attacks.random import GROUP as GROUP
+from polybound.attacks.random import RandomNumbers as RandomNumbers
+from polybound.registry import read_setting as read_setting
+from polybound.registry import setting_text as setting_text

@@ -6,16 +6,9 @@ product     factors onto level sets of theta, the norm of their face-splitting p
 projection  `Projection`, which keeps a model inside its bounds
 """
 
-from polybound.constraints.l1 import project_l1_rows, project_linf_operator
-from polybound.constraints.product import project_product
-from polybound.constraints.projection import Projection
-from polybound.constraints.spectral import project_spectral, project_spectral_conv
-
-__all__ = [
-    "Projection",
-    "project_l1_rows",
-    "project_linf_operator",
-    "project_product",
-    "project_spectral",
-    "project_spectral_conv",
-]
+from polybound.constraints.l1 import project_l1_rows as project_l1_rows
+from polybound.constraints.l1 import project_linf_operator as project_linf_operator
+from polybound.constraints.product import project_product as project_product
+from polybound.constraints.projection import Projection as Projection
+from polybound.constraints.spectral import project_spectral as project_spectral
+from polybound.constraints.spectral import project_spectral_conv as project_spectral_conv

@@ -1,26 +1,18 @@
 """Data sets in memory: found on disk or downloaded, checked, and scaled to [-1, 1]."""
 
-from polybound.data.catalogue import find_source, names, register
-from polybound.data.dataset import Dataset, Identity, Samples, carve_indices
-from polybound.data.files import DataFile, Directories, MissingDataError, cache_folder
-from polybound.data.loading import digest_of, load, load_digits, missing
-from polybound.data.sources import Source
-
-__all__ = [
-    "DataFile",
-    "Dataset",
-    "Directories",
-    "Identity",
-    "MissingDataError",
-    "Samples",
-    "Source",
-    "cache_folder",
-    "carve_indices",
-    "digest_of",
-    "find_source",
-    "load",
-    "load_digits",
-    "missing",
-    "names",
-    "register",
-]
+from polybound.data.catalogue import find_source as find_source
+from polybound.data.catalogue import names as names
+from polybound.data.catalogue import register as register
+from polybound.data.dataset import Dataset as Dataset
+from polybound.data.dataset import Identity as Identity
+from polybound.data.dataset import Samples as Samples
+from polybound.data.dataset import carve_indices as carve_indices
+from polybound.data.files import DataFile as DataFile
+from polybound.data.files import Directories as Directories
+from polybound.data.files import MissingDataError as MissingDataError
+from polybound.data.files import cache_folder as cache_folder
+from polybound.data.loading import digest_of as digest_of
+from polybound.data.loading import load as load
+from polybound.data.loading import load_digits as load_digits
+from polybound.data.loading import missing as missing
+from polybound.data.sources import Source as Source

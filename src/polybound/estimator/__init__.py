@@ -8,16 +8,9 @@ scaling     inputs to [-1, 1] and targets back; weighted samples
 files       estimators as safetensors files
 """
 
-from polybound.estimator.certify import Verdicts
-from polybound.estimator.classifier import PolynomialClassifier
-from polybound.estimator.regressor import PolynomialRegressor, PredictionIntervals
-from polybound.estimator.scaling import InputScaling, TargetScaling
-
-__all__ = [
-    "InputScaling",
-    "PolynomialClassifier",
-    "PolynomialRegressor",
-    "PredictionIntervals",
-    "TargetScaling",
-    "Verdicts",
-]
+from polybound.estimator.certify import Verdicts as Verdicts
+from polybound.estimator.classifier import PolynomialClassifier as PolynomialClassifier
+from polybound.estimator.regressor import PolynomialRegressor as PolynomialRegressor
+from polybound.estimator.regressor import PredictionIntervals as PredictionIntervals
+from polybound.estimator.scaling import InputScaling as InputScaling
+from polybound.estimator.scaling import TargetScaling as TargetScaling

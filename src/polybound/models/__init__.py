@@ -11,117 +11,77 @@ graphs         any network as a graph: nodes, algebras, tracing of modules
 deep           modules of a user's own, PolyNet and its parts, graphs as networks
 """
 
-from polybound.models.affine import Affine, Chain, Conv, Dense, Identity, Pool
-from polybound.models.base import ModelOptions, PolynomialNetwork, factors_of, polynomial, stack
-from polybound.models.ccp import CCP
-from polybound.models.conv import ConvCCP
-from polybound.models.deep import DeepNetwork, GraphNetwork, Norm, PolyNet, ProductBlock, Quadratic, TracedNetwork
-from polybound.models.factors import Factors, WeightGroup, lift
-from polybound.models.files import load, read_metadata, save, weights_digest
-from polybound.models.graphs.algebras import Bounded, Fractions, Intervals, Jet, Jets, Numbers
-from polybound.models.graphs.files import graph_from_spec, graph_spec
-from polybound.models.graphs.graph import Algebra, Applied, Builder, Graph, Input, Node, Product, Sum, graph_of
-from polybound.models.graphs.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
-from polybound.models.graphs.trace import trace
-from polybound.models.ncp import NCP
-from polybound.models.passes.base import JacobianGradients, ManualGradients
-from polybound.models.passes.dense import closed_form, has_closed_form
-from polybound.models.windows import (
-    SAVING,
-    Windowed,
-    Windows,
-    gathered,
-    parts,
-    scattered,
-    slots_in_pooled,
-    windowed,
-    windows_of,
-)
-from polybound.models.zoo import (
-    EXAMPLES,
-    PAPER_MODELS,
-    ModelBuilder,
-    example,
-    example_origin,
-    model_names,
-    paper_model,
-    paper_rank,
-    register_model,
-)
-
-__all__ = [
-    "CCP",
-    "EXAMPLES",
-    "NCP",
-    "PAPER_MODELS",
-    "SAVING",
-    "Affine",
-    "Algebra",
-    "Applied",
-    "AveragePool",
-    "Bounded",
-    "Builder",
-    "Chain",
-    "Collect",
-    "Conv",
-    "ConvCCP",
-    "Convolution",
-    "DeepNetwork",
-    "Dense",
-    "Factors",
-    "Fractions",
-    "Graph",
-    "GraphNetwork",
-    "Identity",
-    "Input",
-    "Intervals",
-    "JacobianGradients",
-    "Jet",
-    "Jets",
-    "ManualGradients",
-    "ModelBuilder",
-    "ModelOptions",
-    "Node",
-    "Norm",
-    "Numbers",
-    "PolyNet",
-    "PolynomialNetwork",
-    "Pool",
-    "Product",
-    "ProductBlock",
-    "Quadratic",
-    "Repeated",
-    "Scale",
-    "Select",
-    "Sum",
-    "TracedNetwork",
-    "WeightGroup",
-    "Windowed",
-    "Windows",
-    "closed_form",
-    "example",
-    "example_origin",
-    "factors_of",
-    "gathered",
-    "graph_from_spec",
-    "graph_of",
-    "graph_spec",
-    "has_closed_form",
-    "lift",
-    "load",
-    "model_names",
-    "paper_model",
-    "paper_rank",
-    "parts",
-    "polynomial",
-    "read_metadata",
-    "register_model",
-    "save",
-    "scattered",
-    "slots_in_pooled",
-    "stack",
-    "trace",
-    "weights_digest",
-    "windowed",
-    "windows_of",
-]
+from polybound.models.affine import Affine as Affine
+from polybound.models.affine import Chain as Chain
+from polybound.models.affine import Conv as Conv
+from polybound.models.affine import Dense as Dense
+from polybound.models.affine import Identity as Identity
+from polybound.models.affine import Pool as Pool
+from polybound.models.base import ModelOptions as ModelOptions
+from polybound.models.base import PolynomialNetwork as PolynomialNetwork
+from polybound.models.base import factors_of as factors_of
+from polybound.models.base import polynomial as polynomial
+from polybound.models.base import stack as stack
+from polybound.models.ccp import CCP as CCP
+from polybound.models.conv import ConvCCP as ConvCCP
+from polybound.models.deep import DeepNetwork as DeepNetwork
+from polybound.models.deep import GraphNetwork as GraphNetwork
+from polybound.models.deep import Norm as Norm
+from polybound.models.deep import PolyNet as PolyNet
+from polybound.models.deep import ProductBlock as ProductBlock
+from polybound.models.deep import Quadratic as Quadratic
+from polybound.models.deep import TracedNetwork as TracedNetwork
+from polybound.models.factors import Factors as Factors
+from polybound.models.factors import WeightGroup as WeightGroup
+from polybound.models.factors import lift as lift
+from polybound.models.files import load as load
+from polybound.models.files import read_metadata as read_metadata
+from polybound.models.files import save as save
+from polybound.models.files import weights_digest as weights_digest
+from polybound.models.graphs.algebras import Bounded as Bounded
+from polybound.models.graphs.algebras import Fractions as Fractions
+from polybound.models.graphs.algebras import Intervals as Intervals
+from polybound.models.graphs.algebras import Jet as Jet
+from polybound.models.graphs.algebras import Jets as Jets
+from polybound.models.graphs.algebras import Numbers as Numbers
+from polybound.models.graphs.files import graph_from_spec as graph_from_spec
+from polybound.models.graphs.files import graph_spec as graph_spec
+from polybound.models.graphs.graph import Algebra as Algebra
+from polybound.models.graphs.graph import Applied as Applied
+from polybound.models.graphs.graph import Builder as Builder
+from polybound.models.graphs.graph import Graph as Graph
+from polybound.models.graphs.graph import Input as Input
+from polybound.models.graphs.graph import Node as Node
+from polybound.models.graphs.graph import Product as Product
+from polybound.models.graphs.graph import Sum as Sum
+from polybound.models.graphs.graph import graph_of as graph_of
+from polybound.models.graphs.maps import AveragePool as AveragePool
+from polybound.models.graphs.maps import Collect as Collect
+from polybound.models.graphs.maps import Convolution as Convolution
+from polybound.models.graphs.maps import Repeated as Repeated
+from polybound.models.graphs.maps import Scale as Scale
+from polybound.models.graphs.maps import Select as Select
+from polybound.models.graphs.trace import trace as trace
+from polybound.models.ncp import NCP as NCP
+from polybound.models.passes.base import JacobianGradients as JacobianGradients
+from polybound.models.passes.base import ManualGradients as ManualGradients
+from polybound.models.passes.dense import closed_form as closed_form
+from polybound.models.passes.dense import has_closed_form as has_closed_form
+from polybound.models.windows import SAVING as SAVING
+from polybound.models.windows import Windowed as Windowed
+from polybound.models.windows import Windows as Windows
+from polybound.models.windows import gathered as gathered
+from polybound.models.windows import parts as parts
+from polybound.models.windows import scattered as scattered
+from polybound.models.windows import slots_in_pooled as slots_in_pooled
+from polybound.models.windows import windowed as windowed
+from polybound.models.windows import windows_of as windows_of
+from polybound.models.zoo import EXAMPLES as EXAMPLES
+from polybound.models.zoo import PAPER_MODELS as PAPER_MODELS
+from polybound.models.zoo import ModelBuilder as ModelBuilder
+from polybound.models.zoo import example as example
+from polybound.models.zoo import example_origin as example_origin
+from polybound.models.zoo import model_names as model_names
+from polybound.models.zoo import paper_model as paper_model
+from polybound.models.zoo import paper_rank as paper_rank
+from polybound.models.zoo import register_model as register_model

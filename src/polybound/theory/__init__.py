@@ -8,41 +8,22 @@ rademacher   bounds of the Rademacher complexity and of the error on unseen data
 table        all of them for one model
 """
 
-from polybound.theory.bound import Bound, BoundTable
-from polybound.theory.lipschitz import lipschitz, sensitivity
-from polybound.theory.norms import (
-    DENSE_LIMIT,
-    factor_norms,
-    gamma,
-    gram_norm,
-    lifted_norm,
-    operator_norm,
-    theta,
-    torus_norm,
-    torus_sizes,
-)
-from polybound.theory.rademacher import Generalisation, generalisation, rademacher
-from polybound.theory.rounding import ULP, mantissa_product
-from polybound.theory.table import bounds
-
-__all__ = [
-    "DENSE_LIMIT",
-    "ULP",
-    "Bound",
-    "BoundTable",
-    "Generalisation",
-    "bounds",
-    "factor_norms",
-    "gamma",
-    "generalisation",
-    "gram_norm",
-    "lifted_norm",
-    "lipschitz",
-    "mantissa_product",
-    "operator_norm",
-    "rademacher",
-    "sensitivity",
-    "theta",
-    "torus_norm",
-    "torus_sizes",
-]
+from polybound.theory.bound import Bound as Bound
+from polybound.theory.bound import BoundTable as BoundTable
+from polybound.theory.lipschitz import lipschitz as lipschitz
+from polybound.theory.lipschitz import sensitivity as sensitivity
+from polybound.theory.norms import DENSE_LIMIT as DENSE_LIMIT
+from polybound.theory.norms import factor_norms as factor_norms
+from polybound.theory.norms import gamma as gamma
+from polybound.theory.norms import gram_norm as gram_norm
+from polybound.theory.norms import lifted_norm as lifted_norm
+from polybound.theory.norms import operator_norm as operator_norm
+from polybound.theory.norms import theta as theta
+from polybound.theory.norms import torus_norm as torus_norm
+from polybound.theory.norms import torus_sizes as torus_sizes
+from polybound.theory.rademacher import Generalisation as Generalisation
+from polybound.theory.rademacher import generalisation as generalisation
+from polybound.theory.rademacher import rademacher as rademacher
+from polybound.theory.rounding import ULP as ULP
+from polybound.theory.rounding import mantissa_product as mantissa_product
+from polybound.theory.table import bounds as bounds

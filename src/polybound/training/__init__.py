@@ -1,84 +1,44 @@
 """Training: the paper's Algorithms 1 and 2 and its baselines, for one model or for a stack of runs."""
 
-from polybound.training.callbacks import History, epoch_facts
-from polybound.training.fit import accuracy, fit
-from polybound.training.losses import LOSSES, CrossEntropy, Loss, Squared, register_loss
-from polybound.training.methods import (
-    METHODS,
-    AfterStep,
-    Certified,
-    CertifiedProjected,
-    JacobianPenalty,
-    Method,
-    Plain,
-    ProjectAfterStep,
-    Projected,
-    StepContext,
-    WeightDecay,
-    cross_entropies,
-    join_methods,
-    projection_kind,
-    register_method,
-)
-from polybound.training.optim import (
-    OPTIMISERS,
-    SCHEDULES,
-    SGD,
-    AdamW,
-    Constant,
-    Cosine,
-    Momentum,
-    Optimiser,
-    Schedule,
-    Steps,
-    register_optimiser,
-    register_schedule,
-)
-from polybound.training.recipe import Adversary, Recipe
-from polybound.training.samples import TrainingSet, training_set
-from polybound.training.trainer import Callback, Trainer
-
-__all__ = [
-    "LOSSES",
-    "METHODS",
-    "OPTIMISERS",
-    "SCHEDULES",
-    "SGD",
-    "AdamW",
-    "Adversary",
-    "AfterStep",
-    "Callback",
-    "Certified",
-    "CertifiedProjected",
-    "Constant",
-    "Cosine",
-    "CrossEntropy",
-    "History",
-    "JacobianPenalty",
-    "Loss",
-    "Method",
-    "Momentum",
-    "Optimiser",
-    "Plain",
-    "ProjectAfterStep",
-    "Projected",
-    "Recipe",
-    "Schedule",
-    "Squared",
-    "StepContext",
-    "Steps",
-    "Trainer",
-    "TrainingSet",
-    "WeightDecay",
-    "accuracy",
-    "cross_entropies",
-    "epoch_facts",
-    "fit",
-    "join_methods",
-    "projection_kind",
-    "register_loss",
-    "register_method",
-    "register_optimiser",
-    "register_schedule",
-    "training_set",
-]
+from polybound.training.callbacks import History as History
+from polybound.training.callbacks import epoch_facts as epoch_facts
+from polybound.training.fit import accuracy as accuracy
+from polybound.training.fit import fit as fit
+from polybound.training.losses import LOSSES as LOSSES
+from polybound.training.losses import CrossEntropy as CrossEntropy
+from polybound.training.losses import Loss as Loss
+from polybound.training.losses import Squared as Squared
+from polybound.training.losses import register_loss as register_loss
+from polybound.training.methods import METHODS as METHODS
+from polybound.training.methods import AfterStep as AfterStep
+from polybound.training.methods import Certified as Certified
+from polybound.training.methods import CertifiedProjected as CertifiedProjected
+from polybound.training.methods import JacobianPenalty as JacobianPenalty
+from polybound.training.methods import Method as Method
+from polybound.training.methods import Plain as Plain
+from polybound.training.methods import ProjectAfterStep as ProjectAfterStep
+from polybound.training.methods import Projected as Projected
+from polybound.training.methods import StepContext as StepContext
+from polybound.training.methods import WeightDecay as WeightDecay
+from polybound.training.methods import cross_entropies as cross_entropies
+from polybound.training.methods import join_methods as join_methods
+from polybound.training.methods import projection_kind as projection_kind
+from polybound.training.methods import register_method as register_method
+from polybound.training.optim import OPTIMISERS as OPTIMISERS
+from polybound.training.optim import SCHEDULES as SCHEDULES
+from polybound.training.optim import SGD as SGD
+from polybound.training.optim import AdamW as AdamW
+from polybound.training.optim import Constant as Constant
+from polybound.training.optim import Cosine as Cosine
+from polybound.training.optim import Momentum as Momentum
+from polybound.training.optim import Optimiser as Optimiser
+from polybound.training.optim import Schedule as Schedule
+from polybound.training.optim import Steps as Steps
+from polybound.training.optim import register_optimiser as register_optimiser
+from polybound.training.optim import register_schedule as register_schedule
+from polybound.training.recipe import Adversary as Adversary
+from polybound.training.recipe import Recipe as Recipe
+from polybound.training.samples import TrainingSet as TrainingSet
+from polybound.training.samples import training_set as training_set
+from polybound.training.trainer import Callback as Callback
+from polybound.training.trainer import Trainer as Trainer
