@@ -117,9 +117,10 @@ def registries(monkeypatch):
     from polybound.defences.denoisers import DEFENCES
     from polybound.experiments import experiment
     from polybound.models import zoo
-    from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES
+    from polybound.training import AUGMENTATIONS, LOSSES, METHODS, OPTIMISERS, SCHEDULES
 
-    places = [(one, "entries") for one in (METHODS, OPTIMISERS, SCHEDULES, LOSSES, ATTACKS, DEFENCES, SOURCES)]
+    kinds = (METHODS, OPTIMISERS, SCHEDULES, LOSSES, AUGMENTATIONS, ATTACKS, DEFENCES, SOURCES)
+    places = [(one, "entries") for one in kinds]
     for place, name in [*places, (zoo, "_MODELS"), (experiment, "_OWN")]:
         monkeypatch.setattr(place, name, dict(getattr(place, name)))
 

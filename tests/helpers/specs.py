@@ -77,6 +77,7 @@ SCHEDULE_OPTIONS = {
     "steps": {**steps_of, "milestones": st.lists(epochs, max_size=3), "factor": numbers},
     "cosine": steps_of,
     "constant": steps_of,
+    "one-cycle": {**steps_of, "rise": below_one},
 }
 LOSS_OPTIONS = {"cross-entropy": {"label_smoothing": below_one}, "squared": {}}
 OPTIONS = {
@@ -91,6 +92,11 @@ PARTS = {
     "model": {"name": st.sampled_from(["pn-4", "pn-10", "pn-conv", "ncp-4"]), "rank": st.integers(0, 100)},
     "adversary": {"attack": attacks, "protocol": protocols, "start": starts},
 }
+EXTRAS = {
+    "augment": st.sampled_from(["", "flip", "flip, crop-4", "crop-4, flip", "crop-4:border=zero", ("shift-1", "flip")]),
+    "clip": numbers,
+}
+"""What a recipe has beside its parts."""
 
 
 def all_of(options):
@@ -120,7 +126,8 @@ def recipes(draw, adversaries=perhaps_adversaries, **parts):
     method = draw(given["method"].filter(lambda method: "loss" not in parts or not method.own_loss))
     loss = CrossEntropy() if method.own_loss else draw(given["loss"])
     adversary = draw(adversaries) if method.takes_adversary and loss.classifies else None
-    return Recipe(method, adversary, draw(given["optimiser"]), draw(given["schedule"]), loss)
+    extras = {name: draw(values) for name, values in EXTRAS.items()}
+    return Recipe(method, adversary, draw(given["optimiser"]), draw(given["schedule"]), loss, **extras)
 
 
 def specs_of(recipes):
@@ -132,6 +139,7 @@ specs = specs_of(recipes())
 FIELDS = [
     *((kind, option) for kind in PARTS for option in PARTS[kind]),
     *((kind, option, name) for kind in OPTIONS for name, options in OPTIONS[kind].items() for option in options),
+    *((name,) for name in EXTRAS),
     ("adversary", "none"),
     ("seed",),
 ]
@@ -151,6 +159,9 @@ def pairs_in(draw, field):
     if kind == "seed":
         spec = draw(specs)
         return spec, replace(spec, seed=draw(seeds))
+    if kind in EXTRAS:
+        spec = draw(specs)
+        return spec, replace(spec, recipe=replace(spec.recipe, **{kind: draw(EXTRAS[kind])}))
     option = field[1]
     if kind == "adversary":
         able = methods.filter(lambda method: method.takes_adversary)

@@ -260,7 +260,7 @@ def test_the_rates_of_the_schedules():
         ({"optimiser": "momentum", "momentum": -0.1}, "momentum must be a number of at least 0 and below 1"),
         ({"momentum": 0.9}, "momentum is no option .*belongs to optimiser momentum"),
         ({"optimiser": "adamw", "weight_decay": float("nan")}, "weight_decay must be a finite number"),
-        ({"schedule": "warm"}, "schedule must be one of steps, cosine, constant"),
+        ({"schedule": "warm"}, "schedule must be one of steps, cosine, one-cycle, constant"),
         ({"schedule": "cosine", "milestones": [1]}, "milestones is no option .*belongs to schedule steps"),
         ({"label_smoothing": 1.0}, "label_smoothing must be a number of at least 0 and below 1"),
         ({"loss": "hinge"}, "loss must be one of cross-entropy, squared"),

@@ -62,8 +62,12 @@ class TrainOptions:
         float | None, typer.Option(help="Of adamw (by default 25 features / samples, from 0.1 to 1) and momentum (0).")
     ] = None
     schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: cosine, steps or constant; cosine by default.")
+        str | None, typer.Option(help="Of the learning rate: cosine, one-cycle, steps or constant; cosine by default.")
     ] = None
+    augment: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Change training images at random: flip, crop-4, shift-2.")
+    ] = None
+    clip: Annotated[float | None, typer.Option(help="Largest l2 norm of a gradient; no limit by default.")] = None
     label_smoothing: Annotated[float | None, typer.Option(help="Label smoothing; 0.1 by default.")] = None
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None
     samples: Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")] = None

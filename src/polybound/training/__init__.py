@@ -1,5 +1,8 @@
 """Training: the paper's Algorithms 1 and 2 and its baselines, for one model or for a stack of runs."""
 
+from polybound.training.augment import AUGMENTATIONS as AUGMENTATIONS
+from polybound.training.augment import Augmentation as Augmentation
+from polybound.training.augment import register_augmentation as register_augmentation
 from polybound.training.callbacks import History as History
 from polybound.training.callbacks import epoch_facts as epoch_facts
 from polybound.training.fit import accuracy as accuracy
@@ -31,6 +34,7 @@ from polybound.training.optim import AdamW as AdamW
 from polybound.training.optim import Constant as Constant
 from polybound.training.optim import Cosine as Cosine
 from polybound.training.optim import Momentum as Momentum
+from polybound.training.optim import OneCycle as OneCycle
 from polybound.training.optim import Optimiser as Optimiser
 from polybound.training.optim import Schedule as Schedule
 from polybound.training.optim import Steps as Steps

@@ -139,7 +139,7 @@ class HistoryKeeper(Callback):
         in_force = max(recipe.phases()[-1], recipe.method.complete_from(recipe.epochs))
         if self.patience is None or trainer.epoch <= in_force:
             return
-        loss, parameters = measured["loss"], [parameter.detach() for parameter in trainer.model.parameters()]
+        loss, parameters = measured["loss"], list(trainer.model.state_dict().values())
         accuracy = measured.get("accuracy", torch.zeros_like(loss))
         if self._best is None:
             self._best = torch.full(loss.shape, trainer.epoch), accuracy, loss
@@ -162,8 +162,8 @@ class HistoryKeeper(Callback):
         for run, reason in trainer.failures.items():
             raise NonFiniteError(f"the weights of run {run} are no longer finite: {reason}")
         if self._best is not None:
-            for parameter, kept in zip(trainer.model.parameters(), self._weights, strict=True):
-                parameter.copy_(kept)
+            for tensor, kept in zip(trainer.model.state_dict().values(), self._weights, strict=True):
+                tensor.copy_(kept)
             best = self._best[0].tolist()
             self.history.best = best[0] if trainer.model.runs is None else best
 

@@ -148,12 +148,17 @@ class Descent:
 
     Its state has the names and shapes of the parameters, so that engines that see the parameters differently share it.
 
+    Args:
+        model: what is trained.
+        optimiser: how a gradient becomes a step.
+        clip: the largest l2 norm of a run's gradient; longer ones are scaled down to it. 0 for no such limit.
+
     Attributes:
         steps: how many were made.
     """
 
-    def __init__(self, model: PolynomialNetwork, optimiser: Optimiser) -> None:
-        self.optimiser, self.steps, self._runs = optimiser, 0, model.runs or 1
+    def __init__(self, model: PolynomialNetwork, optimiser: Optimiser, clip: float = 0.0) -> None:
+        self.optimiser, self.clip, self.steps, self._runs = optimiser, clip, 0, model.runs or 1
         # Closed forms hand out views of parameters; they are known by where they lie.
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.numel()}
         self._names = {parameter.data_ptr(): name for name, parameter in named.items()}
@@ -165,7 +170,7 @@ class Descent:
     @property
     def plain(self) -> bool:
         """Whether it is plain SGD, whose steps engines fuse with the gradients."""
-        return type(self.optimiser) is SGD
+        return type(self.optimiser) is SGD and not self.clip
 
     def step_(self, pairs: Sequence[tuple[Tensor, Tensor]], rate: float, decay: float) -> None:
         """Make a step, in place, along the gradients of a mean loss plus `decay ||w||^2 / 2`.
@@ -180,6 +185,12 @@ class Descent:
         weights = [weight.detach() for weight, _ in pairs]
         # A fused kernel goes through memory, whatever the strides: autograd's gradients may lie otherwise than weights.
         gradients = [gradient.contiguous() for _, gradient in pairs]
+        if self.clip:
+            for own in zip(*(gradient.view(self._runs, -1).unbind() for gradient in gradients), strict=True):
+                norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in own]))
+                share = (self.clip / norm).clamp(max=1.0)  # NaN stays NaN, so that the loop sees it
+                for part in own:
+                    part.mul_(share)
         if decay:
             gradients = [gradient.add(weight, alpha=decay) for weight, gradient in zip(weights, gradients, strict=True)]
         names = [self._names[weight.data_ptr()] for weight in weights]
@@ -234,6 +245,9 @@ class Schedule(Component):
         batch_size: samples in a step.
     """
 
+    by_step: ClassVar[bool] = False
+    """Whether the rate changes within an epoch; then `factor_at` is asked at every step."""
+
     epochs: int = 100
     batch_size: int = 64
 
@@ -242,8 +256,8 @@ class Schedule(Component):
         check_int("batch_size", self.batch_size)
         super().__post_init__()
 
-    def factor_at(self, epoch: int) -> float:
-        """The factor of the learning rate in an epoch, counted from 0."""
+    def factor_at(self, epoch: float) -> float:
+        """The factor of the learning rate in an epoch, counted from 0; within epochs if the schedule is `by_step`."""
         del epoch
         return 1.0
 
@@ -290,7 +304,7 @@ class Steps(Schedule):
         epochs = (ceil(one * self.epochs - 1e-9) if isinstance(one, float) else one for one in self.milestones)
         object.__setattr__(self, "milestones", tuple(epochs))
 
-    def factor_at(self, epoch: int) -> float:
+    def factor_at(self, epoch: float) -> float:
         return float(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
 
     def scaled(self, share: float) -> Self:
@@ -305,8 +319,33 @@ class Cosine(Schedule):
 
     name: ClassVar[str] = "cosine"
 
-    def factor_at(self, epoch: int) -> float:
+    def factor_at(self, epoch: float) -> float:
         return (1 + cos(pi * epoch / self.epochs)) / 2
+
+
+@register_schedule
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """The learning rate rises along half a cosine from a 25th of itself, and falls along another to 0, step by step.
+
+    Attributes:
+        rise: the share of the training in which it rises.
+    """
+
+    name: ClassVar[str] = "one-cycle"
+    by_step: ClassVar[bool] = True
+
+    rise: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_number("rise", self.rise, below=1)
+        super().__post_init__()
+
+    def factor_at(self, epoch: float) -> float:
+        done = epoch / self.epochs
+        if done < self.rise:
+            return 0.04 + 0.96 * (1 - cos(pi * done / self.rise)) / 2
+        return (1 + cos(pi * (done - self.rise) / (1 - self.rise))) / 2
 
 
 @register_schedule

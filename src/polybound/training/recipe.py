@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from polybound.attacks import Attack, check_protocol, parse_attack
-from polybound.errors import ArgumentError, PolyboundError, check_int
+from polybound.errors import ArgumentError, PolyboundError, check_int, check_number
 from polybound.registry import Component, Components, check_start, start_epoch
+from polybound.training.augment import Augmentation, augmentations
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
 from polybound.training.methods import METHODS, Method, Plain
 from polybound.training.optim import OPTIMISERS, SCHEDULES, SGD, Optimiser, Schedule, Steps
@@ -96,6 +97,8 @@ class Recipe:
         optimiser: how a gradient becomes a step.
         schedule: epochs, batches and learning rates.
         loss: what is descended.
+        augment: random changes of the training images, one after the other; their names do as well.
+        clip: the largest l2 norm of a gradient, all weights together; 0 for no such limit.
 
     A `start` that is a share of the epochs becomes an epoch, so that equal recipes have one form.
 
@@ -108,8 +111,12 @@ class Recipe:
     optimiser: Optimiser = field(default_factory=SGD)
     schedule: Schedule = field(default_factory=Steps)
     loss: Loss = field(default_factory=CrossEntropy)
+    augment: tuple[Augmentation, ...] = ()
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "augment", augmentations(self.augment))
+        object.__setattr__(self, "clip", float(check_number("clip", self.clip)) + 0.0)
         if self.adversary is not None and not self.method.takes_adversary:
             raise PolyboundError(f"method {self.method.name} takes no adversary: its loss sees the whole ball")
         if self.method.own_loss and self.loss != CrossEntropy():
@@ -193,6 +200,7 @@ class Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
         left = _numbers(options)
         parts: dict[str, Any] = {"adversary": None}
+        parts |= {name: left.pop(name, getattr(self, name)) for name in ("augment", "clip")}
         taken: set[str] = set()
         given: Any = left.pop("adversary", self.adversary)
         its = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
@@ -217,7 +225,9 @@ class Recipe:
         for name in (option for option in left if option not in taken):
             owners = [f"{kind} {part}" for kind, registry in _REGISTRIES.items() for part in registry.having(name)]
             known = dict.fromkeys(option for kind in _REGISTRIES for option in parts[kind].options())
-            hint = f"it belongs to {', '.join(owners)}" if owners else f"it has {', '.join(known)}"
+            hint = (
+                f"it belongs to {', '.join(owners)}" if owners else f"it has {', '.join([*known, 'augment', 'clip'])}"
+            )
             raise ArgumentError(name, f"is no option of {parts['method'].name} training; {hint}")
         recipe = Recipe(**parts)
         recipe.check()
@@ -228,8 +238,8 @@ class Recipe:
         """Passes over the data."""
         return self.schedule.epochs
 
-    def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0."""
+    def rate(self, epoch: float) -> float:
+        """The learning rate of an epoch, counted from 0, or within one."""
         return self.optimiser.learning_rate * self.schedule.factor_at(epoch)
 
     def phases(self) -> list[int]:
@@ -255,14 +265,23 @@ class Recipe:
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """All parts with all their options, as JSON can hold them; the plain cross-entropy is not mentioned."""
-        content = {
+        """All parts with all their options, as JSON can hold them.
+
+        What came later is not mentioned where it is as it was: the plain cross-entropy, no augmentation, no clipping.
+        """
+        content: dict[str, Any] = {
             "method": self.method.as_dict(),
             "adversary": None if self.adversary is None else self.adversary.as_dict(),
             "optimiser": self.optimiser.as_dict(),
             "schedule": self.schedule.as_dict(),
         }
-        return content if self.loss == CrossEntropy() else content | {"loss": self.loss.as_dict()}
+        if self.loss != CrossEntropy():
+            content["loss"] = self.loss.as_dict()
+        if self.augment:
+            content["augment"] = ", ".join(one.name for one in self.augment)
+        if self.clip:
+            content["clip"] = self.clip
+        return content
 
     @property
     def label(self) -> str:

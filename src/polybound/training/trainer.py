@@ -18,6 +18,7 @@ from polybound.data import Dataset
 from polybound.errors import NonFiniteError, PolyboundError
 from polybound.models import PolynomialNetwork
 from polybound.seeds import seeded
+from polybound.training.augment import augmented
 from polybound.training.engine import StepRandom, engine_for
 from polybound.training.methods import StepContext
 from polybound.training.optim import Descent
@@ -87,7 +88,7 @@ class Trainer:
         distinct = list(dict.fromkeys(seeds))
         grouped = [seed for seed in distinct for _ in range(self.runs // len(distinct))]
         self.seeds = distinct if grouped == list(seeds) else list(seeds)
-        self.descent = Descent(model, recipe.optimiser)
+        self.descent = Descent(model, recipe.optimiser, recipe.clip)
         self.engine = engine_for(model, method, recipe.loss, self.descent)
         self.plain = engine_for(model, None, recipe.loss, self.descent) if method.begins else self.engine
         self.classifier = None if recipe.adversary is None else Classifier(model, samples.shape)
@@ -124,6 +125,13 @@ class Trainer:
                 x = samples.x.index_select(0, batch.flatten()).view(*batch.shape, -1)
                 y = samples.y.index_select(0, batch.flatten()).view(*batch.shape, *samples.y.shape[1:])
                 weights = None if samples.weights is None else samples.weights[batch]
+                if recipe.augment:
+                    # A stream of its own: no other epoch has a number below zero.
+                    streams = [seeded(seed, -1 - self.epoch, step) for seed in self.seeds]
+                    pairs = zip(x, streams, strict=True)
+                    x = torch.stack([augmented(recipe.augment, own, samples.shape, draw) for own, draw in pairs])
+                if recipe.schedule.by_step:
+                    rate = recipe.rate(self.epoch + step / self.steps)
                 random = StepRandom(self.runs, self.seeds, self.epoch, step)
                 if recipe.adversary is not None and self.epoch >= recipe.adversary.start_epoch:
                     x = self._attacked(recipe.adversary, x, y, random)  # each run's own
@@ -163,7 +171,11 @@ class Trainer:
         if classifier is None or domain is None:
             raise AssertionError("there is an adversary, and no classifier or domain for it")
         options: dict[str, Any] = {"protocol": adversary.protocol, "generators": random.generators}
-        return adversarial_batch(adversary.attack, classifier, x, y, domain=domain, **options)
+        self.model.eval()  # an attack has no part in the statistics of batches
+        try:
+            return adversarial_batch(adversary.attack, classifier, x, y, domain=domain, **options)
+        finally:
+            self.model.train()
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -199,6 +211,8 @@ class Trainer:
             self.failures[run] = model.explain_nonfinite(self.samples.x[:1024])
             for parameter in self.model.parameters():
                 (parameter if single else parameter[run]).zero_()
+            for buffer in self.model.buffers() if single else ():  # statistics of batches
+                buffer.zero_()
             self.descent.forget(None if single else run)
         return self.failures[run]
 
