@@ -189,10 +189,20 @@ def test_what_does_not_fit_is_refused(build, message):
 def test_a_degree_that_nobody_can_mean_is_refused():
     builder = Builder()
     node = builder.input((1,))
-    for _ in range(21):
+    for _ in range(20):
         node = builder.product(node, node)
-    with pytest.raises(PolyboundError, match="degree 2,097,152"):
-        builder.finish(node)
+    with pytest.raises(PolyboundError, match=r"degree 2,097,152 at a square; at most 2\^20"):
+        builder.product(node, node, "a square")
+
+
+def test_graphs_may_be_deep():
+    builder = Builder()
+    total = x = builder.input((2,))
+    for _ in range(3000):
+        total = builder.sum((total, x))
+    for k in range(300):
+        total = builder.affine(Scale(torch.full((2,), 1.0 + k % 2)), total)
+    assert len(builder.finish(total).nodes) > 3000
 
 
 def test_a_graph_without_maps_is_a_chain():

@@ -18,17 +18,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Chain, Dense, Identity
+from polybound.models.affine import Affine, Chain, Identity
 from polybound.models.factors import Factors
-from polybound.models.graphs.maps import Scale, Select
+from polybound.models.graphs.chains import Chains, Link, NoChainError, chain_of
+from polybound.models.graphs.maps import Scale, Select, key
 
 V = TypeVar("V")
+
+_HIGHEST = 2**20
+_LONGEST = 50
+"""The highest degree, and how many maps in a row become one; files take a hundred."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,59 +238,14 @@ class Graph:
 
         `A(x) * y + y`, the residual form, counts as a product with `A(x) + 1`.
         """
-        of_input = {n for n, node in enumerate(self.nodes) if isinstance(node, Input)}
-        if len(of_input) != 1:
+        if len(self.inputs) != 1:
             return None
-        of_input |= {n for n, node in enumerate(self.nodes) if isinstance(node, Applied) and node.source in of_input}
-        C, number = self._map(self.output, of_input)
-        A: list[Affine] = []
-        S: list[Affine] = []
-        while number not in of_input:
-            node: Node | None = self.nodes[number]
-            shift = 0.0
-            if isinstance(node, Sum):
-                node, shift = self._residual(node), 1.0
-            if not isinstance(node, Product):
-                return None
-            sides = ((node.left, node.right), (node.right, node.left))[: 1 if shift else 2]
-            fits = ((a, y) for a, y in sides if a in of_input and (shift or y not in of_input or y <= a))
-            found = next(fits, None)
-            if found is None:
-                return None
-            A.append(_plus(self._whole(found[0]), shift))
-            between, number = (None, found[1]) if shift else self._map(found[1], of_input)
-            S.append(Identity(A[-1].outputs, (), A[-1].constant) if between is None else between)
-        A.append(self._whole(number))
-        if C is None:
-            C = Identity(A[0].outputs, (), A[0].constant)
-        s1 = torch.ones_like(A[-1].constant)
-        kind: Literal["CCP", "NCP"] = "CCP" if all(isinstance(step, Identity) for step in S) else "NCP"
-        return Factors(kind, tuple(reversed(A)), tuple(reversed(S)), s1, C, constant=True)
-
-    def _map(self, number: int, of_input: set[int]) -> tuple[Affine | None, int]:
-        """The map that a node is of another, and the other; None if it is none, or one of the input."""
-        node = self.nodes[number]
-        if isinstance(node, Applied) and number not in of_input:
-            return node.map, node.source
-        return None, number
-
-    def _whole(self, number: int) -> Affine:
-        """A node that is a map of the input, as that map."""
-        node = self.nodes[number]
-        if isinstance(node, Applied):
-            return node.map
-        like = next((n.map.constant for n in self.nodes if isinstance(n, Applied)), torch.zeros(()))
-        return Identity(self.features, (), like)
-
-    def _residual(self, node: Sum) -> Node | None:
-        """The product p of a sum `p + y` whose one side is y."""
-        if len(node.sources) == 2:
-            for number, other in (node.sources, node.sources[::-1]):
-                product = self.nodes[number]
-                if isinstance(product, Product) and other in product.sources:
-                    left = product.left if product.right == other else product.right
-                    return Product(left, other)
-        return None
+        try:
+            value = self.evaluate(Chains(), Link(None, (), 1, 0))
+        except NoChainError:
+            return None
+        like = next((node.map.constant for node in self.nodes if isinstance(node, Applied)), torch.zeros(()))
+        return chain_of(value, self.features, like)
 
     def label(self, number: int) -> str:
         """What messages call a node: what it is and where it comes from."""
@@ -321,16 +281,6 @@ def graph_of(factors: Factors, shape: Sequence[int] | None = None) -> Graph:
     return builder.finish(builder.affine(factors.C, y, "C"))
 
 
-def _plus(step: Affine, shift: float) -> Affine:
-    """A map and a constant."""
-    if not shift:
-        return step
-    if isinstance(step, Dense):
-        return Dense(step.weight, step.constant + shift, step.off)
-    maps = step.maps if isinstance(step, Chain) else (step,)
-    return Chain(maps, shift + (step.shift if isinstance(step, Chain) else 0.0))
-
-
 def _hash_map(found: Any, step: Affine) -> None:
     found.update(type(step).__name__.encode())
     if isinstance(step, Chain):
@@ -353,24 +303,28 @@ class Builder:
     """Makes a graph node by node; every method returns the number of its node."""
 
     nodes: list[Node] = field(default_factory=list)
+    _sizes: list[int] = field(default_factory=list)
+    _degrees: list[int] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
 
-    def _add(self, node: Node, key: Any) -> int:
+    def _add(self, node: Node, size: int, degree: int, key: Any) -> int:
         if key not in self._known:
+            if degree > _HIGHEST:
+                where = f" at {node.origin}" if node.origin else ""
+                raise PolyboundError(f"the network has degree {degree:,}{where}; at most 2^20 is taken")
             self._known[key] = len(self.nodes)
             self.nodes.append(node)
+            self._sizes.append(size)
+            self._degrees.append(degree)
         return self._known[key]
 
     def size(self, number: int) -> int:
         """The length of a node's vector."""
-        node = self.nodes[number]
-        if isinstance(node, Input):
-            return prod(node.shape)
-        return node.map.outputs if isinstance(node, Applied) else self.size(node.sources[0])
+        return self._sizes[number]
 
     def input(self, shape: Sequence[int]) -> int:
         """An input of this shape; all inputs come before all other nodes."""
-        return self._add(Input(tuple(shape)), ("input", len(self.nodes)))
+        return self._add(Input(tuple(shape)), prod(shape), 1, ("input", len(self.nodes)))
 
     def affine(self, step: Affine, source: int, origin: str = "") -> int:
         """A map of a node."""
@@ -384,19 +338,23 @@ class Builder:
         if isinstance(below, Applied) and isinstance(step, Select) and isinstance(below.map, Select):
             index = torch.where(step.index < 0, -1, below.map.index[step.index.clamp_min(0)])
             return self.affine(Select(index, below.map.inputs, step.like), below.source, origin or below.origin)
-        return self._add(Applied(step, source, origin), ("affine", source, _key(step)))
+        node, degree = Applied(step, source, origin), self._degrees[source]
+        return self._add(node, step.outputs, degree, ("affine", source, key(step)))
 
     def sum(self, sources: Sequence[int], origin: str = "") -> int:
         """The sum of nodes."""
         self._same_size("a sum", sources, origin)
         if len(sources) == 1:
             return sources[0]
-        return self._add(Sum(tuple(sorted(sources)), origin), ("sum", *sorted(sources)))
+        degree = max(self._degrees[source] for source in sources)
+        return self._add(Sum(tuple(sorted(sources)), origin), self.size(sources[0]), degree, ("sum", *sorted(sources)))
 
     def product(self, left: int, right: int, origin: str = "") -> int:
         """The product of two nodes, entry by entry."""
         self._same_size("a product", (left, right), origin)
-        return self._add(Product(left, right, origin), ("product", *sorted((left, right))))
+        degree = self._degrees[left] + self._degrees[right]
+        node = Product(left, right, origin)
+        return self._add(node, self.size(left), degree, ("product", *sorted((left, right))))
 
     def _same_size(self, what: str, sources: Sequence[int], origin: str) -> None:
         if len({self.size(source) for source in sources}) != 1:
@@ -406,13 +364,11 @@ class Builder:
     def finish(self, output: int, fused: bool = True) -> Graph:
         """The graph of one output: without what it does not need; `fused`, an affine map of an affine map is one."""
         nodes = list(self.nodes)
-        if fused:
-            for number, node in enumerate(nodes):
-                if isinstance(node, Applied) and isinstance(below := nodes[node.source], Applied):
-                    nodes[number] = Applied(_composed(below.map, node.map), below.source, node.origin or below.origin)
         needed = {output} | {number for number, node in enumerate(nodes) if isinstance(node, Input)}
         for number in range(len(nodes) - 1, -1, -1):
             if number in needed:
+                if fused:
+                    nodes[number] = self._fused(number)
                 needed |= set(nodes[number].sources)
         place = {old: new for new, old in enumerate(sorted(needed))}
         kept: list[Node] = []
@@ -425,10 +381,18 @@ class Builder:
             elif isinstance(node, Product):
                 node = replace(node, left=place[node.left], right=place[node.right])
             kept.append(node)
-        graph = Graph(tuple(kept), place[output])
-        if graph.degree > 2**20:
-            raise PolyboundError(f"the network has degree {graph.degree:,}; at most 2^20 is taken")
-        return graph
+        return Graph(tuple(kept), place[output])
+
+    def _fused(self, number: int) -> Node:
+        """A node; of a map, with the maps right below it as one."""
+        node = self.nodes[number]
+        if not isinstance(node, Applied):
+            return node
+        maps, source, origin = _opened(node.map), node.source, node.origin
+        while isinstance(below := self.nodes[source], Applied) and len(maps) < _LONGEST:
+            maps = _opened(below.map) + maps
+            source, origin = below.source, origin or below.origin
+        return node if source == node.source else Applied(Chain(maps), source, origin)
 
 
 def _is_identity(step: Affine) -> bool:
@@ -441,32 +405,5 @@ def _is_identity(step: Affine) -> bool:
     )
 
 
-def _key(step: Affine) -> Any:
-    """What two maps have in common if they are the same: the same tensors in the same roles."""
-    if isinstance(step, Chain):
-        return ("Chain", step.shift, *(_key(part) for part in step.maps))
-    parts: list[Any] = [type(step).__name__]
-    for name, value in sorted(vars(step).items()):
-        if isinstance(value, Tensor):
-            parts.append((name, tuple(value.tolist()) if not value.is_floating_point() else _content(value)))
-        elif not name.startswith("_"):
-            parts.append((name, value))
-    return tuple(parts)
-
-
-def _content(tensor: Tensor) -> Any:
-    """A tensor by its storage, or, where it is all zeros as most constants are, by that."""
-    if not tensor.requires_grad and not bool(tensor.any()):
-        return ("zeros", tuple(tensor.shape), tensor.dtype)
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _composed(first: Affine, then: Affine) -> Affine:
-    """Two maps, one after the other, as one."""
-    maps: list[Affine] = []
-    for step in (first, then):
-        plain = isinstance(step, Chain) and step.shift == 0.0
-        maps += list(step.maps) if plain else [step]  # type: ignore[attr-defined]
-    if all(isinstance(step, Dense) and step.off is None for step in maps) and len(maps) == 1:
-        return maps[0]
-    return Chain(maps)
+def _opened(step: Affine) -> list[Affine]:
+    return list(step.maps) if isinstance(step, Chain) and step.shift == 0.0 else [step]

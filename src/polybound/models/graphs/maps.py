@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models.affine import Affine
+from polybound.models.affine import Affine, Chain
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -285,3 +285,24 @@ class AveragePool(_Described):
         ones = y.new_ones(1, 1, *self.size)
         x = _TRANSPOSED[self.dims](images, ones, stride=self.stride, padding=self.padding, output_padding=left)
         return x.reshape(*y.shape[:-1], self.inputs)
+
+
+def key(step: Affine) -> Any:
+    """What two maps have in common if they are the same: the same tensors in the same roles."""
+    if isinstance(step, Chain):
+        return ("Chain", step.shift, *(key(part) for part in step.maps))
+    parts: list[Any] = [type(step).__name__]
+    for name, value in sorted(vars(step).items()):
+        if isinstance(value, Tensor):
+            whole = not value.is_floating_point()
+            parts.append((name, value.cpu().numpy().tobytes() if whole else _content(value)))
+        elif not name.startswith("_"):
+            parts.append((name, value))
+    return tuple(parts)
+
+
+def _content(tensor: Tensor) -> Any:
+    """A tensor by its storage, or, where it is all zeros as most constants are, by that."""
+    if not tensor.requires_grad and not bool(tensor.any()):
+        return ("zeros", tuple(tensor.shape), tensor.dtype)
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
