@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from polybound.evaluation import evaluate as evaluate
     from polybound.models import CCP as CCP
     from polybound.models import NCP as NCP
+    from polybound.models import BoxNet as BoxNet
     from polybound.models import ConvCCP as ConvCCP
     from polybound.models import Factors as Factors
     from polybound.models import Graph as Graph

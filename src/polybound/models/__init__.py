@@ -8,7 +8,7 @@ ccp, ncp, conv the three models; collapse: PN-Conv's forward pass
 files, zoo     models on disk, and by name
 passes         gradients by hand, several times as fast as autograd
 graphs         any network as a graph: nodes, algebras, tracing of modules
-deep           modules of a user's own, PolyNet and its parts, graphs as networks
+deep, boxnet   modules of a user's own, PolyNet and its parts, graphs as networks; BoxNet, made for certificates
 """
 
 from polybound.models.affine import Affine as Affine
@@ -22,6 +22,7 @@ from polybound.models.base import PolynomialNetwork as PolynomialNetwork
 from polybound.models.base import factors_of as factors_of
 from polybound.models.base import polynomial as polynomial
 from polybound.models.base import stack as stack
+from polybound.models.boxnet import BoxNet as BoxNet
 from polybound.models.ccp import CCP as CCP
 from polybound.models.conv import ConvCCP as ConvCCP
 from polybound.models.deep import DeepNetwork as DeepNetwork

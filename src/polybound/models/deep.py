@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.base import Config, PolynomialNetwork
@@ -38,6 +39,12 @@ class Norm(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("var", torch.ones(channels))
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin again."""
+        for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.mean, 0.0), (self.var, 1.0)):
+            tensor.fill_(value)
+
     def forward(self, x: Tensor) -> Tensor:
         return F.batch_norm(x, self.mean, self.var, self.weight, self.bias, self.training, self.momentum)
 
@@ -62,27 +69,48 @@ class ProductBlock(nn.Module):
         return x + self.norm(a * self.b(x) + a)  # type: ignore[no-any-return]
 
 
+def quadratic(x: Tensor, scale: Tensor, shift: Tensor, bias: Tensor) -> Tensor:
+    """`scale (x + shift)^2 + bias`; what is no tensor, as a box, may have a rule of its own for it."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(quadratic, (x,), x, scale, shift, bias)
+    return (x + shift).square() * scale + bias
+
+
 class Quadratic(nn.Module):
     """One learned square per channel, `scale (x + shift)^2 + bias`, or `depth` of them after one another.
 
-    As initialised, two of them are `((x + 2)^2 / 4)^2 / 2`: flat on one side, rising on the other.
+    As initialised, two of them are `((x + 2)^2 / 4)^2 / 2`: flat on one side, rising on the other. A `step` is, for
+    `u = (x + 1) / 2`, first `1 - (1 - u)^2`, then `u^2`, and so on in turn: a smooth step from (-1, 0) to (1, 1), which
+    takes whatever is near to its ends closer to them, boxes as well.
 
     Args:
         channels: the second dimension of its inputs.
         depth: how many squares.
+        step: whether it begins as a step.
     """
 
-    def __init__(self, channels: int, depth: int = 2) -> None:
+    def __init__(self, channels: int, depth: int = 2, step: bool = False) -> None:
         super().__init__()
-        first, last = torch.full((depth, channels), 0.25), torch.full((1, channels), 0.5)
-        self.scale = nn.Parameter(torch.cat([first[:-1], last]))
-        self.shift = nn.Parameter(torch.cat([torch.full((1, channels), 2.0), torch.zeros(depth - 1, channels)]))
-        self.bias = nn.Parameter(torch.zeros(depth, channels))
+        self.step = step
+        self.scale, self.shift, self.bias = (nn.Parameter(torch.empty(depth, channels)) for _ in range(3))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin again."""
+        for n in range(len(self.scale)):
+            first, last, odd = n == 0, n == len(self.scale) - 1, n % 2
+            if self.step:
+                values = (1.0, 0.0, 0.0) if odd else (-0.25 if first else -1.0, -1.0, 1.0)
+            else:
+                values = (0.5 if last else 0.25, 2.0 if first else 0.0, 0.0)
+            for parameter, value in zip((self.scale, self.shift, self.bias), values, strict=True):
+                parameter[n] = value
 
     def forward(self, x: Tensor) -> Tensor:
         sides = (-1, *(1,) * (x.ndim - 2))
         for scale, shift, bias in zip(self.scale, self.shift, self.bias, strict=True):
-            x = (x + shift.reshape(sides)).square() * scale.reshape(sides) + bias.reshape(sides)
+            x = quadratic(x, scale.reshape(sides), shift.reshape(sides), bias.reshape(sides))
         return x
 
 

@@ -15,13 +15,14 @@ from safetensors.torch import save as to_bytes
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.models.base import PolynomialNetwork
+from polybound.models.boxnet import BoxNet
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.deep import GraphNetwork, PolyNet, TracedNetwork
 from polybound.models.ncp import NCP
 
 _KINDS: dict[str, type[PolynomialNetwork]] = {
-    kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, GraphNetwork)
+    kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, BoxNet, GraphNetwork)
 }
 _KEY = "polybound"
 

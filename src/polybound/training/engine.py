@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models import CCP, ConvCCP, JacobianGradients, PolynomialNetwork, closed_form, has_closed_form
+from polybound.models import (
+    CCP,
+    ConvCCP,
+    DeepNetwork,
+    JacobianGradients,
+    PolynomialNetwork,
+    closed_form,
+    has_closed_form,
+)
 from polybound.seeds import drawn, seeded
 from polybound.training.losses import CrossEntropy, Loss
 from polybound.training.methods import Method, Plain, StepContext, drop_subnormal
@@ -187,7 +195,10 @@ class AutogradEngine(Engine):
         shared = len(x) == 1 and not method.uses_inputs and not method.bounds_network
         inputs = x[0] if single or shared else self.for_runs(x)
         if method.bounds_network:
-            losses, objective = method.network_loss(self.model.factors(), inputs, y, self.context)
+            if isinstance(self.model, DeepNetwork):
+                losses, objective = method.deep_loss(self.model, inputs, y, self.context)
+            else:
+                losses, objective = method.network_loss(self.model.factors(), inputs, y, self.context)
         else:
             inputs = inputs.requires_grad_(method.uses_inputs)
             outputs = self.model(inputs)

@@ -15,8 +15,9 @@ from torch import Tensor
 from polybound.certificates import box_of, margin_bounds
 from polybound.constraints import Projection
 from polybound.errors import PolyboundError, check_choice, check_int, check_norm, check_number
-from polybound.models import Factors, PolynomialNetwork
+from polybound.models import DeepNetwork, Factors, PolynomialNetwork
 from polybound.registry import Component, Components, check_start, format_value, start_epoch
+from polybound.training.boxes import worst_logits
 
 if TYPE_CHECKING:
     from polybound.training.engine import RowsEngine, StepRandom
@@ -121,6 +122,13 @@ class Method(Component):
         """
         del factors, inputs, labels, context
         raise PolyboundError(f"method {self.name} has no loss of the network")
+
+    def deep_loss(
+        self, model: DeepNetwork, inputs: Tensor, labels: Tensor, context: StepContext
+    ) -> tuple[Tensor, Tensor]:
+        """The same as `network_loss` for a deep network, which is no chain of factors."""
+        del model, inputs, labels, context
+        raise PolyboundError(f"method {self.name} is for chains of products, and this is a deep network")
 
     def closed_loss(self, engine: RowsEngine, x: Tensor, y: Tensor, random: StepRandom) -> Any:
         """The same for CCP by hand: gradients by logits and by rows of the Jacobian, and the reported losses."""
@@ -307,12 +315,15 @@ class Certified(Method):
     and trains networks that later stages prove robust. Of the other rivals `g_j` itself counts. The radius rises from
     0 in proportion to the steps, over a share `ramp` of the method's epochs.
 
+    Deep networks are bounded by intervals, all rivals of each sample, with `low` the bounds of the certificates' stage
+    of that name: see `polybound.training.boxes`. `remainder` and `rivals` are of chains alone.
+
     Attributes:
         eps: radius of the l_inf balls.
         weight: of the certified loss, from 0 to 1; the rest is the clean loss's.
-        remainder: what share of the remainder counts.
+        remainder: what share of the remainder counts, in chains of products.
         ramp: share of the epochs from `start` on in which the radius rises.
-        rivals: how many rivals of each sample are bounded; 0 for all.
+        rivals: how many rivals of each sample are bounded, in chains of products; 0 for all.
         start: first epoch with that loss, from 0, or a share of all epochs.
     """
 
@@ -359,6 +370,22 @@ class Certified(Method):
         losses = self.weight * cross_entropies(bounds.logits.scatter(-1, bounds.rivals, -low), labels)
         if self.weight < 1:
             losses = losses + (1 - self.weight) * cross_entropies(factors(inputs), labels)
+        return losses, losses
+
+    def deep_loss(
+        self, model: DeepNetwork, inputs: Tensor, labels: Tensor, context: StepContext
+    ) -> tuple[Tensor, Tensor]:
+        eps = self.eps_at(context.done)
+        lower, upper = inputs - eps, inputs + eps
+        if context.domain is not None:
+            lower, upper = lower.clamp_min(context.domain[0]), upper.clamp_max(context.domain[1])
+        if self.weight == 1:
+            losses = cross_entropies(worst_logits(model, lower, upper, labels), labels)
+            return losses, losses
+        # Points are boxes as well, in the same batch, so that both have the same normalisation.
+        ends = torch.cat([lower, inputs]), torch.cat([upper, inputs])
+        worst, clean = worst_logits(model, *ends, labels.repeat(2)).chunk(2)
+        losses = self.weight * cross_entropies(worst, labels) + (1 - self.weight) * cross_entropies(clean, labels)
         return losses, losses
 
 
