@@ -133,7 +133,7 @@ def small():
 
 OPTIONS = {
     **{"recipe": "paper", "method": "certified", "eps": 0.2, "ramp": 0.5, "optimiser": "adamw", "learning_rate": 0.01},
-    **{"weight_decay": 0.0, "schedule": "one-cycle", "clip": 1.0, "batch_size": 64},
+    **{"weight_decay": 0.0, "schedule": "one-cycle", "clip": 1.0, "batch_size": 32},
 }
 
 
@@ -143,7 +143,7 @@ def test_it_certifies_what_plain_training_does_not():
     for name, more in {"plain": {"method": "none"}, "certified": {}, "mixed": {"weight": 0.7}}.items():
         options = {key: value for key, value in OPTIONS.items() if name != "plain" or key not in ("eps", "ramp")}
         net = small()
-        pb.fit(net, train, epochs=8, seed=0, **options | more)
+        pb.fit(net, train, epochs=10, seed=0, **options | more)
         net.eval()
         shares[name] = pb.certify(net, test.x, test.y, 0.2, method="interval", domain=test.domain).summary()
         assert shares[name]["clean accuracy"] > 0.8
