@@ -1,18 +1,37 @@
 """Schematics: what is in them, that it fits, and the command that draws them."""
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from hypothesis import given
 
 import polybound as pb
 from helpers.browser import contrast
+from helpers.graphs import graphs
 from polybound.models import register_model
 from polybound.report import draw_figure_1, draw_network, network_svg
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 HOSTILE = "</title><script>window.owned = 1</script>&amp;<img src=x onerror=alert(1)> \x00\ud800 ]]> _x_ " + 300 * "W"
+
+
+class Wiring(torch.nn.Module):
+    """Side branches that are used twice, a square, a product that nothing stands above, sums of three."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(8, 8) for _ in "abc")
+        self.a_layer_with_a_name_of_forty_letters = torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x)
+        c = self.c(a * b)
+        e = (a * c) * (b * c) + x + a
+        g = torch.cat([e * a, self.b(b * b)], 1)[:, 3:11]
+        return self.a_layer_with_a_name_of_forty_letters(g * x + e)
+
 
 NETWORKS = {
     "pn-4": pb.paper_model("pn-4", seed=0),
@@ -27,6 +46,9 @@ NETWORKS = {
     "stack": pb.CCP(30, 5, 3, degree=2, runs=7, seed=0),
     "sound": pb.ConvCCP((2, 64), channels=3, classes=4, degree=5, kernel=3, pool=(1, 2, 5), seed=0),
     "large": pb.CCP(2_000_000, 1, 12_345, degree=2, seed=0),
+    "polynet": pb.PolyNet((3, 32, 32), width=8, blocks=(1, 2, 1), seed=0),
+    "twenty blocks": pb.PolyNet((1, 16, 16), width=2, blocks=(9, 11), seed=0),
+    "wiring": pb.polynomial(Wiring(), (8,)),
     HOSTILE: pb.CCP(30, 5, 3, degree=2, seed=0),
 }
 
@@ -49,34 +71,53 @@ def circles(svg):
 def test_a_residual_network_has_a_sum_around_each_product(degree):
     svg = network_svg(pb.CCP(20, 6, 3, degree, seed=0))
     assert circles(svg) == (degree - 1, degree - 1)
-    assert [f"V{n}" for n in range(1, degree + 1)] == [text for text in texts(svg) if re.fullmatch(r"V\d+", text)]
-    assert texts(svg).count("6 × 20") == degree and "3 × 6" in texts(svg) and "3 outputs" in texts(svg)
+    assert sorted(text[:2] for text in texts(svg) if text[0] == "V") == ["V" + "₁₂₃₄₅₆₇"[n] for n in range(degree)]
+    assert texts(svg).count("6 × 20") == degree and any(t.startswith("3 × 6") for t in texts(svg))
 
 
 @pytest.mark.parametrize("degree", [1, 2, 7])
 def test_a_nested_network_has_a_map_between_two_products(degree):
     svg = network_svg(pb.NCP(20, 6, 3, degree, seed=0))
-    assert circles(svg) == (degree, 0) and "s1" in texts(svg)
-    assert texts(svg).count("6 × 20") == degree and texts(svg).count("6 × 6") == degree - 1
+    assert circles(svg) == (degree - 1, 0) and any("s₁" in text for text in texts(svg))
+    assert texts(svg).count("6 × 20") == degree and sum("6 × 6" in text for text in texts(svg)) == degree - 1
 
 
-def test_the_product_form_is_drawn_on_the_lifted_input():
+def test_the_product_form_has_no_sums():
     svg = network_svg(pb.CCP(20, 6, 3, 4, form="product", seed=0))
-    assert circles(svg) == (3, 0) and texts(svg).count("6 × 21") == 4 and "= [x, 1]" in texts(svg)
-    assert "with bias" not in texts(svg)
+    assert circles(svg) == (3, 0) and sum(text.startswith("6 × 20") for text in texts(svg)) == 4
+    assert "f = C (U₁ x ∘ … ∘ Uₖ x)" in texts(svg)
 
 
 def test_pn_conv_shares_its_pre_convolution_and_pools():
     svg = network_svg(pb.paper_model("pn-conv", seed=0))
-    assert circles(svg) == (3, 3) and texts(svg).count("pre") == 1 and texts(svg).count("convolution 7 × 7") == 4
-    # After degrees 2 and 3 on the products' way, and once on that of each later factor.
-    assert texts(svg).count("average pool") == 4 and texts(svg).count("28 × 28 → 14 × 14") == 2
-    assert "28 × 28 → 7 × 7" in texts(svg) and "10 × 784" in texts(svg) and "y4: 16 × 7 × 7" in texts(svg)
+    assert circles(svg) == (3, 3) and texts(svg).count("shared") == 1
+    assert (
+        texts(svg).count("convolution 7 × 7, 16 → 16") == 4 and texts(svg).count("convolution 3 × 3, 1 → 16, bias") == 1
+    )
+    # After degrees 2 and 3 on the products' way, and on that of each later factor.
+    assert texts(svg).count("average pool 28 × 28 → 14 × 14") == 3
+    assert texts(svg).count("average pool 14 × 14 → 7 × 7") == 2
+    assert {"10 × 784, bias", "y₄: 16 × 7 × 7"} <= set(texts(svg))
 
 
-def test_the_middle_of_a_high_degree_is_left_out_and_said_to_be():
-    assert "factors 5 to 198: the same" in texts(network_svg(NETWORKS["long"]))
+def test_patterns_of_large_networks_are_left_out_and_said_to_be():
+    assert "197 more of the same" in texts(network_svg(NETWORKS["long"]))
+    assert {"7 more of the same", "9 more of the same"} <= set(texts(network_svg(NETWORKS["twenty blocks"])))
     assert not [text for text in texts(network_svg(pb.NCP(30, 5, 3, degree=16))) if "the same" in text]
+
+
+def test_blocks_have_frames_with_the_names_of_modules():
+    svg = network_svg(NETWORKS["polynet"])
+    # A block is x + norm(a * b + a).
+    assert circles(svg) == (4, 8) and len(elements(svg, "rect", "pb-frame")) == 4
+    assert {"body.2", "body.2.a", "body.2.b", "body.2.norm", "8 × 32 × 32"} <= set(texts(svg))
+
+
+@given(graphs())
+def test_every_node_of_any_graph_is_drawn(graph):
+    svg = network_svg(pb.models.GraphNetwork.of(graph))
+    kinds = [type(node).__name__ for node in graph.nodes]
+    assert circles(svg) == (kinds.count("Product"), kinds.count("Sum"))
 
 
 def test_a_model_of_ones_own(tmp_path, cli):
@@ -84,7 +125,9 @@ def test_a_model_of_ones_own(tmp_path, cli):
         "drawn", "for a test", lambda shape, classes, rank, **more: pb.NCP(9, rank, classes, 3, shape=shape, **more)
     )
     done = cli("draw", "drawn", "--shape", "1,3,3", "--classes", "4", "--rank", "6", cwd=tmp_path)
-    assert done.out == "wrote drawn.svg\n" and {"6 × 9", "4 × 6"} <= set(texts((tmp_path / "drawn.svg").read_text()))
+    assert done.out == "wrote drawn.svg\n" and {"6 × 9", "4 × 6, bias"} <= set(
+        texts((tmp_path / "drawn.svg").read_text())
+    )
 
 
 # All texts inside of their boxes, or clear of all boxes; boxes clear of each other; all of it on the paper.
@@ -94,7 +137,7 @@ MISFITS = """(() => [...document.querySelectorAll('svg')].map((svg) => {
   const inside = (a, b) => a.left >= b.left && a.right <= b.right && a.top >= b.top && a.bottom <= b.bottom;
   const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top;
   const at = (e) => e.getBoundingClientRect();
-  const shapes = all('rect:not(.pb-paper), circle:not(.pb-dot)').map(at), words = all('text').map((e) => [e, at(e)]);
+  const shapes = all('rect:not(.pb-paper, .pb-frame), circle:not(.pb-dot)').map(at), words = all('text').map((e) => [e, at(e)]);
   const lines = all('path.pb-line').flatMap((e) => {
     const n = Math.ceil(e.getTotalLength() / 2), box = at(svg);
     return Array.from({length: n + 1}, (_, i) => e.getPointAtLength(2 * i)).map((p) => [p.x + box.left, p.y + box.top]);
@@ -144,6 +187,11 @@ def test_the_pictures_of_the_docs_are_what_the_package_draws(name, file, tmp_pat
     assert done.code == 0 and (tmp_path / file).read_bytes() == (IMAGES / file).read_bytes()
 
 
+def test_the_picture_of_a_deep_network_in_the_docs_is_what_the_package_draws():
+    deep = pb.PolyNet((3, 32, 32), width=16, blocks=(1, 1), seed=0)
+    assert network_svg(deep, title="PolyNet") == (IMAGES / "polynet.svg").read_text(encoding="utf-8")
+
+
 def test_files_and_names(tmp_path, cli):
     pb.example("digits").save(tmp_path / "a.b.safetensors")
     assert cli("draw", "a.b.safetensors", cwd=tmp_path).out == "wrote a.b.svg\n"
@@ -156,8 +204,6 @@ def test_files_and_names(tmp_path, cli):
 
 
 def test_only_polynomial_networks_have_a_schematic():
-    import torch
-
     with pytest.raises(pb.PolyboundError, match="got Linear"):
         network_svg(torch.nn.Linear(2, 2))
 

@@ -120,9 +120,13 @@ class PolynomialNetwork(nn.Module, ABC):
     def factors(self) -> Factors:
         """The canonical factors of the paper's lemmas, sharing this model's parameters."""
 
-    def graph(self) -> Graph:
-        """The network as a graph of affine maps, sums and products, sharing this model's parameters."""
-        return graph_of(self.factors(), self.shape)
+    def graph(self, fused: bool = True) -> Graph:
+        """The network as a graph of affine maps, sums and products, sharing this model's parameters.
+
+        Args:
+            fused: whether an affine map of an affine map is one, which is what bounds want.
+        """
+        return graph_of(self.factors(), self.shape, fused)
 
     @abstractmethod
     def weight_groups(self) -> list[WeightGroup]:

@@ -130,9 +130,9 @@ class DeepNetwork(PolynomialNetwork):
             raise PolyboundError(f"a {type(self).__name__} is trained by itself: it has no stack of runs")
         super().__init__(shape, classes, 1, None, seed)
 
-    def graph(self) -> Graph:
+    def graph(self, fused: bool = True) -> Graph:
         """The network in evaluation mode, as a graph that shares its weights."""
-        return trace(self._forward_module(), self.shape)
+        return trace(self._forward_module(), self.shape, fused)
 
     def _forward_module(self) -> nn.Module:
         """The module that the graph is traced from."""
@@ -258,7 +258,8 @@ class GraphNetwork(DeepNetwork):
         self.shape, self.classes, self.degree = graph.shape, graph.classes, graph.degree
         return self
 
-    def graph(self) -> Graph:
+    def graph(self, fused: bool = True) -> Graph:
+        del fused  # the maps are those of its file
         tensors = {name[1:]: tensor for name, tensor in (*self.named_parameters(), *self.named_buffers())}
         floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
         like = (floating[0].detach() if floating else torch.zeros(())).new_zeros(())

@@ -1,38 +1,33 @@
-"""The picture of a network: which maps lead from the input to which product, laid out and written as SVG."""
+"""The picture of a network: its graph in rows, from the input down to the output, written as SVG.
+
+The longest path runs straight down. What else a sum or a product takes comes from its right, skips of that path pass on
+its left, and what is used further down runs down on the right. A row has one box, or a box beside the sum or product
+that takes it, so that lines cross lines and never a box.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import pairwise, takewhile
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any
 from xml.etree import ElementTree
 
+from polybound import models
 from polybound.atomic import write_atomically
 from polybound.errors import PolyboundError, writable_file
-from polybound.models import (
-    CCP,
-    NCP,
-    Affine,
-    Chain,
-    Conv,
-    Dense,
-    Factors,
-    Identity,
-    PolynomialNetwork,
-    Pool,
-    polynomial,
-)
+from polybound.models import CCP, NCP, Applied, Graph, Input, PolynomialNetwork, Product
 
 
 def network_svg(model: PolynomialNetwork, *, title: str | None = None) -> str:
-    """The schematic of a network as the text of an SVG file, drawn from its factors.
+    """The schematic of a network as the text of an SVG file, drawn from its graph.
 
-    The input is on the left, every factor has a row with its affine maps, and the products run down on the right. Sizes
-    are written rows x columns. A residual form has a sum around each product; NCPs have a map between two products.
+    Sizes are written rows x columns. A product of y with `V x + 1` is drawn as the sum of `V x * y` and y that it is.
 
     Args:
         model: any polynomial network, or a stack of them.
@@ -42,21 +37,19 @@ def network_svg(model: PolynomialNetwork, *, title: str | None = None) -> str:
     >>> "rank 16" in pb.report.network_svg(pb.paper_model("pn-4"), title="PN-4")
     True
     """
-    factors = polynomial(model).factors()
-    lifted = factors.kind == "CCP" and not factors.constant  # drawn as the paper has it, on z = [x, 1]
-    weights = sum(parameter.numel() for parameter in model.parameters()) // (model.runs or 1)
-    form = f", {model.form} form" if isinstance(model, CCP) else ""
-    width = getattr(model, "channels", None)
-    units = f"{width} channels" if width is not None else f"rank {factors.A[-1].outputs}"
-    facts = [f"{type(model).__name__}{form}, degree {model.degree}, {units}", f"{weights:,} weights"]
-    facts += [f"a stack of {model.runs} such networks"] if model.runs is not None else []
-    if len(factors.A) > 1 and all(isinstance(a, Dense) for a in factors.A):
-        formula = "y_n = V_n x ∘ y_(n-1) + y_(n-1),  f = C(y_k)"
-        formula = "y_n = A_n x ∘ S_n(y_(n-1)),  f = C(y_k)" if factors.kind == "NCP" else formula
-        facts.append("f(z) = C ((U_1 z) ∘ … ∘ (U_k z))" if lifted else formula)
-    entry = ("z", "= [x, 1]") if lifted else ("x", " × ".join(f"{size:,}" for size in model.shape))
-    name = type(model).__name__ if title is None else title
-    return _draw([Schematic(factors.lifted() if lifted else factors, name, facts, entry=entry)])
+    runs = models.polynomial(model).runs
+    one = model if runs is None else model.run(0)
+    form = one.form if isinstance(one, CCP) else ""
+    width = getattr(one, "channels", getattr(one, "width", None))
+    facts = [f"{type(one).__name__}{form and f', {form} form'}, degree {one.degree:,}"]
+    facts[0] += f", rank {one.rank}" if isinstance(one, CCP | NCP) else f", {width} channels" if width else ""
+    facts.append(f"{sum(parameter.numel() for parameter in one.parameters()):,} weights")
+    facts += [f"a stack of {runs} such networks"] if runs is not None else []
+    if isinstance(one, CCP | NCP) and one.degree > 1:
+        formula = {"residual": "yₙ = Vₙ x ∘ yₙ₋₁ + yₙ₋₁,  f = C yₖ", "product": "f = C (U₁ x ∘ … ∘ Uₖ x)"}
+        facts.append(formula.get(form, "yₙ = Aₙ x ∘ Sₙ yₙ₋₁,  f = C yₖ"))
+    symbol = "K" if isinstance(one, models.ConvCCP) else {"residual": "V", "product": "U"}.get(form, "A")
+    return _draw([Drawing(parts_of(one.graph(fused=False), symbol), title or type(one).__name__, facts)])
 
 
 def draw_network(model: PolynomialNetwork, path: str | PathLike[str], *, title: str | None = None) -> Path:
@@ -68,14 +61,14 @@ def draw_figure_1(path: str | PathLike[str]) -> Path:
     """Write the paper's Figure 1, CCP on the left and NCP on the right, with letters for all sizes; return its path."""
     d, m, o, k = 53, 47, 43, 41
     letters = {d: "d", m: "m", o: "o", k: "k"}
-    # The lemmas' matrices act on the lifted input, and an NCP's on its products with one more unit.
-    ccp = CCP(d - 1, m, o, k, form="product", seed=0).factors().lifted()
-    ncp = NCP(d - 1, m - 1, o, k, seed=0).factors().lifted()
+    # The lemmas' matrices act on the lifted input z = [x, 1], and an NCP's on its products with one more unit.
     both = [
-        Schematic(factors, f"{factors.kind} model", (facts,), entry=("z", "d"), letters=letters, keep=(2, 1))
-        for factors, facts in (
-            (ccp, "f(z) = C ((U_1 z) ∘ … ∘ (U_k z))"),
-            (ncp, "x_n = (A_n z) ∘ (S_n x_(n-1)),  f(z) = C x_k"),
+        Drawing(
+            parts_of(models.graph_of(model.factors().lifted(), fused=False), symbol, letters), title, [formula], most=0
+        )
+        for model, symbol, title, formula in (
+            (CCP(d - 1, m, o, k, form="product", seed=0), "U", "CCP model", "f(z) = C (U₁ z ∘ … ∘ Uₖ z)"),
+            (NCP(d - 1, m - 1, o, k, seed=0), "A", "NCP model", "xₙ = Aₙ z ∘ Sₙ xₙ₋₁,  f(z) = C xₖ"),
         )
     ]
     return _write(_draw(both), path)
@@ -90,463 +83,437 @@ def _write(svg: str, path: str | PathLike[str]) -> Path:
     return target
 
 
-# What is drawn of a network: boxes for affine maps, steps for factors and their products.
+# What is drawn: boxes for runs of affine maps, circles for products and sums.
+
+MAPS = ("learned", "operation")
 
 
-@dataclass(frozen=True)
-class Box:
-    """A box of a schematic.
-
-    Attributes:
-        symbol: its name, "A" or "average pool".
-        index: what stands at the foot of the name.
-        lines: sizes and the like, below the name.
-        kind: "learned" for weights, "operation" for maps without any, "input" or "output".
-    """
-
-    symbol: str
-    index: str = ""
-    lines: tuple[str, ...] = ()
-    kind: Literal["learned", "operation", "input", "output"] = "learned"
-
-    @property
-    def name(self) -> str:
-        """The symbol with its index."""
-        return f"{self.symbol}_{self.index}" if self.index else self.symbol
-
-    @property
-    def width(self) -> float:
-        """Room for all lines."""
-        return max(text_width(self.name, "name"), *(text_width(line, "soft") for line in self.lines), 30.0) + 16
-
-    @property
-    def height(self) -> float:
-        """Room for all lines."""
-        return LINE * (1 + len(self.lines)) + 10.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """One factor and its product.
+@dataclass
+class Part:
+    """A box or a circle.
 
     Attributes:
-        path: the maps from the input to the product.
-        between: the map from the product before to this one; None for the identity.
-        product: whether there is anything to multiply with; the first factor of a CCP is taken as it is.
-        skip: whether what the factor is multiplied with is added to the product, as in the residual form.
-        result: the name of what comes out, with its size.
+        kind: "learned" for maps with weights, "operation" for other maps, "product", "sum", "input", "output", or "gap"
+            in the place of parts that are left out.
+        lines: of a box, its name first.
+        sources: numbers of the parts that it takes.
+        module: the module of the user's that it stands in.
+        shape: of its value, as text.
     """
 
-    path: tuple[Box, ...]
-    between: Box | None
-    product: bool
-    skip: bool
-    result: str
+    kind: str
+    lines: list[str]
+    sources: tuple[int, ...]
+    module: str = ""
+    shape: str = ""
+
+    @property
+    def circle(self) -> bool:
+        """Whether it is a product or a sum."""
+        return self.kind in ("product", "sum")
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height, with room for all lines."""
+        widths = [text_width(line, "soft" if n else "name") + 16 for n, line in enumerate(self.lines)]
+        height = LINE * len([line for line in self.lines if line]) + 10.0
+        return (2 * RADIUS, 2 * RADIUS) if self.circle else (max(46.0, *widths), max(height, 2.0 * RADIUS))
 
 
-MOST_STEPS = 16
-"""Networks of a higher degree have the middle left out of their schematic, if its steps are alike."""
-
-
-class Schematic:
-    """All that is drawn of factors.
+def parts_of(graph: Graph, symbol: str, letters: Mapping[int, str] | None = None) -> list[Part]:
+    """The parts of a graph, in its order; maps that nothing comes between are one box, with a line for each.
 
     Args:
-        factors: what is drawn.
-        title: of the schematic.
-        facts: lines below the title.
-        entry: the input's name and its size.
+        graph: of one network, its maps not fused.
+        symbol: what a chain's maps of the input are called.
         letters: letters in place of some numbers, "m" for the rank.
-        keep: how many steps at the beginning and at the end are drawn, if not all are.
-
-    Attributes:
-        entry: the input, and the maps that all factors share.
-        scale: s_1 of an NCP, which the first factor is multiplied with.
-        steps: the factors in their order; None where some are left out.
-        left_out: the text in their place.
-        output: the maps from the last product to the output, and the output.
     """
+    texts = letters or {}
 
-    def __init__(
-        self,
-        factors: Factors,
-        title: str,
-        facts: Sequence[str],
-        *,
-        entry: tuple[str, str],
-        letters: Mapping[int, str] | None = None,
-        keep: tuple[int, int] | None = None,
-    ) -> None:
-        self.title, self.facts, self.letters = title, facts, letters or {}
-        # s_1 is 1 in a CCP: its first factor is multiplied with nothing.
-        free = factors.kind == "CCP" and bool((factors.s1 == 1).all())
-        paths = [a.maps if isinstance(a, Chain) else (a,) for a in factors.A]
-        # The maps that all factors begin with are the same objects, as PN-Conv's pre-convolution is.
-        shared: list[Affine] = []
-        for first, *others in zip(*(path[:-1] for path in paths), strict=False):
-            if any(other is not first for other in others) or not others:
+    def sizes(values: Sequence[int]) -> str:
+        return " × ".join(texts.get(value, f"{value:,}") for value in values)
+
+    def named(letter: str, digits: str) -> str:
+        foot = texts.get(int(digits), digits).translate(str.maketrans("0123456789k", "₀₁₂₃₄₅₆₇₈₉ₖ"))
+        return (symbol if letter == "A" else letter) + foot
+
+    maps = {
+        n: getattr(node.map, "maps", (node.map,)) for n, node in enumerate(graph.nodes) if isinstance(node, Applied)
+    }
+    begins = Counter((graph.nodes[n].sources, id(steps[0])) for n, steps in maps.items())
+    # In the residual form a product of y and V x + 1 is drawn as one of y and V x, to which y is added.
+    ones = {n for n in maps if symbol in "VK" and _is_plus_one(graph.nodes[n])}
+    parts: list[Part] = []
+    place: list[int] = []  # the part with each node's value
+    shared: dict[tuple[int, int], int] = {}
+    for number, node in enumerate(graph.nodes):
+        module, name = _origin(node.origin)
+        sources = tuple(place[source] for source in node.sources)
+        at = len(parts)
+        if isinstance(node, Input):
+            parts.append(Part("input", ["z" if letters else "x", sizes(node.shape)], (), shape=sizes(node.shape)))
+        elif isinstance(node, Applied):
+            at, joins = sources[0], len(graph.uses[node.source]) == 1
+            if match := re.fullmatch(r"([ASs])(\d+)", name):
+                name = named(match[1], match[2])
+            for n, step in enumerate(maps[number]):
+                if (at, id(step)) in shared:
+                    at, joins = shared[at, id(step)], False
+                    continue
+                line, shape, learned = _told(step, sizes, parts[at].shape)
+                line += ", bias" if learned and number not in ones and bool((step.constant != 0).any()) else ""
+                once, last = n > 0 or begins[node.sources, id(step)] == 1, parts[at]
+                if joins and last.kind in MAPS and at == len(parts) - 1:
+                    last.kind, last.shape = "learned" if learned else last.kind, shape
+                    last.lines[0] = ", ".join(filter(None, dict.fromkeys([*last.lines[0].split(", "), name])))
+                    last.lines += [line] if line != last.lines[-1] else []
+                else:
+                    plain = not learned and name[:1] in ("S", symbol)
+                    parts.append(Part(MAPS[not learned], ["" if plain else name, line], (at,), module, shape))
+                    at, key = len(parts) - 1, (at, id(step))
+                    if not once:
+                        shared[key], parts[at].lines[0] = at, "shared"
+                joins = once
+        else:
+            shape = max((parts[source].shape.rpartition(": ")[2] for source in sources), key=len)
+            shape = f"square: {shape}" if len({*sources}) == 1 and isinstance(node, Product) else shape
+            if match := re.fullmatch(r"product (\d+)", node.origin):
+                shape = f"{named('x' if letters else 'y', match[1])}: {shape}"
+            parts.append(Part("product" if isinstance(node, Product) else "sum", [], sources, module, shape))
+            if kept := [place[source] for source in node.sources if source not in ones][: len(ones & {*node.sources})]:
+                parts[at].shape = ""
+                parts.append(Part("sum", [], (at, kept[0]), module, shape))
+                at += 1
+        place.append(at)
+    outputs = f"{sizes([graph.classes])} output{'' if graph.classes == 1 else 's'}"
+    return [*parts, Part("output", [f"f({parts[0].lines[0]})", outputs], (place[graph.output],))]
+
+
+def _origin(text: str) -> tuple[str, str]:
+    """The module that a node stands in, and a short name: of `net.a.forward, line 7` `net.a` and `net.a, line 7`."""
+    text = text.partition(", called in ")[0]
+    found = re.fullmatch(r"(?:(.*)\.)?\w+, (line \d+)", text)
+    module, line = (found[1] or "", found[2]) if found else (text, "")
+    name = ", ".join(filter(None, (module, line)))
+    return module, name if len(name) <= 30 else f"…{name[-29:]}"
+
+
+def _is_plus_one(node: Any) -> bool:
+    """Whether an affine node is `V x + 1`."""
+    if isinstance(node.map, models.Chain):
+        return bool(node.map.shift == 1)
+    return isinstance(node.map, models.Dense) and bool((node.map.constant == 1).all())
+
+
+def _told(step: Any, sizes: Callable[[Sequence[int]], str], before: str) -> tuple[str, str, bool]:
+    """What a map does, in a line; the shape of its value; and whether it has weights."""
+    kind, size = type(step).__name__, sizes([step.outputs, step.inputs])
+    shape = sizes(getattr(step, "out_shape", (step.outputs,)))
+    if kind in ("Pool", "AveragePool"):
+        return f"average pool {sizes(step.shape[1:])} → {sizes(step.out_shape[1:])}", shape, False
+    if kind in ("Conv", "Convolution"):
+        stride, groups = max(getattr(step, "stride", (1,))), getattr(step, "groups", 1)
+        more = (f" / {stride}" if stride > 1 else "") + (f" in {groups} groups" if groups > 1 else "")
+        name = "transposed convolution" if getattr(step, "transposed", False) else "convolution"
+        kernel = sizes(step.weight.shape[-step.dims :])
+        return f"{name} {kernel}{more}, {sizes([step.shape[0]])} → {sizes([step.channels])}", shape, True
+    if kind == "Scale":
+        return "scale", before, True
+    if kind in ("Select", "Collect"):
+        verb = "sums" if kind == "Collect" else "places" if step.outputs > step.inputs else "picks"
+        moves = kind == "Select" and step.outputs == step.inputs
+        return f"order of {before}" if moves else f"{verb} {before} → {shape}", shape, False
+    return size if kind == "Dense" else f"{kind.lower()} {size}", shape, True
+
+
+def _shortened(parts: list[Part], most: int) -> list[Part]:
+    """The parts; of more than `most`, with the middle left out wherever a pattern stands three times or more."""
+
+    def alike(n: int) -> tuple[object, ...]:
+        """What a part has in common with its counterpart in a repetition; the input stays where it is."""
+        part = parts[n]
+        return part.kind, *part.lines[1:], *(n - s if s else "input" for s in part.sources)
+
+    signs, start = [alike(n) for n in range(len(parts))], 0
+    while len(parts) > most and start < len(parts):
+        for period in range(1, min(40, (len(parts) - start) // 3) + 1):
+            end = start + period
+            while end < len(parts) and signs[end] == signs[end - period]:
+                end += 1
+            first, last = start + period, start + period * ((end - start) // period - 1)
+            if last - first >= period and any(part.circle for part in parts[start:first]):
+                count = (last - first) // period
+                gap = Part("gap", ["", "…" if most == 0 else f"{count:,} more of the same"], (first - 1,))
+                gap.shape, cut = parts[last - 1].shape, last - first - 1
+                place = [n if n < first else first if n < last else n - cut for n in range(len(parts))]
+                rest = [replace(part, sources=tuple(place[s] for s in part.sources)) for part in parts[last:]]
+                parts = [*parts[:first], gap, *rest]
+                signs = [*signs[:first], ("gap",), *signs[last:]]
+                start = first
                 break
-            shared.append(first)
-        symbol = "A" if factors.kind == "NCP" else "U" if entry[0] == "z" else "V"
-        steps = []
-        for n, (a, path) in enumerate(zip(factors.A, paths, strict=True)):
-            index, maps = self._index(n + 1), path[len(shared) :]
-            # A factor W x + 1 makes a product that is a sum of two terms.
-            skip = n > 0 and (a.shift == 1.0 if isinstance(a, Chain) else bool((a.constant == 1).all()))
-            before = (
-                None if n == 0 or isinstance(factors.S[n - 1], Identity) else self._box("S", index, factors.S[n - 1])
-            )
-            # The paper calls products of the lifted input z by x.
-            size = self._sizes(getattr(maps[-1], "out_shape", (a.outputs,)))
-            result = f"{'x' if entry[0] == 'z' else 'y'}_{index}: {size}"
-            steps.append(Step(self._path(symbol, index, maps, skip), before, n > 0 or not free, skip, result))
-        self.steps, self.left_out = self._shorten(steps, keep)
-        self.scale = None if free else Box("s", "1", (self._sizes([factors.A[0].outputs]),))
-        self.entry = (Box(entry[0], "", (entry[1],), "input"), *(self._box("pre", "", step) for step in shared))
-        last, ends = factors.C.outputs, factors.C.maps if isinstance(factors.C, Chain) else (factors.C,)
-        outputs = self._sizes([last]) + (" output" if last == 1 else " outputs")
-        output = Box(f"f({entry[0]})", "", (outputs,), "output")
-        self.output = (*(self._box("C", "", step) for step in ends), output)
-
-    def _index(self, value: int) -> str:
-        return self.letters.get(value, str(value))
-
-    def _sizes(self, values: Sequence[int]) -> str:
-        return " × ".join(self.letters.get(value, f"{value:,}") for value in values)
-
-    def _path(self, symbol: str, index: str, maps: Sequence[Affine], without_bias: bool) -> tuple[Box, ...]:
-        """The boxes of maps in their order; consecutive poolings have one, from the first to the last."""
-        found: list[Box] = []
-        first: Pool | None = None
-        for step in maps:
-            if isinstance(step, Pool):
-                found = found[:-1] if first is not None else found
-                first = first or step
-                before, after = self._sizes(first.shape[1:]), self._sizes(step.out_shape[1:])
-                found.append(Box("average pool", "", (f"{before} → {after}",), "operation"))
-            else:
-                first = None
-                found.append(self._box(symbol, index, step, without_bias))
-        return tuple(found)
-
-    def _box(self, symbol: str, index: str, step: Affine, without_bias: bool = False) -> Box:
-        """The box of one map."""
-        if isinstance(step, Pool):
-            return self._path(symbol, index, [step], without_bias)[0]
-        bias = ("with bias",) if not without_bias and bool((step.constant != 0).any()) else ()
-        if isinstance(step, Conv):
-            kernel = self._sizes(step.weight.shape[-step.dims :])
-            channels = f"{self._sizes([step.shape[0]])} → {self._sizes([step.channels])} channels"
-            return Box("K" if symbol in "UV" else symbol, index, (f"convolution {kernel}", channels, *bias))
-        inputs, outputs = self._sizes([step.inputs]), self._sizes([step.outputs])
-        return Box(
-            symbol, index, (f"{outputs} × {inputs}" if isinstance(step, Dense) else f"{inputs} → {outputs}", *bias)
-        )
-
-    def _shorten(self, steps: list[Step], keep: tuple[int, int] | None) -> tuple[list[Step | None], str]:
-        """The steps that are drawn, and the text in place of the others."""
-        first, last = keep or (4, 2)
-        middle, end = steps[first : len(steps) - last], len(steps) - last
-        alike = {
-            (tuple((box.symbol, box.lines) for box in step.path), step.between and step.between.lines, step.skip)
-            for step in middle
-        }
-        if len(middle) < 2 or len(alike) > 1 or (keep is None and len(steps) <= MOST_STEPS):
-            return [*steps], ""
-        return [*steps[:first], None, *steps[end:]], "…" if self.letters else f"factors {first + 1} to {end}: the same"
+        start += 1
+    return parts
 
 
-# Pieces of an SVG file: text whose width is known before it is drawn, boxes, circles and arrows.
+# Pieces of an SVG file.
 
+LINE, RADIUS, MARGIN = 17, 12, 20
+"""The height of a line of text, the radius of circles, and the room around a drawing."""
 
-LINE = 17
-"""Height of a line of text."""
-
-RADIUS = 12
-"""Of the circles of products and sums."""
-
-# A title is set in 16 pixels and bold, which makes it wider.
-_SIZES = {"title": 18.5, "name": 15.0, "soft": 12.0, "foot": 10.0}
+_SIZES = {"title": 18.5, "name": 15.0, "soft": 12.0}
+"""Of letters; a title is bold, which makes it wider."""
 
 
 def text_width(text: str, style: str) -> float:
-    """A width that the text does not exceed in the fonts of common systems; `_` marks what stands at the foot."""
-
-    def width(letter: str) -> float:
-        """In units of the font's size, of wide sans-serif fonts; what is not listed is taken for a wide letter."""
-        if letter in " .,:;'|()[]fijlrt-":
-            return 0.42
-        if letter in "mwMW" or not letter.isascii():
-            return 1.0
-        return 0.64 if letter.isdigit() or letter.islower() else 0.8
-
-    return sum(sum(map(width, part)) * _SIZES["foot" if foot else style] for part, foot in _parts(text))
-
-
-def wrap(text: str, style: str, width: float, most: int = 3) -> list[str]:
-    """A text in lines that are not wider than that; what is too long for `most` lines ends in an ellipsis."""
-    lines = [""]
-    for word in text.split():
-        pieces = [""]  # a word is cut where it is wider than a line
-        for letter in word:
-            if pieces[-1] and text_width(pieces[-1] + letter, style) > width:
-                pieces.append("")
-            pieces[-1] += letter
-        for piece in pieces:
-            longer = f"{lines[-1]} {piece}".strip()
-            if text_width(longer, style) <= width:
-                lines[-1] = longer
-            else:
-                lines.append(piece)
-    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][:-2]}…"]
-
-
-def _parts(text: str) -> list[tuple[str, bool]]:
-    """The parts of a text, each with whether it stands at the foot: `V_n x` has three."""
-    found = re.split(r"_(\w+|\([^)]*\))", text)
-    return [(part, place % 2 == 1) for place, part in enumerate(found) if part]
-
-
-def legal(text: str) -> str:
-    """A text without the characters that XML has no place for; those become a replacement character."""
-    return re.sub("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
+    """A width that the text does not exceed in the fonts of common systems: narrow, wide and other letters."""
+    narrow, small = " .,:;'|()[]fijlrt-₀₁₂₃₄₅₆₇₈₉", re.compile("[a-z0-9]")
+    units = [
+        0.42 if c in narrow else 1.0 if c in "mwMW" or not c.isascii() else 0.64 if small.match(c) else 0.8
+        for c in text
+    ]
+    return sum(units) * _SIZES[style]
 
 
 class Canvas:
-    """An SVG drawing, which grows by what is added to it.
-
-    Args:
-        title: what it shows, for those who cannot see it.
-        text: the same in sentences.
-    """
+    """An SVG drawing, which grows by what is added to it: for those who cannot see it with a title and sentences."""
 
     def __init__(self, title: str, text: str) -> None:
         self.root = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
         self.width = self.height = 0.0
-        self._add("title").text = legal(title)
-        self._add("desc").text = legal(text)
-        style = (files("polybound.report") / "schematic.css").read_text(encoding="utf-8")
-        self._add("style").text = style.partition("*/")[2]  # without the comment
-        self._paper = self._add("rect", rx=8, **{"class": "pb-paper"})
+        style = (files("polybound.report") / "schematic.css").read_text(encoding="utf-8").partition("*/")[2]
+        for tag, content in (("title", title), ("desc", text), ("style", style)):
+            self.add(tag, "", content)
+        self.paper = self.add("rect", "paper", rx=8)
 
-    def _add(self, tag: str, **attributes: str | float) -> ElementTree.Element:
-        values = {name: value if isinstance(value, str) else f"{value:g}" for name, value in attributes.items()}
-        return ElementTree.SubElement(self.root, tag, values)
+    def add(self, tag: str, kind: str, text: str = "", **numbers: float | str) -> ElementTree.Element:
+        """Add an element, with the class of its kind; what XML has no place for becomes a replacement character."""
+        values = {name.replace("_", "-"): n if isinstance(n, str) else f"{n:g}" for name, n in numbers.items()}
+        element = ElementTree.SubElement(self.root, tag, values | ({"class": f"pb-{kind}"} if kind else {}))
+        illegal = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
+        element.text = re.sub(illegal, "\N{REPLACEMENT CHARACTER}", text)
+        return element
 
-    def _reach(self, x: float, y: float) -> None:
+    def reach(self, x: float, y: float) -> None:
+        """Be at least this large."""
         self.width, self.height = max(self.width, x), max(self.height, y)
 
     def text(self, x: float, y: float, text: str, style: str = "soft", anchor: str = "start") -> None:
-        """A line of text with its base line at y; `_` marks what stands at the foot, if `style` is not a title's."""
-        place = self._add("text", x=x, y=y, **{"class": f"pb-{style}", "text-anchor": anchor})
-        place.text = ""
-        for part, foot in [(text, False)] if style == "title" else _parts(text):
-            if foot or len(place):
-                # After a foot, the base line goes back up with the next character.
-                about = {"dy": "3", "font-size": "10"} if foot else {"dy": "-3"}
-                ElementTree.SubElement(place, "tspan", about).text = legal(part)
-            else:
-                place.text += legal(part)
-        reach = text_width(text, style)
-        self._reach(x + (reach if anchor == "start" else reach / 2), y + 4)
+        """A line of text with its base line at y."""
+        self.add("text", style, text, x=x, y=y, text_anchor=anchor)
+        self.reach(x + text_width(text, style) / (1 if anchor == "start" else 2), y + 4)
 
-    def box(self, x: float, y: float, box: Box) -> None:
-        """A box around the point (x, y), with its name and the lines below it."""
-        width, height, top = box.width, box.height, y - box.height / 2
-        self._add("rect", x=x - width / 2, y=top, width=width, height=height, rx=5, **{"class": f"pb-{box.kind}"})
-        for place, line in enumerate([box.name, *box.lines]):
-            self.text(x, top + LINE * (place + 1) + 1, line, "soft" if place else "name", "middle")
-        self._reach(x + width / 2, y + height / 2)
+    def rect(self, kind: str, left: float, top: float, right: float, bottom: float) -> None:
+        """A rectangle."""
+        self.add("rect", kind, x=left, y=top, width=right - left, height=bottom - top, rx=5)
+        self.reach(right, bottom)
 
-    def circle(self, x: float, y: float, plus: bool = False) -> None:
-        """A circle with a dot, a product entry by entry, or with a plus, a sum."""
-        self._add("circle", cx=x, cy=y, r=RADIUS, **{"class": "pb-operation"})
-        if plus:
-            self._add("path", d=f"M{x - 6:g} {y:g}h12M{x:g} {y - 6:g}v12", **{"class": "pb-sign"})
+    def part(self, x: float, y: float, part: Part) -> None:
+        """A box with its lines, or a circle with a dot or a plus, around a point."""
+        width, height = part.size
+        if not part.circle:
+            self.rect(part.kind, x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+        elif part.kind == "product":
+            self.add("circle", "operation", cx=x, cy=y, r=RADIUS)
+            self.add("circle", "dot", cx=x, cy=y, r=3)
         else:
-            self._add("circle", cx=x, cy=y, r=3, **{"class": "pb-dot"})
-        self._reach(x + RADIUS, y + RADIUS)
+            self.add("circle", "operation", cx=x, cy=y, r=RADIUS)
+            self.add("path", "sign", d=f"M{x - 6:g} {y:g}h12M{x:g} {y - 6:g}v12")
+        lines = [(line, "soft" if n else "name") for n, line in enumerate(part.lines) if line]
+        for n, (line, style) in enumerate(lines):
+            self.text(x, y + LINE * (n - len(lines) / 2 + 0.8), line, style, "middle")
 
-    def line(self, *points: tuple[float, float], arrow: bool = True, dashed: bool = False) -> None:
+    def line(self, *points: tuple[float, float], arrow: bool = True, kind: str = "line") -> None:
         """A line along some points, with a head at its end."""
-        where = "L".join(f"{x:g} {y:g}" for x, y in points)
-        self._add("path", d=f"M{where}", **{"class": "pb-dashed" if dashed else "pb-line"})
-        for x, y in points:
-            self._reach(x, y)
+        self.add("path", kind, d="M" + "L".join(f"{x:g} {y:g}" for x, y in points))
+        (before_x, before_y), (x, y) = points[-2:]
+        down, right = (y > before_y) - (y < before_y), (x > before_x) - (x < before_x)
         if arrow:
-            (before_x, before_y), (x, y) = points[-2:]
-            if before_x == x:
-                back = -7 if y > before_y else 7
-                head = f"M{x:g} {y:g}l-4 {back}h8z"
-            else:
-                back = -7 if x > before_x else 7
-                head = f"M{x:g} {y:g}l{back} -4v8z"
-            self._add("path", d=head, **{"class": "pb-head"})
-
-    def as_text(self, margin: float) -> str:
-        """The SVG file: its size is what was drawn, with a margin."""
-        width, height = round(self.width + margin), round(self.height + margin)
-        self.root.set("viewBox", f"0 0 {width} {height}")
-        for element in (self.root, self._paper):  # a wide window does not make it larger than it was drawn
-            element.set("width", str(width))
-            element.set("height", str(height))
-        return ElementTree.tostring(self.root, encoding="unicode", xml_declaration=False) + "\n"
+            head = f"l-4 {-7 * down}h8z" if before_x == x else f"l{-7 * right} -4v8z"
+            self.add("path", "head", d=f"M{x:g} {y:g}{head}")
+        for point in points:
+            self.reach(*point)
 
 
-# The layout of schematics.
+# The layout: paths have columns, values that are used further down have lanes.
+
+MOST = 60
+"""Of more parts than that, patterns are left out."""
 
 
-MARGIN = 20
-ARROW = 30
-"""Length of the arrows between boxes."""
-
-SKIP = 30
-"""How far the line of a skip connection is from the chain of products."""
-
-NARROWEST = 260
-"""Least width of a drawing, for its texts."""
-
-
-def _draw(schematics: Sequence[Schematic]) -> str:
-    """Schematics side by side."""
-    canvas = Canvas("; ".join(one.title for one in schematics), " ".join(map(_in_words, schematics)))
-    left, bottom = float(MARGIN), 0.0
-    for one in schematics:
-        drawing = _Drawing(canvas, one, left)
-        drawing.draw()
-        left = drawing.right + 2 * MARGIN
-        bottom = max(bottom, drawing.y)
-    legend = "Boxes: affine maps, blue ones are learned. Circles: products entry by entry"
-    sums = any(step is not None and step.skip for one in schematics for step in one.steps)
-    legend += " (dot) and sums (plus)." if sums else "."
-    for place, line in enumerate(wrap(legend, "soft", canvas.width - MARGIN, most=9)):
-        canvas.text(MARGIN, bottom + 30 + LINE * place, line)
-    return canvas.as_text(MARGIN)
+def _draw(drawings: Sequence[Drawing]) -> str:
+    """Drawings side by side."""
+    words = [f"{one.title}. {'. '.join(one.facts)}. {one.words}" for one in drawings]
+    canvas = Canvas("; ".join(one.title for one in drawings), " ".join(words))
+    left = float(MARGIN)
+    for one in drawings:
+        left = one.draw(canvas, left) + 2 * MARGIN
+    for line in ("Boxes: affine maps, blue ones with weights.", "Circles: products entry by entry (dot), sums (plus)."):
+        canvas.text(MARGIN, canvas.height + 1.3 * LINE, line)
+    width, height = f"{canvas.width + MARGIN:.0f}", f"{canvas.height + MARGIN:.0f}"
+    canvas.root.set("viewBox", f"0 0 {width} {height}")
+    for element in (canvas.root, canvas.paper):  # a wide window does not make it larger than it was drawn
+        element.set("width", width)
+        element.set("height", height)
+    return ElementTree.tostring(canvas.root, encoding="unicode") + "\n"
 
 
-def _in_words(one: Schematic) -> str:
-    """A schematic for those who cannot see it."""
-    steps = [step for step in one.steps if step is not None]
-    paths = [[f"{box.symbol}{box.index} ({', '.join(box.lines)})" for box in step.path] for step in steps]
-    maps = "; ".join(map(", then ".join, paths))
-    skips = " Each product after the first is added to what it was multiplied with." if steps[-1].skip else ""
-    more = f" {one.left_out}." if one.left_out else ""
-    return f"{one.title}. {'. '.join(one.facts)}. Factors of the input: {maps}.{more}{skips}".replace("_", "")
+class Drawing:
+    """The layout of parts: the row and the column of each, and the lanes of values that are used further down.
 
-
-class _Drawing:
-    """One schematic on a canvas: where things are, and the line `y` down to which it is drawn.
+    Args:
+        parts: what is drawn, in topological order.
+        title: above it.
+        facts: lines below the title.
+        most: how many parts there may be before patterns are left out.
 
     Attributes:
-        bus: where the input's line runs down.
-        columns: the middles of the boxes of the factors, the same in all rows.
-        chain: where the products run down.
-        right: how far it goes.
+        above: of each part, that of its sources that stands above it, the one with the longest way to the input.
+        path: of each part, the last part of its path.
+        lanes: what uses a value further down, by the value and whether it passes on the left.
     """
 
-    def __init__(self, canvas: Canvas, about: Schematic, left: float) -> None:
-        self.canvas, self.about, self.left = canvas, about, left
-        steps = [step for step in about.steps if step is not None]
-        self.bus = left + max(box.width for box in about.entry) / 2
-        x = self.bus + ARROW
-        self.columns, widths = [], [0.0] * max(len(step.path) for step in steps)
-        for step in steps:
-            for place, box in enumerate(step.path):
-                widths[place] = max(widths[place], box.width)
-        for width in widths:
-            self.columns.append(x + width / 2)
-            x += width + ARROW
-        self.ends = [middle + width / 2 for middle, width in zip(self.columns, widths, strict=True)]
-        on_chain = [about.scale, *(step.between for step in steps), *about.output]
-        widest = max(box.width for box in on_chain if box is not None)
-        # Boxes on the chain stand clear of the input's line, and the first of them beside the input.
-        self.chain = max(x + RADIUS, max(self.bus, self.left + 2 * (self.bus - self.left)) + ARROW / 2 + widest / 2)
-        labels = max(text_width(text, "soft") for text in (about.left_out, *(step.result for step in steps)))
-        skips = SKIP + 12 if any(step.skip for step in steps) else 0
-        self.right = self.chain + max(widest / 2, labels + 14, skips)
-        heads = [text_width(about.title, "title"), *(text_width(line, "soft") for line in about.facts)]
-        self.right = max(self.right, left + NARROWEST, min(left + max(heads), left + 560))
-        self.y = self.tap = float(MARGIN)
+    def __init__(self, parts: list[Part], title: str, facts: Sequence[str], most: int = MOST) -> None:
+        self.parts, self.title, self.facts = _shortened(parts, most), title, facts
+        self.words = "; ".join(", ".join(part.lines) or part.kind for part in self.parts)
+        count, depth = len(self.parts), list[int]()
+        self.above, self.path = [-1] * count, [-1] * count
+        users: list[list[int]] = [[] for _ in self.parts]
+        for n, part in enumerate(self.parts):
+            depth.append(1 + max((depth[source] for source in part.sources), default=0))
+            self.above[n] = max(sorted(part.sources), key=depth.__getitem__, default=-1)
+            for source in set(part.sources):
+                users[source].append(n)
+        for end in reversed(range(count)):
+            at = end
+            while at >= 0 and self.path[at] < 0:
+                self.path[at], at = end, self.above[at]
+        ends = sorted(set(self.path), reverse=True)
+        self.taker = {end: min(users[end]) for end in ends[1:]}  # which the end of a path leads into
+        # A path of one box stands beside what takes it, if nothing else comes from there.
+        beside = {}
+        for end, taker in self.taker.items():
+            alone = self.path[self.above[end]] != end and users[end] == [taker] and self.parts[end].kind in MAPS
+            if alone and len(self.parts[taker].sources) == 2 and self.path[self.above[taker]] == self.path[taker]:
+                beside[end] = taker
+        numbers = iter(range(count))
+        self.row = [0 if n in beside else next(numbers) for n in range(count)]
+        for end, taker in beside.items():
+            self.row[end] = self.row[taker]
+        column, spans = {ends[0]: 0}, defaultdict[int, list[tuple[int, int]]](list)
+        for end, taker in self.taker.items():
+            span = min(self.row[n] for n in range(count) if self.path[n] == end), self.row[taker]
+            at = column[self.path[taker]] + 1
+            while any(first <= span[1] and span[0] <= last for first, last in spans[at]):
+                at += 1
+            column[end] = at
+            spans[at].append(span)
+        self.column = [column[path] for path in self.path]
+        self.lanes: dict[tuple[int, bool], list[int]] = {}
+        for source, takers in enumerate(users):
+            for n in takers:
+                below = self.above[n] == source and self.path[n] == self.path[source]
+                if not below and self.taker.get(source) != n:
+                    left = self.column[n] == self.column[source] == 0 and self.parts[n].circle
+                    self.lanes.setdefault((source, left), []).append(n)
+        self.last = [max((self.row[n] for n in takers), default=count) for takers in users]
 
-    def draw(self) -> None:
-        """Draw everything, from the title to the output."""
-        width = self.right - self.left
-        for style, text in [("title", self.about.title), *(("soft", fact) for fact in self.about.facts)]:
-            for line in wrap(text, style, width):
-                self.y += LINE
-                self.canvas.text(self.left, self.y, line, style)
-        self.y += 16
-        top = self.y
-        # The input and what all factors share, at the top of the input's line.
-        for place, box in enumerate(self.about.entry):
-            if place:
-                self.canvas.line((self.bus, self.tap), (self.bus, self.y))
-            self.canvas.box(self.bus, self.y + box.height / 2, box)
-            self.tap = self.y + box.height
-            self.y = self.tap + ARROW - 6
-        # The end of what is drawn on the chain; None where there is nothing yet.
-        end = None if self.about.scale is None else self._on_chain(self.about.scale, None, top)
-        self.y = max(self.y, end or 0.0)
-        for step in self.about.steps:
-            end = self._gap(end) if step is None else self._row(step, end)
-        for box in self.about.output:
-            end = self._on_chain(box, end, self.y)
-        self.canvas.width = max(self.canvas.width, self.right)
+    def draw(self, canvas: Canvas, left: float) -> float:
+        """Draw everything from `left` on; returns how far it goes to the right."""
+        top, right = float(MARGIN), left
+        for text, style in [(self.title, "title"), *((fact, "soft") for fact in self.facts)]:
+            while text_width(text, style) > 560:
+                text = f"{text[: len(text) * 9 // 10]}…"
+            top, right = top + LINE, max(right, left + text_width(text, style))
+            canvas.text(left, top, text, style)
+        x, at, edge = self._across(left)
+        y, taps = self._down(canvas, top + 16, x, (left, edge))
+        for n, part in enumerate(self.parts):
+            width, height = part.size
+            above, taker = self.above[n], self.taker.get(n)
+            if part.kind == "gap":
+                canvas.line((x[n], y[n] - height / 2), (x[n], y[n] + height / 2), arrow=False, kind="dashed")
+                canvas.text(x[n] + 8, y[n] + 4, part.lines[1])
+            else:
+                canvas.part(x[n], y[n], part)
+            if above >= 0 and self.path[above] == self.path[n]:
+                begin = y[above] + self.parts[above].size[1] / 2
+                canvas.line((x[n], begin), (x[n], y[n] - height / 2), arrow=part.kind != "gap")
+            if taker is not None:
+                beside = self.row[taker] == self.row[n]
+                way = [(x[n] - width / 2, y[n])] if beside else [(x[n], y[n] + height / 2), (x[n], y[taker])]
+                canvas.line(*way, (x[taker] + RADIUS, y[taker]))
+        for (source, left_side), takers in self.lanes.items():
+            lane, tap = at[source, left_side], taps[self.row[source]]
+            start = [(x[source], y[source] + self.parts[source].size[1] / 2), (x[source], tap), (lane, tap)]
+            for n in sorted(takers, key=self.row.__getitem__):
+                half = self.parts[n].size[0] / 2
+                end = [(x[n] - half if left_side else x[n] + half, y[n])]
+                if self.above[n] == source and self.parts[n].circle:  # its path begins here: it is entered from above
+                    end = [(x[n], taps[self.row[n] - 1] + 10), (x[n], y[n] - RADIUS)]
+                canvas.line(*start, (lane, end[0][1]), *end)
+                start = [(lane, end[0][1])]
+        canvas.reach(max(right, edge), 0)
+        return max(right, edge)
 
-    def _on_chain(self, box: Box, end: float | None, top: float) -> float:
-        """A box on the chain, after what ends at `end`; returns where it ends."""
-        height = box.height
-        top = top if end is None else end + ARROW
-        self.canvas.box(self.chain, top + height / 2, box)
-        if end is not None:
-            self.canvas.line((self.chain, end), (self.chain, top))
-        self.y = max(self.y, top + height)
-        return top + height
+    def _across(self, left: float) -> tuple[list[float], dict[tuple[int, bool], float], float]:
+        """The middle of each part, where each lane is, and how far everything goes."""
+        halves = []
+        for part in self.parts:
+            half, text = part.size[0] / 2, part.lines[1] if part.kind == "gap" else part.shape if part.circle else ""
+            halves.append((half, max(half, text_width(text, "soft") + 12)))
+        taken: dict[bool, list[list[tuple[int, int]]]] = {True: [], False: []}
+        number = {}
+        for key in sorted(self.lanes, key=lambda key: self.row[max(self.lanes[key])] - self.row[key[0]]):
+            span, lanes = (self.row[key[0]], max(self.row[n] for n in self.lanes[key])), taken[key[1]]
+            free = (n for n, one in enumerate(lanes) if all(span[1] <= a or b <= span[0] for a, b in one))
+            number[key] = next(free, len(lanes))
+            lanes += [[]] if number[key] == len(lanes) else []
+            lanes[number[key]].append(span)
+        edge, middles = left + LANE * len(taken[True]), list[float]()
+        for column in range(max(self.column) + 1):
+            inside = [half for half, at in zip(halves, self.column, strict=True) if at == column]
+            middles.append(edge + max(half for half, _ in inside) + (28 if column else 8))
+            edge = middles[-1] + max(half for _, half in inside)
+        inner = middles[0] - max(half for (half, _), at in zip(halves, self.column, strict=True) if at == 0)
+        at = {key: inner - LANE * (n + 0.7) if key[1] else edge + LANE * (n + 1) for key, n in number.items()}
+        edge = max(edge + LANE * len(taken[False]) + 10, left + 200)
+        return [middles[column] for column in self.column], at, edge
 
-    def _gap(self, end: float | None) -> float:
-        """Dots for the factors that are left out."""
-        start = self.y if end is None else end
-        for x in (self.bus, self.chain):
-            self.canvas.line((x, self.tap if x == self.bus else start), (x, start), arrow=False)
-            self.canvas.line((x, start), (x, start + 44), arrow=False, dashed=True)
-        self.canvas.text(self.chain + 8, start + 28, self.about.left_out)
-        self.tap = self.y = start + 44
-        return self.y
+    def _down(
+        self, canvas: Canvas, top: float, x: Sequence[float], ends: tuple[float, float]
+    ) -> tuple[list[float], list[float]]:
+        """The middle of each part, and below each row the place that lanes leave from; draws frames and shapes.
 
-    def _row(self, step: Step, end: float | None) -> float:
-        """A factor with its product; returns where the chain ends below it."""
-        height = max(box.height for box in step.path)
-        if step.between is not None:
-            end = self._on_chain(step.between, end, self.y)
-        y = max(self.y if end is None else self.y + 4, (end or 0.0) + ARROW - RADIUS) + height / 2
-        if end is not None:
-            y = max(y, end + ARROW + RADIUS)
-        # The input's line down to this row, and its maps.
-        self.canvas.line((self.bus, self.tap), (self.bus, y), arrow=False)
-        self.tap, start, last = y, self.bus, self.ends[len(step.path) - 1]
-        for middle, box in zip(self.columns, step.path, strict=False):
-            self.canvas.line((start, y), (middle - box.width / 2, y))
-            self.canvas.box(middle, y, box)
-            start = middle + box.width / 2
-        if start < last:
-            self.canvas.line((start, y), (last, y), arrow=False)
-        x, below = self.chain, y
-        if step.product:
-            # The circle of the product, and that of a sum around it.
-            start, below = end if end is not None else y - RADIUS - ARROW, y + RADIUS
-            self.canvas.line((last, y), (x - RADIUS, y))
-            self.canvas.line((x, start), (x, y - RADIUS))
-            self.canvas.circle(x, y)
-        else:
-            self.canvas.line((last, y), (x, y), arrow=False)
-        if step.product and step.skip:
-            under, branch = y + 2 * RADIUS + 14, y - RADIUS - 12
-            self.canvas.line((x, y + RADIUS), (x, under - RADIUS))
-            self.canvas.line((x, branch), (x + SKIP, branch), (x + SKIP, under), (x + RADIUS, under))
-            self.canvas.circle(x, under, plus=True)
-            below = under + RADIUS
-        self.canvas.text(self.chain + 8, below + 18, step.result)
-        self.y = max(y + height / 2, below + 22)
-        # The chain goes on from here; its label stands beside the beginning.
-        self.canvas.line((self.chain, below), (self.chain, below + 22), arrow=False)
-        return below + 22
+        A frame is around rows that only one value enters and leaves, if there are several such blocks.
+        """
+        rows = [[n for n, row in enumerate(self.row) if row == at] for at in range(max(self.row) + 1)]
+        cuts = [r for r in range(len(rows)) if sum(self.row[n] <= r < self.last[n] for n in range(len(self.row))) == 1]
+        blocks = {a + 1: b for a, b in pairwise(cuts) if b - a > 1}
+        blocks = blocks if len(blocks) > 1 else {}
+        tapped = {self.row[source] for source, _ in self.lanes}
+        y, taps, shown, frame = [0.0] * len(self.row), list[float](), "", None
+        for number, row in enumerate(rows):
+            if number in blocks:
+                paths = [self.parts[n].module.split(".") for r in range(number, blocks[number] + 1) for n in rows[r]]
+                same = takewhile(lambda names: len({*names}) == 1, zip(*filter(any, paths), strict=False))
+                frame = canvas.add("rect", "frame", x=ends[0], y=top - 56, width=ends[1] - ends[0], rx=8), top - 56
+                canvas.text(x[0] + 12, top - 38, ".".join(names[0] for names in same))
+            height = max(self.parts[n].size[1] for n in row)
+            bottom = top + height
+            for n in row:
+                y[n] = top + height / 2
+                if self.parts[n].circle and self.parts[n].shape not in ("", shown):
+                    shown = self.parts[n].shape
+                    canvas.text(x[n] + 8, bottom + 14, shown)
+                    bottom += 14
+            if frame is not None and number in blocks.values():
+                frame[0].set("height", f"{bottom + 8 - frame[1]:g}")
+                bottom, frame = bottom + 10, None
+            bottom += 46 if number + 1 in blocks else 0
+            taps.append(bottom + 8)
+            top = bottom + (36 if number in tapped else 26)
+        return y, taps
+
+
+LANE = 18
+"""The distance of lanes."""

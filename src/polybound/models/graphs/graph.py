@@ -267,7 +267,7 @@ class Graph:
         return found.hexdigest()
 
 
-def graph_of(factors: Factors, shape: Sequence[int] | None = None) -> Graph:
+def graph_of(factors: Factors, shape: Sequence[int] | None = None, fused: bool = True) -> Graph:
     """A chain of products as a graph that shares its weights; of one run, for inputs of that shape."""
     if factors.lead:
         raise PolyboundError(f"a graph is of one network, and this is a stack of {factors.lead[0]}: take one run")
@@ -278,7 +278,7 @@ def graph_of(factors: Factors, shape: Sequence[int] | None = None) -> Graph:
         y = builder.affine(Scale(factors.s1), y, "s1")
     for n, (a, s) in enumerate(zip(factors.A[1:], factors.S, strict=True), 2):
         y = builder.product(builder.affine(a, x, f"A{n}"), builder.affine(s, y, f"S{n}"), f"product {n}")
-    return builder.finish(builder.affine(factors.C, y, "C"))
+    return builder.finish(builder.affine(factors.C, y, "C"), fused)
 
 
 def _hash_map(found: Any, step: Affine) -> None:
