@@ -72,6 +72,13 @@ OPTIMISER_OPTIONS = {
     "sgd": {"learning_rate": numbers},
     "momentum": {"learning_rate": numbers, "momentum": below_one, "weight_decay": numbers},
     "adamw": {"learning_rate": numbers, "beta1": below_one, "beta2": below_one, "weight_decay": numbers},
+    "muon": {
+        "learning_rate": numbers,
+        "beta": below_one,
+        "beta1": below_one,
+        "beta2": below_one,
+        "weight_decay": numbers,
+    },
 }
 SCHEDULE_OPTIONS = {
     "steps": {**steps_of, "milestones": st.lists(epochs, max_size=3), "factor": numbers},

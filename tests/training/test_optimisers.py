@@ -13,6 +13,7 @@ from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer,
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
+from polybound.training.muon import Muon
 from polybound.training.optim import SGD, AdamW, Descent, Momentum
 
 F64 = torch.float64
@@ -257,6 +258,7 @@ def test_the_rates_of_the_schedules():
     [
         ({"optimiser": "adam"}, "optimiser must be one of sgd, momentum, adamw"),
         ({"optimiser": "adamw", "beta1": 1.0}, "beta1 must be a number of at least 0 and below 1"),
+        ({"optimiser": "muon", "beta": 1.0}, "beta must be a number of at least 0 and below 1"),
         ({"optimiser": "momentum", "momentum": -0.1}, "momentum must be a number of at least 0 and below 1"),
         ({"momentum": 0.9}, "momentum is no option .*belongs to optimiser momentum"),
         ({"optimiser": "adamw", "weight_decay": float("nan")}, "weight_decay must be a finite number"),
@@ -321,3 +323,50 @@ def test_samples_of_a_training_set_are_not_checked_twice():
     model = pb.CCP(6, 4, 3, 3)
     samples = training_set(model, torch.rand(5, 6), [0, 1, 2, 0, 1], loss=CrossEntropy())
     assert training_set(model, samples, loss=CrossEntropy()) is samples
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 3, 3), (3, 40), (40, 3), (6, 6), (1, 5)])
+def test_muon_steps_along_the_directions_of_a_matrix(shape):
+    """With the singular vectors of the first gradient, all at about the same speed, whatever their gradients."""
+    gradient = torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(0))
+    weight, memory = torch.zeros_like(gradient), [[torch.zeros_like(gradient)] for _ in range(2)]
+    Muon(weight_decay=0.0).update_([weight], [1e-3 * gradient], memory, 0.5, 1)
+    u, _, v = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
+    step = -u.T @ weight.flatten(1) @ v.T / (0.2 * 0.5 * max(shape[0], gradient[0].numel()) ** 0.5)
+    speeds = step.diagonal()
+    torch.testing.assert_close(step, speeds.diag())
+    assert speeds.min() > 0.5 and speeds.max() < 1.3
+    # Weights decay, a gradient of zeros changes nothing else, and momentum goes on.
+    weight, memory = torch.ones(3, 4, dtype=F64), [[torch.zeros(3, 4, dtype=F64)] for _ in range(2)]
+    Muon(weight_decay=0.1).update_([weight], [torch.zeros_like(weight)], memory, 0.5, 1)
+    torch.testing.assert_close(weight, torch.full_like(weight, 0.95))
+    memory[0][0] += 1.0
+    Muon(weight_decay=0.0).update_([weight], [torch.zeros_like(weight)], memory, 0.5, 2)
+    assert (weight < 0.95).all() and (memory[0][0] == 0.9).all()
+
+
+def test_muon_takes_vectors_as_adamw_does():
+    mine, theirs = torch.ones(5, dtype=F64), torch.ones(5, dtype=F64)
+    memories = [[torch.zeros(5, dtype=F64) for _ in range(2)] for _ in range(2)]
+    matrix, kept = torch.ones(2, 2, dtype=F64), [torch.zeros(2, 2, dtype=F64) for _ in range(2)]
+    for step in range(1, 4):
+        gradient = torch.arange(5, dtype=F64) - step
+        given = [gradient[:4].view(2, 2).clone(), gradient.clone()]
+        pairs = [list(pair) for pair in zip(kept, memories[0], strict=True)]
+        Muon(weight_decay=0.3).update_([matrix, mine], given, pairs, 0.1, step)
+        AdamW(beta2=0.95, weight_decay=0.3).update_([theirs], [gradient.clone()], [[m] for m in memories[1]], 0.1, step)
+    assert torch.equal(mine, theirs) and torch.equal(memories[0][1], memories[1][1])
+
+
+def test_muon_agrees_with_pytorch():
+    """Whose steps are computed in bfloat16, five of them."""
+    mine = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
+    theirs = torch.nn.Parameter(mine.clone())
+    oracle = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    kept = [[torch.zeros_like(mine)], [torch.zeros_like(mine)]]
+    for step in range(1, 4):
+        theirs.grad = torch.randn(6, 20, generator=torch.Generator().manual_seed(step))
+        Muon(weight_decay=0.3).update_([mine], [theirs.grad.clone()], kept, 0.1, step)
+        oracle.step()
+    assert torch.cosine_similarity(mine.flatten(), theirs.detach().flatten(), dim=0) > 0.99
+    torch.testing.assert_close(mine, theirs.detach(), atol=0.1, rtol=0.0)

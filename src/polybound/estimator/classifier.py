@@ -37,7 +37,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
         method: another method of training, by its name, as a mapping with its options, or as an object; see
             `polybound.training.METHODS`.
         adversary: an attack to train on, such as "pgd-0.1-7"; its radius is in units of u, three standard deviations.
-        optimiser: "adamw", "momentum", "sgd", or a registered one.
+        optimiser: "adamw", "muon", "momentum", "sgd", or a registered one.
         learning_rate: of the first epoch; it falls to zero as a cosine. "auto" shrinks with the number of features.
         weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
         label_smoothing: the share of each label that is spread over all classes; none by methods whose loss is their

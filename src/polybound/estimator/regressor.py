@@ -46,7 +46,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
         bound: for every norm of the weights, held by projection; None for no bound.
         norm: of that bound: "inf" or "2".
         method: another method of training; see `PolynomialClassifier`.
-        optimiser: "adamw", "momentum", "sgd", or a registered one.
+        optimiser: "adamw", "muon", "momentum", "sgd", or a registered one.
         learning_rate: of the first epoch; it falls to zero as a cosine. "auto" shrinks with the number of features.
         weight_decay: of AdamW. "auto" grows with the features and falls with the samples.
         epochs: passes over the data; "auto" makes some 3,000 steps of them.

@@ -27,6 +27,7 @@ from polybound.training.methods import cross_entropies as cross_entropies
 from polybound.training.methods import join_methods as join_methods
 from polybound.training.methods import projection_kind as projection_kind
 from polybound.training.methods import register_method as register_method
+from polybound.training.muon import Muon as Muon
 from polybound.training.optim import OPTIMISERS as OPTIMISERS
 from polybound.training.optim import SCHEDULES as SCHEDULES
 from polybound.training.optim import SGD as SGD

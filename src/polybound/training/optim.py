@@ -162,6 +162,8 @@ class Descent:
         # Closed forms hand out views of parameters; they are known by where they lie.
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.numel()}
         self._names = {parameter.data_ptr(): name for name, parameter in named.items()}
+        # Of one run: some optimisers look at matrices.
+        self._shapes = {name: p.shape if model.runs is None else p.shape[1:] for name, p in named.items()}
         self._memory = [
             {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in named.items()}
             for _ in optimiser.remembers
@@ -194,16 +196,17 @@ class Descent:
         if decay:
             gradients = [gradient.add(weight, alpha=decay) for weight, gradient in zip(weights, gradients, strict=True)]
         names = [self._names[weight.data_ptr()] for weight in weights]
-        memory = [
-            [kept[name].view_as(weight) for name, weight in zip(names, weights, strict=True)] for kept in self._memory
-        ]
-        if self._runs > 1:
-            # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of
-            # its own: its weights are the same to the bit alone and anywhere in a stack.
-            weights, gradients, *memory = (
-                [part for tensor in tensors for part in tensor.view(self._runs, -1).unbind()]
-                for tensors in (weights, gradients, *memory)
-            )
+        memory = [[kept[name] for name in names] for kept in self._memory]
+        # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of its
+        # own: its weights are the same to the bit alone and anywhere in a stack.
+        weights, gradients, *memory = (
+            [
+                part
+                for name, tensor in zip(names, tensors, strict=True)
+                for part in tensor.view(self._runs, *self._shapes[name]).unbind()
+            ]
+            for tensors in (weights, gradients, *memory)
+        )
         self.optimiser.update_(weights, gradients, list(memory), rate, self.steps)
 
     def tensors(self) -> dict[str, Tensor]:
