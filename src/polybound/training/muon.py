@@ -61,4 +61,4 @@ def orthogonal(matrix: Tensor, steps: int = 4) -> Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return x if wide is matrix else x.T
+    return x if wide is matrix else x.T  # type: ignore[no-any-return]
