@@ -53,7 +53,7 @@ class TrainOptions:
         ),
     ] = None
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None
-    optimiser: Annotated[str | None, typer.Option(help="adamw, muon, momentum, sgd or a plugin's; default adamw.")] = None
+    optimiser: Annotated[str | None, typer.Option(help="adamw, muon, momentum, sgd or a plugin's; or adamw.")] = None
     learning_rate: Annotated[
         float | None, typer.Option(help="By default it shrinks with the number of features; 0.003 for digits.")
     ] = None
