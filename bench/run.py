@@ -16,11 +16,12 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 import attacks
+import polynet
 import projection_in_training
 import projection_l1
 import training
 
-MODULES = (projection_l1, projection_in_training, training, attacks)
+MODULES = (projection_l1, projection_in_training, training, attacks, polynet)
 
 
 def main() -> None:
