@@ -76,7 +76,7 @@ class Component:
 
         Tuples become lists, so that what was written and what is read back are equal.
         """
-        return {"name": self.name, **{key: _plain(value) for key, value in asdict(self).items()}}
+        return {"name": self.name, **{key: plain(value) for key, value in asdict(self).items()}}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -134,10 +134,11 @@ class Components(Registry[type[C]]):
             raise PolyboundError(f"{self.what} {component.name}: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: tuples are lists."""
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
 # Things whose name tells all their settings, "pgd-0.1-20-0.01:norm=2", "median:size=5": attacks and defences.

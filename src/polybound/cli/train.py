@@ -27,7 +27,9 @@ class TrainOptions:
     """The options of `polybound train` that determine a run; None where a recipe or a default does."""
 
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None
-    model: Annotated[str | None, typer.Option(help="pn-4, pn-10, pn-conv or ncp-4; pn-4 by default.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="pn-4, pn-10, pn-conv, ncp-4, polynet, pi-net, polymlp, or a plugin's.")
+    ] = None
     method: Annotated[
         str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
     ] = None
@@ -70,6 +72,11 @@ class TrainOptions:
     clip: Annotated[float | None, typer.Option(help="Largest l2 norm of a gradient; no limit by default.")] = None
     label_smoothing: Annotated[float | None, typer.Option(help="Label smoothing; 0.1 by default.")] = None
     rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None
+    width: Annotated[int | None, typer.Option(min=1, help="Of polynet, pi-net and polymlp.")] = None
+    blocks: Annotated[
+        str | None,
+        typer.Option(metavar="COUNTS", help="Product blocks: of polynet before each pooling, 1,1,1; of polymlp."),
+    ] = None
     samples: Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")] = None
     validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None
 
@@ -105,6 +112,9 @@ def train(
     A command that was killed goes on where it was when it is given again.
     """
     given = {name: value for name, value in vars(options).items() if value not in (None, [])}
+    if options.blocks is not None:
+        counts = [int(one) if one.strip().isdigit() else one for one in options.blocks.split(",")]
+        given["blocks"] = counts if len(counts) > 1 else counts[0]
     if isinstance(options.start, float) and options.start.is_integer():
         given["start"] = int(options.start)  # a whole number is an epoch, anything else a share of the epochs
     if resume:
@@ -162,7 +172,10 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
             raise PolyboundError(f"{name} must be a list of numbers, got {value!r}")
     for seed in seeds:
         check_int("seed", seed, 0)
-    plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES}
+    architecture = options.get("model", "pn-4")
+    own = pb.models.model_parameters(architecture)
+    mine = {name: options[name] for name in own if name != "rank" and name in options}
+    plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES and name not in mine}
     name, samples, features = options.get("recipe", "default"), 1, 1
 
     def recipes() -> list[Recipe]:
@@ -170,7 +183,7 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
         return [pb.Recipe.named(name, samples, features, change) for change in changes]
 
     recipes()  # refuses what cannot be, before any data is read
-    model = pb.ModelSpec(options.get("model", "pn-4"), options.get("rank", 0))
+    model = pb.ModelSpec(architecture, options.get("rank", 0), mine)
     held_out = options.get("validation", 0.0)
     data = pb.DataSpec.of(options["dataset"], data_dir, samples=options.get("samples", 0), held_out=held_out)
     if name == "default":

@@ -319,10 +319,10 @@ def _hand_out(scores: list[Score], models: Sequence[EvaluatedModel]) -> None:
 
 
 def stacks(models: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
-    """Group networks that can be attacked as one: all of them, unless each has a denoiser of its own."""
+    """Group networks that can be attacked as one: all that have stacks, unless each has a denoiser of its own."""
     first = models[0].defence
     shared = all(one.defence is first and one.train is None for one in models)
-    if shared and all(isinstance(one.model, PolynomialNetwork) for one in models):
+    if shared and all(isinstance(one.model, PolynomialNetwork) and one.model.has_stacks for one in models):
         return [list(models)]
     return [[one] for one in models]
 

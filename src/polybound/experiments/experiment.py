@@ -52,6 +52,7 @@ class Experiment:
             "layer-wise" (`layerwise` times the bound), "spectral" (l2 norms; of pn-4 and pn-10 a quarter of the bound,
             but for C) or "product" (the norm of the product).
         ranks: hidden ranks, one for each run; each model's own by default.
+        parameters: others of the models, by the model's name: `{polynet = {width = 16}}`.
         layerwise: a bound for each matrix by name, as a search found them.
         search: options of the search.
         found: the bounds that the search found when it was last carried out, for reports without its folder.
@@ -86,6 +87,7 @@ class Experiment:
     bounds: tuple[float, ...] = BOUNDS
     projections: tuple[str, ...] = ("single",)
     ranks: tuple[int, ...] = ()
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     layerwise: Mapping[str, float] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     found: Mapping[str, float] = field(default_factory=dict)
@@ -157,9 +159,9 @@ class Experiment:
     def stacks(self, digest: Callable[[str], str]) -> Iterator[list[Spec]]:
         """The runs that train together: all bounds of a data set, model, rank, projection and seed.
 
-        Where there are no bounds to stack, it is the seeds; but for convolutions, which gain nothing from it. What has
-        no bound at all trains with the bounds, if it can: it shares its first half with them, and all of it with those
-        that never bind.
+        Where there are no bounds to stack, it is the seeds; but for convolutions, which gain nothing from it, and deep
+        networks, which have no stacks. What has no bound at all trains with the bounds, if it can: it shares its first
+        half with them, and all of it with those that never bind.
 
         Args:
             digest: gives the digest of a data set by its name.
@@ -171,11 +173,12 @@ class Experiment:
             data = DataSpec(dataset, digest(dataset), self.samples, self.validation)
             for together in self._groups(model):
                 specs = [
-                    Spec(data, ModelSpec(model, rank), self.recipe_for(one), seed)
+                    Spec(data, ModelSpec(model, rank, self.parameters.get(model, {})), self.recipe_for(one), seed)
                     for seed in range(self.seeds)
                     for one in together
                 ]
                 size = len(specs) if len(together) == 1 and model != "pn-conv" else len(together)
+                size = size if rank else 1
                 yield from (specs[first : first + size] for first in range(0, len(specs), size))
 
     def _groups(self, model: str) -> list[list[Method]]:

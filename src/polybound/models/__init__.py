@@ -9,6 +9,7 @@ files, zoo     models on disk, and by name
 passes         gradients by hand, several times as fast as autograd
 graphs         any network as a graph: nodes, algebras, tracing of modules
 deep, boxnet   modules of a user's own, PolyNet and its parts, graphs as networks; BoxNet, made for certificates
+products       Pi-nets, and a network for tables
 """
 
 from polybound.models.affine import Affine as Affine
@@ -68,6 +69,8 @@ from polybound.models.passes.base import JacobianGradients as JacobianGradients
 from polybound.models.passes.base import ManualGradients as ManualGradients
 from polybound.models.passes.dense import closed_form as closed_form
 from polybound.models.passes.dense import has_closed_form as has_closed_form
+from polybound.models.products import PiNet as PiNet
+from polybound.models.products import PolyMLP as PolyMLP
 from polybound.models.windows import SAVING as SAVING
 from polybound.models.windows import Windowed as Windowed
 from polybound.models.windows import Windows as Windows
@@ -83,6 +86,7 @@ from polybound.models.zoo import ModelBuilder as ModelBuilder
 from polybound.models.zoo import example as example
 from polybound.models.zoo import example_origin as example_origin
 from polybound.models.zoo import model_names as model_names
+from polybound.models.zoo import model_parameters as model_parameters
 from polybound.models.zoo import paper_model as paper_model
 from polybound.models.zoo import paper_rank as paper_rank
 from polybound.models.zoo import register_model as register_model

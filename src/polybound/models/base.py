@@ -86,6 +86,9 @@ class PolynomialNetwork(nn.Module, ABC):
         dtype: their type.
     """
 
+    has_stacks: ClassVar[bool] = True
+    """Whether several runs can be one stack."""
+
     _arguments: ClassVar[tuple[str, ...]] = ()
     """The attributes that `config` has, in its order."""
 
@@ -223,6 +226,10 @@ class PolynomialNetwork(nn.Module, ABC):
             model.get_parameter(name).requires_grad_(parameter.requires_grad)
         return model.train(self.training)
 
+    def stored(self) -> PolynomialNetwork:
+        """The network as files hold it; a module of a user's own becomes its graph."""
+        return self
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model to a safetensors file, its config as JSON in the metadata; `polybound.load` reads it."""
         from polybound.models.files import save
@@ -298,6 +305,8 @@ def stack(models: Sequence[PolynomialNetwork]) -> PolynomialNetwork:
     if not models:
         raise PolyboundError("nothing to stack")
     first = polynomial(models[0])
+    if not first.has_stacks:
+        raise PolyboundError(f"a {type(first).__name__} has no stacks: its runs are trained one by one")
     plan = first.config() | {"runs": None}
     for model in models:
         if type(model) is not type(first) or model.config() | {"runs": None} != plan:

@@ -123,12 +123,18 @@ class DeepNetwork(PolynomialNetwork):
         seed: of the initial weights.
     """
 
+    has_stacks = False
+
     def __init__(
         self, shape: Sequence[int], classes: int, runs: int | None = None, seed: int | Sequence[int] | None = None
     ) -> None:
         if runs is not None:
-            raise PolyboundError(f"a {type(self).__name__} is trained by itself: it has no stack of runs")
+            raise PolyboundError(f"a {type(self).__name__} has no stacks: its runs are trained one by one")
         super().__init__(shape, classes, 1, None, seed)
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={getattr(self, name)!r}" for name in self._arguments or ("shape", "classes", "degree")]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def graph(self, fused: bool = True) -> Graph:
         """The network in evaluation mode, as a graph that shares its weights."""

@@ -18,19 +18,19 @@ from polybound.models.base import PolynomialNetwork
 from polybound.models.boxnet import BoxNet
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
-from polybound.models.deep import GraphNetwork, PolyNet, TracedNetwork
+from polybound.models.deep import GraphNetwork, PolyNet
 from polybound.models.ncp import NCP
+from polybound.models.products import PiNet, PolyMLP
 
 _KINDS: dict[str, type[PolynomialNetwork]] = {
-    kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, BoxNet, GraphNetwork)
+    kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, PiNet, PolyMLP, BoxNet, GraphNetwork)
 }
 _KEY = "polybound"
 
 
 def save(model: PolynomialNetwork, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write a model, and more metadata beside its config; the file appears whole or not at all."""
-    if isinstance(model, TracedNetwork):
-        model = model.stored()
+    model = model.stored()
     header = {"kind": type(model).__name__, "config": model.config()}
     content = to_bytes(
         {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()},
@@ -40,7 +40,7 @@ def save(model: PolynomialNetwork, path: str | PathLike[str], metadata: Mapping[
 
 
 def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> PolynomialNetwork:
-    """Read a model that `model.save(path)` wrote, bit for bit.
+    """Read a model that `model.save(path)` wrote, bit for bit; it is in evaluation mode.
 
     Raises:
         FileFormatError: the file is truncated, damaged, or not a polybound model.
@@ -75,7 +75,7 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Polyn
         raise FileFormatError(f"{path}: its tensors are not all of one floating-point type")
     model.load_state_dict(state, assign=True)
     try:
-        return model.settled() if isinstance(model, GraphNetwork) else model.requires_grad_()
+        return (model.settled() if isinstance(model, GraphNetwork) else model.requires_grad_()).eval()
     except PolyboundError as error:
         raise FileFormatError(f"{path}: not the graph of a polynomial network ({reason(error)})") from error
 
@@ -100,6 +100,7 @@ def weights_digest(model: PolynomialNetwork) -> str:
     >>> weights_digest(pb.CCP(4, 3, 2, degree=2, seed=0)) == weights_digest(pb.CCP(4, 3, 2, degree=2, seed=0))
     True
     """
+    model = model.stored()
     digest = hashlib.sha256(json.dumps([type(model).__name__, model.config()], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import as_file, files
 from math import prod
 from typing import Any, NamedTuple, Unpack
 
-from polybound.errors import PolyboundError, check_int
+from polybound.errors import ArgumentError, PolyboundError, check_int
 from polybound.models.base import ModelOptions, PolynomialNetwork
+from polybound.models.boxnet import BoxNet
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
+from polybound.models.deep import PolyNet
 from polybound.models.files import load
 from polybound.models.ncp import NCP
+from polybound.models.products import PiNet, PolyMLP
 
 ModelBuilder = Callable[..., PolynomialNetwork]
-"""A function that builds a model from the shape of an input, the number of classes, the rank and `ModelOptions`."""
+"""A function that builds a model from the shape of an input, the number of classes, its parameters by name (for most
+models the rank) and `ModelOptions`."""
 
 
 class _Named(NamedTuple):
@@ -26,20 +30,24 @@ class _Named(NamedTuple):
 
     description: str
     build: ModelBuilder
-    rank: int
+    parameters: dict[str, Any]
 
 
 _MODELS: dict[str, _Named] = {}
 
 
-def register_model(name: str, description: str, build: ModelBuilder, rank: int = 16) -> None:
+def register_model(
+    name: str, description: str, build: ModelBuilder, rank: int | None = None, **parameters: int | Sequence[Any]
+) -> None:
     """Register a model by name, for `paper_model`, recipes, experiments and the command line.
 
     Args:
         name: lower-case letters, digits and hyphens.
         description: what it is, in a line.
-        build: makes a model from the shape of an input, the number of classes, the rank and further options.
-        rank: default hidden rank.
+        build: makes a model from the shape of an input, the number of classes, its parameters by name and further
+            options.
+        rank: default hidden rank; 16 for a model that has no other parameters.
+        **parameters: the defaults of others, whole numbers or sequences of them; they determine a run of the model.
 
     Raises:
         PolyboundError: the name is taken, or not of that form.
@@ -58,7 +66,20 @@ def register_model(name: str, description: str, build: ModelBuilder, rank: int =
         raise PolyboundError(f"a model's name is made of lower-case letters, digits and hyphens, not {name!r}")
     if name in _MODELS:
         raise PolyboundError(f"there is a model called {name!r} already: {_MODELS[name].description}")
-    _MODELS[name] = _Named(description, build, check_int("rank", rank))
+    own: dict[str, Any] = dict(parameters)
+    if rank is not None or not own:
+        own = {"rank": check_int("rank", 16 if rank is None else rank), **own}
+    if taken := sorted(set(own) & {"name", *ModelOptions.__annotations__}):
+        raise PolyboundError(f"a model's parameter cannot be called {taken[0]!r}: that is an option of all models")
+    _MODELS[name] = _Named(description, build, {key: _value(key, value, value) for key, value in own.items()})
+
+
+def _value(name: str, given: Any, like: Any) -> Any:
+    """A parameter's value in its one form: a whole number, or a tuple of them or of tuples, as the default is."""
+    if isinstance(like, Sequence) and not isinstance(like, str):
+        several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+        return tuple(_value(name, one, like[0] if like else 0) for one in several)
+    return check_int(name, given, 0)
 
 
 def _ccp(shape: Sequence[int], classes: int, rank: int, degree: int = 4, **options: Unpack[ModelOptions]) -> CCP:
@@ -87,6 +108,18 @@ register_model("pn-10", PAPER_MODELS["pn-10"], partial(_ccp, degree=10), rank=64
 register_model("pn-conv", PAPER_MODELS["pn-conv"], _conv)
 register_model("ncp-4", PAPER_MODELS["ncp-4"], _ncp)
 
+register_model("polynet", "residual product network for images", PolyNet, width=32, blocks=(1, 1, 1))
+register_model(
+    "boxnet",
+    "squares and convolutions that keep boxes small, for method certified",
+    BoxNet,
+    steps=6,
+    layers=((16, 5, 2), (32, 4, 2)),
+    hidden=200,
+)
+register_model("pi-net", "product of polynomials, convolutional on images", PiNet, width=32, degrees=(2, 2, 2))
+register_model("polymlp", "product blocks with skips, for tables", PolyMLP, width=64, blocks=2)
+
 
 def model_names() -> dict[str, str]:
     """The names that `paper_model` knows, with what each is.
@@ -104,8 +137,23 @@ def _named(name: str) -> _Named:
 
 
 def paper_rank(name: str) -> int:
-    """The default hidden rank of a named model (channels of pn-conv): 16 as published, 64 for pn-10."""
-    return _named(name).rank
+    """The default hidden rank of a named model (channels of pn-conv): 16 as published, 64 for pn-10; 0 without one."""
+    return int(_named(name).parameters.get("rank", 0))
+
+
+def model_parameters(name: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All parameters of a named model: those given, and the defaults of the others.
+
+    Raises:
+        PolyboundError: the model has no such parameter, or it cannot have that value.
+
+    >>> model_parameters("polynet", {"width": 16})
+    {'width': 16, 'blocks': (1, 1, 1)}
+    """
+    known, given = _named(name).parameters, given or {}
+    if unknown := [key for key in given if key not in known]:
+        raise ArgumentError(unknown[0], f"is no parameter of model {name}; it has {', '.join(known)}")
+    return {key: _value(key, given.get(key, default), default) for key, default in known.items()}
 
 
 def paper_model(
@@ -114,15 +162,17 @@ def paper_model(
     classes: int = 10,
     *,
     rank: int | None = None,
+    parameters: Mapping[str, Any] | None = None,
     **options: Unpack[ModelOptions],
 ) -> PolynomialNetwork:
-    """A model of the paper, "pn-4", "pn-10", "pn-conv" or "ncp-4", or one that `register_model` was given.
+    """A model by name: the paper's "pn-4", "pn-10", "pn-conv" and "ncp-4", a deep one, or a registered one.
 
     Args:
         name: one of `model_names()`.
         shape: shape of one input.
         classes: number of classes.
         rank: hidden rank; `paper_rank` by default.
+        parameters: others that the model has, such as width and blocks of "polynet".
         **options: `runs`, `seed`, `device` and `dtype`; see `PolynomialNetwork`.
 
     >>> import polybound as pb
@@ -132,7 +182,8 @@ def paper_model(
     named = _named(name)
     # All four, as a builder may name them without defaults.
     every: ModelOptions = {"runs": None, "seed": None, "device": None, "dtype": None, **options}
-    return named.build(shape, classes, named.rank if rank is None else rank, **every)
+    own = dict(parameters or {}) if rank is None else {**(parameters or {}), "rank": rank}
+    return named.build(shape, classes, **model_parameters(name, own), **every)
 
 
 # Trained networks that come with the package.

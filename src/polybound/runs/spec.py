@@ -12,7 +12,8 @@ from typing import Any
 
 from polybound.data import Dataset, Identity, digest_of, find_source, load
 from polybound.errors import PolyboundError, check_int, check_number, check_text, reason
-from polybound.models import PolynomialNetwork, paper_model, paper_rank
+from polybound.models import PolynomialNetwork, model_parameters, paper_model
+from polybound.registry import plain
 from polybound.seeds import check_seed
 from polybound.training import LOSSES, METHODS, OPTIMISERS, SCHEDULES, Adversary, Recipe
 
@@ -79,20 +80,44 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is trained: a model of the paper, or a registered one, and its hidden rank."""
+    """What is trained: a model by its name, and all that it needs beside the shape of the data.
+
+    Attributes:
+        name: of the paper's models, the deep ones or the registered ones.
+        rank: hidden rank; 0 for the model's own, and for models that have none.
+        parameters: others, by name; those that are not given are the model's own.
+
+    >>> ModelSpec("polynet", parameters={"width": 8}).as_dict()
+    {'name': 'polynet', 'width': 8, 'blocks': [1, 1, 1]}
+    """
 
     name: str = "pn-4"
     rank: int = 0
+    parameters: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         check_text("a model", self.name)
         check_int("rank", self.rank, 0)
-        if self.rank == 0:
-            object.__setattr__(self, "rank", paper_rank(self.name))
+        own: dict[str, Any] = {"rank": self.rank} if self.rank else {}
+        whole = model_parameters(self.name, {**own, **dict(self.parameters)})
+        object.__setattr__(self, "rank", whole.pop("rank", 0))
+        object.__setattr__(self, "parameters", tuple(whole.items()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The name and all parameters, as JSON can hold them."""
+        told: dict[str, Any] = {"name": self.name} | ({"rank": self.rank} if self.rank else {})
+        return told | plain(dict(self.parameters))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> ModelSpec:
+        """The inverse of `as_dict`."""
+        others = dict(content)
+        return cls(others.pop("name"), others.pop("rank", 0), others)
 
     def build(self, data: Dataset, **options: Any) -> PolynomialNetwork:
         """The model for the inputs and classes of some data; options as `paper_model` takes them."""
-        return paper_model(self.name, data.shape, data.classes, rank=self.rank, **options)
+        rank, parameters = self.rank or None, dict(self.parameters)
+        return paper_model(self.name, data.shape, data.classes, rank=rank, parameters=parameters, **options)
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +143,7 @@ class Spec:
 
     def as_dict(self) -> dict[str, Any]:
         """The canonical form, as JSON can hold it."""
-        return {"data": asdict(self.data), "model": asdict(self.model), **self.recipe.as_dict(), "seed": self.seed}
+        return {"data": asdict(self.data), "model": self.model.as_dict(), **self.recipe.as_dict(), "seed": self.seed}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Spec:
@@ -134,8 +159,10 @@ class Spec:
                 content.get("augment", ()),
                 content.get("clip", 0.0),
             )
-            return cls(DataSpec(**content["data"]), ModelSpec(**content["model"]), recipe, content["seed"])
-        except (KeyError, TypeError) as error:
+            return cls(DataSpec(**content["data"]), ModelSpec.from_dict(content["model"]), recipe, content["seed"])
+        except PolyboundError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise PolyboundError(f"not a run's spec ({reason(error)})") from error
 
     @cached_property

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
 from os import PathLike
@@ -71,6 +72,8 @@ def train_runs(
 ) -> list[Run]:
     """Train runs of one architecture, data set and schedule as one stack; finished ones are not trained again.
 
+    Deep networks have no stacks: they are trained one after the other.
+
     Runs of one seed are one and the same until the first of them is constrained: they are trained once until then and
     branched. Bounds far above the norms of the weights stay one even then, for as long as no projection changes
     anything. While runs are trained their locks are held: another process that wants them waits, and then finds them
@@ -121,9 +124,10 @@ def train_runs(
             while todo := left():
                 # Neighbours share their batches.
                 todo = _begun(root, specs, todo) or sorted(todo, key=lambda i: specs[i].seed)
+                todo = todo if model.has_stacks else todo[:1]
                 some = [specs[i] for i in todo]
                 with locked([lock_file(root, path_for(root, some).name)]), _deferred_signals() as stopping:
-                    session = Session(some, [runs[i] for i in todo], ends, data, root, device)
+                    session = Session(some, [runs[i] for i in todo], ends, data, root, device, model.has_stacks)
                     for spec in some:  # not before it is known that they can be trained
                         Run.make(spec, root)
                     session.train(validation, on_progress, save_every, stopping)
@@ -161,6 +165,8 @@ def interrupted(root: Path) -> list[list[Spec]]:
 def common_recipe(specs: Sequence[Spec]) -> Recipe:
     """One recipe for all runs of a stack; they may differ in seed and bound, and some may have no bound at all."""
     first = specs[0]
+    if len(specs) == 1:
+        return first.recipe
     for spec in specs:
         same = replace(spec, seed=first.seed, recipe=replace(spec.recipe, method=first.recipe.method))
         if same != first:
@@ -182,6 +188,8 @@ _ROUNDING = 1e-3
 class Session(Callback):
     """A stack in training: the runs of a seed are one member of it until the first of them is constrained.
 
+    A run of a network that has no stacks is trained by itself: it is the only one.
+
     Attributes:
         state: what a checkpoint holds: the epoch, the step, who is trained as whom, and the histories so far.
         model: the stack.
@@ -196,6 +204,7 @@ class Session(Callback):
         data: Dataset,
         root: Path,
         device: str,
+        stacked: bool = True,
     ) -> None:
         self.specs, self.runs, self.data = specs, runs, data
         self.recipe, self.file = common_recipe(specs), path_for(root, specs)
@@ -212,7 +221,8 @@ class Session(Callback):
             if self.state.specs != specs:
                 raise FileFormatError(f"{self.file}: the state of other runs; delete it to start over")
         seeds = [self.seeds[run] for run in self.members]
-        self.model = specs[0].model.build(data, runs=len(seeds), seed=seeds, device=device)
+        of: dict[str, Any] = {"runs": len(seeds), "seed": seeds} if stacked else {"seed": seeds[0]}
+        self.model = specs[0].model.build(data, device=device, **of)
         if self.state.tensors:
             self.model.load_state_dict(self.state.tensors)
 
@@ -343,7 +353,7 @@ class Session(Callback):
             if "failure" in lines[-1]:
                 run.write_history(lines)
                 continue
-            model = self.model.run(self.place(i))
+            model = deepcopy(self.model) if self.model.runs is None else self.model.run(self.place(i))
             if recipe.method.begins < epoch < recipe.epochs:
                 recipe.method.settle(model)  # a run ends inside its bound, and so does what is left on the way
             run.write_model(model, lines, end)

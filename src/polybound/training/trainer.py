@@ -108,7 +108,8 @@ class Trainer:
         """Train until `until` epochs are done, all by default, or until a callback asks to stop.
 
         Every end leaves the weights inside of the method's bounds, also if a callback asks to stop before they begin.
-        If only `until` is reached, the training goes on later, and the weights stay as they are.
+        If only `until` is reached, the training goes on later, and the weights stay as they are. Afterwards the model
+        is in evaluation mode.
         """
         self.model.train()
         samples, recipe, method = self.samples, self.recipe, self.recipe.method
@@ -159,6 +160,7 @@ class Trainer:
             self.epoch, self.step, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
             for callback in self.callbacks:
                 callback.after_epoch(self, losses)
+        self.model.eval()
         if self.stopping or self.epoch == recipe.epochs:
             if self.epoch < recipe.epochs and self.after_method is not None:  # else the last step has done so
                 self._stop_nonfinite()
