@@ -210,7 +210,7 @@ def test_what_is_not_known_names_what_is():
         pb.fit(small_model(), DIGITS, method="large-logits", bound=1.0)
     with pytest.raises(PolyboundError, match="method none has no option 'weight'; it has none"):
         METHODS.build({"name": "none", "weight": 1.0})
-    with pytest.raises(PolyboundError, match="optimiser must be one of sgd, momentum, adamw, got 'adam'"):
+    with pytest.raises(PolyboundError, match="optimiser must be one of sgd, momentum, adamw, muon, got 'adam'"):
         pb.Recipe.from_options(optimiser="adam")
     with pytest.raises(PolyboundError, match="schedule must be one of steps, cosine, one-cycle, constant, got 'warm'"):
         pb.Recipe.from_options(schedule="warm")

@@ -28,7 +28,8 @@ class TrainOptions:
 
     dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None
     model: Annotated[
-        str | None, typer.Option(help="pn-4, pn-10, pn-conv, ncp-4, polynet, pi-net, polymlp, or a plugin's.")
+        str | None,
+        typer.Option(help="pn-4 (the default), pn-10, pn-conv, ncp-4; polynet, boxnet, pi-net, polymlp; ..."),
     ] = None
     method: Annotated[
         str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
