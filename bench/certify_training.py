@@ -3,9 +3,10 @@
     python bench/certify_training.py --dataset mnist --eps 0.2
     python bench/certify_training.py --dataset fashion-mnist --eps 0.1
     python bench/certify_training.py --dataset mnist --eps 0.2 --validation 0.1 --images 400    # to choose options by
+    python bench/certify_training.py --network boxnet --dataset mnist --eps 0.6 --ramp 0.5 --epochs 30
 
-Data lie in [-1, 1], so eps 0.2 is 0.1 of the [0, 1] scale. A CCP in product form is trained unless it is in `--folder`,
-and then judged by the verifier on test images (with `--validation` on a share of the training images that it does not
+Data lie in [-1, 1], so eps 0.2 is 0.1 of the [0, 1] scale. A CCP in product form, or a `BoxNet`, is trained unless it
+is in `--folder`, and then judged by the verifier on test images (with `--validation` on a share of the training images that it does not
 see). Judging goes on where it was stopped. AutoAttack is run on the images that are classified correctly and not
 verified: it cannot break the others. Its columns need the extra `attacks`.
 """
@@ -41,9 +42,15 @@ def trained(options: argparse.Namespace, data: Dataset, file: Path) -> pb.Polyno
     """The network of a file, or a new one."""
     if file.exists():
         return pb.load(file)
-    features = data.x[0].numel()
-    sizes: dict[str, Any] = {"rank": options.rank, "classes": data.classes, "degree": options.degree}
-    model = pb.CCP(features, form="product", shape=data.shape, seed=options.seed, **sizes)
+    model: pb.PolynomialNetwork
+    if options.network == "boxnet":
+        model = pb.BoxNet(data.shape, data.classes, options.pixels, seed=options.seed)
+        recipe: dict[str, Any] = {"schedule": "one-cycle", "rise": 0.02, "clip": 1.0, "batch_size": 64}
+        recipe |= {"augment": options.augment} if options.augment else {}
+    else:
+        sizes: dict[str, Any] = {"rank": options.rank, "classes": data.classes, "degree": options.degree}
+        model = pb.CCP(data.x[0].numel(), form="product", shape=data.shape, seed=options.seed, **sizes)
+        recipe = {"schedule": "cosine", "batch_size": 128, "remainder": options.remainder, "rivals": options.rivals}
     begun = time.process_time()
     pb.fit(
         model,
@@ -51,21 +58,18 @@ def trained(options: argparse.Namespace, data: Dataset, file: Path) -> pb.Polyno
         method="certified",
         eps=options.eps,
         weight=options.weight,
-        remainder=options.remainder,
         ramp=options.ramp,
-        rivals=options.rivals,
         optimiser="adamw",
         learning_rate=options.learning_rate,
         weight_decay=0.0,
-        schedule="cosine",
         epochs=options.epochs,
-        batch_size=128,
         seed=options.seed,
+        **recipe,
         on_epoch=lambda epoch, loss: print(f"epoch {epoch}, loss {float(loss):.3f}", flush=True),
     )
     print(f"trained in {time.process_time() - begun:.0f} s of CPU time", flush=True)
     model.save(file)
-    return model
+    return model.eval()
 
 
 def judged(options: argparse.Namespace, model: pb.PolynomialNetwork, data: Dataset, file: Path) -> dict[str, Any]:
@@ -75,12 +79,14 @@ def judged(options: argparse.Namespace, model: pb.PolynomialNetwork, data: Datas
     for start in range(sum(line["images"] for line in lines), images, BLOCK):
         x, y = (t[start : min(start + BLOCK, images)] for t in (data.x, data.y))
         begun = time.process_time()
+        by_intervals = pb.certify(model, x, y, options.eps, domain=data.domain, method="interval")
         found = pb.certify(model, x, y, options.eps, domain=data.domain, budget=options.budget)
         seconds = time.process_time() - begun
         correct = model(x).argmax(1) == y
         verified = torch.tensor([status == "verified" for status in found.status])
         left = torch.nonzero(correct & ~verified).flatten() + start
         counts = {"images": len(x), "clean": int(correct.sum()), "verified": int(verified.sum())}
+        counts["intervals"] = by_intervals.count("verified")
         lines.append(counts | {"undecided": found.count("undecided"), "seconds": seconds, "left": left.tolist()})
         with file.open("a") as stream:
             stream.write(json.dumps(lines[-1]) + "\n")
@@ -99,6 +105,9 @@ def attacked(options: argparse.Namespace, model: pb.PolynomialNetwork, data: Dat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", choices=("ccp", "boxnet"), default="ccp")
+    parser.add_argument("--pixels", type=int, default=6, help="of boxnet: squares of each pixel")
+    parser.add_argument("--augment", default="", help="of boxnet")
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--eps", type=float, default=0.2)
     parser.add_argument("--weight", type=float, default=1.0)
@@ -124,12 +133,13 @@ def main() -> None:
     data, test = split(options)
     model = trained(options, data, options.folder / f"{name}.safetensors")
     found = judged(options, model, test, options.folder / f"{name}.jsonl")
-    counts = [found[key] for key in ("clean", "verified", "undecided")]
+    counts = [found[key] for key in ("clean", "intervals", "verified", "undecided")]
     counts += [attacked(options, model, test, found)] if options.attack else []
-    shares = [f"{100 * count / found['images']:.2f} %" for count in counts] + ["-"] * (4 - len(counts))
+    shares = [f"{100 * count / found['images']:.2f} %" for count in counts] + ["-"] * (5 - len(counts))
     ms = 1000 * found["seconds"] / found["images"]
-    print("| data, eps | images | clean | certified | undecided | AutoAttack | verifier, an image |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| data, eps | images | clean | by intervals | certified | undecided | AutoAttack | verifier, an image |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     print(f"| {options.dataset}, {options.eps:g} | {found['images']:,} | {' | '.join(shares)} | {ms:.0f} ms |")
 
 

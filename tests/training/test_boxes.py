@@ -52,7 +52,7 @@ class NoLast(nn.Module):
 def networks():
     torch.manual_seed(0)
     many = pb.polynomial(Many(), (2, 7, 7))
-    small = BoxNet((1, 6, 6), 4, steps=2, layers=((3, 3, 2),), hidden=5, seed=1)
+    small = BoxNet((1, 6, 6), 4, 2, (3,), (3,), (2,), hidden=5, seed=1)
     return [
         many,
         many.stored(),
@@ -128,7 +128,7 @@ def test_normalisation_takes_the_statistics_of_centres_and_keeps_them():
 
 
 def small():
-    return BoxNet((1, 8, 8), steps=2, layers=((8, 3, 2),), hidden=32, seed=0)
+    return BoxNet((1, 8, 8), 10, 2, (8,), (3,), (2,), hidden=32, seed=0)
 
 
 OPTIONS = {
@@ -223,9 +223,9 @@ def test_other_methods_that_bound_the_network_name_what_they_take():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layers": ((4, 3),)}, "a layer of BoxNet is"),
-        ({"layers": ((4, 9, 1),)}, "too small for the layers"),
-        ({"steps": 30}, "at most 20 squares"),
+        ({"kernels": (3,)}, "as many kernels and strides as channels"),
+        ({"kernels": (9, 1)}, "too small for kernels"),
+        ({"pixels": 30}, "at most 20 squares"),
         ({"hidden": 0}, "hidden must be"),
     ],
 )

@@ -13,17 +13,19 @@ from polybound.models.deep import DeepNetwork, Norm, Quadratic
 
 
 class BoxNet(DeepNetwork):
-    """Steps of the pixels, convolutions and a dense layer, each with two composed squares per channel, a linear head.
+    """Squares of each pixel, convolutions and a dense layer with two composed squares per channel, a linear head.
 
-    It is made for method `certified`. An interval of one square, and so of squares after one another, is exact: only
-    the affine maps between them lose something. The steps take boxes around dark and bright pixels closer to the ends;
-    the squares begin flat on one side, where boxes shrink. Every map is followed by `Norm`.
+    It is made for method `certified`. The interval of a square, and so of squares after one another, is exact: only
+    the affine maps between them lose something. The squares of the pixels begin as a smooth step, which shrinks boxes
+    around dark and bright pixels; those of the channels begin flat on one side. Every map is followed by `Norm`.
 
     Args:
         shape: (channels, height, width) of the input, whose entries go from -1 to 1.
         classes: number of outputs.
-        steps: learned squares of the pixels, one after another, for each channel; 0 for none.
-        layers: of the convolutions, (channels, kernel, stride) each; without padding.
+        pixels: learned squares of each entry of the input, one after another; 0 for none.
+        channels: of the convolutions, which have no padding.
+        kernels: their sizes.
+        strides: how far their windows are apart.
         hidden: width of the dense layer.
         runs: None; such networks have no stacks.
         seed: of the initial weights.
@@ -31,19 +33,21 @@ class BoxNet(DeepNetwork):
         dtype: their type.
 
     >>> import torch, polybound as pb
-    >>> net = pb.models.BoxNet((1, 28, 28), steps=2, seed=0)
+    >>> net = pb.models.BoxNet((1, 28, 28), pixels=2, seed=0)
     >>> net(torch.zeros(2, 1, 28, 28)).shape, net.degree
     (torch.Size([2, 10]), 256)
     """
 
-    _arguments = ("shape", "classes", "steps", "layers", "hidden")
+    _arguments = ("shape", "classes", "pixels", "channels", "kernels", "strides", "hidden")
 
     def __init__(
         self,
         shape: Sequence[int],
         classes: int = 10,
-        steps: int = 6,
-        layers: Sequence[Sequence[int]] = ((16, 5, 2), (32, 4, 2)),
+        pixels: int = 6,
+        channels: Sequence[int] = (16, 32),
+        kernels: Sequence[int] = (5, 4),
+        strides: Sequence[int] = (2, 2),
         hidden: int = 200,
         *,
         runs: int | None = None,
@@ -52,25 +56,28 @@ class BoxNet(DeepNetwork):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(shape, classes, runs, seed)
-        self.steps, self.hidden = check_int("steps", steps, 0), check_int("hidden", hidden)
+        self.pixels, self.hidden = check_int("pixels", pixels, 0), check_int("hidden", hidden)
+        self.channels, self.kernels, self.strides = (
+            tuple(check_int(name, number) for number in numbers)
+            for name, numbers in (("channels", channels), ("kernels", kernels), ("strides", strides))
+        )
         if len(self.shape) != 3:
             raise PolyboundError(f"BoxNet takes images (channels, height, width), got {self.shape}")
-        if any(len(layer) != 3 for layer in layers):
-            raise PolyboundError(f"a layer of BoxNet is (channels, kernel, stride), got {tuple(layers)}")
-        self.layers = tuple(tuple(check_int("layers", number) for number in layer) for layer in layers)
-        if self.steps + 2 * len(self.layers) + 2 > 20:
-            raise PolyboundError("BoxNet takes at most 20 squares after one another: steps, and two a layer")
-        self.degree = 2 ** (self.steps + 2 * len(self.layers) + 2)
-        parts: list[nn.Module] = []
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            raise PolyboundError("BoxNet takes as many kernels and strides as channels, one for each convolution")
+        squares = self.pixels + 2 * len(self.channels) + 2
+        if squares > 20:
+            raise PolyboundError(f"BoxNet takes at most 20 squares after one another, got {squares}")
+        self.degree = 2**squares
         size: tuple[int, ...] = self.shape
         with torch.device(device or "cpu"):
-            if self.steps:
-                parts.append(Quadratic(self.shape[0], self.steps, step=True))
-            for channels, kernel, stride in self.layers:
-                parts += [nn.Conv2d(size[0], channels, kernel, stride, bias=False), Norm(channels), Quadratic(channels)]
-                size = (channels, *((n - kernel) // stride + 1 for n in size[1:]))
+            parts: list[nn.Module] = [Quadratic(self.features, self.pixels, step=True)] if self.pixels else []
+            parts.append(nn.Unflatten(1, self.shape))
+            for width, kernel, stride in zip(self.channels, self.kernels, self.strides, strict=True):
+                parts += [nn.Conv2d(size[0], width, kernel, stride, bias=False), Norm(width), Quadratic(width)]
+                size = (width, *((n - kernel) // stride + 1 for n in size[1:]))
                 if min(size[1:]) < 1:
-                    raise PolyboundError(f"images of shape {self.shape} are too small for the layers {self.layers}")
+                    raise PolyboundError(f"images of shape {self.shape} are too small for kernels {self.kernels}")
             parts += [nn.Flatten(), nn.Linear(prod(size), self.hidden, bias=False), Norm(self.hidden)]
             self.body, self.head = nn.Sequential(*parts, Quadratic(self.hidden)), nn.Linear(self.hidden, self.classes)
         if dtype is not None:
@@ -89,4 +96,4 @@ class BoxNet(DeepNetwork):
                 weight.normal_(0.0, (2 * pi) ** 0.5 / weight[0].numel(), generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self._flat(x).reshape(-1, *self.shape)))  # type: ignore[no-any-return]
+        return self.head(self.body(self._flat(x)))  # type: ignore[no-any-return]
