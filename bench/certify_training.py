@@ -6,9 +6,9 @@
     python bench/certify_training.py --network boxnet --dataset mnist --eps 0.6 --ramp 0.5 --epochs 30
 
 Data lie in [-1, 1], so eps 0.2 is 0.1 of the [0, 1] scale. A CCP in product form, or a `BoxNet`, is trained unless it
-is in `--folder`, and then judged by the verifier on test images (with `--validation` on a share of the training images that it does not
-see). Judging goes on where it was stopped. AutoAttack is run on the images that are classified correctly and not
-verified: it cannot break the others. Its columns need the extra `attacks`.
+is in `--folder`, and then judged by the verifier on test images (with `--validation` on a share of the training images
+that it does not see). Judging goes on where it was stopped. AutoAttack is run on the images that are classified
+correctly and not verified: it cannot break the others. Its columns need the extra `attacks`.
 """
 
 from __future__ import annotations

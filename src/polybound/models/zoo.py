@@ -113,8 +113,10 @@ register_model(
     "boxnet",
     "squares and convolutions that keep boxes small, for method certified",
     BoxNet,
-    steps=6,
-    layers=((16, 5, 2), (32, 4, 2)),
+    pixels=6,
+    channels=(16, 32),
+    kernels=(5, 4),
+    strides=(2, 2),
     hidden=200,
 )
 register_model("pi-net", "product of polynomials, convolutional on images", PiNet, width=32, degrees=(2, 2, 2))
