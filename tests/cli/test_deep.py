@@ -41,7 +41,7 @@ def test_info_shows_maps_with_norms_and_where_values_lie(deep, cli):
     graph.evaluate(pb.models.Numbers(), x, watch=found.__setitem__)
     assert len(facts["nodes"]) == len(graph.nodes)
     for number, node in enumerate(facts["nodes"]):
-        values = found[number]
+        values = found[number].detach()
         assert node["size"] == values.shape[1] and node["node"].split(" (")[0] in shown.out
         assert node["from"] <= float(values.min()) and float(values.max()) <= node["to"]
         step = getattr(graph.nodes[number], "map", None)
