@@ -240,12 +240,12 @@ class Graph:
         """
         if len(self.inputs) != 1:
             return None
+        like = next((node.map.constant for node in self.nodes if isinstance(node, Applied)), torch.zeros(()))
+        zero = like.new_zeros(self.features)
         try:
-            value = self.evaluate(Chains(), Link(None, (), 1, 0))
+            return chain_of(self.evaluate(Chains(zero), Link(None, (), 1, 0)), zero)
         except NoChainError:
             return None
-        like = next((node.map.constant for node in self.nodes if isinstance(node, Applied)), torch.zeros(()))
-        return chain_of(value, self.features, like)
 
     def label(self, number: int, short: bool = False) -> str:
         """What messages call a node: what it is and where it comes from; `short`, in tables, without who called it."""
