@@ -102,6 +102,10 @@ class Scheme:
         self.encoder.encode(values, self.context.first_parms_id() if parms_id is None else parms_id, scale, plain)
         return plain
 
+    def parms_id(self, primes: int) -> tuple[int, ...]:
+        """SEAL's name of the level that has this number of primes."""
+        return self._levels[primes][0]
+
     def to_bytes(self, value: Any) -> bytes:
         """A ciphertext or public keys in SEAL's format, seeded if `value` is what SEAL calls serializable."""
         path = self._path()

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
@@ -106,7 +105,7 @@ def _plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     Raises:
         PolyboundError: the model is of a kind that is not known, or neither float32 nor float64.
     """
-    dtype = str(next((p.dtype for p in model.parameters()), torch.float32))
+    dtype = str(next(model.parameters()).dtype)
     if dtype not in _TYPES:
         raise PolyboundError(f"ONNX files are written of float32 and float64 models, not of {dtype}")
     builder = _Builder()
