@@ -1,10 +1,14 @@
 """Modules in plain PyTorch, as people write them, and what is refused."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import polybound as pb
 from polybound.errors import PolyboundError
 from polybound.models import Product, trace
 
@@ -362,3 +366,63 @@ def test_a_shape_that_does_not_fit_is_refused():
         PolyboundError, match=r"a product of matrices .n, 5. and .4, 4. in layer.*: their shapes do not fit"
     ):
         trace(Refused(lambda m, x: m.layer(x)), (5,))
+
+
+class Changing(nn.Module):
+    """Many things that may change: weights, statistics, settings, parts, what it computes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.norm = nn.BatchNorm1d(4)
+        self.factor, self.plain, self.parts = 2.0, torch.tensor(3.0), [1.0]
+        self.squared = False
+
+    def forward(self, x):
+        y = self.norm(self.a(x) * (self.b(x) * 0.5 + self.plain)) * self.factor + self.parts[0]
+        return self.c(y * y if self.squared else y)
+
+
+def change_hook(net):
+    net.a.register_forward_hook(lambda module, given, found: found * 2)
+
+
+CHANGES = {
+    "a weight": lambda net: net.a.weight.data.mul_(1.01),
+    "a weight's least bit": lambda net: net.b.bias.data.copy_(torch.nextafter(net.b.bias.data, torch.tensor(9.0))),
+    "memory of a weight": lambda net: net.c.weight.detach().numpy().__setitem__((0, 0), 5.0),
+    "a statistic": lambda net: net.norm.running_var.mul_(2),
+    "a setting": lambda net: setattr(net, "factor", 3.0),
+    "a tensor that is no parameter": lambda net: setattr(net, "plain", torch.tensor(1.0)),
+    "an entry of a list": lambda net: net.parts.__setitem__(0, 7.0),
+    "what it computes": lambda net: setattr(net, "squared", True),
+    "a part": lambda net: setattr(net, "c", nn.Linear(4, 2)),
+    "a parameter": lambda net: setattr(net.a, "weight", nn.Parameter(net.a.weight.detach() * 2)),
+    "a hook": change_hook,
+    "the precision": lambda net: net.double(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_module_is_traced_again_if_anything_of_it_changed(name):
+    torch.manual_seed(0)
+    net = Changing()
+    first = pb.polynomial(net, (4,)).graph()
+    assert pb.polynomial(net, (4,)).graph() is first  # as long as nothing has changed, it is traced once
+    CHANGES[name](net)
+    second = pb.polynomial(net, (4,)).graph()
+    assert second is not first
+    x = torch.randn(5, 4).to(net.b.weight.dtype)
+    torch.testing.assert_close(second(x), net.eval()(x))
+
+
+def test_traces_end_with_their_modules():
+    from polybound.models.graphs import trace as traces
+
+    net = Changing()
+    pb.polynomial(net, (4,)).graph()
+    kept = weakref.ref(net)
+    assert net in traces._KNOWN
+    del net
+    gc.collect()
+    assert kept() is None

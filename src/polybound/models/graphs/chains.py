@@ -226,7 +226,8 @@ def _added(one: Maps, other: Maps) -> Maps:
     common, rests = one[:shared], [_simple(maps) for maps in (one[shared:], other[shared:])]
     sizes = {maps[-1].outputs for maps in (one, other) if maps}
     if all(weight.ndim <= 1 for weight, _ in rests) and sizes:
-        (v, b), (w, c) = ((part.expand(max(sizes)) for part in rest) for rest in rests)
+        like = next(maps for maps in (one, other) if maps)[-1].constant  # the 1 of no map is in float64
+        (v, b), (w, c) = ((part.to(like).expand(max(sizes)) for part in rest) for rest in rests)
         if (weight := _exact_sum(v, w)) is not None and (bias := _exact_sum(b, c)) is not None:
             return (*common, Scale(weight, bias))
     if all(weight.ndim == 2 for weight, _ in rests):

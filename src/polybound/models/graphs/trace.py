@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import FrameType
@@ -39,7 +40,8 @@ _MOST = 2**22
 def trace(module: nn.Module, shape: Sequence[int], fused: bool = True) -> Graph:
     """The graph of a module that maps (batch, *shape) to (batch, classes), as it is in evaluation mode.
 
-    Weights that are parameters are shared with the module. Normalisation is folded from its running statistics.
+    Weights that are parameters are shared with the module. Normalisation is folded from its running statistics. A
+    module that was traced before has the same graph, unless one of its tensors or what it computes has changed since.
 
     Args:
         module: made of affine maps, sums and products.
@@ -49,9 +51,52 @@ def trace(module: nn.Module, shape: Sequence[int], fused: bool = True) -> Graph:
     Raises:
         PolyboundError: the module is no polynomial of its input; with the operation, and where it stands.
     """
+    key = tuple(shape), fused
+    known = _KNOWN.get(module, {}).get(key)
+    if known is not None and known.holds(module, shape):
+        return known.graph
     graph = _traced(module, shape, fused)
     _check_against(module, graph, shape)
+    copies = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
+    _KNOWN.setdefault(module, {})[key] = _Known(graph, copies, _sample(module, shape))
     return graph
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A graph with the module's tensors, their values and an output of the time when it was traced.
+
+    Values are compared as well as tensors, since the graph has constants that were made of them, as folded statistics;
+    an output, since a module may have other settings and parts by now.
+    """
+
+    graph: Graph
+    tensors: list[tuple[Tensor, Tensor]]
+    output: Tensor
+
+    def holds(self, module: nn.Module, shape: Sequence[int]) -> bool:
+        """Whether the graph is still the module's."""
+        tensors = [*module.parameters(), *module.buffers()]
+        return (
+            len(tensors) == len(self.tensors)
+            and all(
+                tensor is mine and (tensor.dtype, tensor.device) == (value.dtype, value.device)
+                for tensor, (mine, value) in zip(tensors, self.tensors, strict=True)
+            )
+            and all(torch.equal(tensor, value) for tensor, value in self.tensors)
+            and torch.equal(_sample(module, shape), self.output)
+        )
+
+
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Known]] = weakref.WeakKeyDictionary()
+
+
+def _sample(module: nn.Module, shape: Sequence[int]) -> Tensor:
+    """What the module makes of two fixed inputs; of other polynomials it is something else, but for a null set."""
+    like = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.zeros(1))
+    x = torch.rand((2, *shape), generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.5
+    with _evaluating(module):
+        return module(x.to(like))  # type: ignore[no-any-return]
 
 
 @contextmanager
