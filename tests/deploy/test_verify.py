@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 import polybound as pb
+from helpers.graphs import graphs
 from helpers.networks import ccps, ncps
 from helpers.onnx_graphs import run, save_graph
 from helpers.profiles import examples
 from polybound.deploy import export_benchmark, read_onnx, read_vnnlib, to_onnx, verify
+from polybound.models import GraphNetwork
 
 ANSWERS = {"verified": "unsat", "falsified": "sat", "undecided": "timeout"}
 
@@ -99,6 +101,62 @@ def as_vnnlib(inputs, outputs, polytopes):
 
     clauses = [" ".join(f"(<= {term(w)} {r})" for w, r in zip(W, c, strict=True)) for W, c in polytopes]
     return "\n".join([*lines, f"(assert (or {' '.join(f'(and {clause})' for clause in clauses)}))"])
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(graph=graphs(most=8, degree=8), seed=st.integers(0, 1000))
+def test_any_graph_against_brute_force(graph, seed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    [file] = to_onnx(GraphNetwork.of(graph), folder / "net.onnx")
+    x = torch.rand(500, graph.features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+    outputs = graph(x).numpy()
+    rng, spread = np.random.default_rng(seed), np.abs(outputs).max() + 1
+    polytopes = [
+        (np.round(rng.normal(size=(rows, graph.classes)), 3), np.round(rng.normal(size=rows) * spread * 2, 3))
+        for rows in rng.integers(1, 3, size=rng.integers(1, 3))
+    ]
+    question = folder / "p.vnnlib"
+    question.write_text(as_vnnlib(graph.features, graph.classes, polytopes))
+    verdict = verify(file, question, timeout=0.2)
+    if any((outputs @ W.T <= c - 1e-9 * spread).all(1).any() for W, c in polytopes):
+        assert verdict.answer != "unsat"
+    if verdict.answer == "sat":
+        assert float(verdict.inputs.abs().max()) <= 1
+        value = graph(verdict.inputs.unsqueeze(0)).numpy()[0]
+        assert any((W @ value <= c + 1e-9 * spread).all() for W, c in polytopes)
+
+
+SUMS = "a = Mul input input; b = Mul a a; c = Mul b three; output = Sub c a"  # 3 x^4 - x^2, least at x^2 = 1/6: -1/12
+
+
+@pytest.mark.parametrize(
+    ("conditions", "answer"),
+    [
+        ("(<= Y_0 (- 0.083333))", "sat"),
+        ("(<= Y_0 (- 0.08333334))", "unsat"),
+        ("(>= Y_0 2)", "sat"),
+        ("(>= Y_0 2.0000001)", "unsat"),
+        ("(and (>= Y_0 0.5) (<= Y_0 0.5))", "unknown"),  # where x is no float
+        ("(and (>= Y_0 0.5) (<= Y_0 0.5000001))", "sat"),
+    ],
+)
+def test_networks_that_are_no_chain_are_decided_by_cells(conditions, answer, tmp_path):
+    file = graph(tmp_path, SUMS)
+    assert read_onnx(file).graph.chain() is None
+    found = verify(file, ask(tmp_path, "(>= X_0 (- 1))", "(<= X_0 1)", conditions), timeout=20.0)
+    assert found.answer == answer
+    assert found.inputs is None or abs(float(found.inputs)) <= 1
+
+
+def test_deep_networks_are_verified(tmp_path):
+    torch.manual_seed(0)
+    model = pb.PolyNet((1, 6, 6), 3, width=2, blocks=(1, 1), seed=0).eval()
+    x = torch.rand(2, 1, 6, 6)
+    files = export_benchmark(model, tmp_path, x, model(x).argmax(1), eps=[1e-4, 0.5], domain=(-1.0, 2.0))
+    answers = [verify(files[0], question, timeout=1.0) for question in files[1:-1]]
+    assert [found.answer for found in answers[:2]] == ["unsat"] * 2
+    assert "sat" in [found.answer for found in answers[2:]]
+    assert all(found.replayed for found in answers if found.answer == "sat")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from polybound.models import AveragePool, Builder, Chain, Collect, Conv, Convolu
 F64 = torch.float64
 
 
-def random_map(draw, size, shapes, generator, dtype):
+def random_map(pick, size, shapes, generator, dtype):
     """A map of a vector of that size, and the image shape of its result if it has one."""
 
     def normal(*shape):
@@ -21,47 +21,45 @@ def random_map(draw, size, shapes, generator, dtype):
     image = shapes.get(size)
     if image is not None:
         kinds += ["conv", "convolution", "transposed", "pool"] * 2
-    kind = draw(st.sampled_from(kinds))
+    kind = pick(kinds)
     if kind == "dense":
-        out = draw(st.integers(1, 8))
-        return Dense(normal(out, size) / size**0.5, normal(out) if draw(st.booleans()) else None)
+        out = pick(range(1, 8 + 1))
+        return Dense(normal(out, size) / size**0.5, normal(out) if pick((False, True)) else None)
     if kind == "scale":
-        return Scale(normal(size), normal(size) if draw(st.booleans()) else None)
+        return Scale(normal(size), normal(size) if pick((False, True)) else None)
     if kind == "select":
-        out = draw(st.integers(1, 10))
+        out = pick(range(1, 10 + 1))
         return Select(torch.randint(-1, size, (out,), generator=generator), size, like)
     if kind == "collect":
-        out = draw(st.integers(1, 6))
+        out = pick(range(1, 6 + 1))
         return Collect(torch.randint(-1, out, (size,), generator=generator), out, like)
     if kind == "repeated":
-        rows = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
-        out = draw(st.integers(1, 3))
-        return Repeated(normal(out, size // rows), normal(out) if draw(st.booleans()) else None, rows)
+        rows = pick([n for n in range(1, size + 1) if size % n == 0])
+        out = pick(range(1, 3 + 1))
+        return Repeated(normal(out, size // rows), normal(out) if pick((False, True)) else None, rows)
     channels, *space = image
     if kind == "conv":
-        return Conv(
-            normal(draw(st.integers(1, 2)), channels, *(3,) * len(space)) / 3, normal(1)[0:0] if False else None, image
-        )
+        return Conv(normal(pick((1, 2)), channels, *(3,) * len(space)) / 3, None, image)
     if kind == "pool":
-        window = [draw(st.integers(1, min(3, n))) for n in space]
-        return AveragePool(image, window, [draw(st.integers(1, 3)) for _ in space], [w // 2 for w in window], like)
-    groups = draw(st.sampled_from([n for n in (1, 2, 3) if channels % n == 0]))
-    kernel = [draw(st.integers(1, min(3, n))) for n in space]
+        window = [pick(range(1, min(3, n) + 1)) for n in space]
+        return AveragePool(image, window, [pick(range(1, 3 + 1)) for _ in space], [w // 2 for w in window], like)
+    groups = pick([n for n in (1, 2, 3) if channels % n == 0])
+    kernel = [pick(range(1, min(3, n) + 1)) for n in space]
     options = {
-        "stride": [draw(st.integers(1, 2)) for _ in space],
-        "padding": [draw(st.integers(0, k - 1)) for k in kernel],
+        "stride": [pick(range(1, 2 + 1)) for _ in space],
+        "padding": [pick(range(0, k - 1 + 1)) for k in kernel],
         "dilation": [1] * len(space)
         if kind == "transposed"
-        else [draw(st.integers(1, 2)) if n > 2 * k else 1 for n, k in zip(space, kernel, strict=True)],
+        else [pick(range(1, 2 + 1)) if n > 2 * k else 1 for n, k in zip(space, kernel, strict=True)],
         "groups": groups,
     }
-    of_group = draw(st.integers(1, 2))
+    of_group = pick(range(1, 2 + 1))
     if kind == "transposed":
         weight = normal(channels, of_group, *kernel)
-        options |= {"transposed": True, "output_padding": [draw(st.integers(0, s - 1)) for s in options["stride"]]}
+        options |= {"transposed": True, "output_padding": [pick(range(0, s - 1 + 1)) for s in options["stride"]]}
     else:
         weight = normal(of_group * groups, channels // groups, *kernel)
-    bias = normal(of_group * groups) if draw(st.booleans()) else None
+    bias = normal(of_group * groups) if pick((False, True)) else None
     made = Convolution(weight / prod(kernel) ** 0.5, bias, image, **options)
     return made if 0 < made.outputs <= 64 else Scale(normal(size))
 
@@ -69,29 +67,34 @@ def random_map(draw, size, shapes, generator, dtype):
 @st.composite
 def graphs(draw, most=14, dtype=F64, degree=64):
     """A graph of up to `most` nodes with one output vector."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
-    shape = draw(st.sampled_from([(3,), (5,), (1, 4), (2, 3, 3), (1, 5, 4), (3, 2, 2)]))
+    return random_graph(lambda options: draw(st.sampled_from(options)), most, dtype, degree)
+
+
+def random_graph(pick, most=14, dtype=F64, degree=64):
+    """The same with whatever picks one of several options."""
+    generator = torch.Generator().manual_seed(pick(range(2**32)))
+    shape = pick([(3,), (5,), (1, 4), (2, 3, 3), (1, 5, 4), (3, 2, 2)])
     builder, shapes = Builder(), {}
     if len(shape) > 1:
         shapes[prod(shape)] = shape
     nodes, degrees = [builder.input(shape)], {0: 1}
-    for _ in range(draw(st.integers(1, most))):
-        source = draw(st.sampled_from(nodes))
+    for _ in range(pick(range(1, most + 1))):
+        source = pick(nodes)
         alike = [n for n in nodes if builder.size(n) == builder.size(source)]
-        kind = draw(st.sampled_from(["affine", "affine", "affine", "sum", "product", "product"]))
+        kind = pick(["affine", "affine", "affine", "sum", "product", "product"])
         if kind == "sum":
-            chosen = draw(st.lists(st.sampled_from(alike), min_size=2, max_size=3))
+            chosen = [pick(alike) for _ in range(pick((2, 3)))]
             node, of = builder.sum(chosen), max(degrees[n] for n in chosen)
         elif kind == "product" and degrees[source] + max(degrees[n] for n in alike) <= degree:
-            other = draw(st.sampled_from(alike))
+            other = pick(alike)
             node, of = builder.product(source, other), degrees[source] + degrees[other]
         else:
-            step = random_map(draw, builder.size(source), shapes, generator, dtype)
-            if draw(st.integers(0, 4)) == 0:
+            step = random_map(pick, builder.size(source), shapes, generator, dtype)
+            if pick(range(5)) == 0:
                 step = Chain([step, Scale(torch.randn(step.outputs, generator=generator, dtype=F64).to(dtype))])
             node, of = builder.affine(step, source), degrees[source]
             if isinstance(step, Conv | Convolution | AveragePool):
                 shapes.setdefault(step.outputs, step.out_shape)
         degrees[node] = max(of, degrees.get(node, 0))
         nodes.append(node)
-    return builder.finish(nodes[-1], fused=draw(st.booleans()))
+    return builder.finish(nodes[-1], fused=pick((False, True)))

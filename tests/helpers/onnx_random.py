@@ -357,7 +357,7 @@ def computed(graph, x):
 
 
 def judged(seed, path):
-    """How the graph of a seed is read: "model", "factors", "refused" or "beyond float32", and its degree.
+    """How the graph of a seed is read: "chain", "deep", "refused" or "beyond float32", and its degree.
 
     Raises:
         AssertionError: it is read as something else than it computes.
@@ -376,14 +376,14 @@ def judged(seed, path):
     if not np.isfinite(wanted).all():
         return "beyond float32", 0
     assert wanted.shape[:1] == x.shape[:1], f"seed {seed}: the batch became {wanted.shape}"
-    _compare(f"seed {seed}, factors", graph, network.factors(torch.from_numpy(x).flatten(1)), wanted, x)
-    try:
-        model = network.model()
-    except pb.PolyboundError as error:
-        assert "constant" in str(error), f"seed {seed}: {error}"  # noqa: PT017
-        return "factors", network.factors.degree
-    _compare(f"seed {seed}, model", graph, model.double()(torch.from_numpy(x)).detach(), wanted, x)
-    return "model", model.degree
+    rows = torch.from_numpy(x).flatten(1)
+    _compare(f"seed {seed}, graph", graph, network.graph(rows), wanted, x)
+    chain = network.graph.chain()
+    if chain is not None:
+        _compare(f"seed {seed}, chain", graph, chain(rows), wanted, x)
+    model = network.model().double()
+    _compare(f"seed {seed}, model", graph, model(rows).detach(), wanted, x)
+    return "deep" if chain is None else "chain", network.graph.degree
 
 
 def _compare(what, graph, found, wanted, x):

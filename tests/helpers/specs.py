@@ -102,6 +102,7 @@ PARTS = {
 EXTRAS = {
     "augment": st.sampled_from(["", "flip", "flip, crop-4", "crop-4, flip", "crop-4:border=zero", ("shift-1", "flip")]),
     "clip": numbers,
+    "precision": st.sampled_from(["float32", "bfloat16"]),
 }
 """What a recipe has beside its parts."""
 

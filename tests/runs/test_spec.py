@@ -32,7 +32,7 @@ def test_every_option_of_every_part_is_drawn():
     assert set(Spec(DIGITS).as_dict()["model"]) == set(drawn.PARTS["model"])
     parts = {"data", "model", "method", "adversary", "optimiser", "schedule", "seed"}
     assert set(Spec(DIGITS).as_dict()) == parts  # which has the address of the first runs: no loss is named in it
-    changed = Recipe.from_options(label_smoothing=0.1, augment="flip", clip=1)
+    changed = Recipe.from_options(label_smoothing=0.1, augment="flip", clip=1, precision="bfloat16")
     assert set(Spec(DIGITS, recipe=changed).as_dict()) == {*parts, "loss", *drawn.EXTRAS}
 
 

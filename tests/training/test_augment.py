@@ -185,3 +185,18 @@ def test_one_cycle_rises_and_falls_by_step():
     recipe = Recipe(optimiser=Rates(1.0), schedule=schedule)
     pb.fit(pb.paper_model("pn-4", DIGITS.shape, seed=0), DIGITS.subset(128), recipe)
     assert rates == [schedule.factor_at(step / 2) for step in range(20)]
+
+
+def test_steps_in_bfloat16_leave_float32_weights():
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        net = pb.PolyNet(DIGITS.shape, width=4, blocks=(1,), seed=0)
+        history = pb.fit(net, DIGITS.subset(128), epochs=2, learning_rate=0.01, precision=precision)
+        found[precision] = net, history["loss"][-1]
+        assert {tensor.dtype for tensor in net.state_dict().values()} == {torch.float32}
+    (one, loss), (other, lowered) = found.values()
+    assert not torch.equal(one.head.weight, other.head.weight) and abs(loss - lowered) < 0.05 * loss
+    with pytest.raises(PolyboundError, match="precision bfloat16 is for networks that autograd trains, not for a CCP"):
+        pb.fit(pb.paper_model("pn-4", DIGITS.shape, seed=0), DIGITS.subset(5), epochs=1, precision="bfloat16")
+    with pytest.raises(PolyboundError, match="precision must be one of float32, bfloat16, got 'half'"):
+        Recipe(precision="half")

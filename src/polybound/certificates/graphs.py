@@ -1,6 +1,18 @@
-"""Certificates of networks that are no chain: attack, intervals, planes backwards, planes optimised.
+"""Certificates of networks that are no chain, stage by stage, each only for what those before it left open.
 
-Each stage looks only at the rivals that those before it left open; images are taken in chunks that fit the memory.
+    clean         images that are classified otherwise as they are
+    attack        gradient steps, towards the strongest rival and then towards each
+    interval      intervals of all values
+    backward      planes through the products, from the output to the input
+    alpha         the best mixtures of those planes; not where intervals have exploded
+    generators    affine arithmetic, every product's remainder a generator of its own
+    last          the second-order terms of the last products together
+    layers        those of all products, a diagonal for each
+    search        attacks from where the last two are least, and from random corners
+    semidefinite  one diagonal for all, which moves
+
+Intervals explode with depth where a network was trained plainly: there the stages from generators on decide. Where it
+was trained by intervals, those before do. Images are taken in chunks that fit the memory, and rivals all at once.
 """
 
 from __future__ import annotations
@@ -15,13 +27,19 @@ from torch import Tensor, nn
 
 from polybound.certificates.bounds.balls import nearest
 from polybound.certificates.bounds.graphs import Ball, GraphBoxes, backward_bounds, interval_bounds, optimised_bounds
+from polybound.certificates.bounds.joint import Expansion, expansion, last_products, layered, semidefinite
+from polybound.certificates.bounds.zonotopes import Walked, generator_bounds, generators_of, walked
 from polybound.certificates.input_sets import Balls, InputSet
 from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
+from polybound.models import Affine, Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
 
-GRAPH_METHODS = {"auto": 4, "crown": 2, "interval": 1}
-"""The methods of `certify` that networks of this kind have, and how many of the stages each takes."""
+GRAPH_METHODS = {
+    "auto": ("clean", "attack", "interval", "backward", "alpha", "generators"),
+    "crown": ("clean", "interval", "backward"),
+    "interval": ("clean", "interval"),
+}
+"""The methods of `certify` that networks of this kind have, and their stages; generators stand for what follows."""
 
 _MEMORY = 2**27
 """Numbers that the boxes of a chunk of images may have."""
@@ -45,6 +63,11 @@ class PreparedGraph:
         weights = torch.cat([self.graph(torch.zeros(1, self.features, dtype=torch.float64)).flatten(), *tensors])
         if not bool(torch.isfinite(weights).all()):
             raise PolyboundError("the network's weights, or its outputs at zero, are not all finite")
+        # What zonotopes take: all generators, of as many images as the memory holds, or the largest generators of one.
+        count, width = generators_of(self.graph)
+        self.generators = max(1, min(count, _MEMORY // width))
+        self.group = max(1, _MEMORY // (self.generators * width))
+        self.matrices: dict[Affine, Tensor] = {}
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether this is the shape of one input: the network's own, or flat."""
@@ -123,6 +146,13 @@ def graph_margins(
     return found
 
 
+_NEAR = 10.0
+"""Alpha is tried where the bound so far lies at most this many times the margin at the input below zero."""
+
+_STARTS = 6
+"""Random corners that the second search for counterexamples starts from."""
+
+
 class _Chunk:
     """Some images, and the stages that are tried on them one after another."""
 
@@ -130,34 +160,41 @@ class _Chunk:
         self.net, self.inputs, self.labels, self.some, self.found = net, inputs, labels, some, found
         self.balls = inputs if isinstance(inputs, Balls) else None
 
-    def run(self, stages: int) -> None:
-        """Take the first stages, as long as something is open."""
-        names: list[tuple[str, Callable[[Tensor, Tensor], None]]] = [
-            ("clean", self.clean),
-            ("interval", self.intervals),
-        ]
-        names += [("backward", self.backward), ("alpha", self.optimised), ("attack", self.attack)]
-        order = {1: (0, 1), 2: (0, 1, 2), 4: (0, 4, 1, 2, 3)}[stages]
-        for name, stage in (names[k] for k in order):
-            images, rivals = self.open()
-            if not len(images):
-                break
-            begun = time.perf_counter()
-            stage(images, rivals)
-            taken = time.perf_counter() - begun
-            self.found.cost[name] = self.found.cost.get(name, 0.0) + taken
-            looked = torch.tensor(sorted(set(images.tolist())))
-            self.found.spent[looked] += taken / len(looked)
-            for image in looked.tolist():
-                if image in self.found.counterexample or bool((self.found.bound[image] > 0).all()):
-                    self.found.stage[image] = name
+    def run(self, stages: Sequence[str]) -> None:
+        """Take the stages, as long as something is open."""
+        for name in stages:
+            if name != "generators":
+                self.take(name, getattr(self, f"by_{name}"))
+                continue
+            images = torch.unique(self.open()[0])
+            place = {image: row for row, image in enumerate(self.some.tolist())}
+            for group in torch.split(images, self.net.group) if len(images) else ():
+                rows = torch.tensor([place[image] for image in group.tolist()])
+                with torch.no_grad():
+                    _Group(self, group, self.values.of(rows)).run()
 
-    def open(self) -> tuple[Tensor, Tensor]:
+    def take(self, name: str, stage: Callable[[Tensor, Tensor], None], only: Tensor | None = None) -> None:
+        """One stage, for what is open."""
+        images, rivals = self.open(only)
+        if not len(images):
+            return
+        begun = time.perf_counter()
+        stage(images, rivals)
+        taken = time.perf_counter() - begun
+        self.found.cost[name] = self.found.cost.get(name, 0.0) + taken
+        looked = torch.unique(images)
+        self.found.spent[looked] += taken / len(looked)
+        for image in looked.tolist():
+            if image in self.found.counterexample or bool((self.found.bound[image] > 0).all()):
+                self.found.stage[image] = name
+
+    def open(self, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The images and rivals that nothing is known of: the numbers of both, side by side."""
-        left = self.found.bound[self.some] <= 0
-        left[[image in self.found.counterexample for image in self.some.tolist()]] = False
+        some = self.some if only is None else only
+        left = self.found.bound[some] <= 0
+        left[[image in self.found.counterexample for image in some.tolist()]] = False
         rows, rivals = left.nonzero(as_tuple=True)
-        return self.some[rows], rivals
+        return some[rows], rivals
 
     def forms(self, images: Tensor, rivals: Tensor) -> Tensor:
         """`f_label - f_rival` as forms of the output, a row a pair."""
@@ -167,7 +204,7 @@ class _Chunk:
         forms[rows, rivals] -= 1.0
         return forms
 
-    def clean(self, *_: Tensor) -> None:
+    def by_clean(self, *_: Tensor) -> None:
         """Images that are classified otherwise as they are."""
         self.confirm(self.inputs.x[self.some], self.some)
 
@@ -189,7 +226,7 @@ class _Chunk:
             if self.balls is None or self.balls.holds(image, point):
                 self.found.counterexample.setdefault(image, (point, int(rivals[row])))
 
-    def attack(self, images: Tensor, rivals: Tensor) -> None:
+    def by_attack(self, images: Tensor, rivals: Tensor) -> None:
         """Gradient steps towards the strongest rival, then towards each open one; the least margins seen are judged."""
         for targets in (None, rivals):
             left = [row for row, image in enumerate(images.tolist()) if image not in self.found.counterexample]
@@ -199,7 +236,7 @@ class _Chunk:
             elif len(rows):
                 self._descend(images[rows], targets[rows])
 
-    def _descend(self, images: Tensor, targets: Tensor | None) -> None:
+    def _descend(self, images: Tensor, targets: Tensor | None, start: Tensor | None = None) -> None:
         labels = self.labels[images].unsqueeze(1)
 
         def margin(logits: Tensor) -> Tensor:
@@ -209,20 +246,35 @@ class _Chunk:
                 rivals = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
             return logits.gather(1, labels).squeeze(1) - rivals
 
-        self.confirm(_descended(self.net, self.inputs, images, margin), images)
+        self.confirm(_descended(self.net, self.inputs, images, margin, start), images)
 
-    def intervals(self, images: Tensor, rivals: Tensor) -> None:
+    def search(self, images: Tensor, rivals: Tensor, start: Tensor) -> None:
+        """Gradient steps from points, one for each pair, and from random corners."""
+        lower, upper = (side[images] for side in self.inputs.inner)
+        self._descend(images, rivals, torch.minimum(torch.maximum(start, lower), upper))
+        images, rivals = self.open(torch.unique(images))
+        if len(images):
+            images, rivals = images.repeat(_STARTS), rivals.repeat(_STARTS)
+            lower, upper = (side[images] for side in self.inputs.inner)
+            coin = torch.rand(lower.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+            self._descend(images, rivals, torch.where(coin, lower, upper))
+
+    def by_interval(self, images: Tensor, rivals: Tensor) -> None:
         """Intervals of all values, merged with the margin in the last map."""
         self.values = GraphBoxes.over(self.net.graph, *(side[self.some] for side in self.inputs.outer))
         self._raise(images, rivals, lambda boxes, forms, _: interval_bounds(boxes, forms))
 
-    def backward(self, images: Tensor, rivals: Tensor) -> None:
+    def by_backward(self, images: Tensor, rivals: Tensor) -> None:
         """Planes through the products, halfway between the two of each."""
         self._raise(images, rivals, self._with_balls(backward_bounds))
 
-    def optimised(self, images: Tensor, rivals: Tensor) -> None:
-        """The best planes that some gradient steps find; not where intervals have overflowed or say nothing."""
-        self._raise(images, rivals, self._with_balls(optimised_bounds))
+    def by_alpha(self, images: Tensor, rivals: Tensor) -> None:
+        """The best planes that some gradient steps find; not where intervals have exploded."""
+        with torch.no_grad():
+            logits = self.net.graph(self.inputs.x[images])
+        rows = torch.arange(len(images))
+        near = self.found.bound[images, rivals] > -_NEAR * (logits[rows, self.labels[images]] - logits[rows, rivals])
+        self._raise(images[near], rivals[near], self._with_balls(optimised_bounds))
 
     def _with_balls(self, bound: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda boxes, forms, images: bound(boxes, forms, ball=_limits(self.inputs, images))
@@ -235,9 +287,66 @@ class _Chunk:
         for start in range(0, len(images), size):
             part = slice(start, start + size)
             boxes, forms = self.values.of(rows[part]), self.forms(images[part], rivals[part])
-            found = bound(boxes, forms, images[part])
-            at = images[part], rivals[part]
-            self.found.bound[at] = torch.maximum(self.found.bound[at], found)
+            self.lift(images[part], rivals[part], bound(boxes, forms, images[part]))
+
+    def lift(self, images: Tensor, rivals: Tensor, bound: Tensor) -> None:
+        """Keep the larger bounds."""
+        self.found.bound[images, rivals] = torch.maximum(self.found.bound[images, rivals], bound)
+
+
+class _Group:
+    """Images of a chunk whose zonotopes fit the memory together, and the stages that need them."""
+
+    walked: Walked
+    joint: tuple[Expansion, Tensor, Tensor, Tensor]
+    """Of the image that is being bounded: its terms, the diagonals and where tangents touch, and the rivals."""
+
+    def __init__(self, chunk: _Chunk, images: Tensor, values: GraphBoxes) -> None:
+        self.chunk, self.images, self.values = chunk, images, values
+        self.last = last_products(values.graph)
+        self.place = {image: row for row, image in enumerate(images.tolist())}
+
+    def run(self) -> None:
+        """Generators for all images, and then, one image at a time, what bounds products together."""
+        self.chunk.take("generators", self.generators, self.images)
+        for image in torch.split(self.images, 1):
+            self.chunk.take("last", partial(self.layers, self.last), image)
+            if not all(self.last):
+                self.chunk.take("layers", partial(self.layers, [True] * len(self.last)), image)
+            self.chunk.take("search", self.search, image)
+            self.chunk.take("semidefinite", self.semidefinite, image)
+
+    def generators(self, images: Tensor, rivals: Tensor) -> None:
+        """Affine arithmetic."""
+        net, inputs = self.chunk.net, self.chunk.inputs
+        self.walked = walked(self.values, net.generators, net.matrices, _limits(inputs, self.images))
+        rows = torch.tensor([self.place[image] for image in images.tolist()])
+        self.chunk.lift(images, rivals, generator_bounds(self.walked, rows, self.chunk.forms(images, rivals)))
+
+    def layers(self, joint: list[bool], images: Tensor, rivals: Tensor) -> None:
+        """The terms of some products together."""
+        row = self.place[int(images[0])]
+        given = expansion(self.walked, row, self.chunk.forms(images, rivals), joint)
+        bound, d, touch = layered(given)
+        self.chunk.lift(images, rivals, bound)
+        self.joint = given, d, touch, rivals
+
+    def _open(self, rivals: Tensor) -> Tensor:
+        return torch.isin(self.joint[3], rivals).nonzero().squeeze(1)
+
+    def search(self, images: Tensor, rivals: Tensor) -> None:
+        """Attacks from where the bounds are least."""
+        given, _, touch, _ = self.joint
+        x = self.walked.start.centre[given.image].repeat(len(images), 1)
+        inputs = self.walked.inputs
+        x[:, inputs.index] += inputs.values[given.image] * touch[self._open(rivals), : given.inputs]
+        self.chunk.search(images, rivals, x)
+
+    def semidefinite(self, images: Tensor, rivals: Tensor) -> None:
+        """The terms of all products together, with the diagonal that is best for all."""
+        given, d, touch, _ = self.joint
+        rows = self._open(rivals)
+        self.chunk.lift(images, rivals, semidefinite(given.rows(rows), d[rows], touch[rows])[0])
 
 
 def graph_ranges(
@@ -268,9 +377,9 @@ def graph_ranges(
         boxes = boxes.of(torch.arange(len(some)).repeat_interleave(rows))
         ball = _limits(inputs, of)
         found = interval_bounds(boxes, w)
-        if GRAPH_METHODS[method] > 1:
+        if "backward" in GRAPH_METHODS[method]:
             found = torch.maximum(found, backward_bounds(boxes, w, ball=ball))
-        if GRAPH_METHODS[method] > 2:
+        if "alpha" in GRAPH_METHODS[method]:
             found = torch.maximum(found, optimised_bounds(boxes, w, ball=ball))
         # The sum with the constant is rounded once.
         bound[some] = torch.nextafter(found + c, torch.full_like(c, -torch.inf)).reshape(-1, rows)
@@ -290,10 +399,16 @@ def _limits(inputs: InputSet, images: Tensor) -> Ball | None:
     return (inputs.x[images], inputs.r[images], inputs.limits(images)) if isinstance(inputs, Balls) else None
 
 
-def _descended(net: PreparedGraph, inputs: InputSet, images: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
-    """Where gradient steps within the sets see the least objective of the outputs, from the inputs on."""
+def _descended(
+    net: PreparedGraph,
+    inputs: InputSet,
+    images: Tensor,
+    objective: Callable[[Tensor], Tensor],
+    start: Tensor | None = None,
+) -> Tensor:
+    """Where gradient steps within the sets see the least objective of the outputs, from the inputs or given points."""
     lower, upper = (side[images] for side in inputs.inner)
-    radius, x = (upper - lower) / 2, inputs.x[images]
+    radius, x = (upper - lower) / 2, inputs.x[images] if start is None else start
     best, where = torch.full((len(images),), torch.inf, dtype=torch.float64), x
     for step in (*_STEPS, 0.0):
         leaf = x.clone().requires_grad_()

@@ -18,9 +18,10 @@ from polybound.certificates.input_sets import Domain, InputSet, Sides, checked_f
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.balls import verifier
 from polybound.certificates.search.boxes import STAGES, Progress, Search
+from polybound.certificates.search.cells import find_unsafe
 from polybound.certificates.search.proof_state import RangeProofs, SignProofs
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.models import Factors, PolynomialNetwork
+from polybound.models import Factors
 
 ENDS = ("lower", "lowest", "highest", "upper")
 """The ends of the proven interval and, within it, of the attained one."""
@@ -242,7 +243,7 @@ class Decision:
 
 
 def decide(
-    model: PolynomialNetwork | Factors | PreparedNetwork,
+    model: nn.Module | Factors | PreparedNetwork | PreparedGraph,
     box: tuple[Tensor, Tensor],
     unsafe: Polytope | Sequence[Polytope],
     *,
@@ -255,7 +256,7 @@ def decide(
     rival is a polytope of one row.
 
     Args:
-        model: a model, or its factors.
+        model: a model, or its factors. Deep networks have the bounds of `output_bounds`, and cells as well.
         box: the sides (lower, upper), tensors of the shape of one input.
         unsafe: the polytopes, or the only one; none at all means "unsat".
         timeout: seconds, after which the answer is "unknown". It may be overrun by what one batch of cells takes.
@@ -270,7 +271,7 @@ def decide(
     begun = time.perf_counter()
     if not timeout >= 0:
         raise PolyboundError(f"timeout must be a number of seconds, got {timeout!r}")
-    net = PreparedNetwork.of(model)
+    net = prepared(model, tuple(box[0].shape))
     inputs = input_set(net, None, None, box, None)
     if len(inputs) != 1:
         raise PolyboundError(f"one box at a time, got {len(inputs)}")
@@ -280,7 +281,10 @@ def decide(
     empty = [index for index, (a, _) in enumerate(rows) if not len(a)]
     if empty:  # no condition: every point will do
         found = inputs.x[0], empty[0]
-    elif rows:
+    elif rows and isinstance(net, PreparedGraph):
+        with torch.no_grad():
+            found, open_ = find_unsafe(net, inputs.outer[0], inputs.outer[1], rows, begun + timeout)
+    elif rows and isinstance(net, PreparedNetwork):
         weights, constant = (torch.cat(part) for part in zip(*rows, strict=True))
         state = SignProofs(Combinations(net, weights, constant, [len(a) for a, _ in rows]), inputs)
         net.prepare("inf")
@@ -292,4 +296,6 @@ def decide(
     if found is None:
         return Decision("unknown" if open_ else "unsat", None, None, None, seconds)
     point, polytope = found
-    return Decision("sat", point.reshape(net.shape), net(point.unsqueeze(0))[0], polytope, seconds)
+    with torch.no_grad():
+        outputs = (net.graph if isinstance(net, PreparedGraph) else net)(point.unsqueeze(0))[0]
+    return Decision("sat", point.reshape(net.shape), outputs, polytope, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +45,7 @@ def bounds(
 
 @command(app, "polybound info model.safetensors", "polybound info runs/NAME", panel=NETWORKS)
 def info(model: Network, as_json: AsJson = False) -> None:
-    """Show what a model file or a run folder holds: its kind, its configuration, its parameters."""
+    """Show what a model file or a run folder holds: kind, configuration, parameters, and the ranges of its values."""
     found = find_network(model)
     network, file = found.model, found.file
     facts: dict[str, Any] = {"run": found.about} if found.about else {}
@@ -55,11 +56,41 @@ def info(model: Network, as_json: AsJson = False) -> None:
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
         "parameters": {name: list(tensor.shape) for name, tensor in network.named_parameters()},
         "numbers": sum(tensor.numel() for tensor in network.parameters()),
+        "degree": network.degree,
     }
+    nodes = _nodes(network) if network.runs is None else []
     if as_json:
-        print(json.dumps(facts, indent=2))
-    else:
-        show_facts(facts)
+        print(json.dumps(facts | {"nodes": nodes}, indent=2))
+        return
+    if "graph" in facts["config"]:  # its nodes are in the table
+        facts["config"] = {"shape": list(network.shape), "classes": network.classes}
+    show_facts(facts)
+    if nodes:
+        rows = [[_short(value) for value in node.values()] for node in nodes]
+        title = "Where the values lie for inputs in [-1, 1], by intervals, to four digits"
+        show_table(["node", "size", "norm, l_inf", "from", "to"], rows, title=title)
+
+
+def _short(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _nodes(network: PolynomialNetwork) -> list[dict[str, Any]]:
+    """Every node of a network's graph: its name and size, the norm of a map, and where its values provably lie."""
+    import torch
+
+    graph, found = network.graph().double(), list[dict[str, Any]]()
+
+    def watch(number: int, box: pb.models.Bounded) -> None:
+        node = graph.nodes[number]
+        norm = float(pb.theory.operator_norm(node.map)) if isinstance(node, pb.models.Applied) else None
+        low, high = float(box.lower.min()), float(box.upper.max())
+        about = {"node": graph.label(number, short=True), "size": graph.sizes[number], "norm": norm}
+        found.append(about | {"from": low if low > -math.inf else None, "to": high if high < math.inf else None})
+
+    ones = torch.ones(1, graph.features, dtype=torch.float64)
+    graph.evaluate(pb.models.Intervals(), pb.models.Bounded(-ones, ones), watch=watch)
+    return found
 
 
 # `polybound draw`, and Figure 1 for `polybound reproduce figure-1`.

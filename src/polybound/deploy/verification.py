@@ -22,10 +22,11 @@ from polybound.deploy.onnx.files import run_onnx
 from polybound.deploy.onnx.read import OnnxNetwork, read_onnx
 from polybound.deploy.vnnlib import Property, Region, read_vnnlib, rounded
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.models import PolynomialNetwork
+from polybound.models import Affine, PolynomialNetwork
+from polybound.theory import ULP
 
 _MOST_ROUNDINGS = 2**40
-_HUGE = 1e300
+_HUGE, _TINY = 1e300, 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +79,14 @@ def verify(
     """
     net = network if isinstance(network, OnnxNetwork) else read_onnx(network)
     asked = question if isinstance(question, Property) else read_vnnlib(question)
-    factors = net.network
-    if (factors.features, factors.classes) != (asked.inputs, asked.outputs):
+    graph = net.graph
+    if (graph.features, graph.classes) != (asked.inputs, asked.outputs):
         sizes = f"{asked.inputs} inputs and {asked.outputs} outputs"
-        raise PolyboundError(f"the property has {sizes}, the network {factors.features} and {factors.classes}")
+        raise PolyboundError(f"the property has {sizes}, the network {graph.features} and {graph.classes}")
+    _ = net.network
     if not timeout >= 0:
         raise ArgumentError("timeout", f"must be a number of seconds, got {timeout!r}")
-    if not net.polynomial.roundings <= _MOST_ROUNDINGS:
+    if not net.roundings <= _MOST_ROUNDINGS:
         raise PolyboundError(
             f"{net.path}: its constants are computed from others that cancel, so that float64 does not hold them;"
             " write them into the file as numbers"
@@ -113,7 +115,7 @@ def _decide(net: OnnxNetwork, region: Region, seconds: float) -> tuple[str, Tens
     inner = region.sides(outwards=False)
     point = found.point.reshape(-1)
     inside = torch.minimum(torch.maximum(point, inner[0]), inner[1])
-    exact = not net.polynomial.roundings and region.is_exact(net.network.classes)
+    exact = not net.roundings and region.is_exact(net.graph.classes)
     if (torch.equal(point, inside) and exact) or _holds(net, region, inside):
         return "sat", inside
     # The point is outside of the box by a rounding; the box rounded inwards may have another.
@@ -131,16 +133,16 @@ def _holds(net: OnnxNetwork, region: Region, point: Tensor) -> bool:
 def _unsafe(net: OnnxNetwork, region: Region, box: tuple[Tensor, Tensor], outwards: bool) -> list[Polytope]:
     """The polytopes of a region for the true outputs of a box: none becomes smaller (outwards), or none larger.
 
-    The factors have folded constants. With K roundings in each product of them, the outputs of the true network are
-    off by at most `K u / (1 - K u) P(X)` where `|x| <= X`, P the network with absolute values in the place of its
-    weights. The slack of a network is more than that for its own number of roundings, and the conditions are moved by
-    as much of it.
+    The graph has computed constants. With K roundings in each product of them, the outputs of the true network are off
+    by at most `K u / (1 - K u) P(X)` where `|x| <= X`, P the network with absolute values in the place of its weights.
+    The conditions are moved by more than that.
     """
-    polytopes = region.unsafe(net.network.classes, outwards)
-    if not net.polynomial.roundings:
+    polytopes = region.unsafe(net.graph.classes, outwards)
+    if not net.roundings:
         return polytopes
-    slack = net.network.slack(torch.maximum(box[0].abs(), box[1].abs()).unsqueeze(0))[0]
-    off = (slack * (net.polynomial.roundings / net.network.roundings)).clamp_max(_HUGE)
+    reached = torch.maximum(box[0].abs(), box[1].abs()).reshape(1, -1)
+    size = net.graph.evaluate(_Absolute(), reached * 1.01 + _TINY)[0] * 1.01
+    off = (size * (2.0 * net.roundings * ULP)).nan_to_num(_HUGE, _HUGE).clamp_max(_HUGE)
     moved = []
     for polytope in polytopes:
         reach = (polytope.weights.abs() @ off) * (1.01 if outwards else -1.01)
@@ -151,13 +153,32 @@ def _unsafe(net: OnnxNetwork, region: Region, box: tuple[Tensor, Tensor], outwar
     return moved
 
 
+class _Absolute:
+    """P, the network of absolute values: upper bounds of the sums of the absolute values of all products.
+
+    No value is below the least that is added, so that nothing is lost by underflow.
+    """
+
+    def affine(self, step: Affine, value: Tensor) -> Tensor:
+        """`|W| x + |b|`."""
+        return step.absolute()(value) + _TINY
+
+    def sum(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum."""
+        return torch.stack(list(values)).sum(0)
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """The product."""
+        return left * right + _TINY
+
+
 def _replayed(net: OnnxNetwork, region: Region, point: Tensor) -> tuple[Tensor, Tensor, bool]:
     """A counterexample, its outputs, and whether onnxruntime, in the file's own precision, confirms it.
 
     Near the point that was found there may be another counterexample whose entries the file's precision holds.
     """
     candidates = [point]
-    if net.polynomial.single:
+    if net.single:
         lower, upper = (_float32(sides, up) for sides, up in ((region.lower, True), (region.upper, False)))
         near = torch.minimum(torch.maximum(point.float(), lower), upper).double()
         near = torch.where(lower <= upper, near, point)
@@ -171,7 +192,7 @@ def _replayed(net: OnnxNetwork, region: Region, point: Tensor) -> tuple[Tensor, 
         for rows in region.polytopes:
             if all(sum((weight * values[j] for j, weight in row.Y.items()), row.constant) <= 0 for row in rows):
                 return candidate, outputs[0], True
-    return candidates[0], net.network(candidates[0].unsqueeze(0))[0], False
+    return candidates[0], net.graph(candidates[0].unsqueeze(0))[0], False
 
 
 def _float32(sides: tuple[Fraction, ...], up: bool) -> Tensor:

@@ -211,6 +211,9 @@ class TracedNetwork(DeepNetwork):
     def config(self) -> Config:
         return self.stored().config()
 
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}, classes={self.classes}, degree={self.degree}"
+
     def stored(self) -> GraphNetwork:
         """The network as files hold it: its graph, with copies of the weights and without the module's code."""
         return GraphNetwork.of(trace(self.module, self.shape, fused=False))
@@ -273,6 +276,8 @@ class GraphNetwork(DeepNetwork):
 
     def config(self) -> Config:
         return {"graph": self.spec}
+
+    extra_repr = TracedNetwork.extra_repr
 
     def _initialise(self, *_: object) -> None:
         raise PolyboundError("a graph has the weights that it was made with")

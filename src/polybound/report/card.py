@@ -11,7 +11,7 @@ from pprint import pformat
 from typing import Any
 
 from polybound.attacks import PGD
-from polybound.certificates import PreparedNetwork, certify
+from polybound.certificates import certify, prepared
 from polybound.data import Dataset, find_source
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.evaluation import evaluate, value_label
@@ -28,6 +28,8 @@ QUANTITIES = (
     "Rademacher complexity, l_inf, paper, exact norm",
     "theta",
     "gamma",
+    "Lipschitz constant, l_inf, composed",
+    "Lipschitz constant, l_inf, by intervals",
 )
 """The bounds that a card shows, beside the norms of all matrices."""
 
@@ -182,7 +184,7 @@ def model_card(
     show, total = on_progress or (lambda *_: None), 2 + len(eps)
     show(0, total, "clean accuracy")
     found = evaluate(model, data, []).scores.rows[:1]
-    net, certificates = PreparedNetwork(model), []
+    net, certificates = prepared(model), []
     some = data.subset(min(images, len(data)))
     for done, radius in enumerate(eps, 1):
         show(done, total, f"attacks and certificates, eps {value_label(radius)}")
@@ -197,7 +199,8 @@ def model_card(
     if spec is not None:
         samples = spec.data.samples or dict(find_source(spec.data.name).counts).get("train", samples)
     wanted = [row for row in bounds(model, samples) if row.quantity.startswith("norm of") or row.quantity in QUANTITIES]
-    network = {key: value for key, value in model.config().items() if key != "runs" and value is not None}
+    told = {key: value for key, value in model.config().items() if key not in ("runs", "graph") and value is not None}
+    network = told | {name: getattr(model, name) for name in ("shape", "classes", "degree") if name not in told}
     network["weights"] = sum(parameter.numel() for parameter in model.parameters())
     network["type"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     about: dict[str, Any] = {"name": data.name, "digest": data.digest, "domain": list(data.domain)}

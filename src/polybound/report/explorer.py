@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polybound._version import __version__
 from polybound.atomic import write_atomically
-from polybound.certificates import PreparedNetwork, certified_radius
+from polybound.certificates import PreparedGraph, certified_radius, prepared
 from polybound.data import Dataset
 from polybound.errors import ArgumentError, PolyboundError, writable_file
 from polybound.models import PolynomialNetwork, polynomial
@@ -149,6 +149,10 @@ def _network(
         raise PolyboundError(f"{name}: {data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
     if len(data.class_names) != model.classes:
         raise PolyboundError(f"{name}: {data.name} has {len(data.class_names)} classes, the model {model.classes}")
+    net = prepared(model)
+    if isinstance(net, PreparedGraph):
+        kind = type(model).__name__
+        raise PolyboundError(f"{name}: a page computes chains of products (CCP, NCP, ConvCCP); this {kind} is none")
     factors = model.factors()
     weights = factors.entries() + sum(step.inputs * step.outputs for step in factors.S) * (not factors.coupled)
     if weights > LARGEST:
@@ -156,7 +160,6 @@ def _network(
             f"{name}: {weights:,} weights when its maps are written out, a page takes up to {LARGEST:,}; "
             "take a CCP or an NCP of a smaller rank"
         )
-    net = PreparedNetwork(model)
     edge = max(abs(side) for side in data.domain)
     # Some rounding farther than the domain, as are the page's boxes.
     slack = net.slack(torch.full((1, net.features), edge * (1 + 2.0**-20), dtype=torch.float64))

@@ -158,6 +158,7 @@ class Spec:
                 LOSSES.build(content.get("loss", "cross-entropy")),
                 content.get("augment", ()),
                 content.get("clip", 0.0),
+                content.get("precision", "float32"),
             )
             return cls(DataSpec(**content["data"]), ModelSpec.from_dict(content["model"]), recipe, content["seed"])
         except PolyboundError:
@@ -190,7 +191,7 @@ class Spec:
             PolyboundError: a column is missing, or has a value that it cannot have.
         """
         content: dict[str, Any] = {"adversary": None, "seed": row.get("seed")}
-        content |= {name: row[name] for name in ("augment", "clip") if row.get(name) is not None}
+        content |= {name: row[name] for name in ("augment", "clip", "precision") if row.get(name) is not None}
         for part in ("data", "model", "method", "adversary", "optimiser", "schedule", "loss"):
             if row.get(part) is not None:
                 options = {name[len(part) + 1 :]: row[name] for name in row if name.startswith(f"{part}.")}

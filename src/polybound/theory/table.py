@@ -46,14 +46,18 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
     if isinstance(model, DeepNetwork) and (graph := model.graph()).chain() is None:
         found = [
             Bound(
-                operator_norm(node.map, inf), f"norm of {graph.label(n)}, l_inf", "Operator norm", "largest row-l1 norm"
+                operator_norm(node.map, inf),
+                f"norm of {graph.label(n, short=True)}, l_inf",
+                "Operator norm",
+                "largest row-l1 norm",
             )
             for n, node in enumerate(graph.double().nodes)
             if isinstance(node, Applied)
         ]
         found += [lipschitz(model, p, method, radius=radius) for p in (inf, 2.0, 1.0) for method in ("paper", "local")]
         note = f"degree {graph.degree}; bounds of Rademacher complexities are about chains of products"
-        return BoundTable(repr(model), tuple(found), (note,))
+        title = f"{type(model).__name__}({model.extra_repr()})"  # without the modules in it
+        return BoundTable(title, tuple(found), (note,))
     factors = finite_factors(model)
     ccp = factors.kind == "CCP"
     lemma, largest = f"Lemma {11 if ccp else 12}", "largest row-l1 norm, constants included"

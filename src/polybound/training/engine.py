@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polybound.errors import PolyboundError
 from polybound.models import (
     CCP,
     ConvCCP,
@@ -54,9 +55,17 @@ class StepRandom:
 
 
 def engine_for(
-    model: PolynomialNetwork, method: Method | None = None, loss: Loss | None = None, descent: Descent | None = None
+    model: PolynomialNetwork,
+    method: Method | None = None,
+    loss: Loss | None = None,
+    descent: Descent | None = None,
+    precision: str = "float32",
 ) -> Engine:
-    """The fastest engine that can train `model` by a method; by plain cross-entropy and SGD without one."""
+    """The fastest engine that can train `model` by a method; by plain cross-entropy and SGD without one.
+
+    Raises:
+        PolyboundError: steps of that model by that method have no lower precision.
+    """
     method = Plain() if method is None else method
     kind: type[Engine] = AutogradEngine
     if not method.own_loss and has_closed_form(model):
@@ -66,7 +75,12 @@ def engine_for(
         first = next(base for base in type(method).__mro__ if {"closed_loss", "loss"} & vars(base).keys())
         if first is not Method and "closed_loss" in vars(first):
             kind = RowsEngine
-    return kind(model, method, loss, descent)
+    engine = kind(model, method, loss, descent)
+    engine.lowered = precision == "bfloat16"
+    if engine.lowered and (kind is not AutogradEngine or method.bounds_network):
+        what = f"a {type(model).__name__}" + (f" by method {method.name}" if method.bounds_network else "")
+        raise PolyboundError(f"precision bfloat16 is for networks that autograd trains, not for {what}")
+    return engine
 
 
 class Engine(ABC):
@@ -77,9 +91,11 @@ class Engine(ABC):
 
     Attributes:
         context: where in the training the next step is.
+        lowered: whether a step computes in bfloat16 where PyTorch's autocast does; the weights keep their precision.
     """
 
     context = StepContext()
+    lowered = False
 
     def __init__(
         self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
@@ -201,7 +217,8 @@ class AutogradEngine(Engine):
                 losses, objective = method.network_loss(self.model.factors(), inputs, y, self.context)
         else:
             inputs = inputs.requires_grad_(method.uses_inputs)
-            outputs = self.model(inputs)
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.lowered):
+                outputs = self.model(inputs).to(inputs.dtype)
             if method.own_loss:
                 losses, objective = method.loss(outputs, inputs, y, random)
             else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polybound.attacks import Attack, check_protocol, parse_attack
-from polybound.errors import ArgumentError, PolyboundError, check_int, check_number
+from polybound.errors import ArgumentError, PolyboundError, check_choice, check_int, check_number
 from polybound.registry import Component, Components, check_start, start_epoch
 from polybound.training.augment import Augmentation, augmentations
 from polybound.training.losses import LOSSES, CrossEntropy, Loss
@@ -99,6 +99,8 @@ class Recipe:
         loss: what is descended.
         augment: random changes of the training images, one after the other; their names do as well.
         clip: the largest l2 norm of a gradient, all weights together; 0 for no such limit.
+        precision: "bfloat16" lets PyTorch compute steps of deep networks in it where that does little harm, faster on
+            some processors; weights and what is measured are float32.
 
     A `start` that is a share of the epochs becomes an epoch, so that equal recipes have one form.
 
@@ -113,9 +115,11 @@ class Recipe:
     loss: Loss = field(default_factory=CrossEntropy)
     augment: tuple[Augmentation, ...] = ()
     clip: float = 0.0
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", augmentations(self.augment))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
         object.__setattr__(self, "clip", float(check_number("clip", self.clip)) + 0.0)
         if self.adversary is not None and not self.method.takes_adversary:
             raise PolyboundError(f"method {self.method.name} takes no adversary: its loss sees the whole ball")
@@ -200,7 +204,7 @@ class Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
         left = _numbers(options)
         parts: dict[str, Any] = {"adversary": None}
-        parts |= {name: left.pop(name, getattr(self, name)) for name in ("augment", "clip")}
+        parts |= {name: left.pop(name, getattr(self, name)) for name in _EXTRAS}
         taken: set[str] = set()
         given: Any = left.pop("adversary", self.adversary)
         its = {key: left.pop(name) for name, key in _OF_THE_ADVERSARY.items() if name in left}
@@ -225,9 +229,7 @@ class Recipe:
         for name in (option for option in left if option not in taken):
             owners = [f"{kind} {part}" for kind, registry in _REGISTRIES.items() for part in registry.having(name)]
             known = dict.fromkeys(option for kind in _REGISTRIES for option in parts[kind].options())
-            hint = (
-                f"it belongs to {', '.join(owners)}" if owners else f"it has {', '.join([*known, 'augment', 'clip'])}"
-            )
+            hint = f"it belongs to {', '.join(owners)}" if owners else f"it has {', '.join([*known, *_EXTRAS])}"
             raise ArgumentError(name, f"is no option of {parts['method'].name} training; {hint}")
         recipe = Recipe(**parts)
         recipe.check()
@@ -267,7 +269,8 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """All parts with all their options, as JSON can hold them.
 
-        What came later is not mentioned where it is as it was: the plain cross-entropy, no augmentation, no clipping.
+        What came later is not mentioned where it is as it was: plain cross-entropy, no augmentation, no clipping,
+        float32.
         """
         content: dict[str, Any] = {
             "method": self.method.as_dict(),
@@ -281,6 +284,8 @@ class Recipe:
             content["augment"] = ", ".join(one.name for one in self.augment)
         if self.clip:
             content["clip"] = self.clip
+        if self.precision != "float32":
+            content["precision"] = self.precision
         return content
 
     @property
@@ -295,6 +300,9 @@ _REGISTRIES: dict[str, Components[Any]] = {
     "schedule": SCHEDULES,
     "loss": LOSSES,
 }
+
+_EXTRAS = ("augment", "clip", "precision")
+"""What a recipe has beside its parts."""
 
 _OF_THE_ADVERSARY = {"adversary_start": "start", "adversary_protocol": "protocol", "protocol": "protocol"}
 

@@ -89,8 +89,9 @@ class Trainer:
         grouped = [seed for seed in distinct for _ in range(self.runs // len(distinct))]
         self.seeds = distinct if grouped == list(seeds) else list(seeds)
         self.descent = Descent(model, recipe.optimiser, recipe.clip)
-        self.engine = engine_for(model, method, recipe.loss, self.descent)
-        self.plain = engine_for(model, None, recipe.loss, self.descent) if method.begins else self.engine
+        parts = recipe.loss, self.descent, recipe.precision
+        self.engine = engine_for(model, method, *parts)
+        self.plain = engine_for(model, None, *parts) if method.begins else self.engine
         self.classifier = None if recipe.adversary is None else Classifier(model, samples.shape)
         self.after_method = method.prepare(model)
         self.steps = -(-len(samples) // recipe.schedule.batch_size)

@@ -16,7 +16,7 @@ the same holds for every plane and every sum of forms. These shares are added up
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +53,15 @@ class GraphBoxes:
         """The boxes of all nodes for inputs between `lower` and `upper`, (images, features) float64 each."""
         values: dict[int, Bounded] = {}
         graph.evaluate(Intervals(), Bounded(lower, upper), watch=values.__setitem__)
+        return cls.of_values(graph, values)
+
+    @classmethod
+    def of_values(cls, graph: Graph, values: Mapping[int, Bounded]) -> GraphBoxes:
+        """The boxes whose ends are known, by node."""
         sizes: list[Tensor | None] = []
         for node in graph.nodes:
-            largest = node.map.absolute()(_largest(values[node.source])) if isinstance(node, Applied) else None
-            sizes.append(largest)
+            size = node.map.absolute()(largest(values[node.source])) if isinstance(node, Applied) else None
+            sizes.append(size)
         return cls(graph, tuple(values[number] for number in range(len(graph.nodes))), tuple(sizes))
 
     def of(self, images: Tensor) -> GraphBoxes:
@@ -65,11 +70,12 @@ class GraphBoxes:
         return GraphBoxes(self.graph, values, tuple(None if size is None else size[images] for size in self.sizes))
 
 
-def _largest(value: Bounded) -> Tensor:
+def largest(value: Bounded) -> Tensor:
+    """The largest absolute values."""
     return torch.maximum(value.lower.abs(), value.upper.abs())
 
 
-class _Forms:
+class Forms:
     """Linear forms of the values that are still to come, one a row, and what is known to be lost."""
 
     def __init__(self, boxes: GraphBoxes, output: Tensor) -> None:
@@ -80,9 +86,9 @@ class _Forms:
 
     def add(self, number: int, form: Tensor) -> None:
         """Another form of a node's value; what its entries and the sum were rounded by is lost."""
-        largest = _largest(self.boxes.values[number])
+        size = largest(self.boxes.values[number])
         with torch.no_grad():
-            self.lost = self.lost + 4 * _U * _inner(form.abs(), largest) + _LEAST * largest.sum(-1)
+            self.lost = self.lost + 4 * _U * _inner(form.abs(), size) + _LEAST * size.sum(-1)
         self.at[number] = self.at[number] + form if number in self.at else form
 
     def shift(self, form: Tensor, constant: Tensor) -> None:
@@ -113,7 +119,7 @@ def _inner(form: Tensor, value: Tensor) -> Tensor:
     return (form * value).sum(-1)
 
 
-def _pull(forms: _Forms, number: int, planes: Tensor | float) -> None:
+def pull(forms: Forms, number: int, planes: Tensor | float) -> None:
     """Replace the form of one node by forms of its sources."""
     graph, boxes = forms.boxes.graph, forms.boxes
     node, form = graph.nodes[number], forms.at.pop(number)
@@ -145,17 +151,17 @@ def _pull(forms: _Forms, number: int, planes: Tensor | float) -> None:
             forms.add(node.right, form * of_right)
             forms.add(node.left, form * of_left)
         with torch.no_grad():
-            size = _largest(left) * _largest(right)
+            size = largest(left) * largest(right)
             forms.lost = forms.lost + 32 * _U * _inner(form.abs(), size)
 
 
 def interval_bounds(boxes: GraphBoxes, forms: Tensor) -> Tensor:
     """Lower bounds of `forms . f` (rows, classes) by intervals; the last map is merged with the form."""
-    found = _Forms(boxes, forms)
+    found = Forms(boxes, forms)
     output = boxes.graph.output
     node = boxes.graph.nodes[output]
     if isinstance(node, Applied):
-        _pull(found, output, 0.0)
+        pull(found, output, 0.0)
         output = node.source
     return found.least(output)
 
@@ -172,14 +178,14 @@ def backward_bounds(
             from 0 to 1, (rows, size); or one number for all.
         ball: in the place of the inputs' boxes.
     """
-    found, used = _Forms(boxes, forms), 0
+    found, used = Forms(boxes, forms), 0
     for number in range(len(boxes.graph.nodes) - 1, -1, -1):
         if number not in found.at or isinstance(boxes.graph.nodes[number], Input):
             continue
         mixture: Tensor | float = planes if isinstance(planes, float) else 0.5
         if isinstance(boxes.graph.nodes[number], Product) and not isinstance(planes, float):
             mixture, used = planes[used], used + 1
-        _pull(found, number, mixture)
+        pull(found, number, mixture)
     if 0 not in found.at:  # the output does not depend on the input
         found.add(0, forms.new_zeros(len(forms), boxes.graph.features))
     return found.least(0, ball)

@@ -8,7 +8,7 @@ float64's range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, prod
 from typing import Any
@@ -30,7 +30,7 @@ class Constant:
 
     Attributes:
         tensor: its entries; floats in float64.
-        sizes: whether they are sizes of a tensor that depends on the input: 0 then stands for the size of the batch.
+        sizes: whether they depend on the size of the batch, as the sizes of a tensor do that depends on the input.
         roundings: the number K of roundings that each entry has met, at most.
     """
 
@@ -39,32 +39,19 @@ class Constant:
     roundings: float = 0.0
 
 
-@dataclass(frozen=True)
-class Node:
-    """A node of a graph: its operator, its name, and its attributes as plain types."""
-
-    operator: str
-    name: str
-    attributes: dict[str, Any]
-
-    def get(self, name: str, default: Any) -> Any:
-        """An attribute."""
-        return self.attributes.get(name, default)
-
-
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-_WHOLE = (TensorProto.INT64, TensorProto.INT32)
+_WHOLE = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 
 def constant_of(tensor: onnx.TensorProto) -> Constant:
-    """A tensor of the file; floats in float64.
+    """A tensor of the file; floats in float64, whole numbers and truth values in int64.
 
     Raises:
-        PolyboundError: its type is not float32, float64, int32 or int64, or its data do not fit its shape.
+        PolyboundError: its type is another, its entries are not all finite, or its data do not fit its shape.
     """
     if tensor.data_type not in (*_FLOATS, *_WHOLE):
         raise PolyboundError(
-            f"tensors of type {type_name(tensor.data_type)} are not read; FLOAT, DOUBLE, INT32 and INT64 are"
+            f"tensors of type {type_name(tensor.data_type)} are not read; FLOAT, DOUBLE, INT32, INT64 and BOOL are"
         )
     if prod(tensor.dims) > DENSE_LIMIT:
         raise PolyboundError(f"a tensor of shape {list(tensor.dims)} is too large: {DENSE_LIMIT:,} entries fit")
@@ -77,160 +64,65 @@ def constant_of(tensor: onnx.TensorProto) -> Constant:
     return Constant(array.double() if tensor.data_type in _FLOATS else array.long())
 
 
-Tensors = Sequence[Tensor]
-"""The operands of a node, at least one; optional ones at the end may be missing."""
+def given_constant(name: str, value: Any) -> Constant:
+    """The tensor of a Constant node, by its only attribute."""
+    if name == "value":
+        return constant_of(value)
+    if name in ("value_float", "value_floats"):
+        return _finite(Constant(torch.tensor(value, dtype=torch.float64)))
+    if name in ("value_int", "value_ints"):
+        return Constant(torch.tensor(value, dtype=torch.long))
+    raise PolyboundError(f"constants given as {name} are not read")
 
 
-def fold(node: Node, operands: Sequence[Constant | None]) -> Constant:
-    """The result of an operator on constants. Sizes of tensors may be moved, but not computed with.
+def cast(constant: Constant, kind: int) -> Constant:
+    """A constant in another type of ONNX."""
+    if kind in _FLOATS:
+        # Numbers between two of float32 are rounded to one of them by the cast itself.
+        tensor = constant.tensor.float() if kind == TensorProto.FLOAT else constant.tensor
+        # A cast of a number that is not known may go either way.
+        return _finite(Constant(tensor.double(), constant.sizes, inf if constant.roundings else 0.0))
+    if kind in (TensorProto.INT64, TensorProto.INT32) and not constant.tensor.is_floating_point():
+        return constant
+    raise PolyboundError("constants are cast to FLOAT and DOUBLE, and whole numbers to INT64")
+
+
+def computed(operator: str, one: Constant, other: Constant) -> Constant:
+    """A sum, difference, product, quotient or product of matrices of two constants.
 
     Raises:
-        PolyboundError: the operator is not among those that are folded, or its operands do not fit.
+        PolyboundError: it divides by zero, or whole numbers; or the result is too large, or not finite.
     """
-    constants = [operand for operand in operands if operand is not None]
-    sizes = any(constant.sizes for constant in constants)
-    if node.operator not in FOLDED:
-        raise PolyboundError(f"of constants only {', '.join(sorted(FOLDED))} are read")
-    if sizes and node.operator not in ("Cast", "Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"):
+    if one.sizes or other.sizes:
         raise PolyboundError("it computes with the size of the batch, which is not fixed")
-    tensors = [constant.tensor for constant in constants]
-    roundings = max((constant.roundings for constant in constants), default=0.0)
-    if node.operator == "Slice":
-        places = [None if operand is None else operand.tensor for operand in operands[1:]]
-        [result] = PARTS["Slice"](tensors[0], node.attributes, places)
-    elif node.operator in _MOVED:
-        result = _MOVED[node.operator](node, tensors)
-        if node.operator == "Cast" and roundings:
-            roundings = inf  # a cast of a number that is not known may go either way
+    left, right = tuple(one.tensor.shape), tuple(other.tensor.shape)
+    if operator == "MatMul":
+        size = prod(np.broadcast_shapes(left[:-2], right[:-2])) * prod(left[-2:-1]) * prod(right[-1:])
     else:
-        (one, other), together = tensors, sum(constant.roundings for constant in constants)
-        match node.operator:
-            case "Add" | "Sub":
-                result, roundings = total(one, other if node.operator == "Add" else -other, roundings)
-            case "Mul" | "MatMul":
-                multiply = torch.mul if node.operator == "Mul" else torch.matmul
-                result, roundings = product(one, other, together, multiply)
-            case _:
-                if not one.is_floating_point() or not other.all():
-                    raise PolyboundError("it divides whole numbers, or by zero")
-                result, roundings = quotient(one, other, together)
-    if result.numel() > DENSE_LIMIT:
-        raise PolyboundError(f"a constant of shape {tuple(result.shape)} is too large")
-    if not torch.isfinite(result).all():
+        size = prod(np.broadcast_shapes(left, right))
+    if size > DENSE_LIMIT:
+        raise PolyboundError("it makes a constant that is too large")
+    together, most = one.roundings + other.roundings, max(one.roundings, other.roundings)
+    match operator:
+        case "Add":
+            made = total(one.tensor, other.tensor, most)
+        case "Sub":
+            made = total(one.tensor, -other.tensor, most)
+        case "Mul":
+            made = product(one.tensor, other.tensor, together)
+        case "MatMul":
+            made = product(one.tensor, other.tensor, together, torch.matmul)
+        case _:
+            if not one.tensor.is_floating_point() or not other.tensor.all():
+                raise PolyboundError("it divides whole numbers, or by zero")
+            made = quotient(one.tensor, other.tensor, together)
+    return _finite(Constant(made[0], False, made[1]))
+
+
+def _finite(constant: Constant) -> Constant:
+    if not torch.isfinite(constant.tensor).all():
         raise PolyboundError("it makes numbers that are not finite")
-    return Constant(result, sizes, roundings)
-
-
-def _axes(node: Node, operands: Tensors) -> list[int]:
-    return [int(axis) for axis in (operands[1].tolist() if len(operands) > 1 else node.get("axes", []))]
-
-
-def _reshape(node: Node, operands: Tensors) -> Tensor:
-    source, target = operands
-    if node.get("allowzero", 0) and not target.all():
-        raise PolyboundError("the new shape is empty")
-    return source.reshape([source.shape[i] if size == 0 else int(size) for i, size in enumerate(target.tolist())])
-
-
-def _unsqueeze(node: Node, operands: Tensors) -> Tensor:
-    source, axes = operands[0], _axes(node, operands)
-    dims = source.ndim + len(axes)
-    for axis in sorted(axis % dims for axis in axes):
-        source = source.unsqueeze(axis)
-    return source
-
-
-def _squeeze(node: Node, operands: Tensors) -> Tensor:
-    axes = _axes(node, operands)
-    if any(operands[0].shape[axis] != 1 for axis in axes):
-        raise PolyboundError(f"axes {axes} of {tuple(operands[0].shape)} cannot be squeezed")
-    return operands[0].squeeze(tuple(axes)) if axes else operands[0].squeeze()
-
-
-def _cast(node: Node, operands: Tensors) -> Tensor:
-    if node.get("to", 0) in _FLOATS:
-        # Numbers between two of float32 are rounded to one of them by the cast itself.
-        return (operands[0].float() if node.get("to", 0) == TensorProto.FLOAT else operands[0]).double()
-    if node.get("to", 0) in _WHOLE and not operands[0].is_floating_point():
-        return operands[0]
-    raise PolyboundError("constants are cast to FLOAT and DOUBLE only")
-
-
-def _expand(_: Node, operands: Tensors) -> Tensor:
-    source, target = operands[0], [int(size) for size in operands[1].tolist()]
-    if prod(target) * source.numel() > DENSE_LIMIT:
-        raise PolyboundError(f"a constant of shape {target} is too large")
-    return source * torch.ones(target, dtype=source.dtype)  # either of the two may be repeated
-
-
-_MOVED: dict[str, Callable[[Node, Tensors], Tensor]] = {
-    "Cast": _cast,
-    "Concat": lambda node, operands: torch.cat(list(operands), dim=node.get("axis", 0)),
-    "Expand": _expand,
-    "Gather": lambda node, operands: PARTS["Gather"](operands[0], node.attributes, operands[1:])[0],
-    "Identity": lambda _, operands: operands[0],
-    "Neg": lambda _, operands: -operands[0],
-    "Reshape": _reshape,
-    "Squeeze": _squeeze,
-    "Transpose": lambda node, operands: operands[0].permute(*node.get("perm", range(operands[0].ndim - 1, -1, -1))),
-    "Unsqueeze": _unsqueeze,
-}
-"""Operators that move, cast or negate constants; their results are exact."""
-
-FOLDED = (*_MOVED, "Add", "Div", "MatMul", "Mul", "Slice", "Sub")
-"""The operators that are folded where all operands are constants."""
-
-
-# Parts of a tensor, of constants and of what depends on the input.
-
-
-def _slice(source: Tensor, _: dict[str, Any], operands: Sequence[Tensor | None]) -> list[Tensor]:
-    """Slice: starts, ends, and perhaps axes and steps."""
-    starts, ends, axes, steps = (None if part is None else part.tolist() for part in (*operands, *[None] * 4)[:4])
-    if starts is None or ends is None:
-        raise PolyboundError("a slice without its starts and ends as operands is not read")
-    for axis, start, end, step in zip(
-        range(len(starts)) if axes is None else axes, starts, ends, steps or [1] * len(starts), strict=True
-    ):
-        if step < 1:
-            raise PolyboundError("slices backwards are not read")
-        places = range(source.shape[axis])[slice(start, end, step)]
-        if not places:
-            raise PolyboundError(f"it takes nothing of an axis of size {source.shape[axis]}")
-        source = source.index_select(axis, torch.tensor(list(places), dtype=torch.long))
-    return [source]
-
-
-def _gather(source: Tensor, attributes: dict[str, Any], operands: Sequence[Tensor | None]) -> list[Tensor]:
-    """Gather: the entries of an axis that an index names."""
-    [index] = operands
-    axis = attributes.get("axis", 0) % source.ndim
-    size = source.shape[axis]
-    if index is None or not bool(((index >= -size) & (index < size)).all()):
-        raise PolyboundError(f"its index is outside of an axis of size {size}")
-    chosen = source.index_select(axis, index.reshape(-1).remainder(size))
-    return [chosen.reshape((*source.shape[:axis], *index.shape, *source.shape[axis + 1 :]))]
-
-
-def _split(source: Tensor, attributes: dict[str, Any], operands: Sequence[Tensor | None]) -> list[Tensor]:
-    """Split: parts of given sizes, or of equal ones."""
-    axis = attributes.get("axis", 0)
-    size, count = source.shape[axis], attributes["outputs"]
-    each = -(-size // count)
-    sizes = attributes.get("split", [each] * (count - 1) + [size - each * (count - 1)])
-    if operands and operands[0] is not None:
-        sizes = operands[0].tolist()
-    if sum(sizes) != size or len(sizes) != count or min(sizes) < 1:
-        raise PolyboundError(f"parts of sizes {sizes} are not {count} of an axis of size {size}")
-    return [source.narrow(axis, sum(sizes[:n]), length) for n, length in enumerate(sizes)]
-
-
-PARTS: dict[str, Callable[[Tensor, dict[str, Any], Sequence[Tensor | None]], list[Tensor]]] = {
-    "Gather": _gather,
-    "Slice": _slice,
-    "Split": _split,
-}
-"""Each takes the tensor, the node's attributes with the number of `outputs`, and its other operands."""
+    return constant
 
 
 # How exact a computed constant is.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
@@ -105,7 +106,7 @@ def _plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     Raises:
         PolyboundError: the model is of a kind that is not known, or neither float32 nor float64.
     """
-    dtype = str(next(model.parameters()).dtype)
+    dtype = str(next((p.dtype for p in model.parameters()), torch.float32))
     if dtype not in _TYPES:
         raise PolyboundError(f"ONNX files are written of float32 and float64 models, not of {dtype}")
     builder = _Builder()

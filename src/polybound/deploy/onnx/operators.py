@@ -1,40 +1,41 @@
-"""ONNX's operators on values: those of affine maps and products. Any other is refused, with the reason."""
+"""What each operator does to tensors of which some depend on the input; whatever is no polynomial is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from math import prod
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.deploy.onnx.affine import average_pool, convolution, written_out
-from polybound.deploy.onnx.constants import PARTS, Constant, Node, product, quotient
-from polybound.deploy.onnx.expressions import Value, add, multiply, scale, shift
+from polybound.deploy.onnx.constants import Constant, cast, computed, product, quotient, total
+from polybound.deploy.onnx.moves import MOVES, Node, Operand, Value, copied, joined, padded
 from polybound.errors import PolyboundError
-from polybound.models import Conv, Dense, Pool
-from polybound.theory import DENSE_LIMIT
+from polybound.models import Traced
 
-Operand = Value | Constant | None
-Operator = Callable[[Node, Sequence[Operand]], Value]
+Operator = Callable[[Node, Sequence[Operand]], Operand]
 
 OPERATORS: dict[str, Operator] = {}
-"""What is read of tensors that depend on the input; filled below."""
+"""What is read beside `MOVES`; filled below."""
 
-ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "Cast": ("to", "saturate"),
-    "Concat": ("axis",),
-    "Gather": ("axis",),
-    "Shape": ("end", "start"),
-    "Split": ("axis", "num_outputs", "split"),
-}
+ATTRIBUTES: dict[str, tuple[str, ...]] = {}
 """The attributes that are read; old opsets have others, such as `broadcast`, which change what is computed."""
+
+_LARGEST = 2**24
+"""Entries that a tensor may have."""
+
+_MULTIPLIED = 2**22
+"""Products of entries that a product of two matrices may have."""
 
 _REASONS = {
     ("Loop", "Scan", "If"): "loops and branches are not read",
     ("MaxPool", "Relu", "LeakyRelu", "Clip", "Abs", "Max", "Min", "PRelu"): "it is piecewise, not a polynomial",
     ("Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Erf", "Gelu", "Softplus"): "it is not a polynomial",
+    ("LayerNormalization", "InstanceNormalization"): "it divides by a statistic of its input: not a polynomial",
     ("QuantizeLinear", "DequantizeLinear"): "it rounds, which is not a polynomial",
 }
 
@@ -44,278 +45,443 @@ def why_not(operator: str) -> str:
     for operators, reason in _REASONS.items():
         if operator in operators:
             return reason
-    return f"only {', '.join(sorted((*OPERATORS, *PARTS)))} are read"
+    return f"only {', '.join(sorted((*OPERATORS, *MOVES)))} are read"
 
 
-def _reads(operator: str, *attributes: str) -> Callable[[Operator], Operator]:
-    """Declare how an operator is read, and which of its attributes."""
+def _reads(*operators: str, attributes: Sequence[str] = ()) -> Callable[[Operator], Operator]:
+    """Declare how some operators are read, and which of their attributes."""
 
     def known(function: Operator) -> Operator:
-        OPERATORS[operator], ATTRIBUTES[operator] = function, attributes
+        for operator in operators:
+            OPERATORS[operator], ATTRIBUTES[operator] = function, tuple(attributes)
         return function
 
     return known
 
 
+_reads("Concat", attributes=("axis",))(joined)
+_reads("Pad", attributes=("mode", "pads", "paddings", "value"))(padded)
+_reads("Upsample", attributes=("mode", "scales"))(copied)
+_reads("Resize", attributes=("mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a"))(copied)
+
+
 def _value(operands: Sequence[Operand]) -> Value:
-    """The first operand, which must be the one that depends on the input."""
-    if not isinstance(operands[0], Value):
-        raise PolyboundError("only its first operand may depend on the input")
+    """The first operand, which must be one that depends on the input."""
+    if not operands or not isinstance(operands[0], Value):
+        raise PolyboundError("its first operand does not depend on the input")
     return operands[0]
 
 
-def _constant(operand: Operand, what: str) -> Tensor:
+def _constant(operand: Operand, what: str) -> Constant:
     if not isinstance(operand, Constant):
-        raise PolyboundError(f"{what} depends on the input")
-    if operand.sizes:
-        raise PolyboundError(f"{what} depends on the size of the batch")
-    return operand.tensor
+        raise PolyboundError(f"{what} {'is left out' if operand is None else 'depends on the input'}")
+    return operand
 
 
-def _roundings(*operands: Operand) -> float:
-    """The largest number of roundings of the operands that are constants."""
-    return max((operand.roundings for operand in operands if isinstance(operand, Constant)), default=0.0)
+def _fits(shape: Sequence[int]) -> None:
+    if not 0 < prod(shape) <= _LARGEST:
+        raise PolyboundError(f"it makes a tensor of shape {tuple(shape)}: from 1 to {_LARGEST:,} entries fit")
 
 
-def _flat(constant: Operand, value: Value, what: str) -> Tensor:
-    """A constant broadcast over a value's numbers as ONNX does, flat."""
-    tensor = _constant(constant, what).double()
-    dims = len(value.shape) + 1
-    if tensor.ndim > dims:
-        raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} makes {tensor.ndim} dimensions of {dims}")
-    if tensor.ndim == dims:
-        if tensor.shape[0] != 1:
-            raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} differs between the inputs of a batch")
-        tensor = tensor[0]
-    try:
-        return tensor.expand(value.shape).reshape(-1).contiguous()
-    except RuntimeError:
-        raise PolyboundError(f"{what} of shape {tuple(tensor.shape)} does not fit {value.shape}") from None
+# Entry by entry.
 
 
-def _two(operands: Sequence[Operand]) -> tuple[Value, Operand]:
-    """The operand that depends on the input, and the other one; if both do, they must have one shape."""
+def _two(operator: str, node: Node, one: Operand, other: Operand) -> Operand:
+    """A sum, difference or product of two tensors, of which one may be repeated to fit the other."""
+    if one is None or other is None:
+        raise PolyboundError("an operand is left out")
+    shapes = [operand.tensor.shape for operand in (one, other)]
+    if node.opset < 7 and shapes[0] != shapes[1]:
+        raise PolyboundError(
+            f"shapes {tuple(shapes[0])} and {tuple(shapes[1])} differ, which opset {node.opset} forbids"
+        )
+    if isinstance(one, Constant) and isinstance(other, Constant):
+        return computed(operator, one, other)
+    _fits(np.broadcast_shapes(*shapes))
+    if operator == "Mul":
+        return _times(one, other)
+    return _made(
+        one.tensor + other.tensor if operator == "Add" else one.tensor - other.tensor,
+        max(one.roundings, other.roundings),
+    )
+
+
+def _made(tensor: Tensor, roundings: float) -> Value:
+    return Value(tensor, roundings)  # type: ignore[arg-type]  # a tensor that is computed from a traced one is traced
+
+
+def _times(one: Value | Constant, other: Value | Constant) -> Value:
+    return _made(one.tensor * other.tensor, one.roundings + other.roundings)
+
+
+@_reads("Add", "Sub", "Mul")
+def _arithmetic(node: Node, operands: Sequence[Operand]) -> Operand:
     one, other = operands
-    if not isinstance(one, Value):
-        one, other = other, one
-    if not isinstance(one, Value):
-        raise AssertionError("constants are folded before")
-    if isinstance(other, Value) and one.shape != other.shape:
-        raise PolyboundError(f"its operands have shapes {one.shape} and {other.shape}; one of them would be repeated")
-    return one, other
-
-
-@_reads("Add")
-def _add(_: Node, operands: Sequence[Operand]) -> Value:
-    value, other = _two(operands)
-    if isinstance(other, Value):
-        return add(value, other)
-    return shift(value, _flat(other, value, "the summand"), _roundings(other))
-
-
-@_reads("Neg")
-def _neg(_: Node, operands: Sequence[Operand]) -> Value:
-    value = _value(operands)
-    return scale(value, -torch.ones(value.size, dtype=torch.float64))
-
-
-@_reads("Sub")
-def _sub(node: Node, operands: Sequence[Operand]) -> Value:
-    one, other = operands
-    if isinstance(other, Constant):
-        return _add(node, (one, replace(other, tensor=-other.tensor)))
-    return _add(node, (one, _neg(node, (other,))))
-
-
-@_reads("Mul")
-def _mul(node: Node, operands: Sequence[Operand]) -> Value:
-    value, other = _two(operands)
-    if isinstance(other, Value):
-        return multiply(value, other, node.name)
-    return scale(value, _flat(other, value, "the factor"), _roundings(other))
+    return _two(node.operator, node, one, other)
 
 
 @_reads("Div")
-def _div(_: Node, operands: Sequence[Operand]) -> Value:
-    if isinstance(operands[1], Value):
+def _div(node: Node, operands: Sequence[Operand]) -> Operand:
+    one, other = operands
+    if isinstance(other, Value):
         raise PolyboundError("it divides by something that depends on the input, which is not a polynomial")
+    if isinstance(one, Constant):
+        return computed("Div", one, _constant(other, "the divisor"))
+    divisor = _constant(other, "the divisor")
+    return _two("Mul", node, one, _reciprocal(divisor))
+
+
+def _reciprocal(divisor: Constant) -> Constant:
+    return computed("Div", Constant(torch.ones_like(divisor.tensor)), divisor)
+
+
+@_reads("Sum", "Mean")
+def _total(node: Node, operands: Sequence[Operand]) -> Operand:
+    summed = reduce(lambda one, other: _two("Add", node, one, other), operands)
+    if node.operator == "Sum" or summed is None:
+        return summed
+    count = Constant(torch.tensor(float(len(operands)), dtype=torch.float64))
+    return computed("Div", summed, count) if isinstance(summed, Constant) else _times(summed, _reciprocal(count))
+
+
+@_reads("Neg")
+def _neg(_: Node, operands: Sequence[Operand]) -> Operand:
+    [operand] = operands
+    if isinstance(operand, Constant):
+        return Constant(-_constant(operand, "its operand").tensor, False, operand.roundings)
+    return _made(-_value(operands).tensor, _value(operands).roundings)
+
+
+@_reads("Pow")
+def _pow(_: Node, operands: Sequence[Operand]) -> Operand:
+    value, exponent = _value(operands), _constant(operands[1], "the exponent").tensor
+    power = float(exponent.reshape(-1)[0]) if exponent.numel() == 1 and exponent.ndim <= value.tensor.ndim else 0.5
+    if power < 1 or power != int(power):
+        raise PolyboundError("only powers with one whole exponent from 1 on are read, which are polynomials")
+    return _made(value.tensor ** int(power), value.roundings * power)
+
+
+@_reads("Cast", attributes=("to", "saturate"))
+def _cast(node: Node, operands: Sequence[Operand]) -> Operand:
+    [operand] = operands
+    if not isinstance(operand, Constant):
+        raise PolyboundError("only constants are cast")
+    return cast(operand, node.get("to", 0))
+
+
+@_reads("Dropout", attributes=("ratio", "seed"))
+def _dropout(node: Node, operands: Sequence[Operand]) -> Operand:
+    training = operands[2] if len(operands) > 2 else None
+    if node.opset < 7 or (training is not None and bool(_constant(training, "training_mode").tensor.any())):
+        raise PolyboundError("dropout in training mode is random")
+    return operands[0]
+
+
+@_reads("BatchNormalization", attributes=("epsilon", "momentum", "training_mode", "spatial"))
+def _normalised(node: Node, operands: Sequence[Operand]) -> Operand:
     value = _value(operands)
-    divisor = _flat(operands[1], value, "the divisor")
-    if not divisor.all():
-        raise PolyboundError("it divides by zero")
-    return scale(value, *quotient(torch.ones_like(divisor), divisor, _roundings(operands[1])))
+    scale, bias, mean, var = (_constant(operand, "a statistic") for operand in operands[1:5])
+    if node.get("training_mode", 0) or not node.get("spatial", 1) or node.opset < 7:
+        raise PolyboundError("it is read with the fixed statistics of channels only, from opset 7 on")
+    tensor = value.tensor
+    if tensor.ndim < 2 or any(tuple(of.tensor.shape) != (tensor.shape[1],) for of in (scale, bias, mean, var)):
+        raise PolyboundError(f"its statistics do not fit {tuple(tensor.shape)}")
+    spread, roundings = total(var.tensor, torch.tensor(float(node.get("epsilon", 1e-5)), dtype=torch.float64), 0.0)
+    if not bool((spread > 0).all()):
+        raise PolyboundError("its variances are not positive")
+    # One more rounding for the root, which halves those before it.
+    weight, roundings = quotient(scale.tensor, spread.sqrt(), roundings + var.roundings + 1 + scale.roundings)
+    sides = (1, -1, *(1,) * (tensor.ndim - 2))
+    centred = tensor - mean.tensor.reshape(sides)
+    found = centred * weight.reshape(sides) + bias.tensor.reshape(sides)
+    return _made(found, max(max(value.roundings, mean.roundings) + roundings, bias.roundings))
 
 
-@_reads("Gemm", "alpha", "beta", "transA", "transB")
-def _gemm(node: Node, operands: Sequence[Operand]) -> Value:
-    source, weight = operands[0], _constant(operands[1], "the matrix").double()
-    if not isinstance(source, Value) or node.get("transA", 0):
-        raise PolyboundError("the input must be its first operand, not transposed")
-    if not node.get("transB", 0):
-        weight = weight.T
-    if len(source.shape) != 1 or weight.ndim != 2 or weight.shape[1] != source.size:
-        raise PolyboundError(f"a matrix of shape {tuple(weight.shape)} does not fit {source.shape}")
-    shape = (weight.shape[0],)
-    alpha, beta = (torch.tensor(node.get(name, 1.0), dtype=torch.float64) for name in ("alpha", "beta"))
-    weight, roundings = product(alpha, weight, _roundings(operands[1]))
-    bias = None
-    if len(operands) > 2 and operands[2] is not None:
-        flat = _flat(operands[2], replace(source, shape=shape), "the bias")
-        bias, more = product(beta, flat, _roundings(operands[2]))
-        roundings = max(roundings, more)
-    return source.then(Dense(weight.contiguous(), bias), shape, roundings)
+# Matrices.
+
+
+@_reads("Gemm", attributes=("alpha", "beta", "transA", "transB"))
+def _gemm(node: Node, operands: Sequence[Operand]) -> Operand:
+    one, other, bias = (*operands, None)[:3]
+    if one is None or other is None or one.tensor.ndim != 2 or other.tensor.ndim != 2:
+        raise PolyboundError("its matrices have two dimensions each")
+    if isinstance(one, Constant) and isinstance(other, Constant) and not isinstance(bias, Value):
+        raise PolyboundError("of constants it is not read; MatMul and Add are")
+    A = one.tensor.t() if node.get("transA", 0) else one.tensor
+    B = other.tensor.t() if node.get("transB", 0) else other.tensor
+    alpha, beta = (float(node.get(name, 1.0)) for name in ("alpha", "beta"))
+    shape, roundings = (A.shape[0], B.shape[1]), one.roundings + other.roundings
+    if isinstance(other, Constant) and alpha != 1:
+        weight, own = product(torch.tensor(alpha, dtype=torch.float64), B.double())
+        if not own:  # else the factor is a map of its own
+            B, alpha = weight, 1.0
+    if bias is not None and (
+        tuple(np.broadcast_shapes(bias.tensor.shape, shape)) != shape
+        or (node.opset < 7 and tuple(bias.tensor.shape) != shape)
+    ):
+        raise PolyboundError(f"a summand of shape {tuple(bias.tensor.shape)} does not fit {shape}")
+    fixed = _constant(bias, "the bias").tensor if isinstance(bias, Constant) else None
+    added = None
+    if fixed is not None and alpha == 1 and (fixed.ndim < 2 or fixed.shape[0] == 1) and isinstance(other, Constant):
+        added, own = product(torch.tensor(beta, dtype=torch.float64), fixed.reshape(-1).expand(shape[1]).contiguous())
+        if not own:
+            return _made(torch.addmm(added, A, B), max(roundings, bias.roundings if bias else 0.0))
+    found = _product(_made(A, 0.0) if isinstance(one, Value) else Constant(A), _like(other, B)).tensor * alpha
+    if bias is None:
+        return _made(found, roundings)
+    return _made(found + bias.tensor * beta, max(roundings, bias.roundings))
+
+
+def _like(operand: Value | Constant, tensor: Tensor) -> Value | Constant:
+    return _made(tensor, 0.0) if isinstance(operand, Value) else Constant(tensor)
 
 
 @_reads("MatMul")
-def _matmul(_: Node, operands: Sequence[Operand]) -> Value:
-    if isinstance(operands[0], Value) and isinstance(operands[1], Value):
-        raise PolyboundError("it multiplies two matrices that both depend on the input")
-    source, weight = operands[0], _constant(operands[1], "the matrix").double()
-    if not isinstance(source, Value) or weight.ndim != 2 or source.shape[-1:] != weight.shape[:1]:
-        raise PolyboundError(f"only x @ W is read, with W of two dimensions that fit; W has {tuple(weight.shape)}")
-    shape, roundings = (*source.shape[:-1], weight.shape[1]), _roundings(operands[1])
-    if len(source.shape) == 1:
-        return source.then(Dense(weight.T.contiguous()), shape, roundings)
-    before = source.shape
-    matrix = written_out(lambda x: (x.reshape(-1, *before) @ weight).flatten(1), source.size)
-    return source.then(matrix, shape, roundings)
+def _matmul(_: Node, operands: Sequence[Operand]) -> Operand:
+    one, other = operands
+    if one is None or other is None:
+        raise PolyboundError("an operand is left out")
+    if isinstance(one, Constant) and isinstance(other, Constant):
+        return computed("MatMul", one, other)
+    return _product(one, other)
 
+
+def _product(one: Value | Constant, other: Value | Constant) -> Value:
+    """A product of matrices, or of stacks of them, one of which depends on the input."""
+    left, right, roundings = one.tensor, other.tensor, one.roundings + other.roundings
+    if not left.ndim or not right.ndim:
+        raise PolyboundError("it multiplies a number, not matrices")
+    if left.ndim == 1:
+        return _made(_product(_like(one, left.unsqueeze(0)), other).tensor.squeeze(-2), roundings)
+    if right.ndim == 1:
+        return _made(_product(one, _like(other, right.unsqueeze(1))).tensor.squeeze(-1), roundings)
+    if left.shape[-1] != right.shape[-2]:
+        raise PolyboundError(f"matrices of shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit")
+    sides = *np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]
+    _fits(sides)
+    if isinstance(one, Value) and isinstance(other, Constant) and right.ndim == 2:
+        return _made(torch.matmul(left, right), roundings)
+    if isinstance(one, Constant) and left.ndim == 2:
+        return _made(torch.matmul(right.transpose(-1, -2), left.t()).transpose(-1, -2), roundings)
+    if prod(sides) * left.shape[-1] > _MULTIPLIED:
+        raise PolyboundError(f"it multiplies matrices by more than {_MULTIPLIED:,} products of entries")
+    return _made((left.unsqueeze(-1) * right.unsqueeze(-3)).sum(-2), roundings)
+
+
+# Sums and means over dimensions.
+
+
+def _axes(node: Node, operands: Sequence[Operand], rank: int) -> list[int]:
+    given = operands[1] if len(operands) > 1 else None
+    chosen = node.get("axes", []) if given is None else _constant(given, "which axes it takes").tensor.tolist()
+    if not chosen and node.get("noop_with_empty_axes", 0):
+        return []
+    if any(not -rank <= axis < rank for axis in chosen):
+        raise PolyboundError(f"axes {chosen} are not among {rank} dimensions")
+    return sorted({int(axis) % rank for axis in chosen} or set(range(rank)))
+
+
+@_reads("ReduceMean", "ReduceSum", "ReduceSumSquare", attributes=("axes", "keepdims", "noop_with_empty_axes"))
+def _reduced(node: Node, operands: Sequence[Operand]) -> Operand:
+    value = _value(operands)
+    axes, tensor, roundings = _axes(node, operands, value.tensor.ndim), value.tensor, value.roundings
+    if node.operator == "ReduceSumSquare":
+        tensor, roundings = tensor * tensor, 2 * roundings  # type: ignore[assignment]
+    if axes:
+        count = prod(tensor.shape[axis] for axis in axes)
+        summed = _made(torch.sum(tensor, axes, keepdim=bool(node.get("keepdims", 1))), roundings)
+        return _mean(summed, count) if node.operator == "ReduceMean" else summed
+    return _made(tensor, roundings)
+
+
+def _mean(summed: Value, count: int) -> Value:
+    return _times(summed, _reciprocal(Constant(torch.tensor(float(count), dtype=torch.float64))))
+
+
+@_reads("CumSum", attributes=("exclusive", "reverse"))
+def _cumulated(node: Node, operands: Sequence[Operand]) -> Operand:
+    value, axis = _value(operands), int(_constant(operands[1], "the axis").tensor.reshape(()))
+    size = value.tensor.shape[axis]
+    if size * value.tensor.numel() > _LARGEST:
+        raise PolyboundError(f"it adds up {size:,} entries, which are too many")
+    below = torch.ones(size, size, dtype=torch.float64).triu(int(bool(node.get("exclusive", 0))))
+    weight = Constant(below.t().contiguous() if node.get("reverse", 0) else below)
+    last = _made(value.tensor.movedim(axis, -1), value.roundings)
+    return _made(_product(last, weight).tensor.movedim(-1, axis), value.roundings)
+
+
+# Windows over images.
 
 _WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
-@_reads("Conv", *_WINDOW, "group")
-def _conv(node: Node, operands: Sequence[Operand]) -> Value:
-    weight, value = _constant(operands[1], "the kernel").double(), _value(operands)
-    bias = None if len(operands) < 3 or operands[2] is None else _constant(operands[2], "the bias").double()
-    step, shape = convolution(node.attributes, value.shape, weight, bias)
-    return value.then(step, shape, _roundings(*operands))
+class _Windows:
+    """The attributes of a convolution or pooling, for images of some sizes.
 
-
-@_reads("AveragePool", *_WINDOW, "ceil_mode", "count_include_pad")
-def _pool(node: Node, operands: Sequence[Operand]) -> Value:
-    value = _value(operands)
-    step, shape = average_pool(node.attributes, value.shape)
-    window = prod(node.attributes["kernel_shape"])
-    return value.then(step, shape, 0.0 if isinstance(step, Pool) or window & (window - 1) == 0 else 2.0)
-
-
-# Operators that change the shape. The batch, of any size, stays the first dimension.
-
-
-@_reads("Identity")
-def _identity(_: Node, operands: Sequence[Operand]) -> Value:
-    return _value(operands)
-
-
-@_reads("Flatten", "axis")
-def _flatten(node: Node, operands: Sequence[Operand]) -> Value:
-    value, axis = _value(operands), node.get("axis", 1)
-    if axis not in (1, -len(value.shape)):
-        raise PolyboundError(f"axis {axis} would mix the inputs of a batch; only 1 does not")
-    return replace(value, shape=(value.size,))
-
-
-@_reads("Reshape", "allowzero")
-def _reshape(node: Node, operands: Sequence[Operand]) -> Value:
-    value, target = operands
-    if not isinstance(value, Value) or not isinstance(target, Constant):
-        raise PolyboundError("the new shape depends on the input")
-    sizes = [int(size) for size in target.tensor.reshape(-1).tolist()]
-    if not sizes or (0 in sizes and node.get("allowzero", 0) and not target.sizes):
-        raise PolyboundError(f"the new shape {sizes} has no batch, or is empty")
-    if sizes[0] not in (0, 1, -1) or (target.sizes and 0 in sizes[1:]):
-        raise PolyboundError(f"the new shape {sizes} does not begin with the batch, which may be of any size")
-    # 0 keeps a size, and -1, if there is one, is whatever is left.
-    kept = [0, *value.shape] + [0] * len(sizes)
-    rest = [size or kept[place] for place, size in enumerate(sizes) if place]
-    known = prod(size for size in rest if size != -1)
-    rest = [value.size // known if size == -1 and known > 0 else size for size in rest]
-    if any(size < 1 for size in rest) or prod(rest) != value.size:
-        raise PolyboundError(f"{value.shape} to {sizes} would mix the inputs of a batch")
-    return replace(value, shape=tuple(rest))
-
-
-def _axes(node: Node, operands: Sequence[Operand]) -> list[int]:
-    if len(operands) > 1 and operands[1] is not None:
-        return [int(axis) for axis in _constant(operands[1], "the axes").reshape(-1).tolist()]
-    return list(node.get("axes", []))
-
-
-@_reads("Squeeze", "axes")
-def _squeeze(node: Node, operands: Sequence[Operand]) -> Value:
-    value = _value(operands)
-    axes = {axis % (len(value.shape) + 1) for axis in _axes(node, operands)}
-    if not axes:
-        raise PolyboundError("without axes it would squeeze a batch of one as well")
-    if 0 in axes or any(value.shape[axis - 1] != 1 for axis in axes):
-        raise PolyboundError(f"axes {sorted(axes)} of {value.shape} cannot be squeezed")
-    return replace(value, shape=tuple(size for place, size in enumerate(value.shape, 1) if place not in axes))
-
-
-@_reads("Unsqueeze", "axes")
-def _unsqueeze(node: Node, operands: Sequence[Operand]) -> Value:
-    value, axes = _value(operands), _axes(node, operands)
-    dims = len(value.shape) + 1 + len(axes)
-    if 0 in (places := {axis % dims for axis in axes}):
-        raise PolyboundError("a dimension before the batch is not read")
-    sizes = iter(value.shape)
-    return replace(value, shape=tuple(1 if place in places else next(sizes) for place in range(1, dims)))
-
-
-@_reads("Transpose", "perm")
-def _transpose(node: Node, operands: Sequence[Operand]) -> Value:
-    value = _value(operands)
-    order = list(node.get("perm", range(len(value.shape), -1, -1)))
-    if order[0] != 0:
-        raise PolyboundError(f"it moves the batch from the first dimension: {order}")
-    before, shape = value.shape, tuple(value.shape[place - 1] for place in order[1:])
-    wide = [place for place in order[1:] if before[place - 1] > 1]
-    if wide == sorted(wide):
-        return replace(value, shape=shape)
-    return value.then(written_out(lambda x: x.reshape(-1, *before).permute(order).flatten(1), value.size), shape)
-
-
-def parts_of(node: Node, value: Value, operands: Sequence[Constant | None]) -> list[Value]:
-    """The parts of a tensor that depends on the input, none of them along the batch.
-
-    Raises:
-        PolyboundError: it takes a part of the batch, or a place that depends on the size of the batch.
+    Attributes:
+        size, stride, dilation: in each direction.
+        begin, end: zeros around the image, before and after it.
+        out: the sizes of the result.
+        beyond: how far the last windows reach beyond all that.
     """
-    if any(operand is not None and operand.sizes for operand in operands):
-        raise PolyboundError("which part it takes depends on the size of the batch")
-    # The batch is one input here, so that a part of it shows in the size.
-    places = torch.arange(value.size).reshape(1, *value.shape)
-    constants = [None if operand is None else operand.tensor for operand in operands]
-    axes = [node.get("axis", 0)]
-    if node.operator == "Slice":
-        starts, ends, chosen, steps = (*constants, None, None, None, None)[:4]
-        axes = list(range(0 if starts is None else len(starts))) if chosen is None else chosen.tolist()
-        if starts is not None and ends is not None:
-            # An end of 2^31 - 1 or more means that of the axis, however long it is.
-            ranges = zip(starts, ends, [1] * len(starts) if steps is None else steps, strict=True)
-            whole = [int(start) == 0 and int(end) >= 2**31 - 1 and int(step) == 1 for start, end, step in ranges]
-            axes = [axis for axis, all_of_it in zip(axes, whole, strict=True) if not all_of_it]
-    if any(axis % places.ndim == 0 for axis in axes):
-        raise PolyboundError("it takes a part of the batch")
-    return [_selected(value, part[0]) for part in PARTS[node.operator](places, node.attributes, constants)]
+
+    def __init__(self, node: Node, image: Sequence[int], size: Sequence[int]) -> None:
+        dims = len(image)
+        self.size, self.stride = list(size), list(node.get("strides", [1] * dims))
+        self.dilation = list(node.get("dilations", [1] * dims))
+        pads = list(node.get("pads", [0] * 2 * dims))
+        if not (len(self.size) == len(self.stride) == len(self.dilation) == dims and len(pads) == 2 * dims):
+            raise PolyboundError(f"its attributes do not fit images of shape {tuple(image)}")
+        if list(node.get("kernel_shape", self.size)) != self.size or min(*self.size, *self.stride, *self.dilation) < 1:
+            raise PolyboundError("its kernel_shape, strides or dilations do not fit")
+        spans = [(k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True)]
+        auto = node.get("auto_pad", "NOTSET")
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
+            steps = zip(image, spans, self.stride, strict=True)
+            whole = [max(0, (-(-n // s) - 1) * s + k - n) for n, k, s in steps]
+            less, more = [w // 2 for w in whole], [w - w // 2 for w in whole]
+            pads = less + more if auto == "SAME_UPPER" else more + less
+        elif auto not in ("NOTSET", "VALID"):
+            raise PolyboundError(f"auto_pad {auto} is not read")
+        elif auto == "VALID":
+            pads = [0] * 2 * dims
+        self.begin, self.end = pads[:dims], pads[dims:]
+        if min(pads) < 0:
+            raise PolyboundError("its margins are negative")
+        room = [n + b + e - k for n, b, e, k in zip(image, self.begin, self.end, spans, strict=True)]
+        if min(room) < 0:
+            raise PolyboundError(f"its window does not fit {tuple(image)}")
+        up = bool(node.get("ceil_mode", 0))
+        self.out = [(-(-r // s) if up else r // s) + 1 for r, s in zip(room, self.stride, strict=True)]
+        self.beyond = [max(0, (o - 1) * s - r) for o, s, r in zip(self.out, self.stride, room, strict=True)]
+        _fits(self.out)
+        _fits([n + b + e for n, b, e in zip(image, self.begin, self.end, strict=True)])
 
 
-def _selected(value: Value, places: Tensor) -> Value:
-    """The entries at some places of a value, in the shape that the places have."""
-    flat, shape = places.reshape(-1), tuple(places.shape)
-    last = value.steps[-1] if value.steps else None
-    if isinstance(last, Dense):
-        part: Dense | Conv = Dense(last.weight[flat], last.constant[flat])
-        return replace(value, steps=(*value.steps[:-1], part), shape=shape)
-    if isinstance(last, Conv):
-        space = prod(last.shape[1:])
-        channels = flat[::space] // space
-        if torch.equal((channels.unsqueeze(1) * space + torch.arange(space)).reshape(-1), flat):
-            part = Conv(last.weight[channels], last.bias[channels], last.shape)
-            return replace(value, steps=(*value.steps[:-1], part), shape=shape)
-    if len(flat) * value.size > DENSE_LIMIT:
-        raise PolyboundError(f"{len(flat):,} of {value.size:,} numbers are too many to be picked one by one")
-    matrix = torch.zeros(len(flat), value.size, dtype=torch.float64)
-    matrix[torch.arange(len(flat)), flat] = 1.0
-    return value.then(Dense(matrix), shape)
+def _images(operands: Sequence[Operand]) -> tuple[Value, list[int]]:
+    value = _value(operands)
+    if not 3 <= value.tensor.ndim <= 5:
+        raise PolyboundError(
+            f"it needs a batch, channels and one to three sizes, not a shape of {value.tensor.ndim} dimensions"
+        )
+    return value, list(value.tensor.shape[2:])
+
+
+def _margins(begin: Sequence[int], end: Sequence[int]) -> list[int]:
+    return [side for pair in reversed(list(zip(begin, end, strict=True))) for side in pair]
+
+
+@_reads("Conv", attributes=(*_WINDOW, "group"))
+def _conv(node: Node, operands: Sequence[Operand]) -> Operand:
+    (value, image), weight = _images(operands), _constant(operands[1], "the kernel")
+    kernel, bias, roundings = _kernel(node, value, weight, operands, transposed=False)
+    windows = _Windows(node, image, kernel.shape[2:])
+    _fits([*value.tensor.shape[:1], kernel.shape[0], *windows.out])
+    tensor: Tensor = value.tensor
+    padding = windows.begin
+    if windows.begin != windows.end:
+        tensor, padding = F.pad(tensor, _margins(windows.begin, windows.end)), [0] * len(image)
+    made = _convolved(tensor, kernel, bias, windows.stride, padding, windows.dilation, node.get("group", 1))
+    return _made(made, value.roundings + roundings)
+
+
+def _kernel(
+    node: Node, value: Value, weight: Constant, operands: Sequence[Operand], transposed: bool
+) -> tuple[Tensor, Tensor | None, float]:
+    """The kernel and the bias of a convolution, checked, and their roundings."""
+    kernel, groups, channels = weight.tensor.double(), node.get("group", 1), value.tensor.shape[1]
+    fits = kernel.ndim == value.tensor.ndim and groups > 0 and kernel.shape[0] % groups == 0 and kernel.numel() > 0
+    if not fits or channels != (kernel.shape[0] if transposed else kernel.shape[1] * groups):
+        raise PolyboundError(
+            f"a kernel of shape {tuple(kernel.shape)} does not fit {channels} channels in {groups} groups"
+        )
+    if len(operands) < 3 or operands[2] is None:
+        return kernel, None, weight.roundings
+    bias = _constant(operands[2], "the bias")
+    if tuple(bias.tensor.shape) != (kernel.shape[1] * groups if transposed else kernel.shape[0],):
+        raise PolyboundError(f"a bias of shape {tuple(bias.tensor.shape)} does not fit its kernel")
+    return kernel, bias.tensor.double(), max(weight.roundings, bias.roundings)
+
+
+def _convolved(
+    tensor: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    left: Sequence[int] | None = None,
+) -> Tensor:
+    """A convolution, or a transposed one where `left`, its output padding, is given."""
+    traced: Traced = tensor  # type: ignore[assignment]
+    rest = left is not None, list(left or [0] * len(stride)), groups
+    return traced.tracer.convolution(traced, kernel, bias, stride, padding, dilation, *rest)
+
+
+@_reads("ConvTranspose", attributes=(*_WINDOW, "group", "output_padding", "output_shape"))
+def _conv_transpose(node: Node, operands: Sequence[Operand]) -> Operand:
+    (value, image), weight = _images(operands), _constant(operands[1], "the kernel")
+    kernel, bias, roundings = _kernel(node, value, weight, operands, transposed=True)
+    if node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.get("output_shape", None) is not None:
+        raise PolyboundError("auto_pad and output_shape are not read; pads and output_padding are")
+    dims = len(image)
+    free: Mapping[str, Any] = {
+        k: v for k, v in node.attributes.items() if k in ("strides", "dilations", "kernel_shape")
+    }
+    plain = Node(node.proto, free, node.opset, node.batch)
+    size = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], free.get("dilations", [1] * dims), strict=True)]
+    windows = _Windows(plain, size, kernel.shape[2:])
+    left = list(node.get("output_padding", [0] * dims))
+    pads = [0] * 2 * dims if node.get("auto_pad", "NOTSET") == "VALID" else list(node.get("pads", [0] * 2 * dims))
+    if len(left) != dims or len(pads) != 2 * dims or min(*left, *pads) < 0:
+        raise PolyboundError("its pads or its output_padding do not fit")
+    if any(o >= max(s, d) for o, s, d in zip(left, windows.stride, windows.dilation, strict=True)):
+        raise PolyboundError("its output_padding is not smaller than its strides or its dilations")
+    whole = [(n - 1) * s + k + o for n, s, k, o in zip(image, windows.stride, size, left, strict=True)]
+    begin, end = pads[:dims], pads[dims:]
+    _fits([*value.tensor.shape[:1], kernel.shape[1] * node.get("group", 1), *whole])
+    if min(n - b - e for n, b, e in zip(whole, begin, end, strict=True)) < 1:
+        raise PolyboundError("its pads leave nothing")
+    # What is cut is cut from the whole, so that pads may differ between the sides.
+    even = begin == end and all(b < k for b, k in zip(begin, size, strict=True))
+    padding = begin if even else [0] * dims
+    options = windows.stride, padding, windows.dilation, node.get("group", 1), left
+    made = _convolved(value.tensor, kernel, bias, *options)
+    if not even:
+        made = F.pad(made, [-side for side in _margins(begin, end)])
+    return _made(made, value.roundings + roundings)
+
+
+@_reads("AveragePool", attributes=(*_WINDOW, "ceil_mode", "count_include_pad"))
+def _pool(node: Node, operands: Sequence[Operand]) -> Operand:
+    value, image = _images(operands)
+    windows = _Windows(node, image, node.get("kernel_shape", []))
+    _fits([*value.tensor.shape[:2], *windows.out])
+    traced, dims, include = value.tensor, len(image), bool(node.get("count_include_pad", 0))
+    ends = [e + over for e, over in zip(windows.end, windows.beyond, strict=True)]
+    if not any((*windows.begin, *ends)) and set(windows.dilation) == {1}:
+        pooled = traced.tracer.pool(traced, windows.size, windows.stride, [0] * dims)
+        # Shares that are no powers of two are rounded where the map is written out.
+        return Value(pooled, value.roundings + (2.0 if prod(windows.size) & (prod(windows.size) - 1) else 0.0))
+    if any(windows.beyond) and include:
+        raise PolyboundError("windows that reach beyond counted margins are not read")
+    # Sums over windows, each divided by how many entries count.
+    sides, channels = _margins(windows.begin, ends), traced.shape[1]
+    kernel = torch.ones(1, 1, *windows.size, dtype=torch.float64)
+    convolve: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    inside = F.pad(torch.ones(1, 1, *image, dtype=torch.float64), sides, value=float(include))
+    counts = convolve(inside, kernel, None, windows.stride, 0, windows.dilation).round()
+    if not bool((counts > 0).all()):
+        raise PolyboundError("one of its windows lies outside of the image")
+    padded_ = F.pad(traced, sides) if any(sides) else traced
+    options = windows.stride, [0] * dims, windows.dilation, channels
+    summed = _convolved(padded_, kernel.repeat(channels, *(1,) * (dims + 1)), None, *options)
+    return _times(_made(summed, value.roundings), _reciprocal(Constant(counts)))
+
+
+@_reads("GlobalAveragePool")
+def _global_pool(_: Node, operands: Sequence[Operand]) -> Operand:
+    value, image = _images(operands)
+    axes = list(range(2, 2 + len(image)))
+    return _mean(_made(torch.sum(value.tensor, axes, keepdim=True), value.roundings), prod(image))

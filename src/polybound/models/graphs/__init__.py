@@ -1,6 +1,7 @@
 """Any polynomial network as a graph of affine maps, sums and products.
 
-graph      the four kinds of nodes, the loop that walks them for an algebra, the builder, chains in graphs
+graph      the four kinds of nodes, the loop that walks them for an algebra, the builder
+chains     an algebra that finds the graphs that are one chain of products
 maps       the affine maps that chains do not need: general convolutions, selections, sums of entries, scales
 algebras   numbers, intervals, derivatives, fractions
 trace      PyTorch modules as graphs

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from math import prod
 
 import torch
 from torch import Tensor
 
 from polybound.models.affine import Affine
+from polybound.models.graphs.maps import AveragePool
 
 
 class Numbers:
@@ -160,10 +162,13 @@ class Fractions:
         """`W x + b`, for the real numbers that the maps' weights are; a chain step by step."""
         for part in getattr(step, "maps", (step,)):
             # The matrix of a single map holds its weights as they are, but for poolings, whose shares are 1 / size.
-            rows = part.matrix().double().tolist()
+            size = prod(part.size) if isinstance(part, AveragePool) else 1
+            rows = (part.matrix().double() * size).tolist()
             constants = part.constant.double().tolist()
+            if size > 1:
+                rows = [[round(w) for w in row] for row in rows]
             value = [
-                sum((Fraction(w) * v for w, v in zip(row, value, strict=True) if w), Fraction(b))
+                sum((Fraction(w) * v for w, v in zip(row, value, strict=True) if w), Fraction(b)) / size
                 for row, b in zip(rows, constants, strict=True)
             ]
         return [v + Fraction(getattr(step, "shift", 0.0)) for v in value]

@@ -57,10 +57,14 @@ class Link:
 
 
 class Chains:
-    """What affine maps, sums and products do to links; `NoChainError` where no link has the value."""
+    """What affine maps, sums and products do to links; `NoChainError` where no link has the value.
 
-    def __init__(self) -> None:
-        self.places = count(1)
+    Args:
+        zero: a vector of zeros like the input's.
+    """
+
+    def __init__(self, zero: Tensor) -> None:
+        self.zero, self.places = zero, count(1)
 
     def affine(self, step: Affine, value: Link) -> Link:
         """One more map; two scales become one where floats hold it."""
@@ -131,30 +135,31 @@ class Chains:
             rest = low.maps[len(before.maps) :]
             for scale in ((), rest[:1]):
                 if _same(low.maps, (*before.maps, *scale, *high.maps)) and all(map(_is_scale, scale)):
-                    step = _shift_by(scale, A, high, low)
+                    like = A[-1].constant if A else self.zero
+                    shift = scale[0].weight if scale else torch.ones_like(like)  # type: ignore[attr-defined]
+                    step = Scale(torch.ones_like(shift), shift)
                     return self._made(_Product((*A, step), before), high.maps, high.degree)
         raise NoChainError
 
 
-def chain_of(value: Link, features: int, like: Tensor) -> Factors:
+def chain_of(value: Link, zero: Tensor) -> Factors:
     """The factors of the output's link.
 
     Args:
         value: the output.
-        features: length of the input.
-        like: gives the type and device of maps that are nothing but the input.
+        zero: a vector of zeros like the input's.
     """
-    C, base = value.maps, value.base
+    C, base, features = value.maps, value.base, len(zero)
     A: list[Affine] = []
     S: list[Affine] = []
     if base is None:  # of degree one
-        A.append(_whole(C, features, like))
+        A.append(_whole(C, features, zero))
         C = ()
     while base is not None:
-        A.append(_whole(base.A, features, like))
+        A.append(_whole(base.A, features, zero))
         before = _absorbed(base.before)
         if before.base is None:
-            A.append(_whole(before.maps, features, like))
+            A.append(_whole(before.maps, features, zero))
             S.append(Identity(A[-1].outputs, (), A[-1].constant))
         else:
             S.append(_whole(before.maps, A[-1].outputs, A[-1].constant))
@@ -185,17 +190,6 @@ def _whole(maps: Maps, size: int, like: Tensor) -> Affine:
         if bool((last.bias == first).all()) and not last.bias.requires_grad:
             return Chain(others, first)
     return maps[0] if len(maps) == 1 else Chain(maps)
-
-
-def _shift_by(scale: Maps, A: Maps, high: Link, low: Link) -> Scale:
-    """`v -> v + d`, d the weight of a scale, or 1."""
-    for step in scale:
-        weight: Tensor = step.weight  # type: ignore[attr-defined]
-        return Scale(torch.ones_like(weight), weight)
-    if not (maps := (*A, *low.maps, *high.maps)):
-        raise NoChainError  # the input times itself, and the input: nothing says how long it is
-    ones = torch.ones_like(maps[-1].constant if not A else A[-1].constant)
-    return Scale(ones, ones)
 
 
 def _is_linear(step: Affine) -> bool:

@@ -240,18 +240,19 @@ class Graph:
         """
         if len(self.inputs) != 1:
             return None
+        like = next((node.map.constant for node in self.nodes if isinstance(node, Applied)), torch.zeros(()))
+        zero = like.new_zeros(self.features)
         try:
-            value = self.evaluate(Chains(), Link(None, (), 1, 0))
+            return chain_of(self.evaluate(Chains(zero), Link(None, (), 1, 0)), zero)
         except NoChainError:
             return None
-        like = next((node.map.constant for node in self.nodes if isinstance(node, Applied)), torch.zeros(()))
-        return chain_of(value, self.features, like)
 
-    def label(self, number: int) -> str:
-        """What messages call a node: what it is and where it comes from."""
+    def label(self, number: int, short: bool = False) -> str:
+        """What messages call a node: what it is and where it comes from; `short`, in tables, without who called it."""
         node = self.nodes[number]
         name = type(node.map).__name__ if isinstance(node, Applied) else type(node).__name__
-        return f"{name} {number}" + (f" ({node.origin})" if node.origin else "")
+        origin = node.origin.partition(", called in ")[0] if short else node.origin
+        return f"{name} {number}" + (f" ({origin})" if origin else "")
 
     @cached_property
     def digest(self) -> str:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError
-from polybound.models.affine import Affine, Conv, Dense
+from polybound.models.affine import Affine, Conv, Dense, Pool
 from polybound.models.graphs.graph import Builder, Graph
 from polybound.models.graphs.maps import AveragePool, Collect, Convolution, Repeated, Scale, Select
 
@@ -35,6 +35,9 @@ _BATCH = 3
 
 _MOST = 2**22
 """Products of entries that a product of two traced matrices may have."""
+
+_LARGEST = 2**24
+"""Entries that a tensor of one sample may have."""
 
 
 def trace(module: nn.Module, shape: Sequence[int], fused: bool = True) -> Graph:
@@ -113,14 +116,14 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _traced(module: nn.Module, shape: Sequence[int], fused: bool) -> Graph:
-    tracer = _Tracer(module)
+    tracer = Tracer.of(module)
     try:
         with _evaluating(module), tracer.watching():
             output = module(tracer.start(shape))
     except (RuntimeError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PolyboundError(f"the module does not run on inputs of shape {tuple(shape)}: {reason}") from error
-    if not isinstance(output, _Traced):
+    if not isinstance(output, Traced):
         raise PolyboundError(f"the module's output does not depend on its input, it is a {type(output).__name__}")
     if output.ndim != 2 or output.shape[0] != _BATCH:
         found = ("batch" if n == _BATCH and k == 0 else str(n) for k, n in enumerate(output.shape))
@@ -152,19 +155,19 @@ def _check_against(module: nn.Module, graph: Graph, shape: Sequence[int]) -> Non
         raise PolyboundError("the module computes something else on other inputs: it has control flow, or randomness")
 
 
-class _Traced(Tensor):
+class Traced(Tensor):
     """A tensor of which every entry is an entry of a node, for one of the samples."""
 
-    tracer: _Tracer
+    tracer: Tracer
     node: int
     places: Tensor
-    aliases: list[weakref.ref[_Traced]]
+    aliases: list[weakref.ref[Traced]]
     """All tensors that share its memory: writing into one of several is not followed."""
 
     @staticmethod
-    def __new__(cls, tracer: _Tracer, node: int, places: Tensor) -> _Traced:
+    def __new__(cls, tracer: Tracer, node: int, places: Tensor) -> Traced:
         like = tracer.like
-        made: _Traced = torch.Tensor._make_wrapper_subclass(
+        made: Traced = torch.Tensor._make_wrapper_subclass(
             cls, places.shape, dtype=like.dtype, device=like.device, requires_grad=False
         )
         made.tracer, made.node, made.places = tracer, node, places
@@ -178,7 +181,7 @@ class _Traced(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         del types
-        traced = next(value for value in _flat((*args, *(kwargs or {}).values())) if isinstance(value, _Traced))
+        traced = next(value for value in _flat((*args, *(kwargs or {}).values())) if isinstance(value, Traced))
         return traced.tracer.run(func, args, kwargs or {})
 
 
@@ -190,17 +193,32 @@ def _flat(values: Any) -> Any:
             yield value
 
 
-class _Tracer:
-    """What a trace is made with: the builder, where in the module it is, and what each operation means."""
+class Tracer:
+    """What a trace is made with: the builder, where in the module it is, and what each operation means.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        like: gives the type and device of constants.
+        batch: how many samples there are. More than one, so that mixing them shows.
+    """
+
+    label: str | None = None
+    """What is at work, where that is no module."""
+
+    def __init__(self, like: Tensor, batch: int = _BATCH) -> None:
         self.builder = Builder()
-        tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-        self.like = (tensors[0] if tensors else torch.zeros(1)).detach().new_zeros(())
-        self.names = {id(part): name for name, part in module.named_modules()}
+        self.like, self.batch = like.detach().new_zeros(()), batch
+        self.names: dict[int, str] = {}
         self.inside: list[str] = []
         self.spread: dict[Any, tuple[Tensor, Any]] = {}
         """Constants that were spread over entries, so that the same one is one tensor; with what it was made of."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Tracer:
+        """The tracer of a module, in the type of its weights."""
+        tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+        made = cls(tensors[0] if tensors else torch.zeros(1))
+        made.names = {id(part): name for name, part in module.named_modules()}
+        return made
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -222,6 +240,8 @@ class _Tracer:
 
     def origin(self) -> str:
         """The module that runs, and the line of the user's code."""
+        if self.label is not None:
+            return self.label
         path = self.inside[-1] if self.inside else ""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -242,11 +262,11 @@ class _Tracer:
         origin = self.origin()
         return PolyboundError(f"{what}{f' in {origin}' if origin else ''}: {advice}")
 
-    def start(self, shape: Sequence[int]) -> _Traced:
+    def start(self, shape: Sequence[int]) -> Traced:
         """A batch of inputs."""
         node = self.builder.input(shape)
         size = prod(shape)
-        return _Traced(self, node, torch.arange(_BATCH * size).reshape(_BATCH, *shape))
+        return Traced(self, node, torch.arange(self.batch * size).reshape(self.batch, *shape))
 
     # What every operation goes through.
 
@@ -257,7 +277,7 @@ class _Tracer:
             return _SPECIAL[name](self, *args, **kwargs)
         if name in _MOVES:
             return self.move(func, args, kwargs)
-        if name.endswith("_") and name[:-1] in _SPECIAL and isinstance(args[0], _Traced):
+        if name.endswith("_") and name[:-1] in _SPECIAL and isinstance(args[0], Traced):
             if sum(ref() is not None for ref in args[0].aliases) > 1:
                 raise self.refuse(f"{name}, in place, into a part of a tensor", "write the result to a new tensor")
             made = _SPECIAL[name[:-1]](self, *args, **kwargs)
@@ -269,37 +289,39 @@ class _Tracer:
 
     def move(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that only moves entries, applied to their places."""
-        swapped = [value.places if isinstance(value, _Traced) else value for value in args]
+        swapped = [value.places if isinstance(value, Traced) else value for value in args]
         kwargs = {key: value for key, value in kwargs.items() if key in ("dim", "start", "end", "step", "size")}
         if func.overloadpacket.__name__ in ("view", "_unsafe_view"):
             made = swapped[0].reshape(tuple(swapped[1]))  # places may lie otherwise in memory than the values would
         else:
             made = func(*swapped, **kwargs)
-        moved = [_Traced(self, args[0].node, places) for places in (made if isinstance(made, list | tuple) else [made])]
+        moved = [Traced(self, args[0].node, places) for places in (made if isinstance(made, list | tuple) else [made])]
         if func.overloadpacket.__name__ not in _COPIES:
             for one in moved:
                 args[0].aliases += one.aliases
                 one.aliases = args[0].aliases
         return moved if isinstance(made, list | tuple) else moved[0]
 
-    def settle(self, value: _Traced) -> tuple[int, Tensor]:
+    def settle(self, value: Traced) -> tuple[int, Tensor]:
         """A node whose entries are those of `value` of one sample, in order; and which entries are each sample's.
 
         Returns:
             The node, and the flat positions (samples, entries).
         """
         size = self.builder.size(value.node)
+        if value.places.numel() > _LARGEST * self.batch:
+            raise self.refuse(f"a tensor of shape {tuple(value.shape)}", f"at most {_LARGEST:,} entries are taken")
         flat = value.places.reshape(-1)
-        if flat.numel() == _BATCH * size and torch.equal(flat, torch.arange(_BATCH * size)):
-            return value.node, flat.reshape(_BATCH, size)
+        if flat.numel() == self.batch * size and torch.equal(flat, torch.arange(self.batch * size)):
+            return value.node, flat.reshape(self.batch, size)
         sample = torch.div(flat, size, rounding_mode="floor")
         order = torch.argsort(sample, stable=True)
-        entries = flat.numel() // _BATCH
-        counts = torch.bincount(sample, minlength=_BATCH)
+        entries = flat.numel() // self.batch
+        counts = torch.bincount(sample, minlength=self.batch)
         if entries == 0 or not bool((counts == entries).all()):
             raise self.refuse("an operation on some samples of a batch alone", "the batch must stay whole")
-        positions = order.reshape(_BATCH, entries)
-        index = flat[positions] - size * torch.arange(_BATCH).unsqueeze(1)
+        positions = order.reshape(self.batch, entries)
+        index = flat[positions] - size * torch.arange(self.batch).unsqueeze(1)
         if not bool((index == index[0]).all()):
             raise self.mixes()
         node = self.builder.affine(Select(index[0], size, self.like), value.node, self.origin())
@@ -309,35 +331,35 @@ class _Tracer:
         """The error for what is not done sample by sample."""
         return self.refuse("an operation across the batch", "every output must depend on one sample alone")
 
-    def made(self, node: int, positions: Tensor, shape: Sequence[int]) -> _Traced:
+    def made(self, node: int, positions: Tensor, shape: Sequence[int]) -> Traced:
         """A traced tensor of that shape whose entries at `positions` (samples, entries) are those of the node."""
         entries = positions.shape[1]
         places = torch.empty(positions.numel(), dtype=torch.long)
-        places[positions] = torch.arange(_BATCH * entries).reshape(_BATCH, entries)
-        return _Traced(self, node, places.reshape(tuple(shape)))
+        places[positions] = torch.arange(self.batch * entries).reshape(self.batch, entries)
+        return Traced(self, node, places.reshape(tuple(shape)))
 
-    def regular(self, value: _Traced, what: str) -> tuple[int, tuple[int, ...]]:
+    def regular(self, value: Traced, what: str) -> tuple[int, tuple[int, ...]]:
         """The node of a value whose first dimension is the batch, and the shape of one sample."""
         node, positions = self.settle(value)
         size = positions.shape[1]
-        if value.shape[0] != _BATCH or not torch.equal(positions.reshape(-1), torch.arange(_BATCH * size)):
+        if value.shape[0] != self.batch or not torch.equal(positions.reshape(-1), torch.arange(self.batch * size)):
             raise self.refuse(what, "the first dimension must be the batch")
         return node, tuple(value.shape[1:])
 
-    def images(self, value: _Traced, what: str) -> tuple[int, int, tuple[int, ...]]:
+    def images(self, value: Traced, what: str) -> tuple[int, int, tuple[int, ...]]:
         """The node of images, how many a sample has, one after the other in the first dimension, and their shape."""
-        times = max(1, value.shape[0] // _BATCH)
-        apart = value.reshape(_BATCH, times, *value.shape[1:]) if value.shape[0] == times * _BATCH else value
+        times = max(1, value.shape[0] // self.batch)
+        apart = value.reshape(self.batch, times, *value.shape[1:]) if value.shape[0] == times * self.batch else value
         node, shape = self.regular(apart, what)  # type: ignore[arg-type]
         return node, times, shape[1:]
 
-    def imaged(self, node: int, times: int, shape: Sequence[int]) -> _Traced:
+    def imaged(self, node: int, times: int, shape: Sequence[int]) -> Traced:
         """The batch of several images a sample."""
         return self.whole(node, (times, *shape)).flatten(0, 1)  # type: ignore[return-value]
 
-    def whole(self, node: int, shape: Sequence[int]) -> _Traced:
+    def whole(self, node: int, shape: Sequence[int]) -> Traced:
         """The traced batch of a node, (batch, *shape)."""
-        return _Traced(self, node, torch.arange(_BATCH * prod(shape)).reshape(_BATCH, *shape))
+        return Traced(self, node, torch.arange(self.batch * prod(shape)).reshape(self.batch, *shape))
 
     def apply(self, step: Affine, source: int) -> int:
         """A map of a node, with the place where it stands."""
@@ -361,7 +383,7 @@ class _Tracer:
 
     # Entry by entry.
 
-    def scaled(self, value: _Traced, constant: Any) -> _Traced:
+    def scaled(self, value: Traced, constant: Any) -> Traced:
         """`value * constant`."""
         if isinstance(constant, int | float) and constant == 1:
             return value
@@ -369,7 +391,7 @@ class _Tracer:
         node, positions = self.settle(_spread(value, shape))
         return self.made(self.apply(Scale(self.per_entry(constant, positions, shape)), node), positions, shape)
 
-    def shifted(self, value: _Traced, constant: Any) -> _Traced:
+    def shifted(self, value: Traced, constant: Any) -> Traced:
         """`value + constant`."""
         shape = _broadcast(value, constant)
         node, positions = self.settle(_spread(value, shape))
@@ -377,7 +399,7 @@ class _Tracer:
         ones = self.per_entry(1.0, positions, shape)
         return self.made(self.apply(Scale(ones, bias), node), positions, shape)
 
-    def both(self, left: _Traced, right: _Traced) -> tuple[int, int, Tensor, tuple[int, ...]]:
+    def both(self, left: Traced, right: Traced) -> tuple[int, int, Tensor, tuple[int, ...]]:
         """Two values of one shape, as nodes whose entries correspond."""
         shape = _broadcast(left, right)
         one, positions = self.settle(_spread(left, shape))
@@ -386,44 +408,44 @@ class _Tracer:
             raise self.mixes()
         return one, other, positions, shape
 
-    def times(self, left: Any, right: Any) -> _Traced:
+    def times(self, left: Any, right: Any) -> Traced:
         """A product of two values, or of one and a constant."""
-        if not isinstance(left, _Traced):
+        if not isinstance(left, Traced):
             left, right = right, left
-        if not isinstance(right, _Traced):
+        if not isinstance(right, Traced):
             return self.scaled(left, right)
         one, other, positions, shape = self.both(left, right)
         return self.made(self.builder.product(one, other, self.origin()), positions, shape)
 
-    def plus(self, left: Any, right: Any, *, alpha: float = 1) -> _Traced:
+    def plus(self, left: Any, right: Any, *, alpha: float = 1) -> Traced:
         """A sum of two values, or of one and a constant."""
-        right = right if alpha == 1 else self.times(right, alpha) if isinstance(right, _Traced) else right * alpha
-        if not isinstance(left, _Traced):
+        right = right if alpha == 1 else self.times(right, alpha) if isinstance(right, Traced) else right * alpha
+        if not isinstance(left, Traced):
             left, right = right, left
-        if not isinstance(right, _Traced):
+        if not isinstance(right, Traced):
             return self.shifted(left, right)
         one, other, positions, shape = self.both(left, right)
         return self.made(self.builder.sum((one, other), self.origin()), positions, shape)
 
-    def minus(self, left: Any, right: Any, *, alpha: float = 1) -> _Traced:
+    def minus(self, left: Any, right: Any, *, alpha: float = 1) -> Traced:
         """A difference."""
-        if not isinstance(right, _Traced):
+        if not isinstance(right, Traced):
             return self.shifted(left, -_constant(right) * alpha)
         return self.plus(left, self.scaled(right, -alpha))
 
-    def over(self, left: Any, right: Any, *, rounding_mode: str | None = None) -> _Traced:
+    def over(self, left: Any, right: Any, *, rounding_mode: str | None = None) -> Traced:
         """A division by a constant."""
-        if isinstance(right, _Traced):
+        if isinstance(right, Traced):
             raise self.refuse("a division by a value", "no polynomial; a product is")
         if rounding_mode is not None:
             raise self.refuse("a rounded division", "no polynomial; a division by a constant is")
         return self.scaled(left, 1.0 / _constant(right).double())
 
-    def power(self, value: Any, exponent: Any) -> _Traced:
+    def power(self, value: Any, exponent: Any) -> Traced:
         """A power with a whole exponent, by squaring."""
-        if isinstance(exponent, Tensor) and not isinstance(exponent, _Traced) and exponent.numel() == 1:
+        if isinstance(exponent, Tensor) and not isinstance(exponent, Traced) and exponent.numel() == 1:
             exponent = exponent.item()
-        if not isinstance(value, _Traced) or not isinstance(exponent, int | float) or exponent != int(exponent):
+        if not isinstance(value, Traced) or not isinstance(exponent, int | float) or exponent != int(exponent):
             raise self.refuse("a power", "no polynomial; a power with a whole exponent, such as x ** 2, is")
         if not 0 < exponent <= 2**20:
             raise self.refuse(f"the power {exponent}", "exponents from 1 to 2^20 are taken")
@@ -436,14 +458,14 @@ class _Tracer:
                 return result  # type: ignore[return-value]
             value = self.times(value, value)
 
-    def add_products(self, value: Any, one: Any, other: Any, factor: float) -> _Traced:
+    def add_products(self, value: Any, one: Any, other: Any, factor: float) -> Traced:
         """`value + factor * one * other`."""
-        product = self.times(one, other) if isinstance(one, _Traced) or isinstance(other, _Traced) else one * other
+        product = self.times(one, other) if isinstance(one, Traced) or isinstance(other, Traced) else one * other
         return self.plus(value, product, alpha=factor)
 
     # Sums over dimensions.
 
-    def total(self, value: _Traced, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> _Traced:
+    def total(self, value: Traced, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Traced:
         """The sum over some dimensions."""
         del dtype
         dims = range(value.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
@@ -452,7 +474,7 @@ class _Tracer:
         kept = [1 if d in dims else n for d, n in enumerate(value.shape)]
         group = torch.arange(prod(kept)).reshape(kept).expand(value.shape).reshape(-1)[positions]
         groups = [torch.unique(of) for of in group]
-        if any(len(of) != prod(kept) // _BATCH for of in groups):
+        if any(len(of) != prod(kept) // self.batch for of in groups):
             raise self.mixes()
         ranks = torch.stack([torch.searchsorted(of, g) for of, g in zip(groups, group, strict=True)])
         if not bool((ranks == ranks[0]).all()):
@@ -461,18 +483,18 @@ class _Tracer:
         shape = kept if keepdim else [n for d, n in enumerate(value.shape) if d not in dims]
         return self.made(summed, torch.stack(groups), shape)
 
-    def mean(self, value: _Traced, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> _Traced:
+    def mean(self, value: Traced, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Traced:
         """The mean over some dimensions."""
         summed = self.total(value, dim, keepdim, dtype=dtype)
         return self.scaled(summed, summed.numel() / value.numel())
 
     # Matrices.
 
-    def matmul(self, left: Any, right: Any, bias: Tensor | None = None) -> _Traced:
+    def matmul(self, left: Any, right: Any, bias: Tensor | None = None) -> Traced:
         """`left @ right` of matrices, and a bias of every row."""
-        if isinstance(left, _Traced) and isinstance(right, _Traced):
+        if isinstance(left, Traced) and isinstance(right, Traced):
             return self.bmm(left.unsqueeze(0), right.unsqueeze(0)).squeeze(0)  # type: ignore[return-value]
-        if isinstance(right, _Traced):
+        if isinstance(right, Traced):
             return self.matmul(right.t(), left.t()).t()  # type: ignore[return-value]
         if left.shape[1] != right.shape[0]:
             shapes = f"{('n', *left.shape[1:])} and {tuple(right.shape)}".replace("'", "")
@@ -481,32 +503,32 @@ class _Tracer:
         rows, columns = left.shape
         of = torch.div(positions, columns, rounding_mode="floor")
         count = positions.shape[1] // columns
-        of = of.reshape(_BATCH, count, columns)
-        if rows % _BATCH or count * columns != positions.shape[1] or not bool((of == of[..., :1]).all()):
+        of = of.reshape(self.batch, count, columns)
+        if rows % self.batch or count * columns != positions.shape[1] or not bool((of == of[..., :1]).all()):
             raise self.mixes()
         weight = right.t().to(self.like)
         step = Dense(weight, bias) if count == 1 else Repeated(weight, bias, count)
         outputs = right.shape[1]
-        placed = (of[..., :1] * outputs + torch.arange(outputs)).reshape(_BATCH, -1)
+        placed = (of[..., :1] * outputs + torch.arange(outputs)).reshape(self.batch, -1)
         return self.made(self.apply(step, node), placed, (rows, outputs))
 
-    def addmm(self, bias: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> _Traced:
+    def addmm(self, bias: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Traced:
         """`beta * bias + alpha * left @ right`."""
-        plain = isinstance(left, _Traced) and not isinstance(right, _Traced) and not isinstance(bias, _Traced)
+        plain = isinstance(left, Traced) and not isinstance(right, Traced) and not isinstance(bias, Traced)
         if plain and alpha == beta == 1 and bias.shape == right.shape[1:]:
             return self.matmul(left, right, bias.to(self.like))
         product = self.matmul(left, right) if alpha == 1 else self.scaled(self.matmul(left, right), alpha)
-        if isinstance(bias, _Traced):
+        if isinstance(bias, Traced):
             return self.plus(product, bias, alpha=beta)
         return self.shifted(product, bias if beta == 1 else bias * beta)
 
-    def bmm(self, left: Any, right: Any) -> _Traced:
+    def bmm(self, left: Any, right: Any) -> Traced:
         """Matrix products of a batch."""
-        if not isinstance(left, _Traced):
+        if not isinstance(left, Traced):
             return self.bmm(right.transpose(1, 2), left.transpose(1, 2)).transpose(1, 2)  # type: ignore[return-value]
         n, rows, inner = left.shape
-        if isinstance(right, _Traced):
-            if n * rows * inner * right.shape[2] > _BATCH * _MOST:
+        if isinstance(right, Traced):
+            if n * rows * inner * right.shape[2] > self.batch * _MOST:
                 raise self.refuse("a product of two large matrices", f"at most {_MOST:,} products of entries are taken")
             return self.total(self.times(left.unsqueeze(3), right.unsqueeze(1)), 2)
         if n == 1 or right.stride(0) == 0 or bool((right == right[:1]).all()):
@@ -515,28 +537,28 @@ class _Tracer:
         parts = [self.matmul(left[k], right[k]) for k in range(n)]
         return self.joined([part.unsqueeze(0) for part in parts], 0)
 
-    def baddbmm(self, bias: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> _Traced:
+    def baddbmm(self, bias: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Traced:
         """`beta * bias + alpha * left @ right`, of a batch."""
         return self.plus(self.scaled(self.bmm(left, right), alpha), bias * beta if beta != 1 else bias)
 
-    def vector(self, left: Any, right: Any) -> _Traced:
+    def vector(self, left: Any, right: Any) -> Traced:
         """A matrix times a vector."""
-        if isinstance(right, _Traced):
+        if isinstance(right, Traced):
             raise self.mixes()
         return self.matmul(left, right.unsqueeze(1)).squeeze(1)  # type: ignore[return-value]
 
-    def joined(self, values: Sequence[Any], dim: int = 0) -> _Traced:
+    def joined(self, values: Sequence[Any], dim: int = 0) -> Traced:
         """Values side by side."""
-        beside = next(value for value in values if isinstance(value, _Traced)).narrow(dim, 0, 1)
+        beside = next(value for value in values if isinstance(value, Traced)).narrow(dim, 0, 1)
         values = [  # a constant is one of each sample, as what stands beside it
             value
-            if isinstance(value, _Traced)
+            if isinstance(value, Traced)
             else self.shifted(self.scaled(_spread(beside, tuple(value.shape)), 0.0), value)
             for value in values
         ]
         nodes = list(dict.fromkeys(value.node for value in values))
         if len(nodes) == 1:
-            return _Traced(self, nodes[0], torch.cat([value.places for value in values], dim))
+            return Traced(self, nodes[0], torch.cat([value.places for value in values], dim))
         sizes = {node: self.builder.size(node) for node in nodes}
         whole, starts, parts = sum(sizes.values()), dict[int, int](), []
         for node, size in sizes.items():
@@ -549,9 +571,9 @@ class _Tracer:
             size = sizes[value.node]
             sample = torch.div(value.places, size, rounding_mode="floor")
             places.append(sample * whole + starts[value.node] + value.places % size)
-        return _Traced(self, self.builder.sum(parts, self.origin()), torch.cat(places, dim))
+        return Traced(self, self.builder.sum(parts, self.origin()), torch.cat(places, dim))
 
-    def stacked(self, values: Sequence[Any], dim: int = 0) -> _Traced:
+    def stacked(self, values: Sequence[Any], dim: int = 0) -> Traced:
         """Values along a new dimension."""
         return self.joined([value.unsqueeze(dim) for value in values], dim)
 
@@ -568,9 +590,9 @@ class _Tracer:
         transposed: bool,
         output_padding: Sequence[int],
         groups: int,
-    ) -> _Traced:
+    ) -> Traced:
         """A convolution, or a transposed one."""
-        if isinstance(weight, _Traced) or isinstance(bias, _Traced):
+        if isinstance(weight, Traced) or isinstance(bias, Traced):
             raise self.refuse("a convolution whose kernel is a value", "kernels must be weights")
         node, times, shape = self.images(value, "a convolution")
         if times > 1:  # each image of a sample has the same kernels
@@ -603,14 +625,14 @@ class _Tracer:
 
     def pool(
         self,
-        value: _Traced,
+        value: Traced,
         size: Sequence[int],
         stride: Sequence[int] = (),
         padding: Sequence[int] = (0,),
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> _Traced:
+    ) -> Traced:
         """Average pooling."""
         node, times, shape = self.images(value, "a pooling")
         shape = (times * shape[0], *shape[1:])
@@ -620,7 +642,9 @@ class _Tracer:
         )
         if ceil_mode and any((n + 2 * p - k) % s for n, k, s, p in zip(shape[1:], size, stride, padding, strict=True)):
             raise self.refuse("a pooling with ceil_mode", "windows must lie within the image")
-        step = AveragePool(shape, size, stride, padding, self.like)
+        step: Pool | AveragePool = AveragePool(shape, size, stride, padding, self.like)
+        if list(size) == list(stride) == [2] * dims and not any(padding):
+            step = Pool(shape, (), self.like)  # which chains know
         pooled = self.apply(step, node)
         if divisor_override is not None:
             pooled = self.apply(Scale(self.like.new_full((step.outputs,), prod(size) / divisor_override)), pooled)
@@ -629,14 +653,14 @@ class _Tracer:
             pooled = self.apply(Scale((1.0 / share).to(self.like)), pooled)
         return self.imaged(pooled, times, (step.out_shape[0] // times, *step.out_shape[1:]))
 
-    def adaptive(self, value: _Traced, output: Sequence[int]) -> _Traced:
+    def adaptive(self, value: Traced, output: Sequence[int]) -> Traced:
         """Average pooling to a size that divides the image's."""
         space = value.shape[2:]
         if any(n % o for n, o in zip(space, output, strict=True)):
             raise self.refuse("an adaptive pooling", f"the result's size must divide the image's, {tuple(space)}")
         return self.pool(value, [n // o for n, o in zip(space, output, strict=True)])
 
-    def pad(self, value: _Traced, widths: Sequence[int], fill: float = 0.0) -> _Traced:
+    def pad(self, value: Traced, widths: Sequence[int], fill: float = 0.0) -> Traced:
         """Zeros around an image, or a negative width to cut."""
         node, shape = self.regular(value, "a padding")
         if fill:
@@ -647,7 +671,7 @@ class _Tracer:
         index = torch.ops.aten.constant_pad_nd(index, list(widths), -1)
         return self.whole(self.apply(Select(index.reshape(-1), prod(shape), self.like), node), index.shape)
 
-    def nearest(self, value: _Traced, *given: Any) -> _Traced:
+    def nearest(self, value: Traced, *given: Any) -> Traced:
         """Up-sampling by copies: the places, up-sampled."""
         node, shape = self.regular(value, "an up-sampling")
         places = torch.arange(float(prod(shape)), dtype=torch.float64).reshape(1, *shape)
@@ -656,8 +680,8 @@ class _Tracer:
         return self.whole(self.apply(Select(index.reshape(-1), prod(shape), self.like), node), index.shape)
 
     def normalised(
-        self, value: _Traced, weight: Any, bias: Any, mean: Any, var: Any, training: Any, *rest: Any
-    ) -> tuple[_Traced, Tensor, Tensor]:
+        self, value: Traced, weight: Any, bias: Any, mean: Any, var: Any, training: Any, *rest: Any
+    ) -> tuple[Traced, Tensor, Tensor]:
         """Batch normalisation with fixed statistics, a scale and a shift of each channel."""
         if training is True or mean is None or var is None:
             raise self.refuse(
@@ -676,7 +700,7 @@ def _broadcast(one: Any, other: Any) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
-def _spread(value: Tensor, shape: tuple[int, ...]) -> _Traced:
+def _spread(value: Tensor, shape: tuple[int, ...]) -> Traced:
     return value.expand(shape)  # type: ignore[return-value]
 
 
@@ -709,34 +733,34 @@ _COPIES = {"clone", "contiguous", "index_select", "index", "gather", "repeat", "
 """Those of them whose results have memory of their own."""
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
-    "mul": _Tracer.times,
-    "add": _Tracer.plus,
-    "sub": _Tracer.minus,
+    "mul": Tracer.times,
+    "add": Tracer.plus,
+    "sub": Tracer.minus,
     "rsub": lambda tracer, left, right, alpha=1: tracer.minus(right, left, alpha=alpha),
     "neg": lambda tracer, value: tracer.scaled(value, -1.0),
-    "div": _Tracer.over,
-    "pow": _Tracer.power,
+    "div": Tracer.over,
+    "pow": Tracer.power,
     "square": lambda tracer, value: tracer.times(value, value),
     "addcmul": lambda tracer, base, one, other, *, value=1: tracer.add_products(base, one, other, value),
-    "sum": _Tracer.total,
-    "mean": _Tracer.mean,
-    "mm": _Tracer.matmul,
-    "mv": _Tracer.vector,
-    "addmm": _Tracer.addmm,
-    "bmm": _Tracer.bmm,
-    "baddbmm": _Tracer.baddbmm,
-    "cat": _Tracer.joined,
-    "stack": _Tracer.stacked,
-    "convolution": _Tracer.convolution,
+    "sum": Tracer.total,
+    "mean": Tracer.mean,
+    "mm": Tracer.matmul,
+    "mv": Tracer.vector,
+    "addmm": Tracer.addmm,
+    "bmm": Tracer.bmm,
+    "baddbmm": Tracer.baddbmm,
+    "cat": Tracer.joined,
+    "stack": Tracer.stacked,
+    "convolution": Tracer.convolution,
     "_convolution": lambda tracer, *args: tracer.convolution(*args[:9]),
-    "avg_pool2d": _Tracer.pool,
-    "avg_pool3d": _Tracer.pool,
-    "_adaptive_avg_pool2d": _Tracer.adaptive,
-    "_adaptive_avg_pool3d": _Tracer.adaptive,
-    "constant_pad_nd": _Tracer.pad,
-    "upsample_nearest1d": _Tracer.nearest,
-    "upsample_nearest2d": _Tracer.nearest,
-    "upsample_nearest3d": _Tracer.nearest,
+    "avg_pool2d": Tracer.pool,
+    "avg_pool3d": Tracer.pool,
+    "_adaptive_avg_pool2d": Tracer.adaptive,
+    "_adaptive_avg_pool3d": Tracer.adaptive,
+    "constant_pad_nd": Tracer.pad,
+    "upsample_nearest1d": Tracer.nearest,
+    "upsample_nearest2d": Tracer.nearest,
+    "upsample_nearest3d": Tracer.nearest,
     "native_batch_norm": lambda tracer, *args: tracer.normalised(*args),
     "_native_batch_norm_legit": lambda tracer, *args: tracer.normalised(*args),
     "_native_batch_norm_legit_no_training": lambda tracer, x, w, b, m, v, momentum, eps: tracer.normalised(

@@ -1,0 +1,361 @@
+r"""Bounds of a margin by all second-order terms of its products together.
+
+With the zonotopes of all factors, `a = c_a + A u` and `b = c_b + B u` up to their slacks, one walk backwards through
+the centres gives, exactly,
+
+    margin = constant + l.u + sum_i g_i (A_i.u)(B_i.u),
+
+g_i being the derivative by product i. The sum is over the products of the last layer, or over all; the remainders of
+the others are generators, and so in l. Bounding each term by itself is what zonotopes do. Together they cancel: with a
+diagonal `d` for which `quadratic part + sum_j d_j u_j^2` is convex,
+
+    margin >= constant - sum(d) - q(v) - |l + 2 Q v|_1,    q(u) = u'Qu = sum_i g_i (A_i.u)(B_i.u) + sum_j d_j u_j^2,
+
+for any v: the tangent plane of a convex function lies below it, and `u_j^2 <= 1`. Any v will do, and one near the
+minimiser is best. `layered` takes the diagonal layer by layer: with `(A_i.u)(B_i.u) = ((p_i.u)^2 - (q_i.u)^2) / 4w_i`
+only the terms of one sign pull down, `N = sum_i |g_i| / 4w_i r_i r_i'`, r_i being q_i or p_i. For a positive s,
+
+    N <= lam diag(s),    lam = lambda_max(K),    K_ij = sqrt(n_i n_j) r_i' diag(s)^-1 r_j,
+
+where K is as large as the layer. Taking `s = sum_i n_i |r_i|_1 |r_i|` has lam <= 1, which is interval arithmetic.
+`semidefinite` writes Q itself out, as large as the generators are many, with all its terms of both signs, and moves
+the diagonal towards where it helps most, as the second order of chains does.
+
+Over l_2 balls the input's generators have norm 1 together: d is constant on them, and counts once.
+
+Proofs: lam is a guess, and that `lam I - K` is positive semidefinite is proven by Cholesky. What K, the rows p and q,
+and the value and slope of the tangent are rounded by is at most a small multiple of the roundoff times
+`sum_i |g_i| (w |A_i| + |B_i|)^2 / 4w`, for |u| <= 1, and is taken off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polybound.certificates.bounds.balls import nearest
+from polybound.certificates.bounds.graphs import Forms, pull
+from polybound.certificates.bounds.quadratic import minorant, spectral_shift
+from polybound.certificates.bounds.zonotopes import INPUT, Factors, Single, Walked, Zonotope
+from polybound.models import Graph, Input, Product
+
+_U = 2.0**-52
+"""Twice the unit roundoff."""
+
+_LEAST = 2.0**-900
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The second-order terms of one product, `sum_i g_i (A_i.u)(B_i.u)`; A and B are one object for a square.
+
+    Attributes:
+        A: (generators, units); the first generators of all.
+        B: the same of the other factor.
+        g: (rows, units).
+        reach: bounds of `|A_i|_1` and `|B_i|_1`, (units,) each, for a ball too.
+    """
+
+    A: Tensor
+    B: Tensor
+    g: Tensor
+    reach: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """`constant + l.u + sum over layers` for some forms of the outputs of one image, up to `lost`.
+
+    Attributes:
+        constant: (rows,).
+        linear: l, (rows, generators); the input's generators come first.
+        layers: the products that are bounded together.
+        lost: (rows,).
+        inputs: generators of the input.
+        limits: for a ball, the limits of the input's generators.
+    """
+
+    constant: Tensor
+    linear: Tensor
+    layers: list[Layer]
+    lost: Tensor
+    inputs: int
+    limits: tuple[Tensor, Tensor] | None
+    found: Walked
+    image: int
+
+    def cost(self, d: Tensor) -> Tensor:
+        """The largest `sum_j d_j u_j^2`, (rows,), for d >= 0."""
+        if self.limits is None:
+            return d.sum(1)
+        first = d[:, : self.inputs].amax(1)
+        return first + d[:, self.inputs :].sum(1)
+
+    def away(self, form: Tensor) -> Tensor:
+        """The largest value of a form of the generators, (rows,)."""
+        image = torch.full((len(form),), self.image)
+        first = self.found.away(form[:, : self.inputs], INPUT, image)
+        return first + form[:, self.inputs :].abs().sum(1)
+
+    def inside(self, u: Tensor) -> Tensor:
+        """The nearest generators that are allowed."""
+        first, rest = u[:, : self.inputs], u[:, self.inputs :].clamp(-1, 1)
+        first = first.clamp(-1, 1) if self.limits is None else nearest(first, self.limits)
+        return torch.cat([first, rest], 1)
+
+    def flat(self, s: Tensor) -> Tensor:
+        """A pattern of a diagonal as the set needs it: constant over the input's generators of a ball."""
+        if self.limits is None:
+            return s
+        first = s[:, : self.inputs].amax(1, keepdim=True).expand(-1, self.inputs)
+        return torch.cat([first, s[:, self.inputs :]], 1)
+
+    def rows(self, some: Tensor) -> Expansion:
+        """Some of the forms."""
+        layers = [replace(layer, g=layer.g[some]) for layer in self.layers]
+        constant, linear, lost = self.constant[some], self.linear[some], self.lost[some]
+        return replace(self, constant=constant, linear=linear, layers=layers, lost=lost)
+
+    @property
+    def size(self) -> Tensor:
+        """What the second-order terms are made of, (rows,): bounds what they are rounded by, times the roundoff."""
+        total = torch.zeros_like(self.constant)
+        for layer in self.layers:
+            a, b = layer.reach
+            w = _weights(layer)
+            total = total + layer.g.abs() @ ((w * a + b).square() / w)
+        return total
+
+
+def last_products(graph: Graph) -> list[bool]:
+    """Of each product, whether no other one depends on it."""
+    followed: set[int] = set()
+    last: list[bool] = []
+    for number in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[number]
+        if isinstance(node, Product):
+            last.append(number not in followed)
+        if isinstance(node, Product) or number in followed:
+            followed |= set(node.sources)
+    return last[::-1]
+
+
+def expansion(found: Walked, image: int, forms: Tensor, joint: list[bool]) -> Expansion:
+    """The margins `forms . f` (rows, classes) of one image of a walk, with the terms of some products kept."""
+    graph, rows = found.boxes.graph, len(forms)
+    pulled = Forms(found.boxes.of(torch.full((rows,), image)), forms)
+    products = [number for number, node in enumerate(graph.nodes) if isinstance(node, Product)]
+    factors = dict(zip(products, found.factors, strict=True))
+    g: dict[int, Tensor] = {}
+    for number in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[number]
+        if number not in pulled.at or isinstance(node, Input):
+            continue
+        if not isinstance(node, Product):
+            pull(pulled, number, 0.0)
+            continue
+        one, form = factors[number], pulled.at.pop(number)
+        a, b = one.left.centre[image], one.right.centre[image]
+        g[number] = form
+        pulled.shift(form, -(a * b))
+        if node.left == node.right:
+            pulled.add(node.left, form * (2 * a))
+        else:
+            pulled.add(node.left, form * b)
+            pulled.add(node.right, form * a)
+        s, t = one.left.slack[image], one.right.slack[image]
+        loose = s * (one.right.reach[image] + t) + t * one.left.reach[image]
+        pulled.lost = pulled.lost + form.abs() @ loose * (1 + 2.0**-20)
+    start = found.start
+    form = pulled.at.get(0, forms.new_zeros(rows, graph.features))
+    pulled.shift(form, start.centre[image])
+    pulled.lost = pulled.lost + form.abs() @ (start.slack[image] + 8 * _U * start.reach[image]) * (1 + 2.0**-20)
+    index = found.inputs.index
+    linear = [form[:, index] * found.inputs.values[image]]
+    layers: list[Layer] = []
+    counts = {INPUT: len(index)}
+    for number, kept in zip(products, joint, strict=True):
+        one = factors[number]
+        slope = g.get(number, forms.new_zeros(rows, graph.sizes[number]))
+        width = one.radius[image]
+        linear.append(forms.new_zeros(rows, len(one.index)))
+        if kept:
+            layers.append(_layer(one, image, slope, counts, found.ball is not None))
+        else:
+            pulled.shift(slope, one.middle[image])
+            linear[-1] = (slope * width)[:, one.index]
+            rest = width.index_fill(0, one.index, 0.0) + 8 * _U * width
+            pulled.lost = pulled.lost + slope.abs() @ rest * (1 + 2.0**-20)
+        counts[one.name] = len(one.index)
+    limits = None
+    if found.ball is not None:
+        low, high = found.ball[2]
+        limits = low[image, index], high[image, index]
+    return Expansion(pulled.constant, torch.cat(linear, 1), layers, pulled.lost, len(index), limits, found, image)
+
+
+def _layer(one: Factors, image: int, g: Tensor, counts: dict[int, int], ball: bool) -> Layer:
+    size, root = one.left.centre.shape[1], (counts[INPUT] ** 0.5 + 1 if ball else 1.0)
+
+    def written(value: Zonotope) -> Tensor:
+        parts = []
+        for name, count in counts.items():
+            given = value.generators.get(name)
+            if given is None:
+                parts.append(g.new_zeros(count, size))
+            else:
+                part = Single(given.index, given.values[image : image + 1]) if isinstance(given, Single) else given
+                parts.append(part.written(size)[0] if isinstance(part, Single) else part[image])
+        return torch.cat(parts)
+
+    A = written(one.left)
+    B = A if one.left is one.right else written(one.right)
+    return Layer(A, B, g, (one.left.reach[image] * root, one.right.reach[image] * root))
+
+
+def _weights(layer: Layer) -> Tensor:
+    """W of each unit: any is sound; the ratio of both factors' sizes is best if they have nothing in common."""
+    a, b = layer.reach
+    return ((b + _LEAST) / (a + _LEAST)).sqrt().clamp(2.0**-300, 2.0**300)
+
+
+def layered(given: Expansion, steps: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower bounds (rows,) by a diagonal of each layer, that diagonal, and where the tangent touches."""
+    d = torch.zeros_like(given.linear)
+    for layer in given.layers:
+        n = len(layer.A)
+        w, square = _weights(layer), layer.A is layer.B
+        if square:  # pulls down where g is negative
+            minus = plus = layer.A
+            weight = (-layer.g).clamp_min(0.0)
+            pairs = [(plus, weight)]
+        else:
+            minus, plus = layer.A * w - layer.B, layer.A * w + layer.B
+            weight = layer.g.abs() / (4 * w)
+            pairs = [(minus, weight * (layer.g > 0)), (plus, weight * (layer.g <= 0))]
+        s = d.new_zeros(len(d), n)
+        for rows, factor in pairs:
+            absolute = rows.abs()
+            first = rows[: given.inputs].norm(dim=0) if given.limits is not None else absolute[: given.inputs].sum(0)
+            norms = first + absolute[given.inputs :].sum(0)
+            own = s[:, : given.inputs]
+            s = s + (factor * norms) @ absolute.T
+            if given.limits is not None:  # by Cauchy's inequality, constant on the input's generators
+                s[:, : given.inputs] = own + ((factor * norms) @ first).unsqueeze(1)
+        s = given.flat(s + s.mean(1, keepdim=True) * 1e-3 + _LEAST)
+        for row in range(len(d)):
+            if not bool((weight[row] > 0).any()):
+                continue
+            chosen = minus if square else torch.where(layer.g[row] > 0, minus, plus)
+            used = (weight[row] > 0).nonzero().squeeze(1)
+            X = chosen[:, used] * weight[row, used].sqrt() / s[row].sqrt().unsqueeze(1)
+            d[row, :n] += _largest_eigenvalue(X) * s[row] * (1 + 8 * _U)
+    v = _minimiser(given, d, given.inside(-given.linear.sign()), steps)
+    return _tangent(given, d, v), d, v
+
+
+def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6) -> tuple[Tensor, Tensor]:
+    """Lower bounds (rows,) by a diagonal for all layers at once, which moves; and where the last tangents touch.
+
+    `H / 2 + diag(mu) / 2` is the Q of above, positive semidefinite but for a deficit that Cholesky proves. The diagonal
+    moves by the rule of chains: at the optimum the leading eigenvectors weigh each coordinate by what a unit of its
+    shift costs.
+
+    Args:
+        given: with the terms of all products.
+        d: a diagonal to start from, as `layered` finds it.
+        v: where its tangent touches.
+        turns: diagonals that are tried.
+    """
+    best, where = torch.full_like(given.constant, -torch.inf), v.clone()
+    for row in range(len(d)):
+        one = given.rows(torch.tensor([row]))
+        H = v.new_zeros(1, v.shape[1], v.shape[1])
+        for layer in one.layers:
+            n = len(layer.A)
+            half = (layer.A * layer.g) @ layer.B.T
+            H[0, :n, :n] += half + half.T
+        count = v.shape[1] + sum(layer.A.shape[1] for layer in one.layers)
+        pattern = given.flat(2 * d[row : row + 1] + d[row].mean() * 0.02 + _LEAST)
+        touch, before = v[row : row + 1], -torch.inf
+        for turn in range(turns):
+            mu, deficit, mass = spectral_shift(H, pattern)
+            touch = _minimiser(one, mu / 2, touch, 30)
+            base, p = minorant(one.linear, H, mu, deficit, touch)
+            cost, away = one.cost(mu.clamp_min(0.0)) / 2, one.away(p)
+            size = one.constant.abs() + one.linear.abs().sum(1) + 8 * one.size + 4 * mu.abs().sum(1) + away + base.abs()
+            off = one.lost * (1 + 2.0**-20) + (count + 64) * 4 * _U * size + _LEAST
+            bound = float((one.constant + base - away - cost - off).nan_to_num(-torch.inf, -torch.inf, -torch.inf))
+            if bound > best[row]:
+                before, best[row], where[row] = float(best[row]), bound, touch[0]
+            # Go on where at this pace the rival could be closed in the turns that are left.
+            if bound > 0 or (turn > 0 and best[row] + turns * (best[row] - before) < 0):
+                break
+            price = mu.clamp_min(0.0) * (1.0 - touch.square()).clamp_min(0.0)
+            price = price / price.sum(1, keepdim=True).clamp_min(_LEAST)
+            pattern = given.flat(pattern * torch.exp(0.5 * (mass - price) / (mass + price).clamp_min(1e-12)))
+    return best, where
+
+
+def _largest_eigenvalue(X: Tensor) -> float:
+    """At least the largest eigenvalue of `X X'`, for X (n, m): of the smaller Gram matrix, by Cholesky, or its trace.
+
+    A computed Gram matrix is off by at most `gamma |X'| |X|`, whose norm is at most its trace; so is the rounding
+    of the entries of X themselves.
+    """
+    K = X.T @ X if X.shape[1] <= X.shape[0] else X @ X.T
+    K = (K + K.T) / 2
+    mu, deficit, _ = spectral_shift(-K.unsqueeze(0), torch.ones(1, len(K), dtype=K.dtype))
+    trace = float(K.diagonal().sum())
+    return min(float(mu.amax() + deficit[0]), trace) + trace * (max(X.shape) + 64) * 4 * _U + _LEAST
+
+
+def _times(given: Expansion, v: Tensor) -> tuple[Tensor, Tensor]:
+    """`sum_i g_i (A_i.v)(B_i.v)`, (rows,), and its slope."""
+    value, slope = torch.zeros_like(given.constant), torch.zeros_like(v)
+    for layer in given.layers:
+        n = len(layer.A)
+        a = v[:, :n] @ layer.A
+        if layer.A is layer.B:
+            value = value + (layer.g * a * a).sum(1)
+            slope[:, :n] += (2 * layer.g * a) @ layer.A.T
+        else:
+            b = v[:, :n] @ layer.B
+            value = value + (layer.g * a * b).sum(1)
+            slope[:, :n] += (layer.g * b) @ layer.A.T + (layer.g * a) @ layer.B.T
+    return value, slope
+
+
+def _minimiser(given: Expansion, d: Tensor, v: Tensor, steps: int) -> Tensor:
+    """About where the convex function is least: accelerated projected steps. Proves nothing."""
+    scale = given.flat(d + d.mean(1, keepdim=True) * 1e-2 + _LEAST)
+    probe = torch.randn(d.shape, generator=torch.Generator().manual_seed(0), dtype=d.dtype)
+    size = torch.ones_like(d[:, :1])
+    for _ in range(6):
+        probe = probe / probe.norm(dim=1, keepdim=True).clamp_min(_LEAST)
+        moved = probe / scale.sqrt()
+        probe = (_times(given, moved)[1] + 2 * d * moved) / scale.sqrt()
+        size = probe.norm(dim=1, keepdim=True)
+    rate = 1.0 / (1.3 * size.clamp_min(1e-3) * scale)
+    look = v
+    t = 1.0
+    for _ in range(steps):
+        slope = given.linear + _times(given, look)[1] + 2 * d * look
+        new = given.inside(look - rate * slope)
+        faster = (1 + (1 + 4 * t * t) ** 0.5) / 2
+        keep = ((slope * (new - v)).sum(1, keepdim=True) <= 0).to(v.dtype)
+        look = new + keep * ((t - 1) / faster) * (new - v)
+        v, t = new, faster
+    return v.nan_to_num(0.0)
+
+
+def _tangent(given: Expansion, d: Tensor, v: Tensor) -> Tensor:
+    value, slope = _times(given, v)
+    value, slope = value + (d * v.square()).sum(1), given.linear + slope + 2 * d * v
+    cost, away = given.cost(d), given.away(slope)
+    count = v.shape[1] + sum(layer.A.shape[1] for layer in given.layers)
+    size = given.constant.abs() + given.linear.abs().sum(1) + 8 * given.size + 4 * d.sum(1) + away
+    off = given.lost * (1 + 2.0**-20) + (count + 64) * 4 * _U * size + _LEAST
+    return (given.constant - cost - value - away - off).nan_to_num(-torch.inf, -torch.inf, -torch.inf)

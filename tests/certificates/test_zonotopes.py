@@ -1,0 +1,113 @@
+"""Zonotopes and joint bounds of graphs: judged in fractions, and against what they are said to be tighter than."""
+
+import math
+from fractions import Fraction
+
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from helpers.graphs import F64, graphs
+from polybound.certificates.bounds.graphs import GraphBoxes
+from polybound.certificates.bounds.joint import expansion, last_products, layered, semidefinite
+from polybound.certificates.bounds.zonotopes import generator_bounds, walked
+from polybound.models import Builder, Dense, Fractions, Product
+
+
+def point_of(x, radius, norm, generator):
+    """A point of the box or ball, its coordinates as float64, provably inside."""
+    if norm == "inf":
+        u = torch.randint(-1, 2, x.shape, generator=generator).to(F64)
+        return torch.maximum(torch.minimum(x + radius * u, x + radius), x - radius)
+    u = torch.randn(x.shape, generator=generator, dtype=F64)
+    return x + radius * (1 - 1e-12) * u / u.norm().clamp_min(1e-300)
+
+
+def bounds_of(graph, x, radius, forms, norm="inf", most=10**6):
+    """All bounds of the forms at one input, by name."""
+    lower, upper = x - radius, x + radius
+    boxes = GraphBoxes.over(graph, lower, upper)
+    ball = None
+    if norm == "2":
+        ball = x, torch.full_like(x, radius), (-torch.ones_like(x), torch.ones_like(x))
+    found = walked(boxes, most, {}, ball)
+    bounds = {"generators": generator_bounds(found, torch.zeros(len(forms), dtype=torch.long), forms)}
+    last = last_products(graph)
+    bounds["last"], _, _ = layered(expansion(found, 0, forms, last), steps=5)
+    whole = expansion(found, 0, forms, [True] * len(last))
+    bounds["layers"], d, touch = layered(whole, steps=5)
+    if whole.linear.shape[1]:
+        bounds["semidefinite"], _ = semidefinite(whole, d, touch, turns=2)
+    # What a tangent proves does not depend on where it touches.
+    bounds["anywhere"], _, _ = layered(whole, steps=0)
+    return bounds
+
+
+@given(
+    graphs(most=10, degree=12),
+    st.integers(0, 99),
+    st.sampled_from([0.0, 1e-12, 1e-3, 0.3]),
+    st.sampled_from(["inf", "2"]),
+    st.sampled_from([2, 10**6]),
+    st.sampled_from([1e-30, 1.0, 1e30]),
+)
+def test_bounds_are_below_every_value_in_fractions(graph, seed, radius, norm, most, scale):
+    generator = torch.Generator().manual_seed(seed)
+    graph = graph.double().transform(lambda t: t * scale if t.is_floating_point() and seed % 3 == 0 else t)
+    x = 2 * torch.rand(1, graph.features, generator=generator, dtype=F64) - 1
+    forms = torch.randn(2, graph.classes, generator=generator, dtype=F64)
+    bounds = bounds_of(graph, x, radius, forms, norm, most)
+    for _ in range(3):
+        point = point_of(x, radius, norm, generator)
+        values = graph.evaluate(Fractions(), [Fraction(v) for v in point[0].tolist()])
+        for row in range(2):
+            exact = sum(Fraction(w) * value for w, value in zip(forms[row].tolist(), values, strict=True))
+            for name, bound in bounds.items():
+                assert bound[row] == -math.inf or Fraction(float(bound[row])) <= exact, name
+
+
+def squares(weights, constant=0.0):
+    """`sum of (w.x)^2` over rows w, less 2 times the last, and a constant."""
+    builder = Builder()
+    y = builder.affine(Dense(weights), builder.input((weights.shape[1],)))
+    last = torch.ones(1, len(weights), dtype=F64)
+    last[0, -1] = -1.0
+    return builder.finish(builder.affine(Dense(last, torch.full((1,), constant, dtype=F64)), builder.product(y, y)))
+
+
+def test_rows_cancel_before_norms_are_taken():
+    # (x + y) (x - y) over the unit square: 1 and -1 by polarisation, where the factors by themselves give 4 and -4.
+    builder = Builder()
+    x = builder.input((2,))
+    left = builder.affine(Dense(torch.tensor([[1.0, 1.0]], dtype=F64)), x)
+    right = builder.affine(Dense(torch.tensor([[1.0, -1.0]], dtype=F64)), x)
+    graph = builder.finish(builder.product(left, right))
+    zero, forms = torch.zeros(1, 2, dtype=F64), torch.tensor([[1.0], [-1.0]], dtype=F64)
+    assert torch.allclose(bounds_of(graph, zero, 1.0, forms)["generators"], torch.tensor([-1.0, -1.0], dtype=F64))
+
+
+def test_terms_that_cancel_are_bounded_together():
+    # 16 squares of directions that are nearly orthogonal, all pulling down: one by one they lose far more.
+    weights = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(0), dtype=F64)).Q
+    graph = squares(weights, -17.5)  # at most -1.5
+    zero, forms = torch.zeros(1, 16, dtype=F64), -torch.ones(1, 1, dtype=F64)
+    found = bounds_of(graph, zero, 1.0, forms)
+    assert float(found["generators"]) < -60 and -2.5 < float(found["layers"]) < 3
+    ball = bounds_of(graph, zero, 1.0, forms, "2")
+    assert 16.49 < float(ball["layers"]) < 16.51
+
+
+@example(graph=squares(torch.eye(3, dtype=F64)), seed=0)
+@given(graphs(most=10, degree=12), st.integers(0, 99))
+def test_what_is_taken_together_is_no_looser(graph, seed):
+    generator = torch.Generator().manual_seed(seed)
+    graph = graph.double()
+    x = torch.rand(1, graph.features, generator=generator, dtype=F64)
+    forms = torch.randn(2, graph.classes, generator=generator, dtype=F64)
+    found = bounds_of(graph, x, 0.05, forms)
+    merged = bounds_of(graph, x, 0.05, forms, most=1)
+    slack = 1e-9 * (1 + found["generators"].abs())
+    assert bool((merged["generators"] <= found["generators"] + slack).all())
+    # One product at a time: the joint diagonal is never more than interval arithmetic's.
+    if sum(isinstance(node, Product) for node in graph.nodes) == 1:
+        assert bool((found["layers"] >= 2 * found["generators"].clamp_max(0.0) - slack).all())
