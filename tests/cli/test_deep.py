@@ -66,3 +66,14 @@ def test_the_explorer_says_what_it_takes(deep, cli, tmp_path):
     kind = type(pb.load(deep)).__name__
     assert done.code != 0 and done.err.count("\n") == 1 and not (tmp_path / "page.html").exists()
     assert f"a page computes chains of products (CCP, NCP, ConvCCP); this {kind} is none" in done.err
+
+
+def test_reports_are_of_deep_runs_beside_chains(cli, tmp_path):
+    for words in (("polynet", "--width", 2, "--blocks", "1"), ("pn-4",)):
+        assert cli("train", "--dataset", "digits", "--epochs", 1, "--runs", tmp_path, "--model", *words).code == 0
+    page = tmp_path / "report" / "page.html"
+    page.parent.mkdir()
+    done = cli("report", tmp_path, "-o", page, "--json")
+    titles = [heading for table in done.json["sections"][0]["tables"] for _, heading in table["groups"]]
+    assert done.code == 0 and page.is_file()
+    assert titles == ["digits, PN-4, rank 16, 1 epochs", "digits, polynet, width 2, blocks [1], 1 epochs"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.factors import Factors, WeightGroup
+from polybound.models.graphs.algebras import Numbers
 from polybound.models.graphs.graph import Graph, graph_of
 from polybound.seeds import check_seed
 
@@ -244,15 +245,18 @@ class PolynomialNetwork(nn.Module, ABC):
         x = self._flat(x)
         if not torch.isfinite(x).all():
             return "the input is not finite"
+        graph, largest, failed = self.graph(), 0.0, ""
+
+        def watch(number: int, value: Tensor) -> None:
+            nonlocal largest, failed
+            if not failed and torch.isfinite(value).all():
+                largest = max(largest, float(value.abs().max()))
+            elif not failed:
+                failed = f"the values overflow at {graph.label(number)} (largest value before it {largest:.3g})"
+
         with torch.no_grad():
-            largest = 0.0
-            for n, y in enumerate(self.factors().partial_products(x), 1):
-                if not torch.isfinite(y).all():
-                    return (
-                        f"the product overflows at factor {n} of {self.degree} (largest value before it {largest:.3g})"
-                    )
-                largest = float(y.abs().max())
-            return "" if torch.isfinite(self(x)).all() else f"the output map overflows (largest product {largest:.3g})"
+            graph.evaluate(Numbers(), x, watch=watch)
+        return failed
 
     def extra_repr(self) -> str:
         """The config, for `repr`."""

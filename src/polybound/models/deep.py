@@ -172,22 +172,6 @@ class DeepNetwork(PolynomialNetwork):
                 )
         return found
 
-    def explain_nonfinite(self, x: Tensor) -> str:
-        """Where the values stop being finite for the inputs x, as one clause; empty if they are all finite."""
-        for name, parameter in self.named_parameters():
-            if bad := int((~torch.isfinite(parameter)).sum()):
-                return f"{bad} of {parameter.numel()} values of parameter {name} are not finite"
-        graph, first = self.graph(), list[int]()
-
-        def watch(number: int, value: Tensor) -> None:
-            if not first and not bool(torch.isfinite(value).all()):
-                first.append(number)
-
-        from polybound.models.graphs.algebras import Numbers
-
-        graph.evaluate(Numbers(), self._flat(x), watch=watch)
-        return f"the values overflow at {graph.label(first[0])}" if first else ""
-
 
 class TracedNetwork(DeepNetwork):
     """A user's own module as a polynomial network: `pb.polynomial(module, shape)`.

@@ -285,7 +285,8 @@ def _losses(loaded: Sequence[LoadedModel]) -> list[Panel]:
     groups: dict[str, list[LoadedModel]] = {}
     for one in loaded:
         if one.run is not None:
-            together = [one.about.get(name) for name in ("data", "data.digest", "model", "model.rank")]
+            together = [one.about.get(name) for name in ("data", "data.digest")]
+            together += [value for name, value in one.about.items() if name.startswith("model")]
             groups.setdefault(json.dumps(together), []).append(one)
     panels = []
     for mine in groups.values():

@@ -253,15 +253,17 @@ def search_table(experiment: Experiment, root: Path, data_dir: Path | None) -> S
 
 
 def by_heading(table: Table) -> list[tuple[str, Table]]:
-    """The rows by what they have in common: data set, model, rank, epochs, split and defence."""
-    names = ("data", "data.digest", "model", "model.rank", "schedule.epochs", "data.samples", "split", "defence")
+    """The rows by what they have in common: data set, model and its sizes, epochs, split and defence."""
+    sizes = dict.fromkeys(name for row in table for name in row if name.startswith("model."))
+    names = ("data", "data.digest", "model", *sizes, "schedule.epochs", "data.samples", "split", "defence")
     found = []
     for part in table.groups(*names).values():
         row = part.rows[0]
         heading = dataset_label(row["data"])
         if len(table.where(data=row["data"]).values("data.digest")) > 1:
             heading += f" ({row['data.digest']})"
-        heading += f", {model_label(row['model'])}, rank {row['model.rank']}, {row['schedule.epochs']} epochs"
+        mine = [f"{name.removeprefix('model.')} {value_label(row[name])}" for name in sizes if name in row]
+        heading += ", ".join([f", {model_label(row['model'])}", *mine, f"{row['schedule.epochs']} epochs"])
         heading += f", {row['data.samples']:,} training samples" if row["data.samples"] else ""
         heading += "" if row["split"] == "test" else f", {row['split']} split"
         heading += f", {row['defence']} denoising" if row["defence"] else ""
