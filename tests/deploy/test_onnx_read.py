@@ -39,6 +39,7 @@ def test_round_trips_are_the_same_polynomial(model, tmp_path_factory):
         pb.CCP(6, 4, 3, 3, "product", seed=0),
         pb.NCP(6, 4, 3, 4, seed=0),
         pb.ConvCCP((2, 6, 5), 3, 4, 3, 3, pre=5, pool=(1, 3), seed=0),
+        pb.ConvCCP((2, 6, 5), 3, 4, 1, 3, pool=(1,), seed=0),
         pb.example("pn-4"),
     ],
 )

@@ -5,7 +5,7 @@ windows        convolutions written out window by window
 factors        every network as a chain of products of affine maps; groups of weights for projections
 base           what all models share: stacks, seeds, shapes
 ccp, ncp, conv the three models; collapse: PN-Conv's forward pass
-files, zoo     models on disk, and by name; recognise: chains of products as the three models
+files, zoo     models on disk, and by name
 passes         gradients by hand, several times as fast as autograd
 graphs         any network as a graph: nodes, algebras, tracing of modules
 deep, boxnet   modules of a user's own, PolyNet and its parts, graphs as networks; BoxNet, made for certificates
@@ -63,6 +63,7 @@ from polybound.models.graphs.maps import Convolution as Convolution
 from polybound.models.graphs.maps import Repeated as Repeated
 from polybound.models.graphs.maps import Scale as Scale
 from polybound.models.graphs.maps import Select as Select
+from polybound.models.graphs.recognise import as_model as as_model
 from polybound.models.graphs.trace import Traced as Traced
 from polybound.models.graphs.trace import Tracer as Tracer
 from polybound.models.graphs.trace import trace as trace
@@ -73,7 +74,6 @@ from polybound.models.passes.dense import closed_form as closed_form
 from polybound.models.passes.dense import has_closed_form as has_closed_form
 from polybound.models.products import PiNet as PiNet
 from polybound.models.products import PolyMLP as PolyMLP
-from polybound.models.recognise import as_model as as_model
 from polybound.models.windows import SAVING as SAVING
 from polybound.models.windows import Windowed as Windowed
 from polybound.models.windows import Windows as Windows

@@ -1,10 +1,11 @@
-"""`to_onnx`: models as ONNX files, as a plain graph of affine maps and products."""
+"""`to_onnx`: any network as an ONNX file, written by an algebra on its graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from math import inf
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import inf, prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,24 @@ from torch import Tensor
 
 from polybound._version import __version__
 from polybound.deploy.onnx.files import OnnxMetadata, write_proto
-from polybound.deploy.onnx.graphs import write_graph
 from polybound.errors import PolyboundError, existing_folder
-from polybound.models import CCP, NCP, ConvCCP, DeepNetwork, PolynomialNetwork, polynomial
+from polybound.models import (
+    Affine,
+    AveragePool,
+    Chain,
+    Collect,
+    Conv,
+    Convolution,
+    DeepNetwork,
+    Dense,
+    Identity,
+    PolynomialNetwork,
+    Pool,
+    Repeated,
+    Scale,
+    Select,
+    polynomial,
+)
 from polybound.theory import lipschitz
 
 OPSET = 13
@@ -41,8 +57,9 @@ def to_onnx(
 ) -> list[Path]:
     """Write a model as an ONNX file; a stack as one file for each run, `name-0.onnx`, `name-1.onnx` and so on.
 
-    The input has the model's shape after a batch dimension of any size. The graph consists of `Gemm, Conv, Mul,
-    AveragePool, Flatten`, which verifiers read. The metadata hold, as JSON, what `OnnxMetadata` lists.
+    The input has the model's shape after a batch dimension of any size. The graph of a CCP, NCP or ConvCCP consists of
+    `Gemm, Conv, Mul, AveragePool, Flatten`, which verifiers read; a residual step `h y + y` is written as `(h + 1) y`.
+    That of a deep network has `Add`, `Reshape` and some more. The metadata hold, as JSON, what `OnnxMetadata` lists.
 
     Args:
         model: a model or a stack.
@@ -98,33 +115,27 @@ def to_onnx(
 
 
 def _plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
-    """The graph of one model: `Gemm, Conv, Mul, AveragePool, Flatten`, which verifiers of neural networks read.
-
-    A residual step `h y + y` is written as `(h + 1) y`, the 1 in the bias of the map: one node less, and the same
-    polynomial.
+    """The graph of one model.
 
     Raises:
-        PolyboundError: the model is of a kind that is not known, or neither float32 nor float64.
+        PolyboundError: the model is neither float32 nor float64, or has a map that ONNX has not.
     """
-    dtype = str(next((p.dtype for p in model.parameters()), torch.float32))
+    dtype = str(next((tensor.dtype for tensor in model.parameters()), torch.float32))
     if dtype not in _TYPES:
         raise PolyboundError(f"ONNX files are written of float32 and float64 models, not of {dtype}")
-    builder = _Builder()
-    if isinstance(model, CCP):
-        builder.ccp(model)
-    elif isinstance(model, NCP):
-        builder.ncp(model)
-    elif isinstance(model, ConvCCP):
-        builder.conv(model)
+    written = OnnxNodes()
+    with torch.no_grad():
+        output = written.flat(model.graph().evaluate(written, Written(INPUT, tuple(model.shape))))
+    last = written.nodes[-1] if written.nodes else None
+    if last is not None and last.output[0] == output.name:
+        last.output[0] = OUTPUT
     else:
-        output = write_graph(model.graph(), builder, builder.flat(len(model.shape)))
-        builder.node("Identity", "output", [output])
-    builder.nodes[-1].output[0] = OUTPUT
+        written.nodes.append(helper.make_node("Identity", [output.name], [OUTPUT], name="output"))
     kind = _TYPES[dtype]
     inputs = [helper.make_tensor_value_info(INPUT, kind, ["batch", *model.shape])]
-    outputs = [helper.make_tensor_value_info(OUTPUT, kind, ["batch", model.classes])]
+    outputs = [helper.make_tensor_value_info(OUTPUT, kind, ["batch", output.shape[0]])]
     return helper.make_model(
-        helper.make_graph(builder.nodes, "polybound", inputs, outputs, builder.tensors),
+        helper.make_graph(written.nodes, "polybound", inputs, outputs, written.tensors),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=_IR_VERSION,
         producer_name="polybound",
@@ -132,75 +143,169 @@ def _plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
     )
 
 
-class _Builder:
-    """Nodes and tensors in the order in which they are added, each by a name of its own. The output is a Gemm."""
+@dataclass(frozen=True)
+class Written:
+    """A tensor of the file, by its name, and the shape that it has for one input."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class OnnxNodes:
+    """What affine maps, sums and products are in ONNX: an algebra whose values are tensors of the file.
+
+    Images stay images as long as the next map takes them; a map of the same tensor is written once.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
+        self.known: dict[Any, tuple[Written, Any]] = {}
 
-    def tensor(self, name: str, value: Tensor | npt.NDArray[Any]) -> str:
+    def sum(self, values: Sequence[Written]) -> Written:
+        """Additions, one after the other."""
+        return reduce(lambda one, other: self._two("Add", one, other), values)
+
+    def product(self, left: Written, right: Written) -> Written:
+        """A multiplication."""
+        return self._two("Mul", left, right)
+
+    def affine(self, step: Affine, value: Written) -> Written:
+        """The operators of a map; of a chain, of one map after the other."""
+        maps, shift = (list(step.maps), step.shift) if isinstance(step, Chain) else ([step], 0.0)
+        # A constant goes through average poolings as it is: it is written as the bias of what comes before them.
+        place = max((n for n, part in enumerate(maps) if not isinstance(part, Pool)), default=0)
+        head = maps[place]
+        if shift and isinstance(head, Conv | Dense) and not bool(head.constant.any()):
+            bias = torch.full_like(head.bias if isinstance(head, Conv) else head.constant, shift)
+            maps[place] = Conv(head.weight, bias, head.shape) if isinstance(head, Conv) else Dense(head.weight, bias)
+            shift = 0.0
+        for part in maps:
+            if (id(part), value.name) not in self.known:
+                made = self.affine(part, value) if isinstance(part, Chain) else self._single(part, value)
+                self.known[id(part), value.name] = made, part  # the part stays, and so does its id
+            value = self.known[id(part), value.name][0]
+        return self._plus(value, torch.full_like(step.constant[:1], shift)) if shift else value
+
+    def flat(self, value: Written) -> Written:
+        """The tensor as (batch, size)."""
+        if len(value.shape) == 1:
+            return value
+        return self._once("Flatten", value, (prod(value.shape),), axis=1)
+
+    def _single(self, step: Affine, value: Written) -> Written:
+        match step:
+            case Identity():
+                return value
+            case Dense():
+                bias = step.constant if bool(step.constant.any()) else None
+                return self._weighted("Gemm", self.flat(value), step.weight, bias, (step.outputs,), transB=1)
+            case Scale():
+                if not bool((step.weight == 1).all()):
+                    scale = self._tensor(_by_channel(step.weight, value.shape))
+                    value = self._node("Mul", [value.name, scale], value.shape)
+                return self._plus(value, step.constant)
+            case Repeated():
+                rows = self._image(value, (step.rows, step.weight.shape[1]))
+                weight = self._tensor(step.weight.T)
+                product = self._node("MatMul", [rows.name, weight], (step.rows, len(step.weight)))
+                bias = step.bias if bool(step.bias.any()) else None
+                names = [] if bias is None else [product.name, self._tensor(bias)]
+                return self._node("Add", names, product.shape) if names else product
+            case Select():
+                index = self._tensor(step.index.clamp_min(0).numpy().astype(np.int64))
+                value = self._node("Gather", [self.flat(value).name, index], (step.outputs,), axis=1)
+                gaps = step.index < 0
+                if not bool(gaps.any()):
+                    return value
+                return self._node("Mul", [value.name, self._tensor((~gaps).to(step.constant.dtype))], value.shape)
+            case Collect():
+                return self._collected(step, value)
+            case Conv() | Convolution():
+                return self._convolved(step, value)
+            case Pool() | AveragePool():
+                window = [2] * step.dims if isinstance(step, Pool) else list(step.size)
+                options: dict[str, Any] = {"kernel_shape": window, "strides": window}
+                if isinstance(step, AveragePool):
+                    options["strides"] = list(step.stride)
+                    if any(step.padding):
+                        options |= {"pads": list(step.padding) * 2, "count_include_pad": 1}
+                return self._node("AveragePool", [self._image(value, step.shape).name], step.out_shape, **options)
+            case _:
+                raise PolyboundError(f"a map of the kind {type(step).__name__} is not written as ONNX")
+
+    def _collected(self, step: Collect, value: Written) -> Written:
+        """Sums of equal blocks as a reduction; all others as a matrix of zeros and ones."""
+        size = step.inputs // step.outputs
+        if torch.equal(step.index, torch.arange(step.outputs).repeat_interleave(size)):
+            axes = self._tensor(np.array([2], dtype=np.int64))
+            blocks = self._image(value, (step.outputs, size))
+            return self._node("ReduceSum", [blocks.name, axes], (step.outputs,), keepdims=0)
+        if step.inputs * step.outputs > 2**24:
+            raise PolyboundError(f"a sum of {step.inputs:,} scattered entries is too large for ONNX")
+        matrix = self._tensor(step.matrix().T)
+        return self._node("MatMul", [self.flat(value).name, matrix], (step.outputs,))
+
+    def _convolved(self, step: Conv | Convolution, value: Written) -> Written:
+        options: dict[str, Any] = {"kernel_shape": list(step.weight.shape[2:])}
+        if isinstance(step, Conv):
+            operator, padding = "Conv", [n // 2 for n in step.weight.shape[2:]]
+        else:
+            operator, padding = ("ConvTranspose" if step.transposed else "Conv"), list(step.padding)
+            options |= {"strides": list(step.stride), "dilations": list(step.dilation), "group": step.groups}
+            if step.transposed:
+                options["output_padding"] = list(step.output_padding)
+        bias = step.bias if bool(step.bias.any()) else None
+        image = self._image(value, step.shape)
+        return self._weighted(operator, image, step.weight, bias, step.out_shape, pads=padding * 2, **options)
+
+    def _two(self, operator: str, one: Written, other: Written) -> Written:
+        if one.shape != other.shape:
+            one, other = self.flat(one), self.flat(other)
+        return self._node(operator, [one.name, other.name], one.shape)
+
+    def _plus(self, value: Written, constant: Tensor) -> Written:
+        if not bool(constant.any()):
+            return value
+        return self._node("Add", [value.name, self._tensor(_by_channel(constant, value.shape))], value.shape)
+
+    def _image(self, value: Written, shape: Sequence[int]) -> Written:
+        """The tensor in a shape; 0 stands for the batch."""
+        if value.shape == tuple(shape):
+            return value
+        target = np.array([0, *shape], dtype=np.int64)
+        return self._once("Reshape", value, tuple(shape), target)
+
+    def _once(self, operator: str, value: Written, shape: tuple[int, ...], *given: Any, **attributes: Any) -> Written:
+        """A node that is written once for its tensor."""
+        key = operator, value.name, shape
+        if key not in self.known:
+            names = [value.name, *(self._tensor(array) for array in given)]
+            self.known[key] = self._node(operator, names, shape, **attributes), None
+        return self.known[key][0]
+
+    def _weighted(
+        self, operator: str, value: Written, weight: Tensor, bias: Tensor | None, shape: Sequence[int], **options: Any
+    ) -> Written:
+        names = [value.name, *(self._tensor(tensor) for tensor in (weight, bias) if tensor is not None)]
+        return self._node(operator, names, shape, **options)
+
+    def _node(self, operator: str, names: Sequence[str], shape: Sequence[int], **attributes: Any) -> Written:
+        name = f"{operator.lower()}{len(self.nodes) + 1}"
+        self.nodes.append(helper.make_node(operator, list(names), [f"{name}.out"], name=name, **attributes))
+        return Written(f"{name}.out", tuple(shape))
+
+    def _tensor(self, value: Tensor | npt.NDArray[Any]) -> str:
         array = value if isinstance(value, np.ndarray) else value.detach().cpu().contiguous().numpy()
-        self.tensors.append(numpy_helper.from_array(array, name))
-        return name
+        self.tensors.append(numpy_helper.from_array(array, f"tensor{len(self.tensors) + 1}"))
+        return str(self.tensors[-1].name)
 
-    def node(self, operator: str, name: str, inputs: Sequence[str], **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(operator, list(inputs), [f"{name}.out"], name=name, **attributes))
-        return f"{name}.out"
 
-    def gemm(self, name: str, source: str, weight: Tensor, bias: Tensor | None) -> str:
-        return self.node("Gemm", name, self.inputs(name, source, weight, bias), transB=1)
-
-    def inputs(self, name: str, source: str, weight: Tensor, bias: Tensor | None) -> list[str]:
-        names = [source, self.tensor(f"{name}.weight", weight)]
-        return names if bias is None else [*names, self.tensor(f"{name}.bias", bias)]
-
-    def flat(self, dims: int) -> str:
-        """The input as (batch, features)."""
-        return INPUT if dims == 1 else self.node("Flatten", "flatten", [INPUT], axis=1)
-
-    def ccp(self, model: CCP) -> None:
-        x, y = self.flat(len(model.shape)), ""
-        residual = model.form == "residual"
-        for n in range(1, model.degree + 1):
-            if residual:
-                weight = model.V[n - 1]
-                bias = weight.new_ones(model.rank) if n > 1 else None
-            else:
-                weight, bias = model.U[n - 1, :, :-1], model.U[n - 1, :, -1]
-            factor = self.gemm(f"factor{n}", x, weight, bias)
-            y = self.node("Mul", f"product{n}", [factor, y]) if y else factor
-        self.gemm("output", y, *((model.C[:, :-1], model.C[:, -1]) if residual else (model.C, None)))
-
-    def ncp(self, model: NCP) -> None:
-        x = self.flat(len(model.shape))
-        first = self.gemm("factor1", x, model.V[0], None)
-        y = self.node("Mul", "product1", [first, self.tensor("product1.scale", model.b)])
-        for n in range(2, model.degree + 1):
-            factor, step = self.gemm(f"factor{n}", x, model.V[n - 1], None), model.S[n - 2]
-            between = self.gemm(f"between{n}", y, step[:, :-1], step[:, -1])
-            y = self.node("Mul", f"product{n}", [factor, between])
-        self.gemm("output", y, model.C[:, :-1], model.C[:, -1])
-
-    def conv(self, model: ConvCCP) -> None:
-        def convolve(name: str, source: str, kernel: Tensor, bias: Tensor | None) -> str:
-            sizes = list(kernel.shape[2:])
-            pads = [size // 2 for size in sizes] * 2
-            return self.node("Conv", name, self.inputs(name, source, kernel, bias), kernel_shape=sizes, pads=pads)
-
-        def halve(name: str, source: str) -> str:
-            window = [2] * model.dims
-            return self.node("AveragePool", name, [source], kernel_shape=window, strides=window)
-
-        x = INPUT if model.pre is None else convolve("pre", INPUT, model.P, model.c)
-        y, poolings = "", 0
-        for n in range(1, model.degree + 1):
-            factor = convolve(f"factor{n}", x, model.K[n - 1], model.K.new_ones(model.channels) if n > 1 else None)
-            for time in range(1, poolings + 1):
-                factor = halve(f"factor{n}.pool{time}", factor)
-            y = self.node("Mul", f"product{n}", [factor, y]) if y else factor
-            if n in model.pool:
-                y = halve(f"product{n}.pool", y)
-                poolings += 1
-        flat = self.node("Flatten", "flatten", [y], axis=1)
-        self.gemm("output", flat, model.C[:, :-1], model.C[:, -1])
+def _by_channel(constant: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A constant of every entry in the shape of a tensor; of images one number a channel, where that says all."""
+    if len(constant) == 1 or len(shape) == 1:
+        return constant
+    rows = constant.reshape(shape[0], -1)
+    if bool((rows == rows[:, :1]).all()):
+        return rows[:, 0].reshape(-1, *(1,) * (len(shape) - 1))
+    return constant.reshape(shape)

@@ -2,6 +2,7 @@
 
 graph      the four kinds of nodes, the loop that walks them for an algebra, the builder
 chains     an algebra that finds the graphs that are one chain of products
+recognise  such a chain as a CCP, NCP or ConvCCP
 maps       the affine maps that chains do not need: general convolutions, selections, sums of entries, scales
 algebras   numbers, intervals, derivatives, fractions
 trace      PyTorch modules as graphs

@@ -114,6 +114,8 @@ def _as_conv(chain: _Chain, shape: tuple[int, ...]) -> ConvCCP | None:
     known = [factor for factor in factors if factor is not None]
     if len(known) < len(factors):
         return None
+    if len(known) > 1 and known[0][2] and not known[1][2]:
+        known[:2] = known[1::-1]  # the order of the first two does not matter
     # One kind of factors: kernels square and of one shape, one pre-convolution, constants 0, 1, 1, ...
     convs, poolings, shifts = zip(*known, strict=True)
     kernels, before = [maps[-1].weight for maps in convs], convs[0][:-1]
