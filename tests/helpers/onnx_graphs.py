@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import polybound as pb
+from polybound.deploy.onnx.files import run_onnx
+from polybound.models import Bounded, GraphNetwork, Intervals
 
 
 def run(path, x):
@@ -25,6 +27,26 @@ def run(path, x):
 def off(found, wanted):
     """The largest error, relative to the largest output."""
     return float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
+
+
+def same_after_a_round_trip(graph, path):
+    """Write a float32 graph, run it, read it; values and intervals are those of the graph."""
+    pb.deploy.to_onnx(GraphNetwork.of(graph), path)
+    wanted = graph.double()
+    again = pb.deploy.read_onnx(path).graph
+    x = torch.rand(5, *graph.shape, generator=torch.Generator().manual_seed(graph.features), dtype=torch.float64) - 0.5
+    x = x.float().double()
+    values, rows = wanted(x), x.flatten(1)
+    size = float(values.abs().max()) + 1e-12
+    found, runtime = again(x), run_onnx(path, x.float())
+    assert found.shape == values.shape == runtime.shape
+    assert float((found - values).abs().max()) <= 1e-12 * size
+    # Terms that cancel leave the rounding of float32.
+    terms = wanted.transform(torch.abs)(x.abs())
+    assert bool(((runtime - values).abs() <= 1e-4 * terms.abs() + 1e-30).all())
+    for one, other in ((wanted, again), (again, wanted)):
+        box = one.evaluate(Intervals(), Bounded(rows - 0.01, rows + 0.01))
+        assert bool(((box.lower <= other(x)) & (other(x) <= box.upper)).all())
 
 
 def save_graph(
