@@ -36,8 +36,10 @@ def bounds_of(graph, x, radius, forms, norm="inf", most=10**6):
     bounds["last"], _, _ = layered(expansion(found, 0, forms, last), steps=5)
     whole = expansion(found, 0, forms, [True] * len(last))
     bounds["layers"], d, touch = layered(whole, steps=5)
-    if whole.linear.shape[1]:
-        bounds["semidefinite"], _ = semidefinite(whole, d, touch, turns=2)
+    rows = torch.arange(len(forms)).split(1)
+    bounds["semidefinite"] = torch.tensor(
+        [semidefinite(whole.rows(r), d[r], touch[r], turns=2) for r in rows], dtype=F64
+    )
     # What a tangent proves does not depend on where it touches.
     bounds["anywhere"], _, _ = layered(whole, steps=0)
     return bounds

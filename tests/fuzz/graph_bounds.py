@@ -67,7 +67,8 @@ def bounds_of(graph, inputs, forms, most):
         x = inputs.x.repeat(len(forms), 1)
         x[:, zonotopes.inputs.index] += zonotopes.inputs.values * touch[:, : given.inputs]
         points += list(inputs.inside(rows, x))
-    found["semidefinite"], _ = semidefinite(given, d, touch, turns=2)
+    one = [semidefinite(given.rows(row), d[row], touch[row], turns=2) for row in torch.arange(len(forms)).split(1)]
+    found["semidefinite"] = torch.tensor(one, dtype=F64)
     return found, points
 
 

@@ -1,11 +1,12 @@
 """Certificates of networks that are no chain, stage by stage, each only for what those before it left open.
 
     clean         images that are classified otherwise as they are
-    attack        gradient steps, towards the strongest rival and then towards each
+    attack        gradient steps towards the strongest rival
     interval      intervals of all values
     backward      planes through the products, from the output to the input
     alpha         the best mixtures of those planes; not where intervals have exploded
     generators    affine arithmetic, every product's remainder a generator of its own
+    attack        gradient steps towards each rival that is open
     last          the second-order terms of the last products together
     layers        those of all products, a diagonal for each
     search        attacks from where the last two are least, and from random corners
@@ -146,8 +147,8 @@ def graph_margins(
     return found
 
 
-_NEAR = 10.0
-"""Alpha is tried where the bound so far lies at most this many times the margin at the input below zero."""
+_NEAR = 0.5
+"""Alpha is tried where the bound so far lies below zero by at most this share of the margin at the input."""
 
 _STARTS = 6
 """Random corners that the second search for counterexamples starts from."""
@@ -226,17 +227,12 @@ class _Chunk:
             if self.balls is None or self.balls.holds(image, point):
                 self.found.counterexample.setdefault(image, (point, int(rivals[row])))
 
-    def by_attack(self, images: Tensor, rivals: Tensor) -> None:
-        """Gradient steps towards the strongest rival, then towards each open one; the least margins seen are judged."""
-        for targets in (None, rivals):
-            left = [row for row, image in enumerate(images.tolist()) if image not in self.found.counterexample]
-            rows = torch.tensor(left, dtype=torch.long)
-            if targets is None:
-                self._descend(torch.tensor(sorted(set(images[rows].tolist())), dtype=torch.long), None)
-            elif len(rows):
-                self._descend(images[rows], targets[rows])
+    def by_attack(self, images: Tensor, _: Tensor) -> None:
+        """Gradient steps towards the strongest rival; the least margins seen are judged."""
+        self.descend(torch.unique(images), None)
 
-    def _descend(self, images: Tensor, targets: Tensor | None, start: Tensor | None = None) -> None:
+    def descend(self, images: Tensor, targets: Tensor | None, start: Tensor | None = None) -> None:
+        """Gradient steps towards targets, or the strongest rival, from the inputs or given points."""
         labels = self.labels[images].unsqueeze(1)
 
         def margin(logits: Tensor) -> Tensor:
@@ -251,13 +247,13 @@ class _Chunk:
     def search(self, images: Tensor, rivals: Tensor, start: Tensor) -> None:
         """Gradient steps from points, one for each pair, and from random corners."""
         lower, upper = (side[images] for side in self.inputs.inner)
-        self._descend(images, rivals, torch.minimum(torch.maximum(start, lower), upper))
+        self.descend(images, rivals, torch.minimum(torch.maximum(start, lower), upper))
         images, rivals = self.open(torch.unique(images))
         if len(images):
             images, rivals = images.repeat(_STARTS), rivals.repeat(_STARTS)
             lower, upper = (side[images] for side in self.inputs.inner)
             coin = torch.rand(lower.shape, generator=torch.Generator().manual_seed(0)) < 0.5
-            self._descend(images, rivals, torch.where(coin, lower, upper))
+            self.descend(images, rivals, torch.where(coin, lower, upper))
 
     def by_interval(self, images: Tensor, rivals: Tensor) -> None:
         """Intervals of all values, merged with the margin in the last map."""
@@ -309,6 +305,7 @@ class _Group:
     def run(self) -> None:
         """Generators for all images, and then, one image at a time, what bounds products together."""
         self.chunk.take("generators", self.generators, self.images)
+        self.chunk.take("attack", self.chunk.descend, self.images)
         for image in torch.split(self.images, 1):
             self.chunk.take("last", partial(self.layers, self.last), image)
             if not all(self.last):
@@ -343,10 +340,15 @@ class _Group:
         self.chunk.search(images, rivals, x)
 
     def semidefinite(self, images: Tensor, rivals: Tensor) -> None:
-        """The terms of all products together, with the diagonal that is best for all."""
+        """The terms of all products together, with the diagonal that is best for all; until a rival stays open."""
         given, d, touch, _ = self.joint
-        rows = self._open(rivals)
-        self.chunk.lift(images, rivals, semidefinite(given.rows(rows), d[rows], touch[rows])[0])
+        rows, bounds = self._open(rivals), self.chunk.found.bound[images, rivals]
+        for index in bounds.argsort().tolist():
+            row = rows[index : index + 1]
+            bound = semidefinite(given.rows(row), d[row], touch[row])
+            self.chunk.lift(images[:1], rivals[index : index + 1], torch.tensor([bound], dtype=torch.float64))
+            if not bound > 0:
+                break
 
 
 def graph_ranges(

@@ -118,15 +118,16 @@ class Expansion:
         constant, linear, lost = self.constant[some], self.linear[some], self.lost[some]
         return replace(self, constant=constant, linear=linear, layers=layers, lost=lost)
 
-    @property
-    def size(self) -> Tensor:
-        """What the second-order terms are made of, (rows,): bounds what they are rounded by, times the roundoff."""
-        total = torch.zeros_like(self.constant)
+    def off(self, size: Tensor) -> Tensor:
+        """What a bound of these terms is rounded by at most, (rows,), `size` being all other numbers that are added."""
+        count, least = self.linear.shape[1], 1.0
         for layer in self.layers:
             a, b = layer.reach
-            w = _weights(layer)
-            total = total + layer.g.abs() @ ((w * a + b).square() / w)
-        return total
+            w, count = _weights(layer), count + len(a)
+            size = size + 8 * (layer.g.abs() @ ((w * a + b).square() / w))
+            least += float(a.sum() + b.sum())
+        size = size + self.constant.abs() + self.linear.abs().sum(1)
+        return self.lost * (1 + 2.0**-20) + (count + 64) * 4 * _U * size + _LEAST * least
 
 
 def last_products(graph: Graph) -> list[bool]:
@@ -234,6 +235,8 @@ def layered(given: Expansion, steps: int = 40) -> tuple[Tensor, Tensor, Tensor]:
         else:
             minus, plus = layer.A * w - layer.B, layer.A * w + layer.B
             weight = layer.g.abs() / (4 * w)
+            # More weight is sound, and numbers that underflow would be none.
+            weight = torch.where(layer.g != 0, weight.clamp_min(2.0**-1000), 0.0)
             pairs = [(minus, weight * (layer.g > 0)), (plus, weight * (layer.g <= 0))]
         s = d.new_zeros(len(d), n)
         for rows, factor in pairs:
@@ -256,47 +259,41 @@ def layered(given: Expansion, steps: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     return _tangent(given, d, v), d, v
 
 
-def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6) -> tuple[Tensor, Tensor]:
-    """Lower bounds (rows,) by a diagonal for all layers at once, which moves; and where the last tangents touch.
+def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6) -> float:
+    """A lower bound of one form by a diagonal for all layers at once, which moves.
 
     `H / 2 + diag(mu) / 2` is the Q of above, positive semidefinite but for a deficit that Cholesky proves. The diagonal
     moves by the rule of chains: at the optimum the leading eigenvectors weigh each coordinate by what a unit of its
     shift costs.
 
     Args:
-        given: with the terms of all products.
-        d: a diagonal to start from, as `layered` finds it.
+        given: one form, with the terms of all products.
+        d: a diagonal to start from, as `layered` finds it, (1, generators).
         v: where its tangent touches.
         turns: diagonals that are tried.
     """
-    best, where = torch.full_like(given.constant, -torch.inf), v.clone()
-    for row in range(len(d)):
-        one = given.rows(torch.tensor([row]))
-        H = v.new_zeros(1, v.shape[1], v.shape[1])
-        for layer in one.layers:
-            n = len(layer.A)
-            half = (layer.A * layer.g) @ layer.B.T
-            H[0, :n, :n] += half + half.T
-        count = v.shape[1] + sum(layer.A.shape[1] for layer in one.layers)
-        pattern = given.flat(2 * d[row : row + 1] + d[row].mean() * 0.02 + _LEAST)
-        touch, before = v[row : row + 1], -torch.inf
-        for turn in range(turns):
-            mu, deficit, mass = spectral_shift(H, pattern)
-            touch = _minimiser(one, mu / 2, touch, 30)
-            base, p = minorant(one.linear, H, mu, deficit, touch)
-            cost, away = one.cost(mu.clamp_min(0.0)) / 2, one.away(p)
-            size = one.constant.abs() + one.linear.abs().sum(1) + 8 * one.size + 4 * mu.abs().sum(1) + away + base.abs()
-            off = one.lost * (1 + 2.0**-20) + (count + 64) * 4 * _U * size + _LEAST
-            bound = float((one.constant + base - away - cost - off).nan_to_num(-torch.inf, -torch.inf, -torch.inf))
-            if bound > best[row]:
-                before, best[row], where[row] = float(best[row]), bound, touch[0]
-            # Go on where at this pace the rival could be closed in the turns that are left.
-            if bound > 0 or (turn > 0 and best[row] + turns * (best[row] - before) < 0):
-                break
-            price = mu.clamp_min(0.0) * (1.0 - touch.square()).clamp_min(0.0)
-            price = price / price.sum(1, keepdim=True).clamp_min(_LEAST)
-            pattern = given.flat(pattern * torch.exp(0.5 * (mass - price) / (mass + price).clamp_min(1e-12)))
-    return best, where
+    H = v.new_zeros(1, v.shape[1], v.shape[1])
+    for layer in given.layers:
+        n = len(layer.A)
+        half = (layer.A * layer.g) @ layer.B.T
+        H[0, :n, :n] += half + half.T
+    pattern = given.flat(2 * d + d.mean() * 0.02 + _LEAST)
+    best = -torch.inf
+    for turn in range(turns):
+        mu, deficit, mass = spectral_shift(H, pattern)
+        v = _minimiser(given, mu / 2, v, 30)
+        base, p = minorant(given.linear, H, mu, deficit, v)
+        cost, away = given.cost(mu.clamp_min(0.0)) / 2, given.away(p)
+        off = given.off(4 * mu.abs().sum(1) + away + base.abs())
+        bound = float((given.constant + base - away - cost - off).nan_to_num(-torch.inf, -torch.inf, -torch.inf))
+        before, best = best, max(best, bound)
+        # Go on where at this pace the form could be closed in the turns that are left.
+        if best > 0 or (turn > 0 and best + (turns - turn) * (best - before) < 0):
+            break
+        price = mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
+        price = price / price.sum(1, keepdim=True).clamp_min(_LEAST)
+        pattern = given.flat(pattern * torch.exp(0.5 * (mass - price) / (mass + price).clamp_min(1e-12)))
+    return best
 
 
 def _largest_eigenvalue(X: Tensor) -> float:
@@ -355,7 +352,5 @@ def _tangent(given: Expansion, d: Tensor, v: Tensor) -> Tensor:
     value, slope = _times(given, v)
     value, slope = value + (d * v.square()).sum(1), given.linear + slope + 2 * d * v
     cost, away = given.cost(d), given.away(slope)
-    count = v.shape[1] + sum(layer.A.shape[1] for layer in given.layers)
-    size = given.constant.abs() + given.linear.abs().sum(1) + 8 * given.size + 4 * d.sum(1) + away
-    off = given.lost * (1 + 2.0**-20) + (count + 64) * 4 * _U * size + _LEAST
+    off = given.off(4 * d.sum(1) + away)
     return (given.constant - cost - value - away - off).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
