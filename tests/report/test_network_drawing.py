@@ -110,7 +110,7 @@ def test_blocks_have_frames_with_the_names_of_modules():
     svg = network_svg(NETWORKS["polynet"])
     # A block is x + norm(a * b + a).
     assert circles(svg) == (4, 8) and len(elements(svg, "rect", "pb-frame")) == 4
-    assert {"body.2", "body.2.a", "body.2.b", "body.2.norm", "8 × 16 × 16"} <= set(texts(svg))
+    assert {"body.2", "body.2.a", "body.2.b", "body.2.norm", "8 × 32 × 32"} <= set(texts(svg))
 
 
 @given(graphs())
