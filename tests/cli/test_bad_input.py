@@ -57,7 +57,6 @@ REFUSED = [
     ("sweep table-1 --dry-run --budget nan", "budget"),
     ("sweep table-1 --dry-run --bound inf", "finite"),
     ("sweep table-1 --dry-run --seeds 0", "error: --seeds must be"),
-    (f"{EVALUATE} --intervals 3", "error: --intervals needs the radius of the balls that it is about: --certify 0.02"),
     # Names of what there is not.
     (f"{TRAIN} --device nonsense", "cannot be used"),
     (f"{TRAIN} --device ''", "cannot be used"),

@@ -88,18 +88,3 @@ def test_each_class_for_itself(cli, folder):
 def test_a_picture_needs_matplotlib(refused, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")
-
-
-def test_intervals_over_certified_balls(cli, folder):
-    words = ("evaluate", folder, "--attacks", "", "--limit", 3, "--certify", 0.01, "--certify", "0.1:norm=2")
-    found = cli(*words, "--intervals", 1, "--json")
-    assert found.code == 0, found.err
-    names = ["clean", "certified-0.01:nodes=256", "certified-0.1:norm=2:nodes=256"]
-    assert [score["attack"] for score in found.json["scores"]] == names
-    rows = found.json["intervals"]
-    assert len(rows) == 20 and {row["norm"] for row in rows} == {"inf", "2"}
-    assert all(
-        row["lower"] <= row["lowest"] <= row["highest"] + 1e-6 and row["highest"] <= row["upper"] for row in rows
-    )
-    shown = cli(*words, "--intervals", 1)
-    assert shown.code == 0 and "provably stay in" in shown.out and "proven from" in shown.out

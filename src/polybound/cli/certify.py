@@ -25,7 +25,7 @@ from polybound.cli.commands import (
     typed_options,
 )
 from polybound.cli.networks import find_network
-from polybound.cli.tables import show_intervals, show_table
+from polybound.cli.tables import show_table
 from polybound.errors import PolyboundError, writable_file
 
 
@@ -110,10 +110,14 @@ def _prove(run: str, options: CertifyOptions, eps: Sequence[float], as_json: boo
         print(json.dumps(about | {"rows": rows}, indent=2))
         return
     title = f"{run}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}, l_{options.norm} balls"
-    if options.outputs:
-        show_intervals(title, rows, ["eps"])
-        return
     cells = []
+    if options.outputs:
+        lead = ["eps", "image", "label", "output"]
+        for row in rows:
+            ends = (row[name] for name in ("lower", "upper", "lowest", "highest"))
+            cells.append([*(str(row[name]) for name in lead), *("none" if e is None else f"{e:.4f}" for e in ends)])
+        show_table([*lead, "proven from", "to", "attained from", "to"], cells, lead=len(lead), title=title)
+        return
     for row in rows:
         shares = (f"{100 * row[f'{name} accuracy']:.1f} %" for name in ("clean", "certified", "attacked"))
         stages = ", ".join(f"{stage} {count}" for stage, count in row["rungs"].items())

@@ -12,7 +12,7 @@ import typer
 
 import polybound as pb
 from polybound.cli.commands import NETWORKS, AsJson, DataDir, app, command, progress
-from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_intervals, show_means, show_scores
+from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
 from polybound.errors import PolyboundError, check_choice, require, writable_file
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ class EvaluateOptions:
         list[str] | None,
         typer.Option(metavar="<radius>", help="Certified accuracy at 0.02, 0.5:norm=2, 0.1:nodes=1000; repeatable."),
     ] = None
-    intervals: Annotated[
-        int, typer.Option(min=0, help="Print proven output intervals over the --certify balls for N images.")
-    ] = 0
     batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size (default: fits memory).")] = None
     data_dir: DataDir = None
 
@@ -118,7 +115,7 @@ def evaluate(
 
 
 def _print_json(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
-    """Print the scores, each with its run's folder, or their means; then intervals, notes and what was skipped."""
+    """Print the scores, each with its run's folder, or their means; then notes and what was skipped."""
     content: dict[str, Any] = {"means": mean_rows(result.counted(count))} if means else {"scores": []}
     for row in [] if means else labelled(result.counted(count)):
         shown = {name: value for name, value in row.items() if name != "per_class"}
@@ -126,13 +123,12 @@ def _print_json(result: Evaluation, count: str, means: bool, per_class: bool) ->
         if per_class:
             shown["per_class"] = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
         content["scores"].append(shown | {"stored": result.is_stored(row)})
-    content |= {"intervals": result.intervals} if result.intervals else {}
     skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
     print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
 
 
 def _show(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
-    """Print tables of the scores and of the intervals."""
+    """Print tables of the scores."""
     scores = result.counted(count)
     (show_means if means else show_scores)(result, scores)
     for row in labelled(scores) if per_class and not means else ():
@@ -142,8 +138,5 @@ def _show(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
             for name, (a, b) in zip(result.class_names, pairs, strict=False)
         ]
         print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
-    if result.intervals:
-        about = ["run", "norm", "eps"] if len(result.paths) > 1 else ["norm", "eps"]
-        show_intervals("intervals that the outputs provably stay in", result.intervals, about)
     if count == "attacked":
         print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")

@@ -80,16 +80,6 @@ def show_facts(facts: Mapping[str, Any]) -> None:
         print_wrapped(f"{name.ljust(names)}  {text}", hang=names + 2)
 
 
-def show_intervals(title: str, rows: Sequence[Mapping[str, Any]], about: Sequence[str]) -> None:
-    """Print a line for each proven interval, headed by what it is about, the columns `about` first."""
-    lead = [*about, "image", "label", "output"]
-    cells = []
-    for row in rows:
-        ends = [row[name] for name in ("lower", "upper", "lowest", "highest")]
-        cells.append([*(str(row[name]) for name in lead), *("none" if end is None else f"{end:.4f}" for end in ends)])
-    show_table([*lead, "proven from", "to", "attained from", "to"], cells, lead=len(lead), title=title)
-
-
 # Scores.
 
 

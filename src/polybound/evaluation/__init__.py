@@ -1,6 +1,6 @@
 """Evaluation: accuracy with its interval, clean and under attack, each number with everything that it is about.
 
-evaluate     what is asked of some networks, measured; notes, examples, intervals of outputs
+evaluate     what is asked of some networks, measured; notes, examples
 measure      one accuracy after another, of stacks of networks; what is known is not measured again
 score        one measurement in counts, with its identity
 table        rows of scores, and the cells that are means over seeds

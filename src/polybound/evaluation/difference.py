@@ -65,17 +65,14 @@ def difference(first: Table, second: Table) -> Difference | None:
         test = ttest_1samp(points, 0.0)
         (low, high), p = test.confidence_interval(0.95), float(test.pvalue)
     else:
-        low, high = _newcombe(fmean(ours[seed] for seed in seeds), fmean(theirs[seed] for seed in seeds), total)
+        # Newcombe (1998), method 10.
+        first_mean, second_mean = (fmean(counts[seed] for seed in seeds) for counts in (ours, theirs))
+        (l1, u1), (l2, u2) = (wilson(round(correct), total) for correct in (first_mean, second_mean))
+        p1, p2 = first_mean / total, second_mean / total
+        low = 100.0 * (p1 - p2 - hypot(p1 - l1, u2 - p2))
+        high = 100.0 * (p1 - p2 + hypot(u1 - p1, p2 - l2))
     return Difference(mean, float(low), float(high), p, seeds, total, cells[0].available)
 
 
 _IMAGES = ("digest", "split", "held_out", "total")
 """The columns that say which images a score is of."""
-
-
-def _newcombe(ours: float, theirs: float, total: int) -> tuple[float, float]:
-    """The ends of Newcombe's interval (1998, method 10) for the difference of two shares, in points."""
-    (l1, u1), (l2, u2) = (wilson(round(correct), total) for correct in (ours, theirs))
-    p1, p2 = ours / total, theirs / total
-    low, high = p1 - p2 - hypot(p1 - l1, u2 - p2), p1 - p2 + hypot(u1 - p1, p2 - l2)
-    return 100.0 * low, 100.0 * high

@@ -1,4 +1,4 @@
-"""Accuracy, clean and under attack, of any classifier or stack; signs of masked gradients; proven intervals."""
+"""Accuracy, clean and under attack, of any classifier or stack; signs of masked gradients."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from polybound.attacks import PAPER_ATTACKS, PUBLISHED_NOTE, Attack, RandomSearch, Square, parse_attacks, protocols
-from polybound.certificates import ENDS, output_bounds, prepared
 from polybound.data import Dataset
 from polybound.defences import find_defence
 from polybound.errors import ArgumentError, PolyboundError
@@ -27,7 +26,7 @@ from polybound.evaluation.measure import (
     measure,
     stacks,
 )
-from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, read_radius, short_digest
+from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, short_digest
 from polybound.evaluation.table import Row, Table, score_of
 from polybound.models import PolynomialNetwork
 
@@ -53,7 +52,7 @@ def evaluate(
         names: of the runs.
         progress: called as `progress(done, total, what)`.
         **options: the other fields of `EvaluationSpec`: protocol, certify, limit, seed, defence, batch_size, keep,
-            check, intervals.
+            check.
 
     Example:
         >>> import polybound as pb
@@ -116,10 +115,8 @@ def evaluate_models(
         progress: called as `progress(done, total, what)`.
     """
     attacks, wanted = parse_attacks(spec.attacks), protocols(spec.protocol)
-    if (spec.certify or spec.intervals) and any(one.defence is not None for one, _ in models):
+    if spec.certify and any(one.defence is not None for one, _ in models):
         raise PolyboundError("a network behind a denoiser has no certificates")
-    if spec.intervals and not spec.certify:
-        raise ArgumentError("intervals", "needs the radius of the balls that it is about: certify=0.02")
     groups: dict[tuple[int, str], tuple[list[EvaluatedModel], Dataset]] = {}
     for one, data in models:
         network = one.model if isinstance(one.model, PolynomialNetwork) else None
@@ -130,7 +127,6 @@ def evaluate_models(
     stored = frozenset((one.about["run"], score) for one, _ in models for score in one.scores)
     scores: dict[int, list[Score]] = {}
     notes: list[str] = []
-    intervals: list[dict[str, Any]] = []
     examples = None
     data_of = {id(one): data for one, data in models}
     made: dict[tuple[int, ...], Predictions] = {}
@@ -143,7 +139,6 @@ def evaluate_models(
         return made[key]
 
     for group, data in groups.values():
-        images = count_images(data, spec.limit)
         found = measure(group, data, spec, predictions, progress)
         scores |= {id(one): mine for one, mine in zip(group, found, strict=True)}
         notes += [data.note] if data.note else []
@@ -157,34 +152,11 @@ def evaluate_models(
         if spec.check:
             notes += _masking_notes(whole, attacks, wanted, count_images(data, spec.check))
         if spec.keep:
-            examples = _examples(whole, spec.metrics(), min(spec.keep, images))
-        for one in group:
-            intervals += _intervals(one, data, spec.certify, min(spec.intervals, images))
+            examples = Examples.of(whole, spec.metrics(), min(spec.keep, count_images(data, spec.limit)))
         made.clear()
     rows = [{**one.about, **score.as_dict()} for one, _ in models for score in scores[id(one)]]
     names = models[0][1].class_names if models else ()
-    return Evaluation(Table(rows), list(dict.fromkeys(notes)), names, examples, intervals=intervals, stored=stored)
-
-
-# Intervals that a network's outputs provably stay in, next to the certified accuracy of the same balls.
-
-
-BUDGET = 1.0
-"""Seconds for each image and radius that names none."""
-
-
-def _intervals(one: EvaluatedModel, data: Dataset, radii: Sequence[float | str], images: int) -> list[dict[str, Any]]:
-    """A row for each of the first images, each radius and each output: see `polybound.output_bounds`."""
-    if not images:
-        return []
-    net, x, labels = prepared(one.model, data.shape), data.x[:images], data.y[:images].tolist()
-    rows: list[dict[str, Any]] = []
-    for radius in radii:
-        eps, norm, _, seconds = read_radius(radius)
-        found = output_bounds(net, x, eps, norm=norm, domain=data.domain, budget=BUDGET if seconds is None else seconds)
-        about = {"run": str(one.about["run"]), "eps": eps, "norm": norm}
-        rows += [about | {"label": labels[row["image"]]} | row for row in found.rows()]
-    return rows
+    return Evaluation(Table(rows), list(dict.fromkeys(notes)), names, examples, stored=stored)
 
 
 # Gradient masking: robust only against those who follow the gradient.
@@ -262,18 +234,18 @@ class Examples:
     predictions: Mapping[tuple[str, str], Tensor]
     names: tuple[str, ...] = ()
 
-
-def _examples(stacks: Sequence[Predictions], metrics: Sequence[Metric], count: int) -> Examples:
-    """The first images as they are and attacked, with what all runs of the stacks say to them."""
-    found = {
-        (one.name, one.protocol): torch.cat([stack.of(one, count) for stack in stacks])
-        for one in metrics
-        if one.certify is None
-    }
-    clean = found.pop((CLEAN, "-"))
-    adversarial = {key: torch.cat([stack.examples[key][:, :count] for stack in stacks]) for key in found}
-    x, y, names = stacks[0].data.x[:count], stacks[0].data.y[:count], [name for stack in stacks for name in stack.names]
-    return Examples(x, y, clean, adversarial, found, tuple(names))
+    @classmethod
+    def of(cls, stacks: Sequence[Predictions], metrics: Sequence[Metric], count: int) -> Self:
+        """The first images of some stacks, as all their runs see them."""
+        found = {
+            (one.name, one.protocol): torch.cat([stack.of(one, count) for stack in stacks])
+            for one in metrics
+            if one.certify is None
+        }
+        clean = found.pop((CLEAN, "-"))
+        adversarial = {key: torch.cat([stack.examples[key][:, :count] for stack in stacks]) for key in found}
+        data, names = stacks[0].data, [name for stack in stacks for name in stack.names]
+        return cls(data.x[:count], data.y[:count], clean, adversarial, found, tuple(names))
 
 
 @dataclass(frozen=True, repr=False)
@@ -288,7 +260,6 @@ class Evaluation:
         skipped: what could not be evaluated, with the reason.
         paths: where each run lies, by its address.
         warnings: what went wrong without spoiling a score.
-        intervals: of outputs, if they were asked for, a row each; see `output_intervals`.
         stored: the scores that were known before and not measured now, each with its run.
     """
 
@@ -299,7 +270,6 @@ class Evaluation:
     skipped: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    intervals: list[dict[str, Any]] = field(default_factory=list)
     stored: frozenset[tuple[str, Score]] = frozenset()
 
     def is_stored(self, row: Row) -> bool:
@@ -332,7 +302,7 @@ class Evaluation:
         """Scores, notes and what was skipped."""
         skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
         content: dict[str, Any] = {"scores": list(map(row_facts, self.scores)), "notes": self.notes, "skipped": skipped}
-        return json.dumps(content | ({"intervals": self.intervals} if self.intervals else {}), indent=2)
+        return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
         """A table to read, also as Markdown: one line a score."""
@@ -343,15 +313,13 @@ class Evaluation:
             cells.append([str(row["run"]), row["attack"], row["protocol"], accuracy, f"{low} to {high}", counts])
         if len(self.scores.values("run")) < 2:
             cells = [row[1:] for row in cells]
-        lines = [*_aligned(cells), *(f"note: {note}" for note in self.notes)]
-        if self.intervals:
-            cells = [["ball", "image", "label", "output", *ENDS]]
-            for row in self.intervals:
-                ends = ("none" if row[name] is None else f"{row[name]:.4f}" for name in ENDS)
-                ball = f"{row['run']}: l_{row['norm']}, {row['eps']:g}"
-                cells.append([ball, *(str(row[name]) for name in ("image", "label", "output")), *ends])
-            lines += ["", *_aligned(cells)]
-        return "\n".join(lines)
+        widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
+        rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+        lines = []
+        for first, *others in [cells[0], rule, *cells[1:]]:
+            texts = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+            lines.append(f"| {' | '.join(texts)} |")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def row_facts(row: Row) -> dict[str, Any]:
@@ -359,15 +327,3 @@ def row_facts(row: Row) -> dict[str, Any]:
     score = score_of(row)
     low, high = score.interval
     return {**row, "accuracy": score.accuracy, "low": low, "high": high}
-
-
-def _aligned(cells: list[list[str]]) -> list[str]:
-    """Cells as the lines of a Markdown table, numbers to the right."""
-    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
-
-    def line(row: list[str]) -> str:
-        texts = [text.ljust(widths[0]) if i == 0 else text.rjust(widths[i]) for i, text in enumerate(row)]
-        return f"| {' | '.join(texts)} |"
-
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return [line(cells[0]), line(rule), *map(line, cells[1:])]

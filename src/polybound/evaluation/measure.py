@@ -75,8 +75,6 @@ class EvaluationSpec:
         keep: how many of the first images and their adversarial examples to return.
         check: on how many of the first images to look for gradient masking: whether black-box attacks within the same
             ball break more of them than gradient attacks.
-        intervals: for how many of the first images to give the intervals that each output provably stays in, over the
-            balls of `certify`.
     """
 
     attacks: str | Attack | Iterable[str | Attack] = PAPER_ATTACKS
@@ -88,14 +86,13 @@ class EvaluationSpec:
     batch_size: int | None = None
     keep: int = 0
     check: int = 0
-    intervals: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.attacks, str | Attack):
             object.__setattr__(self, "attacks", tuple(self.attacks))
         object.__setattr__(self, "certify", tuple(self.certify))
         check_seed(self.seed)
-        for name, least in {"limit": 1, "batch_size": 1, "keep": 0, "check": 0, "intervals": 0}.items():
+        for name, least in {"limit": 1, "batch_size": 1, "keep": 0, "check": 0}.items():
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least)
 
@@ -280,6 +277,12 @@ def measure(
     ]
     images, done = sum(total * sum(one.attack is not None for one in missing) for _, missing in work), 0
 
+    def hand_out(scores: list[Score], models: Sequence[EvaluatedModel]) -> None:
+        """Give scores to all networks that have the weights they are about."""
+        for model in models:
+            if mine := [score for score in scores if score.weights == model.weights]:
+                model.add(mine)
+
     def advance(count: int, what: str) -> None:
         nonlocal done
         done += count
@@ -298,24 +301,17 @@ def measure(
                     status = certify(network, data.x[:total], y, ball.eps, domain=data.domain, **options).status
                     # What is undecided when the budget is used up does not count as certified.
                     hits = torch.tensor([word == "verified" for word in status])
-                    _hand_out([score(model, metric, "verified", hits)], lacking[missing])
+                    hand_out([score(model, metric, "verified", hits)], lacking[missing])
                 continue
             hits_by_way = {"-": clean}
             if metric.attack is not None:
                 attacked = stacked.of(metric, total, advance) == y
                 hits_by_way = {"robust": clean & attacked, "attacked": attacked}
             scores = [score(m, metric, way, hits_by_way[way][e]) for e, m in enumerate(group) for way in metric.counted]
-            _hand_out(scores, lacking[missing])
+            hand_out(scores, lacking[missing])
     if progress is not None:
         progress(max(images, 1), max(images, 1), "done")
     return [[one for metric in metrics for one in known[metric]] for known in map(stored, models)]
-
-
-def _hand_out(scores: list[Score], models: Sequence[EvaluatedModel]) -> None:
-    """Give scores to all networks that have the weights they are about."""
-    for model in models:
-        if mine := [score for score in scores if score.weights == model.weights]:
-            model.add(mine)
 
 
 def stacks(models: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:

@@ -197,8 +197,8 @@ def paper_counts(attack: str, protocol: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval: the shares p that the score test does not reject for `correct` of `total`:
+def wilson(correct: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval: the shares p that the score test does not reject for `correct` of `total`:
 
         |correct / total - p| <= z sqrt(p (1 - p) / total)
 
@@ -213,7 +213,5 @@ def wilson(correct: int, total: int, confidence: float = 0.95) -> tuple[float, f
 
     if total < 1 or not 0 <= correct <= total:
         raise PolyboundError(f"need 0 <= correct <= total, total > 0, got {correct} of {total}")
-    if not 0 < confidence < 1:
-        raise PolyboundError(f"confidence must lie between 0 and 1, got {confidence!r}")
-    found = binomtest(correct, total).proportion_ci(confidence, "wilson")
+    found = binomtest(correct, total).proportion_ci(0.95, "wilson")
     return float(found.low), float(found.high)

@@ -59,7 +59,7 @@ def evaluate_runs(
         data_dir: where the data lies.
         progress: called as `progress(done, total, what)`.
         **options: the other fields of `EvaluationSpec`: protocol, certify, limit, seed, defence, batch_size, keep,
-            check, intervals. A defence that needs training, "guided", is trained for each run on its training split.
+            check. A defence that needs training, "guided", is trained for each run on its training split.
 
     Raises:
         PolyboundError: nothing could be evaluated.
