@@ -115,14 +115,13 @@ def registries(monkeypatch):
     from polybound.attacks.names import ATTACKS
     from polybound.data.catalogue import SOURCES
     from polybound.defences.denoisers import DEFENCES
-    from polybound.experiments import experiment
-    from polybound.models import zoo
+    from polybound.experiments.experiment import EXPERIMENTS
+    from polybound.models.zoo import MODELS
     from polybound.training import AUGMENTATIONS, LOSSES, METHODS, OPTIMISERS, SCHEDULES
 
-    kinds = (METHODS, OPTIMISERS, SCHEDULES, LOSSES, AUGMENTATIONS, ATTACKS, DEFENCES, SOURCES)
-    places = [(one, "entries") for one in kinds]
-    for place, name in [*places, (zoo, "_MODELS"), (experiment, "_OWN")]:
-        monkeypatch.setattr(place, name, dict(getattr(place, name)))
+    kinds = (METHODS, OPTIMISERS, SCHEDULES, LOSSES, AUGMENTATIONS, ATTACKS, DEFENCES, SOURCES, MODELS, EXPERIMENTS)
+    for registry in kinds:
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
 
 
 @pytest.fixture

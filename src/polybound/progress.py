@@ -10,13 +10,28 @@ Show = Callable[[float, float | None, str], None]
 
 
 @contextmanager
-def progress_bar() -> Iterator[Show]:
-    """A function that shows progress on a terminal; nothing is shown elsewhere."""
+def progress_bar(text: str = "", total: float | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Yield `step(done, total, text)`, which moves a bar on a terminal; nothing is shown elsewhere, or if `quiet`.
+
+    Without a terminal there is no bar: even an empty one would print a line before an error message.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    disable = quiet or not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=disable) as bar:
+        task = bar.add_task(text, total=total)
+
+        def step(done: float, total: float | None = total, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=text or None)
+
+        yield step

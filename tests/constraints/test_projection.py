@@ -80,8 +80,8 @@ def test_pn_conv_as_published():
     for i, radius in enumerate((1.0, 0.5, 0.5, 0.5)):
         kernel = pb.project_linf_operator(before["K"][i], radius, kernel_dims=2)
         assert torch.equal(model.K[i], kernel)
-    weight, bias = pb.project_linf_operator(before["P"], 0.5, bias=before["c"], kernel_dims=2)
-    assert torch.equal(model.P, weight) and torch.equal(model.c, bias)
+    rows = pb.project_l1_rows(torch.cat([before["P"].flatten(1), before["c"].unsqueeze(1)], 1), 0.5)
+    assert torch.equal(model.P, rows[:, :-1].view_as(model.P)) and torch.equal(model.c, rows[:, -1])
 
 
 def test_a_bound_given_by_name_is_taken_as_it_is():

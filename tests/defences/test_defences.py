@@ -15,7 +15,6 @@ from polybound.defences import (
     GaussianDenoiser,
     GuidedDenoiser,
     MedianDenoiser,
-    defence_names,
     find_defence,
     parse_defence,
     register_defence,
@@ -170,7 +169,6 @@ def test_a_defence_of_ones_own(monkeypatch):
         def forward(self, images):
             return images.clamp_min(self.low)
 
-    assert "clip" in defence_names()
     defence = find_defence("clip:low=0.25:hard=false", (1, 8, 8))
     assert defence.name == "clip:low=0.25:hard=false" and defence.shape == (1, 8, 8) and defence.hard is False
     data = pb.data.load_digits("test")

@@ -34,7 +34,6 @@ from polybound.attacks.losses import TargetedDLR as TargetedDLR
 from polybound.attacks.losses import cross_entropy as cross_entropy
 from polybound.attacks.losses import divergence as divergence
 from polybound.attacks.names import PAPER_ATTACKS as PAPER_ATTACKS
-from polybound.attacks.names import attack_names as attack_names
 from polybound.attacks.names import parse_attack as parse_attack
 from polybound.attacks.names import parse_attacks as parse_attacks
 from polybound.attacks.names import register_attack as register_attack

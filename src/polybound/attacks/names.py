@@ -23,15 +23,6 @@ PAPER_ATTACKS = ("fgsm-0.1", "fgsm-0.01", "pgd-0.1-20-0.01", "pgd-0.3-20-0.03", 
 """The six attacks of the paper's tables."""
 
 
-def attack_names() -> list[str]:
-    """The form of each attack's name.
-
-    >>> attack_names()[:2]
-    ['fgsm-EPS', 'pgd-EPS-STEPS-STEP_SIZE']
-    """
-    return [made.form() for made in ATTACKS.entries.values()]
-
-
 def parse_attack(name: str | Attack) -> Attack:
     """The attack of a name: its kind, its numbers, then any other setting as `:SETTING=VALUE`.
 

@@ -9,8 +9,8 @@ import inspect
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from typer.core import TyperCommand, TyperGroup
 
 from polybound.errors import ArgumentError, PolyboundError
+from polybound.progress import progress_bar
 
 # Options that several commands have.
 
@@ -67,23 +66,9 @@ def say_stopped(what_is_kept: str) -> None:
     print(f"polybound: stopped: {what_is_kept}", file=sys.stderr)
 
 
-@contextmanager
-def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A bar on standard error that is gone when it is done; yields `step(done, total, text)`, which moves it.
-
-    Without a terminal there is none: even an empty bar would print a line before an error message.
-    """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=is_quiet() or not console.is_terminal
-    ) as bar:
-        task = bar.add_task(text, total=total)
-
-        def step(done: float, total: float | None = total, text: str = "") -> None:
-            bar.update(task, completed=done, total=total, **({"description": text} if text else {}))  # type: ignore[arg-type]
-
-        yield step
+def progress(text: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
+    """`progress_bar`, which `--quiet` hides."""
+    return progress_bar(text, total, quiet=is_quiet())
 
 
 # How commands are put together: their order, their examples, `--quiet`, and flags that look like flags.

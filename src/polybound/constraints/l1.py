@@ -14,7 +14,7 @@ convex, piecewise linear function, `f(t) = sum(max(|x| - t, 0)) - radius`. No so
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,41 +80,21 @@ def project_l1_rows(x: Tensor, radius: float | Tensor, *, out: Tensor | None = N
     return out
 
 
-@overload
-def project_linf_operator(
-    weight: Tensor, radius: float | Tensor, *, bias: None = None, kernel_dims: int = 0, inplace: bool = False
-) -> Tensor: ...
-@overload
-def project_linf_operator(
-    weight: Tensor, radius: float | Tensor, *, bias: Tensor, kernel_dims: int = 0, inplace: bool = False
-) -> tuple[Tensor, Tensor]: ...
-def project_linf_operator(
-    weight: Tensor,
-    radius: float | Tensor,
-    *,
-    bias: Tensor | None = None,
-    kernel_dims: int = 0,
-    inplace: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+def project_linf_operator(weight: Tensor, radius: float | Tensor, *, kernel_dims: int = 0) -> Tensor:
     """Project a linear map onto the ball of its l_inf operator norm.
 
     The outcome is `argmin_A ||A - weight||_F subject to ||A||_inf <= radius`. The norm is the largest l1 norm of a row,
     so each row is projected on its own. The norm of a convolution is that of its kernel written as a matrix with a row
-    for every output channel (Theorem 5 of the paper), whatever the size of the image.
+    for every output channel (Theorem 5 of the paper), whatever the size of the image. Project `[weight, bias]` to bound
+    the affine map by the radius for all inputs of l_inf norm at most 1.
 
     Args:
         weight: a matrix (..., m, d), or a kernel (..., m, c, *k) with `kernel_dims` trailing spatial dimensions.
         radius: one radius, or a tensor of them that broadcasts to the rows, (..., m).
-        bias: of shape (..., m); with it the rows of `[weight, bias]` are projected, which bounds the affine map by the
-            radius for all inputs of l_inf norm at most 1.
         kernel_dims: 0 for a matrix; 1, 2 or 3 for the kernel of a convolution.
-        inplace: write to `weight` (and `bias`) and return them.
-
-    Returns:
-        The projected weight, or the pair of weight and bias if there is a bias.
 
     Raises:
-        PolyboundError: as for `project_l1_rows`, and for a bias or a number of dimensions that does not fit.
+        PolyboundError: as for `project_l1_rows`, and for a number of dimensions that does not fit.
 
     >>> project_linf_operator(torch.ones(1, 2, 2, 2), 4.0, kernel_dims=2).flatten()
     tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000])
@@ -123,24 +103,7 @@ def project_linf_operator(
         raise PolyboundError(f"kernel_dims must be 0 for a matrix, or 1, 2 or 3, not {kernel_dims}")
     if weight.dim() < kernel_dims + 2:
         raise PolyboundError(f"a weight with kernel_dims={kernel_dims} must have {kernel_dims + 2} dimensions or more")
-    matrix = weight.detach().flatten(-1 - kernel_dims)
-    parts = [matrix]
-    if bias is not None:
-        if bias.shape != matrix.shape[:-1] or bias.dtype != weight.dtype:
-            raise PolyboundError(f"bias must be {weight.dtype} of shape {tuple(matrix.shape[:-1])}, not {bias.shape}")
-        parts.append(bias.detach().unsqueeze(-1))
-    rows = torch.cat(parts, -1)
-    project_l1_rows(rows, radius, out=rows)
-    projected = rows[..., : matrix.shape[-1]].reshape(weight.shape)
-    if inplace:
-        weight.detach().copy_(projected)
-        projected = weight
-    if bias is None:
-        return projected
-    if not inplace:
-        return projected, rows[..., -1].contiguous()
-    bias.detach().copy_(rows[..., -1])
-    return projected, bias
+    return project_l1_rows(weight.flatten(-1 - kernel_dims), radius).view(weight.shape)
 
 
 class _Balls(NamedTuple):

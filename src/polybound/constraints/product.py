@@ -275,9 +275,7 @@ def _combine(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor
 
 
 @torch.no_grad()
-def project_product(
-    weights: Tensor, bound: float | Tensor, *, offset: float | Tensor = 0.0, inplace: bool = False
-) -> Tensor:
+def project_product(weights: Tensor, bound: float | Tensor, *, offset: float | Tensor = 0.0) -> Tensor:
     r"""Project ``k`` factor matrices onto a level set of theta, unit by unit.
 
     For each unit ``j`` the rows ``v_i = weights[i, j]`` become:
@@ -300,7 +298,6 @@ def project_product(
         bound: ``lambda``, a number or a tensor that broadcasts to the leading shape ``(...)``; infinity is no bound.
         offset: ``beta``, the l1 mass of each row that may not move (a constant column): a number, a tensor that
             broadcasts to ``(..., k)``, or one of ``weights.ndim - 1`` dimensions that broadcasts to ``(..., k, m)``.
-        inplace: Write into ``weights`` and return it.
 
     Returns:
         The projection, in the shape and precision of ``weights``.
@@ -333,7 +330,7 @@ def project_product(
         raise PolyboundError("the offsets must be finite and zero or more")
     if bool(_exceeds(beta.transpose(-2, -1), limit).any()):
         raise PolyboundError("no weights satisfy the bound, the offsets alone multiply to more; raise the bound")
-    result = weights.detach() if inplace else weights.detach().clone()
+    result = weights.detach().clone()
     norms = weights.detach().double().abs().sum(-1)
     if not bool(norms.isfinite().all()):
         raise NonFiniteError("the weights hold NaN or infinity, or overflow when summed")
@@ -345,7 +342,7 @@ def project_product(
         size = max(1, CHUNK // (chosen.shape[-2] * chosen.shape[-1]))
         parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
         units[outside] = torch.cat([_project_units(chosen[part], room[part], fixed[part]) for part in parts])
-    return weights if inplace else result
+    return result
 
 
 def _product(sizes: Tensor) -> tuple[Tensor, Tensor]:

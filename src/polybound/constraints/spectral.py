@@ -31,7 +31,7 @@ _GRAM = 16.0  # a Gram matrix loses (sigma / radius)^2 roundings; above this rat
 
 
 @torch.no_grad()
-def project_spectral(weight: Tensor, radius: float | Tensor, *, inplace: bool = False) -> Tensor:
+def project_spectral(weight: Tensor, radius: float | Tensor) -> Tensor:
     """Project matrices onto the ball of the spectral norm.
 
     The outcome is ``argmin_W ||W - weight||_F subject to ||W||_2 <= radius``: singular values above the radius are set
@@ -41,7 +41,6 @@ def project_spectral(weight: Tensor, radius: float | Tensor, *, inplace: bool = 
     Args:
         weight: Matrices of shape ``(..., m, d)``.
         radius: A number or a tensor that broadcasts to the leading shape ``(...)``; 0 gives zeros, infinity no bound.
-        inplace: Write into ``weight`` and return it.
 
     Returns:
         The projection, in the shape and precision of ``weight``. No gradient flows through it.
@@ -55,7 +54,7 @@ def project_spectral(weight: Tensor, radius: float | Tensor, *, inplace: bool = 
                 [0.0000, 0.5000]])
     """
     radii = _checked(weight, radius, 2)
-    result = weight.detach() if inplace else weight.detach().clone()
+    result = weight.detach().clone()
     # The Frobenius norm is an upper bound and spares most matrices inside the exact one, unless its squares vanish.
     frobenius = torch.linalg.vector_norm(weight.detach().double(), dim=(-2, -1))
     near = (frobenius * (1 + 1e-12) > radii) | (frobenius < 1e-140)
@@ -70,7 +69,7 @@ def project_spectral(weight: Tensor, radius: float | Tensor, *, inplace: bool = 
                 u, sigma, vh = torch.linalg.svd(chosen[far], full_matrices=False)
                 clipped[far] = (u * torch.minimum(sigma, r[far][:, None])[:, None]) @ vh
             result[outside] = _inside(clipped, r * (1 - _MARGIN), weight.dtype, _norm)
-    return weight if inplace else result
+    return result
 
 
 @torch.no_grad()

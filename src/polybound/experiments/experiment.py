@@ -15,6 +15,7 @@ from polybound.attacks import parse_attack, parse_attacks
 from polybound.defences import canonical_defence
 from polybound.errors import ArgumentError, PolyboundError, check_choice, check_int, check_number
 from polybound.models import paper_rank
+from polybound.registry import Registry
 from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import METHODS, Method, Plain, Projected, Recipe
 
@@ -241,30 +242,33 @@ def _fits(value: Any, hint: Any) -> bool:
     return kind is Any or isinstance(value, kind)
 
 
-_OWN: dict[str, Path] = {}
+EXPERIMENTS: Registry[Any] = Registry("experiment")
+"""The TOML files of all experiments by name."""
 
 
 def register_experiment(name: str, file: str | Path) -> None:
     """Make a TOML file known as an experiment of this name; it may lie in a package of one's own."""
-    if name in experiment_names():
-        raise PolyboundError(f"there is an experiment called {name!r} already")
-    _OWN[name] = Path(file)
+    EXPERIMENTS.add(name, Path(file))
 
 
-def experiment_names() -> list[str]:
+def _order(name: str) -> tuple[int, int, str]:
+    """The paper's tables first, then its figures, by their numbers."""
+    word, _, number = name.partition("-")
+    return {"table": 0, "figure": 1}.get(word, 2), int(number) if number.isdigit() else 0, name
+
+
+_NAMED = {file.name.removesuffix(".toml"): file for file in (files("polybound.experiments") / "named").iterdir()}
+for _name in sorted(_NAMED, key=_order):
+    EXPERIMENTS.add(_name, _NAMED[_name])
+
+
+def experiment_names() -> tuple[str, ...]:
     """All experiments, the paper's first.
 
     >>> experiment_names()[:3]
-    ['table-1', 'table-2', 'table-3']
+    ('table-1', 'table-2', 'table-3')
     """
-    found = [file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml")]
-
-    def order(name: str) -> tuple[int, int, str]:
-        word, _, number = name.partition("-")
-        place = {"table": 0, "figure": 1}.get(word, 2)
-        return place, int(number) if number.isdigit() else 0, name
-
-    return [*sorted(found, key=order), *_OWN]
+    return EXPERIMENTS.names()
 
 
 def find_experiment(name: str) -> Experiment:
@@ -276,19 +280,10 @@ def find_experiment(name: str) -> Experiment:
     Raises:
         PolyboundError: no experiment has this name, or the file is not an experiment.
     """
-    own = _OWN.get(name) or (Path(name) if name.endswith(".toml") else None)
-    if own is not None:
-        file, label = own, name if name in _OWN else own.stem
-    elif name in experiment_names():
-        file, label = _folder() / f"{name}.toml", name
-    else:
-        raise PolyboundError(f"no experiment is called {name!r}; there are {', '.join(experiment_names())}")
+    own = name.endswith(".toml") and name not in EXPERIMENTS.entries
+    file, label = (Path(name), Path(name).stem) if own else (EXPERIMENTS.find(name), name)
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
         return Experiment(**{"name": label, "title": label, **content})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, RecursionError) as error:
         raise PolyboundError(f"{name}: not an experiment ({error})") from error
-
-
-def _folder() -> Any:
-    return files("polybound.experiments") / "named"

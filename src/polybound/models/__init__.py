@@ -4,7 +4,7 @@ affine         the maps: dense, convolution, pooling, chain; apply, transpose, t
 windows        convolutions written out window by window
 factors        every network as a chain of products of affine maps; groups of weights for projections
 base           what all models share: stacks, seeds, shapes
-ccp, ncp, conv the three models; collapse: PN-Conv's forward pass
+ccp, ncp, conv the three models; PN-Conv's forward pass
 files, zoo     models on disk, and by name
 passes         gradients by hand, several times as fast as autograd
 graphs         any network as a graph: nodes, algebras, tracing of modules

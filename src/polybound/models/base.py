@@ -56,14 +56,6 @@ def with_bias(C: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat([C, last.unsqueeze(1)], 1)
 
 
-def _memory() -> float:
-    """Bytes of memory that this machine has; infinity where it does not say."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return math.inf
-
-
 class ModelOptions(TypedDict, total=False):
     """The keyword arguments that all models share: how many runs, their first weights, and where these live."""
 
@@ -169,7 +161,11 @@ class PolynomialNetwork(nn.Module, ABC):
         shape = *self.lead, *shape
         size = math.prod(shape) * (self._dtype or torch.get_default_dtype()).itemsize
         message = f"a parameter of shape {shape} needs {size / 1e9:,.0f} GB: more than there is"
-        if torch.device(self._device or "cpu").type == "cpu" and size > _memory():
+        try:
+            most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):  # not every system says how much memory there is
+            most = size
+        if torch.device(self._device or "cpu").type == "cpu" and size > most:
             raise PolyboundError(message)
         try:
             return nn.Parameter(torch.empty(*shape, device=self._device, dtype=self._dtype))

@@ -162,17 +162,3 @@ class CCP(PolynomialNetwork):
         else:
             maps = WeightGroup(names, self.U, coupled=True)
         return [maps, WeightGroup(("C",), self.C.unsqueeze(-3))]
-
-    def to_product(self) -> CCP:
-        """The same function in product form, its matrices those of the paper's Lemma 11 (rank grows by one).
-
-        >>> import torch, polybound as pb
-        >>> model = pb.CCP(4, 3, 2, degree=3, dtype=torch.float64)
-        >>> x = torch.randn(10, 4, dtype=torch.float64)
-        >>> torch.allclose(model(x), model.to_product()(x))
-        True
-        """
-        matrices = self.factors().matrices()
-        C, U = matrices.pop("C"), torch.stack(list(matrices.values()), dim=-3)
-        config = self.config() | {"form": "product", "rank": C.shape[-1]}
-        return self._filled(config, {"U": U, "C": C}).train(self.training)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import as_file, files
@@ -19,6 +18,7 @@ from polybound.models.deep import PolyNet
 from polybound.models.files import load
 from polybound.models.ncp import NCP
 from polybound.models.products import PiNet, PolyMLP
+from polybound.registry import Registry
 
 ModelBuilder = Callable[..., PolynomialNetwork]
 """A function that builds a model from the shape of an input, the number of classes, its parameters by name (for most
@@ -33,7 +33,7 @@ class _Named(NamedTuple):
     parameters: dict[str, Any]
 
 
-_MODELS: dict[str, _Named] = {}
+MODELS: Registry[_Named] = Registry("model")
 
 
 def register_model(
@@ -42,7 +42,7 @@ def register_model(
     """Register a model by name, for `paper_model`, recipes, experiments and the command line.
 
     Args:
-        name: lower-case letters, digits and hyphens.
+        name: letters, digits and _.+- only.
         description: what it is, in a line.
         build: makes a model from the shape of an input, the number of classes, its parameters by name and further
             options.
@@ -50,7 +50,7 @@ def register_model(
         **parameters: the defaults of others, whole numbers or sequences of them; they determine a run of the model.
 
     Raises:
-        PolyboundError: the name is taken, or not of that form.
+        PolyboundError: the name is taken, or cannot be one.
 
     >>> import polybound as pb
     >>> from math import prod
@@ -62,16 +62,12 @@ def register_model(
     >>> model.degree, model.rank
     (6, 24)
     """
-    if not isinstance(name, str) or not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise PolyboundError(f"a model's name is made of lower-case letters, digits and hyphens, not {name!r}")
-    if name in _MODELS:
-        raise PolyboundError(f"there is a model called {name!r} already: {_MODELS[name].description}")
     own: dict[str, Any] = dict(parameters)
     if rank is not None or not own:
         own = {"rank": check_int("rank", 16 if rank is None else rank), **own}
     if taken := sorted(set(own) & {"name", *ModelOptions.__annotations__}):
         raise PolyboundError(f"a model's parameter cannot be called {taken[0]!r}: that is an option of all models")
-    _MODELS[name] = _Named(description, build, {key: _value(key, value, value) for key, value in own.items()})
+    MODELS.add(name, _Named(description, build, {key: _value(key, value, value) for key, value in own.items()}))
 
 
 def _value(name: str, given: Any, like: Any) -> Any:
@@ -129,18 +125,12 @@ def model_names() -> dict[str, str]:
     >>> model_names()["ncp-4"]
     'NCP of degree 4, rank 16'
     """
-    return {name: named.description for name, named in _MODELS.items()}
-
-
-def _named(name: str) -> _Named:
-    if name not in _MODELS:
-        raise PolyboundError(f"no model called {name!r}; there are {', '.join(_MODELS)}")
-    return _MODELS[name]
+    return {name: named.description for name, named in MODELS.entries.items()}
 
 
 def paper_rank(name: str) -> int:
     """The default hidden rank of a named model (channels of pn-conv): 16 as published, 64 for pn-10; 0 without one."""
-    return int(_named(name).parameters.get("rank", 0))
+    return int(MODELS.find(name).parameters.get("rank", 0))
 
 
 def model_parameters(name: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -152,7 +142,7 @@ def model_parameters(name: str, given: Mapping[str, Any] | None = None) -> dict[
     >>> model_parameters("polynet", {"width": 16})
     {'width': 16, 'blocks': (1, 1, 1)}
     """
-    known, given = _named(name).parameters, given or {}
+    known, given = MODELS.find(name).parameters, given or {}
     if unknown := [key for key in given if key not in known]:
         raise ArgumentError(unknown[0], f"is no parameter of model {name}; it has {', '.join(known)}")
     return {key: _value(key, given.get(key, default), default) for key, default in known.items()}
@@ -181,7 +171,7 @@ def paper_model(
     >>> sum(p.numel() for p in pb.paper_model("pn-4").parameters())
     50346
     """
-    named = _named(name)
+    named = MODELS.find(name)
     # All four, as a builder may name them without defaults.
     every: ModelOptions = {"runs": None, "seed": None, "device": None, "dtype": None, **options}
     own = dict(parameters or {}) if rank is None else {**(parameters or {}), "rank": rank}
