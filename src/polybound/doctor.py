@@ -47,7 +47,7 @@ def diagnose(
         on_progress: called with "done, total, text"; the text is the package or data set that is looked at.
 
     >>> sorted(diagnose(fast=True))[:4]
-    ['caches', 'data', 'devices', 'extras']
+    ['data', 'devices', 'extras', 'packages']
     """
 
     def look(name: str) -> None:
@@ -70,9 +70,7 @@ def diagnose(
         "threads": _threads,
         "devices": _devices,
         "plugins": _plugins,
-        "networks": _networks,
         "data": lambda: _data(data_dir, fast, verify, look),
-        "caches": _caches,
     }
     return {name: _guarded(facts) for name, facts in sections.items()}
 
@@ -181,12 +179,6 @@ def _plugins() -> Facts:
     return {name: f"{BROKEN}{reason}" if reason else "imported" for name, reason in check_plugins().items()}
 
 
-def _networks() -> Facts:
-    from polybound.models import EXAMPLES, example, weights_digest
-
-    return {name: _guarded(partial(lambda name: weights_digest(example(name))[:16], name)) for name in EXAMPLES}
-
-
 def _data(data_dir: str | PathLike[str] | None, fast: bool, verify: bool, look: Callable[[str], None]) -> Facts:
     from polybound.data import Directories, find_source, names
 
@@ -223,15 +215,3 @@ def _folder(path: Path) -> str:
         return f"{BROKEN}not a folder"
     next(path.iterdir(), None)
     return "present"
-
-
-def _caches() -> Facts:
-    from polybound.data import cache_folder
-
-    folder = cache_folder()
-    if _folder(folder) != "present":
-        return {_short(folder): _folder(folder)}
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    writable = "" if os.access(folder, os.W_OK) else ", not writable"
-    return {_short(folder): f"{len(files)} files, {size / 1e6:,.1f} MB{writable}"}

@@ -112,8 +112,6 @@ defences = st.one_of(
         epochs=st.integers(1, 50),
         batch_size=st.integers(1, 512),
         learning_rate=sizes,
-        least_eps=sizes,
-        most_eps=sizes,
         protocol=st.sampled_from(["sound", "published"]),
     ),
 )

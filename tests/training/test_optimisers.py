@@ -280,7 +280,7 @@ def test_the_rates_of_the_schedules():
         ({"method": {"name": "l2", "bound": 1.0}}, "method l2 has no option"),
         ({"method": "certified", "adversary": "fgsm-0.1"}, "method certified takes no adversary"),
         ({"protocol": "sound"}, "protocol requires an adversary"),
-        ({"adversary": "fgsm-0.1", "protocol": "other"}, "protocol must be sound or published"),
+        ({"adversary": "fgsm-0.1", "protocol": "other"}, "protocol must be one of sound, published"),
         ({"adversary": "fgsm-0.1", "start": -1}, "start is an epoch"),
         ({"adversary": {"start": 3}}, "an adversary needs an attack"),
         ({"adversary": {"attack": "fgsm-0.1", "eps": 3}}, "an adversary has no"),

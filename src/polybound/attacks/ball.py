@@ -14,7 +14,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from polybound.errors import PolyboundError, check_domain
+from polybound.errors import check_choice, check_domain
 
 Protocol = Literal["sound", "published"]
 """What an attack clips its images to and which gradients it follows: the honest choice, and the paper's."""
@@ -35,16 +35,14 @@ def protocols(choice: str) -> tuple[Protocol, ...]:
     >>> protocols("both")
     ('sound', 'published')
     """
-    if choice != "both" and choice not in PROTOCOLS:
-        raise PolyboundError(f"protocol must be sound, published or both, got {choice!r}")
+    check_choice("protocol", choice, (*PROTOCOLS, "both"))
     return PROTOCOLS if choice == "both" else (check_protocol(choice),)
 
 
 def check_protocol(name: str) -> Protocol:
     """The protocol of that name."""
-    if name not in PROTOCOLS:
-        raise PolyboundError(f"protocol must be sound or published, got {name!r}")
-    return name
+    check_choice("protocol", name, PROTOCOLS)
+    return "published" if name == "published" else "sound"
 
 
 def clip_range(protocol: str, domain: Sequence[float]) -> tuple[float, float]:

@@ -137,7 +137,15 @@ class Attack(Named, ABC):
         check_protocol(protocol)
         lead = _lead(model, x, y)
         shape = tuple(x.shape[lead:])
-        images = _checked(x, check_domain(domain)).reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))
+        low, high = check_domain(domain)
+        if x.numel():
+            least, most = (float(value) for value in torch.aminmax(x.detach()))
+            slack = TOLERANCE * (high - low)
+            if not (low - slack <= least and most <= high + slack):
+                raise PolyboundError(f"images with values from {least:.4g} to {most:.4g} are outside of {[low, high]}")
+        # Moved into the domain, if rounding put them outside.
+        inside = x.detach().clamp(round_up(low, x), round_down(high, x))
+        images = inside.reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))
         with Classifier(model, shape) as classifier:
             images, labels = images.to(classifier.device), y.detach().long().to(classifier.device)
             runs = classifier.runs
@@ -237,19 +245,6 @@ def _lead(model: nn.Module, x: Tensor, y: Tensor) -> int:
 
 def _kind(value: object) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _checked(x: Tensor, domain: tuple[float, float]) -> Tensor:
-    """The images, moved into the domain if rounding put them outside; further outside is an error."""
-    if not x.numel():
-        return x
-    least, most = (float(value) for value in torch.aminmax(x.detach()))
-    slack = TOLERANCE * (domain[1] - domain[0])
-    if not (domain[0] - slack <= least and most <= domain[1] + slack):
-        raise PolyboundError(f"images with values from {least:.4g} to {most:.4g} are outside of the domain {domain}")
-    if domain[0] <= least and most <= domain[1]:
-        return x.detach()
-    return x.detach().clamp(round_up(domain[0], x), round_down(domain[1], x))
 
 
 # Adversarial examples for one step of training.

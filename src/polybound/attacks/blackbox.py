@@ -13,7 +13,7 @@ from polybound.attacks.base import Attack, first_success
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import CrossEntropy
 from polybound.attacks.random import RandomNumbers
-from polybound.errors import PolyboundError, check_int, check_number
+from polybound.errors import PolyboundError, check_int
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Square(Attack):
 
     Attributes:
         queries: how many proposals.
-        share: of the pixels in the first squares.
     """
 
     kind: ClassVar[str] = "square"
@@ -63,12 +62,10 @@ class Square(Attack):
     uses_gradients: ClassVar[bool] = False
 
     queries: int = 500
-    share: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("queries", self.queries)
-        check_number("share", self.share)
         if self.norm != "inf":
             raise PolyboundError("the square attack knows the norm inf only; random-EPS-TRIES:norm=2 knows both")
 
@@ -102,7 +99,7 @@ class Square(Attack):
         _, height, width = image
         # The share of changed pixels shrinks: the published schedule for 10,000 queries, scaled.
         at = query * 10000 / self.queries
-        share = self.share * 0.5 ** sum(at > limit for limit in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000))
+        share = 0.8 * 0.5 ** sum(at > limit for limit in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000))
         tall = min(height, max(1, round((share * height * width) ** 0.5)))
         wide = min(width, max(1, round(share * width))) if height == 1 else min(width, tall)
         first = draw.unsqueeze(-1).unsqueeze(-1)

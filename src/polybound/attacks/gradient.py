@@ -149,6 +149,10 @@ class TPGD(Attack):
         return pgd_steps(model, ball, start, loss, self.steps, self.step_size)
 
 
+RHO = 0.75
+"""The share of a period's steps that must improve the loss of APGD, or its step is halved."""
+
+
 @dataclass(frozen=True)
 class APGD(Attack):
     """Auto-PGD (Croce and Hein, 2020): momentum, and steps from 2 eps on that halve where the loss does not improve.
@@ -159,7 +163,6 @@ class APGD(Attack):
         steps: number of steps.
         loss: "ce" or "dlr", the difference of logits ratio.
         restarts: random starts for images that are still classified right.
-        rho: share of a period's steps that must improve the loss.
     """
 
     kind: ClassVar[str] = "apgd"
@@ -169,13 +172,11 @@ class APGD(Attack):
     steps: int = 100
     loss: str = field(default="ce", kw_only=True)
     restarts: int = field(default=1, kw_only=True)
-    rho: float = field(default=0.75, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("steps", self.steps)
         check_int("restarts", self.restarts)
-        check_number("rho", self.rho)
         check_choice("loss", self.loss, ("ce", "dlr"))
 
     def caveats(self, classes: int) -> list[str]:
@@ -229,7 +230,7 @@ class APGD(Attack):
             best_z = torch.where(better.unsqueeze(-1), z, best_z)
             best_gradient = torch.where(better.unsqueeze(-1), gradient, best_gradient)
             if period:
-                stuck = (improved <= self.rho * period) | (~halved & (last_best >= best))
+                stuck = (improved <= RHO * period) | (~halved & (last_best >= best))
                 size = torch.where(stuck.unsqueeze(-1), size / 2, size)
                 z = torch.where(stuck.unsqueeze(-1), best_z, z)
                 gradient = torch.where(stuck.unsqueeze(-1), best_gradient, gradient)

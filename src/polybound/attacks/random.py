@@ -18,13 +18,17 @@ GROUP = 64
 class RandomNumbers(ABC):
     """Random numbers for the images of a ball, a new draw at each call; they broadcast with its points."""
 
-    @abstractmethod
     def uniform(self, numbers: int | None = None) -> Tensor:
         """Uniform on [0, 1), (1 or G, n, numbers): by default one for each feature of an image."""
+        return self._draw(torch.rand, numbers)
 
-    @abstractmethod
     def normal(self) -> Tensor:
         """Standard normal, (1 or G, n, d)."""
+        return self._draw(torch.randn, None)
+
+    @abstractmethod
+    def _draw(self, sample: Callable[..., Tensor], numbers: int | None) -> Tensor:
+        """Numbers by `torch.rand` or `torch.randn`, as many for each image as asked, or one for each feature."""
 
     @abstractmethod
     def seeds(self) -> list[int]:
@@ -46,20 +50,15 @@ class ImageRandom(RandomNumbers):
         self.generators = [seeded(seed, group + 1) for group in groups]
         self.count, self.features, self.like = count, features, like
 
-    def uniform(self, numbers: int | None = None) -> Tensor:
+    def _draw(self, sample: Callable[..., Tensor], numbers: int | None) -> Tensor:
         width = self.features if numbers is None else numbers
-        return self._join([torch.rand(GROUP, width, generator=generator) for generator in self.generators])
-
-    def normal(self) -> Tensor:
-        return self._join([torch.randn(GROUP, self.features, generator=generator) for generator in self.generators])
-
-    def seeds(self) -> list[int]:
-        return [generator.initial_seed() % 2**31 for generator in self.generators]
-
-    def _join(self, parts: list[Tensor]) -> Tensor:
+        parts = [sample(GROUP, width, generator=generator) for generator in self.generators]
         # Whole groups, cut afterwards: the last image's numbers must not depend on how many there are. And float32
         # whatever the images' type, so that a float64 model starts where its float32 twin does.
         return torch.cat(parts)[: self.count].to(self.like).unsqueeze(0)
+
+    def seeds(self) -> list[int]:
+        return [generator.initial_seed() % 2**31 for generator in self.generators]
 
 
 class BatchRandom(RandomNumbers):
@@ -68,21 +67,15 @@ class BatchRandom(RandomNumbers):
     def __init__(self, generators: Sequence[torch.Generator], like: Tensor) -> None:
         self.generators, self.like = generators, like
 
-    def uniform(self, numbers: int | None = None) -> Tensor:
-        return self._draw(torch.rand, numbers)
-
-    def normal(self) -> Tensor:
-        return self._draw(torch.randn)
+    def _draw(self, sample: Callable[..., Tensor], numbers: int | None) -> Tensor:
+        self._check()
+        groups, count, features = self.like.shape
+        return drawn(sample, self.generators, groups, (count, features if numbers is None else numbers), self.like)
 
     def seeds(self) -> list[int]:
         self._check()
         groups = -(-self.like.shape[1] // GROUP)
         return torch.randint(2**31, (groups,), generator=self.generators[0]).tolist()
-
-    def _draw(self, sample: Callable[..., Tensor], numbers: int | None = None) -> Tensor:
-        self._check()
-        groups, count, features = self.like.shape
-        return drawn(sample, self.generators, groups, (count, features if numbers is None else numbers), self.like)
 
     def _check(self) -> None:
         if len(self.generators) != len(self.like):

@@ -21,7 +21,7 @@ from polybound.data.files import DataFile, Directories, MissingDataError
 from polybound.data.folder import FolderSource
 from polybound.data.nsynth import NSynthSource
 from polybound.data.sources import SPLITS, CifarSource, FunctionSource, IdxSource, Source, idx_files
-from polybound.errors import ArgumentError, PolyboundError, check_number
+from polybound.errors import PolyboundError, check_number
 from polybound.registry import Registry
 
 _OWN = "folder:"
@@ -332,8 +332,6 @@ def load_digits(split: Literal["train", "test"] = "train") -> Dataset:
 
     They come without an official split; this one is stratified and always the same.
     """
-    if split not in ("train", "test"):
-        raise ArgumentError("split", f"must be 'train' or 'test', got {split!r}")
     return load("digits", split)
 
 

@@ -98,9 +98,14 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
     The pictures are computed once, and then kept in the user's cache directory under the archive's digest.
     """
     kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
-    samples = _recall(kept, count, families)
-    if samples is not None:
-        return samples
+    # What was kept, unless there is nothing, or nothing usable: then it is computed again.
+    with suppress(OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            x, y, groups = (arrays[name] for name in ("x", "y", "groups"))
+        right = x.shape == (count, 1, BANDS, FRAMES) and y.shape == groups.shape == (count,)
+        right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
+        if right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families)))):
+            return Samples(x, y, families, groups)
     samples = _compute(path, part, count, families)
     content = io.BytesIO()
     np.savez(content, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
@@ -156,19 +161,6 @@ def _label(example: dict[str, Any], where: str, rate: int, families: tuple[str, 
         said = ", ".join(f"{key} {value!r}" for key, value in zip(keys, found, strict=True))
         raise FileFormatError(f"{where}: examples.json says {said}; no note of NSynth's at {rate} Hz")
     return family, instrument
-
-
-def _recall(kept: Path, count: int, families: tuple[str, ...]) -> Samples | None:
-    """What was kept, unless there is nothing, or nothing usable: then it is computed again."""
-    try:
-        with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            x, y, groups = (arrays[name] for name in ("x", "y", "groups"))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
-        return None
-    right = x.shape == (count, 1, BANDS, FRAMES) and y.shape == groups.shape == (count,)
-    right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
-    right = right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families))))
-    return Samples(x, y, families, groups) if right else None
 
 
 def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:

@@ -178,8 +178,8 @@ class GuidedDenoiser(Defence):
 
         minimise  sum_i |f(x_hat_i) - f(x_i)|_1
 
-    over adversarial examples of f: of one or of a few gradient steps, within balls of random radius, and clean images
-    among them.
+    over adversarial examples of f: of one or of a few gradient steps, within balls of a radius that is drawn from 0.01
+    to 0.3 for each step, and clean images among them.
 
     Args:
         shape: of an image, (channels, height, width).
@@ -188,8 +188,6 @@ class GuidedDenoiser(Defence):
         epochs: passes over the images.
         batch_size: images in a step.
         learning_rate: of Adam, which falls to zero along a cosine.
-        least_eps: the radii of the attacks to learn from are drawn from the range between this
-        most_eps: and this.
         protocol: what those attacks clip to.
 
     >>> GuidedDenoiser((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
@@ -208,21 +206,17 @@ class GuidedDenoiser(Defence):
         epochs: int = 2,
         batch_size: int = 128,
         learning_rate: float = 0.002,
-        least_eps: float = 0.01,
-        most_eps: float = 0.3,
         protocol: str = "sound",
     ) -> None:
         super().__init__()
         channels, _, _ = check_image_shape(shape)
         for name, count in (("width", width), ("epochs", epochs), ("batch_size", batch_size)):
             check_int(name, count)
-        for name, size in (("learning_rate", learning_rate), ("least_eps", least_eps), ("most_eps", most_eps)):
-            check_number(name, size)
+        check_number("learning_rate", learning_rate)
         check_int("seed", seed, 0)
         check_choice("protocol", protocol, PROTOCOLS)
         self.width, self.seed, self.epochs, self.batch_size = width, seed, epochs, batch_size
         self.learning_rate, self.protocol = learning_rate, protocol
-        self.least_eps, self.most_eps = least_eps, most_eps
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.enter = _block(channels, width)
@@ -258,7 +252,7 @@ class GuidedDenoiser(Defence):
             batch = torch.randint(len(x), (self.batch_size,), generator=generator)
             clean, labels = x[batch].to(like), y[batch]
             share = torch.rand((), generator=generator).item()
-            radius = self.least_eps + (self.most_eps - self.least_eps) * share
+            radius = 0.01 + 0.29 * share
             attack = PGD(radius, *((1, radius) if step % 2 else (4, radius / 2)), random_start=False)
             attacked = attack(guide, clean, labels, domain=domain, protocol=self.protocol, start=GROUP * step)
             attacked[: self.batch_size // 8] = clean[: self.batch_size // 8]

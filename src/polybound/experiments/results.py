@@ -257,31 +257,29 @@ def read_scores(file: Path) -> Table:
     """
     if not file.is_file():
         raise PolyboundError(f"{file}: no such file")
+    parts = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")
     known: dict[str, dict[str, Any]] = {}
+
+    def checked(row: Row) -> Row:
+        """A row with all columns of its run's spec, which must have the address that the row has."""
+        mine = {name: row[name] for name in row if name in parts or "." in name}
+        if not mine:
+            return row  # of a network that is no run
+        key = str(mine)
+        if key not in known:
+            spec = Spec.from_columns(mine)
+            known[key] = {**spec.columns(), "run": spec.address}
+        if row.get("run") != (address := known[key]["run"]):
+            raise PolyboundError(f"how run {row.get('run')} was trained was changed: its address would be {address}")
+        if "epoch" not in row:
+            raise PolyboundError(f"not a file of scores: run {row['run']} has no epoch")
+        check_int("epoch", row["epoch"])
+        return {**row, **known[key]}
+
     try:
-        return Table([_checked(row, known) for row in read_table(file.read_text(encoding="utf-8"))])
+        return Table(map(checked, read_table(file.read_text(encoding="utf-8"))))
     except (PolyboundError, UnicodeDecodeError) as error:
         raise PolyboundError(f"{file}: {error}") from None
-
-
-def _checked(row: Row, known: dict[str, dict[str, Any]]) -> Row:
-    """A row with all columns of its run's spec, which must have the address that the row has."""
-    parts = ("data", "model", "method", "adversary", "optimiser", "schedule", "loss", "seed")
-    mine = {name: row[name] for name in row if name in parts or "." in name}
-    if not mine:
-        return row  # of a network that is no run
-    key = str(mine)
-    if key not in known:
-        spec = Spec.from_columns(mine)
-        known[key] = {**spec.columns(), "run": spec.address}
-    if row.get("run") != known[key]["run"]:
-        raise PolyboundError(
-            f"how run {row.get('run')} was trained was changed: its address would be {known[key]['run']}"
-        )
-    if "epoch" not in row:
-        raise PolyboundError(f"not a file of scores: run {row['run']} has no epoch")
-    check_int("epoch", row["epoch"])
-    return {**row, **known[key]}
 
 
 # Studies, which neither train nor evaluate runs: norms while training and at initialisation, samples of the data.

@@ -64,7 +64,24 @@ def save_certificates(
             eps = found.eps[i]
             entry["eps"] = float(eps) if eps.ndim == 0 else eps.reshape(-1).tolist()
             entry |= {"norm": "2"} if found.norm == "2" else {}
-        entry |= _interval(found, i) if isinstance(found, OutputBounds) else _decision(found, i, net.classes)
+        if isinstance(found, OutputBounds):
+            lower, upper, rows = found.lower[i], found.upper[i], found.lower.shape[1]
+            wider = 2.0**-30 * (upper - lower) + 2.0**-40 * (upper.abs() + lower.abs())
+            ends = {"lower": lower - wider, "upper": upper + wider}
+            ends |= {"lowest": found.lowest[i], "highest": found.highest[i]}
+            entry["status"] = "bounded"
+            entry |= {name: [v if isfinite(v) else None for v in end.tolist()] for name, end in ends.items()}
+            for name in ("lowest_at", "highest_at"):
+                entry[name] = getattr(found, name)[i].reshape(rows, -1).tolist()
+            entry["proofs"] = [found.proofs.get((i, claim)) for claim in range(2 * rows)]
+        else:
+            label, shown = int(found.label[i]), found.counterexample[i]
+            entry |= {"status": found.status[i], "label": label}
+            if shown is not None:
+                entry |= {"counterexample": shown.reshape(-1).tolist(), "rival": int(found.rival[i])}
+            elif found.status[i] == "verified":
+                rivals = [rival for rival in range(net.classes) if rival != label]
+                entry["proofs"] = {str(rival): found.proofs[i, rival] for rival in rivals}
         content["images"].append(entry)
     if found.norm == "2":
         content["tops"] = net.norms_A
@@ -74,31 +91,6 @@ def save_certificates(
     except RecursionError as error:
         raise PolyboundError("a proof has too many steps one within the other to be saved") from error
     write_atomically(path, (text + "\n").encode())
-
-
-def _decision(found: Certificates, i: int, classes: int) -> dict[str, Any]:
-    """An image's status, with what proves it."""
-    entry: dict[str, Any] = {"status": found.status[i], "label": int(found.label[i])}
-    point, proofs = found.counterexample[i], found.proofs or {}
-    if point is not None:
-        entry |= {"counterexample": point.reshape(-1).tolist(), "rival": int(found.rival[i])}
-    elif found.status[i] == "verified":
-        entry["proofs"] = {str(rival): proofs[i, rival] for rival in range(classes) if rival != entry["label"]}
-    return entry
-
-
-def _interval(found: OutputBounds, i: int) -> dict[str, Any]:
-    """An image's intervals, with what proves them."""
-    proofs, rows = found.proofs or {}, found.lower.shape[1]
-    wider = 2.0**-30 * (found.upper[i] - found.lower[i]) + 2.0**-40 * (found.upper[i].abs() + found.lower[i].abs())
-    ends = {"lower": found.lower[i] - wider, "upper": found.upper[i] + wider}
-    ends |= {"lowest": found.lowest[i], "highest": found.highest[i]}
-    entry: dict[str, Any] = {"status": "bounded"}
-    entry |= {name: [value if isfinite(value) else None for value in end.tolist()] for name, end in ends.items()}
-    for name in ("lowest_at", "highest_at"):
-        entry[name] = getattr(found, name)[i].reshape(rows, -1).tolist()
-    entry["proofs"] = [proofs.get((i, claim)) for claim in range(2 * rows)]
-    return entry
 
 
 def check_file(
