@@ -36,7 +36,7 @@ def test_reproduce_and_report(cli, refused, recipe, tmp_path):
     known = (recipe, "--runs", tmp_path / "runs", "--budget", "0.02")
     output = ("-o", tmp_path / "out.html")
     plan = cli("sweep", *known, "--dry-run", "--json").json
-    assert plan["runs"] == 3 and plan["done"] == 0 and plan["seconds"] > 0
+    assert plan["runs"] == 3 and plan["done"] == 0
     shown = " ".join(cli("reproduce", *known, *output, "--workers", 1).out.split())
     assert "2 of 100 epochs" in shown and "FGSM-0.1 │ sound protocol" in shown
     assert (tmp_path / "out.html").stat().st_size > 5000

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from importlib import import_module
 from statistics import fmean
 
 import pytest
@@ -29,10 +28,10 @@ from polybound.experiments import (
     DATASETS,
     Experiment,
     compare,
-    estimate,
     experiment_names,
     experiment_scores,
     find_experiment,
+    preview,
     published,
     ratios,
     read_runs,
@@ -198,8 +197,8 @@ def small():
 def swept(small, tmp_path_factory):
     """The folder of its runs."""
     folder = tmp_path_factory.mktemp("swept")
-    guess = estimate([small], folder)
-    assert (guess.jobs, guess.runs, guess.done, guess.missing) == (2, 8, 0, ()) and guess.seconds > 0
+    planned = preview([small], folder)
+    assert (planned.jobs, planned.runs, planned.done, planned.missing) == (2, 8, 0, ())
     sweep([small], folder, workers=1)
     return folder
 
@@ -211,7 +210,7 @@ def test_a_sweep_on_workers_is_a_sweep_alone(small, swept, tmp_path):
     rows = experiment_scores(small, swept).rows
     assert experiment_scores(small, tmp_path).rows == rows
     assert len(rows) == 8 * 3
-    assert estimate([small], tmp_path).seconds == 0
+    assert preview([small], tmp_path).done == 2
 
 
 def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
@@ -242,23 +241,12 @@ def test_jobs_that_share_a_run_share_a_lock(small, tmp_path):
         assert not set().union(*locks(**other)) & both
 
 
-def test_an_estimate_counts_a_run_once(small, tmp_path, monkeypatch):
-    trained = []
-
-    def cost(specs, _data_dir):
-        trained.append(specs)
-        return 1.0
-
-    monkeypatch.setattr(import_module("polybound.experiments.sweep"), "_cost", cost)
+def test_a_preview_counts_a_run_once(small, tmp_path):
     other = replace(small, name="other", attacks=("pgd-0.1-1-0.1",))
-    guess = estimate([small, other], tmp_path)
-    assert (guess.jobs, guess.runs) == (4, 8)
-    assert guess.seconds == 2.0  # the bounds of each seed, and the run without one, as one stack
-    assert [len(specs) for specs in trained] == [4]  # and stacks of one kind are measured once
+    planned = preview([small, other], tmp_path)
+    assert (planned.jobs, planned.runs) == (4, 8)
     wider = replace(other, bounds=(100.0, 1.0, 0.5, 0.25))
-    trained.clear()
-    assert estimate([small, wider], tmp_path).runs == 10
-    assert [len(specs) for specs in trained] == [4, 1]  # of the wider one, the bound that the first has not
+    assert preview([small, wider], tmp_path).runs == 10
 
 
 def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_path):

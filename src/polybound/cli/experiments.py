@@ -147,24 +147,20 @@ def sweep(
     runs: Runs = Path("runs"),
     changes: ExperimentFilter,
     engine: Engine,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and for how long.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and measure all that experiments need. What is done is not done again; what was killed goes on."""
     chosen = changes.experiments(names)
     if dry_run:
         check_choice("engine", engine.engine, pb.experiments.ENGINES)
-        found = pb.experiments.estimate(chosen, runs, engine.data_dir)
+        found = pb.experiments.preview(chosen, runs, engine.data_dir)
         if as_json:
             print(json.dumps(asdict(found)))
             return
         print(f"{found.jobs} jobs with {found.runs} runs, {found.done} jobs done already")
         if found.missing:
-            print(f"not on this machine, and not in the time below: {', '.join(found.missing)}")
-        seconds = found.seconds
-        duration = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-        duration = f"{seconds:.0f} seconds" if seconds < 90 else duration
-        print(f"training the rest takes about {duration} on one worker; attacks come on top of it")
+            print(f"not on this machine: {', '.join(found.missing)}")
         return
     engine.sweep(chosen, runs)
     if as_json:

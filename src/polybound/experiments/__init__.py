@@ -2,7 +2,7 @@
 
 experiment  what to train and to measure, from a TOML file in `named/`
 jobs        the pieces of work of an experiment; each leaves files with content addresses
-sweep       all jobs that are not done, on any number of workers; estimates of their time
+sweep       all jobs that are not done, on any number of workers
 results     an experiment's runs, chosen bounds, scores and studies
 compare     what was measured against `published.csv`
 """
@@ -36,6 +36,6 @@ from polybound.experiments.results import search_job as search_job
 from polybound.experiments.results import skipped_runs as skipped_runs
 from polybound.experiments.results import studies as studies
 from polybound.experiments.sweep import ENGINES as ENGINES
-from polybound.experiments.sweep import Estimate as Estimate
-from polybound.experiments.sweep import estimate as estimate
+from polybound.experiments.sweep import Preview as Preview
+from polybound.experiments.sweep import preview as preview
 from polybound.experiments.sweep import sweep as sweep

@@ -7,20 +7,18 @@ engine will do, a job can be repeated by anyone, and what a dead worker left und
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import joblib
 import torch
 
-from polybound.data import Dataset, missing
+from polybound.data import missing
 from polybound.errors import ArgumentError, PolyboundError, require
 from polybound.evaluation import EvaluationSpec
 from polybound.experiments.experiment import Experiment
@@ -28,8 +26,7 @@ from polybound.experiments.jobs import Digests, Job, Measurement, StackJob, run_
 from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
 from polybound.registry import load_plugins, plugin_names
-from polybound.runs import DataSpec, Run, Spec, address_of, common_recipe
-from polybound.training import Callback, Projected, Trainer
+from polybound.training import Projected
 
 ENGINES = ("loky", "dask", "ray")
 """joblib's backends that can carry out jobs; the last two are extras."""
@@ -209,90 +206,27 @@ def _watched(jobs: list[Job], root: Path, on_progress: Callable[[int, int, str],
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a sweep would take on one worker.
+class Preview:
+    """What a sweep would do.
 
     Attributes:
         jobs: how many.
-        runs: how many different ones.
+        runs: how many different ones; one that several experiments measure counts once.
         done: jobs that are done already.
-        seconds: to train what is not, of the data sets that are here.
         missing: data sets that are not here.
     """
 
     jobs: int
     runs: int
     done: int
-    seconds: float
     missing: tuple[str, ...] = ()
 
 
-def estimate(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> Estimate:
-    """How long the training of what is not done would take, by measuring a few steps of each kind of stack.
-
-    Attacks, studies and searches come on top of it. A run that several experiments measure is trained, and counted,
-    once. Nothing is written or downloaded.
-    """
+def preview(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> Preview:
+    """What `sweep` would do. Nothing is trained, written or downloaded."""
     known = Digests(data_dir)
     jobs = _distinct(experiments, root, lambda name: known(name) or "unknown", data_dir)
+    runs = {spec.address for job in jobs if isinstance(job, StackJob) for spec in job.specs}
     names = dict.fromkeys(name for experiment in experiments for name in experiment.datasets)
-    absent = {name for name in names if missing(name, data_dir)}
-    stacks = [job for job in jobs if isinstance(job, StackJob)]
-    costs: dict[str, float] = {}
-    counted: set[Path] = set()
-    seconds = 0.0
-    for job in stacks:
-        runs = [(spec, Run.of(spec, root)) for spec in job.specs]
-        lacking = [spec for spec, run in runs if not run.finished() and run.path not in counted]
-        counted.update(run.path for _, run in runs)
-        if lacking and lacking[0].data.name not in absent:
-            # Stacks take equally long if they differ in nothing but the seeds, the bounds and the weights.
-            content = lacking[0].as_dict()
-            method = {name: value for name, value in content["method"].items() if name not in ("bound", "weight")}
-            sizes = [len(lacking), len({spec.seed for spec in lacking})]
-            kind = address_of([content | {"method": method, "seed": 0}, *sizes])
-            if kind not in costs:
-                costs[kind] = _cost(lacking, data_dir)
-            seconds += costs[kind]
-    done = sum(job.done(root) for job in jobs)
-    return Estimate(len(jobs), len(counted), done, seconds, tuple(name for name in names if name in absent))
-
-
-class _Stopwatch(Callback):
-    """Stops after some steps, and notes when each of them ended."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.times: list[float] = []
-
-    def after_step(self, trainer: Trainer) -> None:
-        self.times.append(time.perf_counter())
-        if len(self.times) >= self.steps:
-            trainer.stop()
-
-
-@lru_cache(maxsize=1)
-def _training_data(spec: DataSpec, data_dir: Path | None) -> Dataset:
-    """The training split; stacks of one data set are estimated one after another."""
-    return spec.load("train", data_dir)
-
-
-def _cost(specs: Sequence[Spec], data_dir: Path | None, steps: int = 12) -> float:
-    """Seconds to train some runs together, from the time of a few steps of each phase."""
-    first, recipe = specs[0], common_recipe(specs)
-    data = _training_data(first.data, data_dir)
-    shared = min(spec.recipe.method.plain_until(recipe.epochs) for spec in specs)
-    every = [spec.seed for spec in specs]
-    trunks = list(dict.fromkeys(every))
-
-    def step(epoch: int) -> float:
-        seeds, chosen = (trunks, recipe.plain()) if epoch < shared else (every, recipe)
-        model = first.model.build(data, runs=len(seeds), seed=seeds)
-        watch = _Stopwatch(steps)
-        trainer = Trainer(model, data, chosen, seeds, [watch])
-        trainer.epoch = epoch
-        trainer.run(epoch + 1)
-        return (watch.times[-1] - watch.times[0]) / max(1, len(watch.times) - 1)  # the first is for warming up
-
-    per_epoch = -(-len(data) // recipe.schedule.batch_size)
-    return sum((end - begin) * per_epoch * step(begin) for begin, end in pairwise([*recipe.phases(), recipe.epochs]))
+    absent = tuple(name for name in names if missing(name, data_dir))
+    return Preview(len(jobs), len(runs), sum(job.done(root) for job in jobs), absent)

@@ -28,6 +28,5 @@ from polybound.runs.spec import ModelSpec as ModelSpec
 from polybound.runs.spec import Spec as Spec
 from polybound.runs.spec import address_of as address_of
 from polybound.runs.train import TrainingProgress as TrainingProgress
-from polybound.runs.train import common_recipe as common_recipe
 from polybound.runs.train import interrupted as interrupted
 from polybound.runs.train import train_runs as train_runs
