@@ -8,7 +8,6 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -45,16 +44,6 @@ def in_workers(do: Callable[[Task], Result], tasks: Sequence[Task], workers: int
         pool.close()
 
 
-@dataclass(frozen=True)
-class _Result:
-    value: Any
-
-
-@dataclass(frozen=True)
-class _End:
-    error: BaseException | None = None
-
-
 class _Pool:
     """loky's processes, driven by a thread that blocks SIGINT.
 
@@ -66,17 +55,20 @@ class _Pool:
 
     def __init__(self, do: Callable[[Any], Any], tasks: Sequence[Any], workers: int) -> None:
         self.do, self.tasks, self.workers = do, tasks, workers
-        self.found: queue.SimpleQueue[_Result | _End] = queue.SimpleQueue()
+        # (True, a result) for each task; then (False, the error, or None).
+        self.found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self.closed, self.ended = threading.Event(), False
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def __iter__(self) -> Iterator[Any]:
-        while isinstance(found := self.found.get(), _Result):
-            yield found.value
+        more, found = self.found.get()
+        while more:
+            yield found
+            more, found = self.found.get()
         self.ended = True
-        if found.error is not None:
-            raise found.error
+        if found is not None:
+            raise found
 
     def _work(self) -> None:
         import joblib
@@ -87,29 +79,24 @@ class _Pool:
             with joblib.parallel_config(backend="loky", n_jobs=self.workers), warnings.catch_warnings():
                 # Tasks are of different sizes: a worker that is replaced after a large one is no news.
                 warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-                self._start(joblib)
+                # First a task that only makes each process import what `do` needs: loky takes a worker's memory after
+                # its first task for its normal size, and ends workers that grow far beyond.
+                warned = os.environ.get("PYTHONWARNINGS")
+                os.environ["PYTHONWARNINGS"] = f"{warned},{_QUIET_TRACKER}" if warned else _QUIET_TRACKER
+                try:
+                    every = (joblib.delayed(id)(self.do) for _ in range(self.workers))
+                    joblib.Parallel(batch_size=1, pre_dispatch="all")(every)
+                finally:
+                    os.environ.pop("PYTHONWARNINGS")
+                    if warned is not None:
+                        os.environ["PYTHONWARNINGS"] = warned
                 still_open = takewhile(lambda _: not self.closed.is_set(), self.tasks)
                 parallel = joblib.Parallel(batch_size=1, pre_dispatch=2 * self.workers, return_as="generator")
                 for result in parallel(joblib.delayed(_with_one_thread)(self.do, task) for task in still_open):
-                    self.found.put(_Result(result))
-            self.found.put(_End())
+                    self.found.put((True, result))
+            self.found.put((False, None))
         except BaseException as error:  # it belongs to whoever waits for the results
-            self.found.put(_End(error))
-
-    def _start(self, joblib: Any) -> None:
-        """Start the processes, and let each import what `do` needs.
-
-        loky takes a worker's memory after its first task for its normal size, and ends workers that grow far beyond.
-        """
-        warned = os.environ.get("PYTHONWARNINGS")
-        os.environ["PYTHONWARNINGS"] = f"{warned},{_QUIET_TRACKER}" if warned else _QUIET_TRACKER
-        try:
-            # Any function will do: to receive `do`, a worker imports what it needs.
-            joblib.Parallel(batch_size=1, pre_dispatch="all")(joblib.delayed(id)(self.do) for _ in range(self.workers))
-        finally:
-            os.environ.pop("PYTHONWARNINGS")
-            if warned is not None:
-                os.environ["PYTHONWARNINGS"] = warned
+            self.found.put((False, error))
 
     def close(self) -> None:
         """End the processes if they are at work; idle ones are kept for the next call, and end with this process."""

@@ -142,7 +142,8 @@ class Attack(Named, ABC):
             least, most = (float(value) for value in torch.aminmax(x.detach()))
             slack = TOLERANCE * (high - low)
             if not (low - slack <= least and most <= high + slack):
-                raise PolyboundError(f"images with values from {least:.4g} to {most:.4g} are outside of {[low, high]}")
+                values = f"images with values from {least:.4g} to {most:.4g}"
+                raise PolyboundError(f"{values} are outside of the domain {low, high}")
         # Moved into the domain, if rounding put them outside.
         inside = x.detach().clamp(round_up(low, x), round_down(high, x))
         images = inside.reshape(*((1,) * (2 - lead)), *x.shape[:lead], math.prod(shape))

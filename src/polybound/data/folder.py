@@ -166,43 +166,33 @@ def read_npz(path: Path) -> dict[str, Samples]:
     except _DAMAGED as error:
         raise FileFormatError(f"{path}: not an npz file of plain arrays ({' '.join(str(error).split())})") from error
     suffixes = {"train": "", "test": "_test"} if arrays.keys() & {"X_test", "y_test"} else {"train": ""}
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for split, suffix in suffixes.items():
         for name in (f"X{suffix}", f"y{suffix}"):
             if name not in arrays:
                 raise FileFormatError(f"{path}: holds no array {name!r}")
-        x, y = arrays[f"X{suffix}"], arrays[f"y{suffix}"]
-        inputs[split] = _inputs(x, f"{path}: X{suffix}")
+        where, x, y = f"{path}: X{suffix}", arrays[f"X{suffix}"], arrays[f"y{suffix}"]
+        if x.ndim not in (2, 3, 4) or x.size == 0:
+            raise FileFormatError(
+                f"{where}: of shape {x.shape}; samples first, then features, or an image's two or three"
+            )
+        x = x[:, None] if x.ndim == 3 else x
+        if x.dtype != np.uint8:
+            if not np.issubdtype(x.dtype, np.floating):
+                raise FileFormatError(f"{where}: of type {x.dtype}; bytes (uint8) or floating-point numbers are needed")
+            low, high = float(x.min()), float(x.max())
+            if not (low >= -1 and high <= 1):  # so that NaN is refused, too
+                wanted = "scale them to [-1, 1], or save bytes (uint8)"
+                raise FileFormatError(f"{where}: values from {low:g} to {high:g}; {wanted}")
+            x = x.astype(np.float32)
+        inputs[split] = x
         if y.shape != x.shape[:1]:
             raise FileFormatError(f"{path}: y{suffix} is {y.shape}, but X{suffix} has {len(x)} samples")
     if len({x.shape[1:] for x in inputs.values()}) > 1:
         raise FileFormatError(f"{path}: X and X_test are of different shapes")
     if len({x.dtype for x in inputs.values()}) > 1:
         raise FileFormatError(f"{path}: X and X_test are of different types; it would not be clear how to scale them")
-    names, labels = _classes(np.concatenate([arrays[f"y{suffix}"] for suffix in suffixes.values()]), path)
-    parts = np.split(labels, [len(inputs["train"])])
-    return {split: Samples(inputs[split], y, names) for split, y in zip(inputs, parts, strict=False)}
-
-
-def _inputs(array: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-    if array.ndim not in (2, 3, 4) or array.size == 0:
-        raise FileFormatError(
-            f"{where}: of shape {array.shape}; samples first, then features, or an image's two or three"
-        )
-    if array.ndim == 3:
-        array = array[:, None]
-    if array.dtype == np.uint8:
-        return array
-    if not np.issubdtype(array.dtype, np.floating):
-        raise FileFormatError(f"{where}: of type {array.dtype}; bytes (uint8) or floating-point numbers are needed")
-    low, high = float(array.min()), float(array.max())
-    if not (low >= -1 and high <= 1):  # so that NaN is refused, too
-        raise FileFormatError(f"{where}: values from {low:g} to {high:g}; scale them to [-1, 1], or save bytes (uint8)")
-    return array.astype(np.float32)
-
-
-def _classes(y: npt.NDArray[Any], path: Path) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """The names of the classes, and their numbers as labels."""
+    y = np.concatenate([arrays[f"y{suffix}"] for suffix in suffixes.values()])
     found, numbers = np.unique(y, return_inverse=True)
     if found.dtype.kind not in "iuU":
         raise FileFormatError(f"{path}: y is of type {y.dtype}; class numbers or names are needed")
@@ -212,4 +202,5 @@ def _classes(y: npt.NDArray[Any], path: Path) -> tuple[tuple[str, ...], npt.NDAr
         )
     if len(found) < 2:
         raise FileFormatError(f"{path}: only one class in y")
-    return tuple(map(str, found)), numbers.reshape(-1).astype(np.int64)
+    parts = np.split(numbers.reshape(-1).astype(np.int64), [len(inputs["train"])])
+    return {split: Samples(x, y, tuple(map(str, found))) for (split, x), y in zip(inputs.items(), parts, strict=False)}

@@ -145,22 +145,19 @@ def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Sa
         raise FileFormatError(
             f"{path}: {len(notes)} wav files and {len(examples)} notes in examples.json, not {count} of both"
         )
-    names = sorted(notes)
-    labels = [_label(examples[name], f"{path}: {name}", notes[name][1], families) for name in names]
+    names, labels = sorted(notes), []
+    keys = ("instrument_family", "instrument_family_str", "instrument", "sample_rate")
+    for name in names:
+        found: list[Any] = [examples[name].get(key) for key in keys]
+        family, family_name, instrument, stated = found
+        rate = notes[name][1]
+        whole = all(type(number) is int and 0 <= number < 2**31 for number in (family, instrument))
+        if not whole or (family, family_name, stated) not in [(*known, rate) for known in enumerate(families)]:
+            said = ", ".join(f"{key} {value!r}" for key, value in zip(keys, found, strict=True))
+            raise FileFormatError(f"{path}: {name}: examples.json says {said}; no note of NSynth's at {rate} Hz")
+        labels.append((family, instrument))
     y, groups = np.ascontiguousarray(np.array(labels, dtype=np.int64).T)
     return Samples(np.stack([notes[name][0] for name in names]), y, families, groups)
-
-
-def _label(example: dict[str, Any], where: str, rate: int, families: tuple[str, ...]) -> tuple[int, int]:
-    """The family and the instrument of a note."""
-    keys = ("instrument_family", "instrument_family_str", "instrument", "sample_rate")
-    found: list[Any] = [example.get(key) for key in keys]
-    family, name, instrument, stated = found
-    whole = all(type(number) is int and 0 <= number < 2**31 for number in (family, instrument))
-    if not whole or (family, name, stated) not in [(*known, rate) for known in enumerate(families)]:
-        said = ", ".join(f"{key} {value!r}" for key, value in zip(keys, found, strict=True))
-        raise FileFormatError(f"{where}: examples.json says {said}; no note of NSynth's at {rate} Hz")
-    return family, instrument
 
 
 def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:
