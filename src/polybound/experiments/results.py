@@ -64,73 +64,61 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
     All are trained on a shorter schedule first; the best quarter goes on to the whole one, the others are pruned. As
     seeds may differ by more than points do, the `finalists` are trained with all `seeds`, and the best mean wins.
     """
-    work = _Search(options, root, data_dir)
-    total = min(options["points"], len(work.values) ** len(NAMES))
-    while len(work.trials) < total:
-        work.try_points(min(BATCH, total - len(work.trials)))
-    whole = [trial for trial in work.trials.values() if trial["full"] is not None]
-    finalists = sorted(whole, key=lambda trial: -trial["full"])[: options["finalists"]]
-    bounds = [trial["bounds"] for trial in finalists]
-    again = [work.measure(bounds, work.recipe, seed) for seed in range(1, options["seeds"])]
-    for trial, *others in zip(finalists, *again, strict=True):
-        trial["mean"] = fmean([trial["full"], *others])
-    winner = max(finalists, key=lambda trial: trial["mean"])
-    return {"bounds": winner["bounds"], "accuracy": winner["mean"], "trials": list(work.trials.values())}
+    optuna = require("optuna", "experiments", "the search")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=BATCH)
+    study, states = optuna.create_study(direction="maximize", sampler=sampler), optuna.trial.TrialState
+    recipe, values = Recipe.from_options(options["recipe"]), [float(value) for value in options["values"]]
+    data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=options["validation"])
+    limit, attack, protocol = (options[name] for name in ("limit", "attack", "protocol"))
+    wanted = Measurement(EvaluationSpec((attack,), protocol, limit=limit or None), "validation")
 
-
-class _Search:
-    """The state of a search: what Optuna was told, and all points that were tried."""
-
-    def __init__(self, options: Mapping[str, Any], root: Path, data_dir: Path | None) -> None:
-        optuna = require("optuna", "experiments", "the search")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=BATCH)
-        self.study, self.states = optuna.create_study(direction="maximize", sampler=sampler), optuna.trial.TrialState
-        self.options, self.root, self.data_dir = options, root, data_dir
-        self.recipe = Recipe.from_options(options["recipe"])
-        self.values = [float(value) for value in options["values"]]
-        self.random = Random(0)  # noqa: S311 (not for secrets)
-        self.trials: dict[tuple[float, ...], dict[str, Any]] = {}
-        share = options["validation"]
-        self.data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=share)
-
-    def measure(self, points: Sequence[Mapping[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
+    def measure(points: Sequence[Mapping[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
         """Train points as one stack; their accuracies, 0 for a run that failed."""
         recipes = [replace(schedule, method=replace(schedule.method, **{"bound": dict(point)})) for point in points]
-        specs = tuple(Spec(self.data, ModelSpec("pn-4"), recipe, seed) for recipe in recipes)
-        limit, attack, protocol = (self.options[name] for name in ("limit", "attack", "protocol"))
-        wanted = EvaluationSpec((attack,), protocol, limit=limit or None)
-        StackJob(specs, (Measurement(wanted, "validation"),)).run(self.root, self.data_dir)
+        specs = tuple(Spec(data, ModelSpec("pn-4"), one, seed) for one in recipes)
+        StackJob(specs, (wanted,)).run(root, data_dir)
         asked = {"split": "validation", "attack": attack, "protocol": protocol, "counted": "robust"}
-        tables = (Run.of(spec, self.root).table().where(asked, defence="", attack_seed=0) for spec in specs)
+        tables = (Run.of(spec, root).table().where(asked, defence="", attack_seed=0) for spec in specs)
         cells = [table.only(lambda row: covers(row, limit)).cell() for table in tables]
         return [0.0 if cell is None else cell.mean / 100 for cell in cells]
 
-    def try_points(self, count: int) -> None:
-        """Try new points, and tell Optuna what came out; a random one in the place of each that it repeats."""
+    # The epochs before the first projection are those of the whole schedule.
+    begins = recipe.method.begins
+    short = recipe.replace({"epochs": begins + max(1, round(SHORT * (recipe.epochs - begins)))})
+    random = Random(0)  # noqa: S311 (not for secrets)
+    trials: dict[tuple[float, ...], dict[str, Any]] = {}
+    total = min(options["points"], len(values) ** len(NAMES))
+    while len(trials) < total:
+        count = min(BATCH, total - len(trials))
         asked: dict[tuple[float, ...], Any] = {}
         while len(asked) < count:
-            trial = self.study.ask()
-            key = tuple(trial.suggest_categorical(name, self.values) for name in NAMES)
-            if key in asked or key in self.trials:
-                self.study.tell(trial, state=self.states.FAIL)
-                self.study.enqueue_trial({name: self.random.choice(self.values) for name in NAMES})
+            trial = study.ask()
+            key = tuple(trial.suggest_categorical(name, values) for name in NAMES)
+            if key in asked or key in trials:  # a random point in the place of one that is repeated
+                study.tell(trial, state=states.FAIL)
+                study.enqueue_trial({name: random.choice(values) for name in NAMES})
             else:
                 asked[key] = trial
         points = {key: dict(zip(NAMES, key, strict=True)) for key in asked}
-        # The epochs before the first projection are those of the whole schedule.
-        begins = self.recipe.method.begins
-        short = self.recipe.replace({"epochs": begins + max(1, round(SHORT * (self.recipe.epochs - begins)))})
-        first = dict(zip(asked, self.measure(list(points.values()), short), strict=True))
+        first = dict(zip(asked, measure(list(points.values()), short), strict=True))
         best = sorted(asked, key=lambda key: -first[key])[: max(1, round(KEPT * count))]
-        final = dict(zip(best, self.measure([points[key] for key in best], self.recipe), strict=True))
+        final = dict(zip(best, measure([points[key] for key in best], recipe), strict=True))
         for key, trial in asked.items():
             trial.report(first[key], 0)
             if key in final:
-                self.study.tell(trial, final[key])
+                study.tell(trial, final[key])
             else:
-                self.study.tell(trial, state=self.states.PRUNED)
-            self.trials[key] = {"bounds": points[key], "short": first[key], "full": final.get(key), "mean": None}
+                study.tell(trial, state=states.PRUNED)
+            trials[key] = {"bounds": points[key], "short": first[key], "full": final.get(key), "mean": None}
+    whole = [trial for trial in trials.values() if trial["full"] is not None]
+    finalists = sorted(whole, key=lambda trial: -trial["full"])[: options["finalists"]]
+    bounds = [trial["bounds"] for trial in finalists]
+    again = [measure(bounds, recipe, seed) for seed in range(1, options["seeds"])]
+    for trial, *others in zip(finalists, *again, strict=True):
+        trial["mean"] = fmean([trial["full"], *others])
+    winner = max(finalists, key=lambda trial: trial["mean"])
+    return {"bounds": winner["bounds"], "accuracy": winner["mean"], "trials": list(trials.values())}
 
 
 def runs_of(
