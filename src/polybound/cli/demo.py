@@ -122,7 +122,7 @@ def _floats(values: Any) -> list[float]:
 
 
 def _measure(models: PolynomialNetwork) -> dict[str, Any]:
-    """What both networks are worth on the test images.
+    """Measure both networks on the test images.
 
     Returns:
         The number of "images", the "clean" accuracy by run, by run for each of `RADII` the accuracy under "pgd" and the

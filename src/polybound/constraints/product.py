@@ -360,7 +360,7 @@ def _exceeds(sizes: Tensor, limit: Tensor) -> Tensor:
 
 
 def _margin(rows: Tensor) -> float:
-    """What makes a product of norms inside in any order of summation, which differs between layouts and libraries."""
+    """A relative margin for the order of summation, which differs between layouts and libraries."""
     return 4 * _EPS * (rows.shape[-2] + math.log2(rows.shape[-1] + 1))
 
 

@@ -114,7 +114,7 @@ class Source(ABC):
         return combined(parts)
 
     def no_such_split(self, split: str) -> PolyboundError:
-        """What to raise for a split that it does not have."""
+        """The error for a split that the data set does not have."""
         if split == "validation":
             return PolyboundError(
                 f"{self.name} has no official validation split: carve one from train by validation=0.1,"

@@ -229,7 +229,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             self.model_.to("cpu").eval()
 
     def _scaled_targets(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What the network learns from targets."""
+        """The targets as the network learns them."""
         return targets
 
     def _outputs(self, X: Any) -> Array:
@@ -238,11 +238,11 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         return evaluate(PreparedNetwork(self.model_), self.scaling_(X))
 
     def _more_to_write(self) -> dict[str, Any]:
-        """What else a file needs, as JSON can hold it."""
+        """Further content of a file, as JSON can hold it."""
         raise NotImplementedError
 
     def _read_more(self, content: dict[str, Any]) -> None:
-        """Take out of a file's content what `_more_to_write` put there."""
+        """Read the content that `_more_to_write` wrote."""
         raise NotImplementedError
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -81,7 +81,7 @@ def load(kind: type[E], path: str | PathLike[str]) -> E:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: numpy's numbers."""
+    """A number of numpy as one of Python, for JSON."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")

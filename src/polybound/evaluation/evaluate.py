@@ -277,7 +277,7 @@ class Evaluation:
         return (row["run"], score_of(row)) in self.stored
 
     def __repr__(self) -> str:
-        """How much there is; `print` shows it all."""
+        """The numbers of scores and runs; `print` shows the scores."""
         runs = len(self.scores.values("run"))
         return f"Evaluation({len(self.scores)} scores of {runs} run{'s'[: runs != 1]}; print it to see them)"
 

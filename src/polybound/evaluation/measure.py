@@ -45,7 +45,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """What a score has as its attack."""
+        """The name of the attack, as scores have it."""
         if self.certify is not None:
             return certified_name(self.certify)
         return CLEAN if self.attack is None else self.attack.name
@@ -148,7 +148,7 @@ class EvaluatedModel:
 
     @cached_property
     def defence_name(self) -> str:
-        """What determines the denoiser, beside this network: its settings, and its weights if it was trained elsewhere.
+        """The settings of the denoiser, with a digest of its weights if it was trained elsewhere.
 
         "guided:epochs=4" is trained here, from the network, its training images and the settings;
         "guided:epochs=4@1f0c2a94b7d35e68" is a `GuidedDenoiser` that the caller has trained on images of their own.
@@ -335,7 +335,7 @@ def digest_of_module(model: nn.Module) -> str:
 
 
 def count_images(data: Dataset, limit: int | None) -> int:
-    """How many images a limit leaves, after a look at the labels."""
+    """The number of images that a limit leaves, after a check of the labels."""
     if len(data) == 0:
         raise PolyboundError(f"the {data.split} split of {data.name} is empty")
     if int(data.y.min()) < 0 or int(data.y.max()) >= data.classes:

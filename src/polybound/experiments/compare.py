@@ -1,4 +1,4 @@
-"""What was measured against what was published."""
+"""Compare measured values with the published ones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Published:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it is the value of; several tables may have it."""
+        """Data set, model, method and attack; several tables may have a value for the same."""
         return self.dataset, self.model, self.method, self.attack
 
 

@@ -17,7 +17,7 @@ from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock
 
 @dataclass(frozen=True)
 class Measurement:
-    """What to measure on trained runs, and on which split."""
+    """A measurement of trained runs on one split."""
 
     spec: EvaluationSpec
     split: str = "test"
@@ -83,7 +83,7 @@ class StackJob:
         )
 
     def _measuring(self) -> Iterator[tuple[int | None, Measurement]]:
-        """What is to be measured after which epochs."""
+        """Yield each measurement, with the epoch after which it is made; None is the last."""
         for wanted in self.measurements:
             yield None, wanted
         for epoch in self.earlier:
@@ -139,7 +139,7 @@ class StudyJob:
         write_atomically(self.file(root), (json.dumps(result) + "\n").encode())
 
     def result(self, root: Path) -> Any:
-        """What the work found."""
+        """The result of the work."""
         try:
             return json.loads(self.file(root).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

@@ -23,7 +23,7 @@ Config = dict[str, Any]
 
 
 def damping(degree: int) -> float:
-    """What the initial weights of the factors are multiplied by, so that no degree overflows: `min(1, sqrt(10/k))`.
+    """A factor of the initial weights that keeps every degree from overflowing: `min(1, sqrt(10/k))`.
 
     A product of k factors `1 + xi`, with xi of variance v, has second moment `(1 + v)^k`. Up to degree 10, the
     highest in the paper, weights are drawn as published; above it v shrinks as 1/k and the moment stays bounded.

@@ -202,7 +202,7 @@ class ConvGradients(JacobianGradients):
                     yield tile, samples, images
 
     def _reuse(self, make: Callable[..., T], *args: Hashable, number: int = 0) -> T:
-        """What `make(*args)` gave before: memory that is used again."""
+        """The result of `make(*args)`, which is made once: its memory is used again."""
         key = make, args, number
         if key not in self._memory:
             self._memory[key] = make(*args)
