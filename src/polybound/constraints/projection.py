@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Literal
@@ -72,19 +71,14 @@ class Projection:
         if on == "product" and not any(group.coupled for group in groups):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
         lead = model.lead if isinstance(model, PolynomialNetwork) else ()
-        self._rules: list[_Rule] = []
-        for group in groups:
-            if on == "product" and group.coupled:
-                self._rules.append(_Product(group))
-            else:
-                self._rules.append(_Spectral(group) if name == "2" else _Rows(group, on))
+        self._rules = [_Rule(group, name, on) for group in groups]
         self.names = tuple(name for rule in self._rules for name in rule.names)
         given = bound if isinstance(bound, Mapping) else dict.fromkeys(self.names, bound)
         if unknown := [name for name in given if name not in self.names]:
             raise PolyboundError(f"no matrix called {unknown[0]!r}; there are {', '.join(self.names)}")
         for rule, group in zip(self._rules, groups, strict=True):
             radius = torch.stack([_radius(name, given.get(name, inf), lead) for name in rule.names], dim=-1)
-            if group.floors and isinstance(rule, _Rows) and not isinstance(bound, Mapping):
+            if group.floors and rule.kind == "rows" and not isinstance(bound, Mapping):
                 radius = torch.maximum(radius, torch.tensor(group.floors, dtype=radius.dtype))
             rule.limit(radius)
 
@@ -157,109 +151,79 @@ def _radius(name: str, value: BoundLike, lead: tuple[int, ...]) -> Tensor:
     return radius.expand(lead)
 
 
-class _Rule(ABC):
-    """How one group of weights is projected."""
+class _Rule:
+    """How one group of weights is projected, and its norms. It has one of three kinds:
 
-    radius: Tensor
-    """The bounds, (*lead, names)."""
-    free = False
+    "rows": row-l1 norms, `max_j ||row j||_1 + constant <= radius`, the constant columns counted with on="operator".
+    "spectral": of matrices with their bias, of kernels on the torus.
+    "product": over the factors of a unit, of row-l1 norms with their constant columns: `theta` of the units.
 
-    def __init__(self, group: WeightGroup) -> None:
-        self.names = group.names
+    Attributes:
+        names: of the bounds.
+        radius: the bounds, (*lead, names).
+        free: whether no bound binds.
+    """
+
+    def __init__(self, group: WeightGroup, norm: str, on: Target) -> None:
+        self.kind = "product" if on == "product" and group.coupled else "spectral" if norm == "2" else "rows"
+        self.names = ("product",) if self.kind == "product" else group.names
+        if self.kind == "spectral" and group.dims and not group.space:
+            raise PolyboundError(f"the l2 norm of {group.names[0]} depends on the size of its input: use norm='inf'")
+        counted = group.constants if self.kind == "product" or on == "operator" else ()
+        self.constants = torch.tensor(counted or (0.0,) * len(group.names), dtype=torch.float64)
 
     def limit(self, radius: Tensor) -> None:
         """Take the bounds."""
         self.radius, self.free = radius, bool(torch.isinf(radius).all())
+        if self.kind == "rows":
+            room = (radius - self.constants).unsqueeze(-1)
+            if not (room >= 0).all():
+                worst = self.names[int(room.reshape(-1, len(self.names)).amin(0).argmin())]
+                raise PolyboundError(f"the constant column of {worst} alone has norm 1: its bound must be at least 1")
+            # A plain number spares the projection a tensor of radii.
+            self.room: float | Tensor = float(room.flatten()[0]) if (room == room.flatten()[0]).all() else room
 
-    @abstractmethod
-    def project(self, group: WeightGroup) -> None: ...
+    def project(self, group: WeightGroup) -> None:
+        """Project the weights, in place."""
+        if self.kind == "spectral" and group.dims:
+            group.weight.copy_(project_spectral_conv(group.weight, self.radius, group.space))
+            return
+        rows = _joined(group)
+        if self.kind == "product":
+            rows = project_product(rows, self.radius.squeeze(-1), offset=self.constants)
+        elif self.kind == "spectral":
+            rows = project_spectral(rows, self.radius)
+        else:
+            if isinstance(self.room, Tensor):
+                self.room = self.room.to(rows.device)
+            project_l1_rows(rows, self.room, out=rows)
+            if group.bias is None:  # the rows are the weights themselves
+                return
+        if group.bias is None:
+            group.weight.copy_(rows.reshape(group.weight.shape))
+        else:
+            group.weight.copy_(rows[..., :-1].reshape(group.weight.shape))
+            group.bias.copy_(rows[..., -1])
 
-    @abstractmethod
-    def norms(self, group: WeightGroup) -> Tensor: ...
+    def norms(self, group: WeightGroup) -> Tensor:
+        """The current norms, (*lead, names)."""
+        if self.kind == "spectral":
+            if group.dims:
+                return torus_norm(group.weight, group.space)
+            norms: Tensor = torch.linalg.matrix_norm(_joined(group).double(), 2)
+            return norms
+        rows = _joined(group).double().abs().sum(-1)
+        constants = self.constants.to(rows.device)
+        if self.kind == "rows":
+            return rows.amax(-1) + constants
+        # A plain product could be infinity times zero.
+        mantissa, exponent = mantissa_product((rows + constants.unsqueeze(-1)).movedim(-2, 0))
+        half = exponent.clamp(-2200, 2200) // 2
+        product = mantissa * torch.exp2(half.double()) * torch.exp2((exponent.clamp(-2200, 2200) - half).double())
+        return product.amax(-1, keepdim=True)
 
 
 def _joined(group: WeightGroup) -> Tensor:
     """Matrices (*lead, names, rows, columns), kernels matricised; a view unless there is a bias to join."""
     rows = group.weight.flatten(-group.dims - 1) if group.dims else group.weight
     return rows if group.bias is None else torch.cat([rows, group.bias.unsqueeze(-1)], dim=-1)
-
-
-def _write(group: WeightGroup, rows: Tensor) -> None:
-    """Put joined matrices into the weights."""
-    if group.bias is None:
-        group.weight.copy_(rows.reshape(group.weight.shape))
-    else:
-        group.weight.copy_(rows[..., :-1].reshape(group.weight.shape))
-        group.bias.copy_(rows[..., -1])
-
-
-class _Rows(_Rule):
-    """Row-l1 norms: `max_j ||row j||_1 + constant <= radius`."""
-
-    def __init__(self, group: WeightGroup, on: Target) -> None:
-        super().__init__(group)
-        fixed = group.constants if on == "operator" and group.constants else (0.0,) * len(group.names)
-        self.constants = torch.tensor(fixed, dtype=torch.float64)
-
-    def limit(self, radius: Tensor) -> None:
-        super().limit(radius)
-        room = (radius - self.constants).unsqueeze(-1)
-        if not (room >= 0).all():
-            worst = self.names[int(room.reshape(-1, len(self.names)).amin(0).argmin())]
-            raise PolyboundError(f"the constant column of {worst} alone has norm 1: its bound must be at least 1")
-        # A plain number spares the projection a tensor of radii.
-        self.room: float | Tensor = float(room.flatten()[0]) if (room == room.flatten()[0]).all() else room
-
-    def project(self, group: WeightGroup) -> None:
-        rows = _joined(group)
-        if isinstance(self.room, Tensor):
-            self.room = self.room.to(rows.device)
-        project_l1_rows(rows, self.room, out=rows)
-        if group.bias is not None:  # else the rows are the weights themselves
-            _write(group, rows)
-
-    def norms(self, group: WeightGroup) -> Tensor:
-        rows = _joined(group).double().abs().sum(-1)
-        return rows.amax(-1) + self.constants.to(rows.device)
-
-
-class _Spectral(_Rule):
-    """Spectral norms: of matrices with their bias, of kernels on the torus."""
-
-    def __init__(self, group: WeightGroup) -> None:
-        super().__init__(group)
-        if group.dims and not group.space:
-            raise PolyboundError(f"the l2 norm of {group.names[0]} depends on the size of its input: use norm='inf'")
-
-    def project(self, group: WeightGroup) -> None:
-        if group.dims:
-            group.weight.copy_(project_spectral_conv(group.weight, self.radius, group.space))
-        else:
-            _write(group, project_spectral(_joined(group), self.radius))
-
-    def norms(self, group: WeightGroup) -> Tensor:
-        if group.dims:
-            return torus_norm(group.weight, group.space)
-        norms: Tensor = torch.linalg.matrix_norm(_joined(group).double(), 2)
-        return norms
-
-
-class _Product(_Rule):
-    """The product over the factors of a unit's row-l1 norms (constant columns included): `theta` of the units."""
-
-    def __init__(self, group: WeightGroup) -> None:
-        super().__init__(group)
-        self.names = ("product",)
-        self.offset = torch.tensor(group.constants or (0.0,) * len(group.names), dtype=torch.float64)
-
-    def project(self, group: WeightGroup) -> None:
-        _write(group, project_product(_joined(group), self.radius.squeeze(-1), offset=self.offset))
-
-    def norms(self, group: WeightGroup) -> Tensor:
-        rows = _joined(group).double().abs().sum(-1)
-        sizes = rows + self.offset.to(rows.device).unsqueeze(-1)
-        # A plain product could be infinity times zero.
-        mantissa, exponent = mantissa_product(sizes.movedim(-2, 0))
-        half = exponent.clamp(-2200, 2200) // 2
-        product = mantissa * torch.exp2(half.double()) * torch.exp2((exponent.clamp(-2200, 2200) - half).double())
-        return product.amax(-1, keepdim=True)
