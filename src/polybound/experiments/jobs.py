@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,6 @@ from polybound.evaluation import EvaluationSpec, Row
 from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_runs
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A measurement of trained runs on one split."""
-
-    spec: EvaluationSpec
-    split: str = "test"
-
-    def run(self, runs: Iterable[Run], data_dir: Path | None, epoch: int | None) -> None:
-        """Measure what is not known yet, on the runs that did not fail."""
-        if paths := [run.path for run in runs if run.failure is None]:
-            evaluate_runs(paths, self.spec, split=self.split, data_dir=data_dir, epoch=epoch)
-
-    def done(self, run: Run, epoch: int) -> bool:
-        """Whether nothing is left to measure."""
-        found = {
-            (row["attack"], row["protocol"], row["counted"])
-            for row in run.table()
-            if row["split"] == self.split and row["epoch"] == epoch and row["attack_seed"] == 0
-            if row["defence"] == (self.spec.defence or "") and covers(row, self.spec.limit)
-        }
-        return {(one.name, one.protocol, way) for one in self.spec.metrics() for way in one.counted} <= found
-
-
 def covers(row: Row, limit: int | None) -> bool:
     """Whether a score was measured on the images of a limit; without a limit, on all."""
     return bool(row["total"] == (min(limit, row["available"]) if limit else row["available"]))
@@ -45,10 +22,16 @@ def covers(row: Row, limit: int | None) -> bool:
 
 @dataclass(frozen=True)
 class StackJob:
-    """Train some runs together, then measure them, and under the published protocol after earlier epochs too."""
+    """Train some runs together, then measure them, and under the published protocol after earlier epochs too.
+
+    Attributes:
+        specs: of the runs.
+        measurements: what to measure, and on which split.
+        earlier: epochs after which to make the first measurement as well.
+    """
 
     specs: tuple[Spec, ...]
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[tuple[EvaluationSpec, str], ...]
     earlier: tuple[int, ...] = ()
 
     @property
@@ -75,25 +58,34 @@ class StackJob:
     def done(self, root: Path) -> bool:
         """Whether everything is there."""
         runs = [Run.of(spec, root) for spec in self.specs]
-        trained = all(run.finished(epoch) for run in runs for epoch in (*self.earlier, None))
-        return trained and all(
-            run.failure is not None or wanted.done(run, spec.recipe.epochs if epoch is None else epoch)
-            for spec, run in zip(self.specs, runs, strict=True)
-            for epoch, wanted in self._measuring()
-        )
+        if not all(run.finished(epoch) for run in runs for epoch in (*self.earlier, None)):
+            return False
+        for spec, run in zip(self.specs, runs, strict=True):
+            for epoch, wanted, split in self._measuring() if run.failure is None else ():
+                after = spec.recipe.epochs if epoch is None else epoch
+                found = {
+                    (row["attack"], row["protocol"], row["counted"])
+                    for row in run.table()
+                    if row["split"] == split and row["epoch"] == after and row["attack_seed"] == 0
+                    if row["defence"] == (wanted.defence or "") and covers(row, wanted.limit)
+                }
+                if not {(one.name, one.protocol, way) for one in wanted.metrics() for way in one.counted} <= found:
+                    return False
+        return True
 
-    def _measuring(self) -> Iterator[tuple[int | None, Measurement]]:
-        """Yield each measurement, with the epoch after which it is made; None is the last."""
-        for wanted in self.measurements:
-            yield None, wanted
+    def _measuring(self) -> Iterator[tuple[int | None, EvaluationSpec, str]]:
+        """Yield what to measure after which epoch, None for the last, and on which split."""
+        for wanted, split in self.measurements:
+            yield None, wanted, split
         for epoch in self.earlier:
-            yield epoch, Measurement(replace(self.measurements[0].spec, protocol="published", certify=()))
+            yield epoch, replace(self.measurements[0][0], protocol="published", certify=()), "test"
 
     def run(self, root: Path, data_dir: Path | None) -> None:
-        """Do what is not done."""
+        """Do what is not done; runs that fail are not measured."""
         runs = train_runs(self.specs, root, data_dir=data_dir, epochs=self.earlier)
-        for epoch, wanted in self._measuring():
-            wanted.run(runs, data_dir, epoch)
+        paths = [run.path for run in runs if run.failure is None]
+        for epoch, wanted, split in self._measuring() if paths else ():
+            evaluate_runs(paths, wanted, split=split, data_dir=data_dir, epoch=epoch)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from polybound.evaluation import (
     read_table,
 )
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Digests, Measurement, StackJob, StudyJob, covers
+from polybound.experiments.jobs import Digests, StackJob, StudyJob, covers
 from polybound.models import CCP
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, find_runs, is_run, load_models
 from polybound.theory import gamma, theta
@@ -71,7 +71,7 @@ def search(options: Mapping[str, Any], root: Path, data_dir: Path | None) -> dic
     recipe, values = Recipe.from_options(options["recipe"]), [float(value) for value in options["values"]]
     data = DataSpec.of(options["dataset"], data_dir, samples=options["samples"], held_out=options["validation"])
     limit, attack, protocol = (options[name] for name in ("limit", "attack", "protocol"))
-    wanted = Measurement(EvaluationSpec((attack,), protocol, limit=limit or None), "validation")
+    wanted = EvaluationSpec((attack,), protocol, limit=limit or None), "validation"
 
     def measure(points: Sequence[Mapping[str, float]], schedule: Recipe, seed: int = 0) -> list[float]:
         """Train points as one stack; their accuracies, 0 for a run that failed."""

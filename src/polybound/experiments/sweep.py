@@ -22,7 +22,7 @@ from polybound.data import missing
 from polybound.errors import ArgumentError, PolyboundError, require
 from polybound.evaluation import EvaluationSpec
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Digests, Job, Measurement, StackJob, run_job
+from polybound.experiments.jobs import Digests, Job, StackJob, run_job
 from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
 from polybound.registry import load_plugins, plugin_names
@@ -51,9 +51,9 @@ def jobs_of(
         if not specs[0].data.digest:
             continue  # that data set is not here
         plain = EvaluationSpec(experiment.attacks, "both", experiment.eps, experiment.limit or None)
-        measured = [Measurement(plain, split) for split in experiment.splits]
+        measured = [(plain, split) for split in experiment.splits]
         if specs[0].recipe.method.name == "none":
-            measured += [Measurement(replace(plain, certify=(), defence=name)) for name in experiment.defences]
+            measured += [(replace(plain, certify=(), defence=name), "test") for name in experiment.defences]
         jobs.append(StackJob(tuple(specs), tuple(measured), experiment.earlier_epochs()))
     return jobs
 
