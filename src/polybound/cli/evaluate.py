@@ -16,7 +16,7 @@ from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_
 from polybound.errors import PolyboundError, check_choice, require, writable_file
 
 if TYPE_CHECKING:
-    from polybound.evaluation import Evaluation
+    pass
 
 PICTURED = 8
 """Images in a picture."""
@@ -90,12 +90,30 @@ def evaluate(
     with progress("evaluating") as step:
         certify = tuple(options.certify or ())
         result = pb.evaluate_runs(runs, attacks, keep=keep, progress=step, **(vars(options) | {"certify": certify}))
+    scores = result.counted(count)
     if as_csv:
-        print(result.counted(count).to_csv(), end="")
+        print(scores.to_csv(), end="")
     elif as_json:
-        _print_json(result, count, means, per_class)
+        content: dict[str, Any] = {"means": mean_rows(scores)} if means else {"scores": []}
+        for row in [] if means else labelled(scores):
+            shown = {name: value for name, value in row.items() if name != "per_class"}
+            shown |= {"address": row["run"], "run": result.paths.get(row["run"], row["run"])}
+            if per_class:
+                shown["per_class"] = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
+            content["scores"].append(shown | {"stored": result.is_stored(row)})
+        skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
+        print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
     else:
-        _show(result, count, means, per_class)
+        (show_means if means else show_scores)(result, scores)
+        for row in labelled(scores) if per_class and not means else ():
+            pairs = [pair.split("/") for pair in row["per_class"].split()]
+            shares = [
+                f"{name} {100 * int(a) / int(b):.1f}" if int(b) else f"{name} -"
+                for name, (a, b) in zip(result.class_names, pairs, strict=False)
+            ]
+            print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
+        if count == "attacked":
+            print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")
     if save_examples is not None and result.examples is not None:
         import numpy as np
 
@@ -112,31 +130,3 @@ def evaluate(
         note(f"skipped {path}: {why}")
     if result.skipped:
         raise typer.Exit(1)
-
-
-def _print_json(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
-    """Print the scores, each with its run's folder, or their means; then notes and what was skipped."""
-    content: dict[str, Any] = {"means": mean_rows(result.counted(count))} if means else {"scores": []}
-    for row in [] if means else labelled(result.counted(count)):
-        shown = {name: value for name, value in row.items() if name != "per_class"}
-        shown |= {"address": row["run"], "run": result.paths.get(row["run"], row["run"])}
-        if per_class:
-            shown["per_class"] = [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]
-        content["scores"].append(shown | {"stored": result.is_stored(row)})
-    skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
-    print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
-
-
-def _show(result: Evaluation, count: str, means: bool, per_class: bool) -> None:
-    """Print tables of the scores."""
-    scores = result.counted(count)
-    (show_means if means else show_scores)(result, scores)
-    for row in labelled(scores) if per_class and not means else ():
-        pairs = [pair.split("/") for pair in row["per_class"].split()]
-        shares = [
-            f"{name} {100 * int(a) / int(b):.1f}" if int(b) else f"{name} -"
-            for name, (a, b) in zip(result.class_names, pairs, strict=False)
-        ]
-        print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
-    if count == "attacked":
-        print_wrapped("note: attacked images alone are counted: also those that are misclassified as they are")
