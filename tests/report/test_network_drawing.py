@@ -113,6 +113,23 @@ def test_blocks_have_frames_with_the_names_of_modules():
     assert {"body.2", "body.2.a", "body.2.b", "body.2.norm", "8 × 32 × 32"} <= set(texts(svg))
 
 
+def two_ways(steps):
+    """A network in which two values go from each step to the next, so that no gap can stand for both."""
+    builder = pb.models.Builder()
+    a = b = builder.input((3,))
+    for _ in range(steps):
+        c, d = (builder.affine(pb.models.Dense(torch.randn(3, 3)), value) for value in (a, b))
+        a, b = builder.sum((c, b)), builder.sum((d, a))
+    return pb.models.GraphNetwork.of(builder.finish(builder.sum((a, b)), fused=False))
+
+
+def test_what_is_left_out_passes_on_one_value():
+    svg = network_svg(two_ways(30))
+    assert circles(svg) == (0, 61) and not [text for text in texts(svg) if "the same" in text]
+    with pytest.raises(pb.PolyboundError, match="parts to draw; a picture has up to 1,000"):
+        network_svg(two_ways(300))
+
+
 @given(graphs())
 def test_every_node_of_any_graph_is_drawn(graph):
     svg = network_svg(pb.models.GraphNetwork.of(graph))

@@ -241,17 +241,22 @@ def _shortened(parts: list[Part], most: int) -> list[Part]:
             while end < len(parts) and signs[end] == signs[end - period]:
                 end += 1
             first, last = start + period, start + period * ((end - start) // period - 1)
-            if last - first >= period and any(part.circle for part in parts[start:first]):
-                count = (last - first) // period
-                gap = Part("gap", ["", "…" if most == 0 else f"{count:,} more of the same"], (first - 1,))
-                gap.shape, cut = parts[last - 1].shape, last - first - 1
+            # What follows must take one value of what is left out: the gap stands for it.
+            taken = {s for part in parts[last:] for s in part.sources if first <= s < last}
+            if last - first >= period and len(taken) == 1 and any(part.circle for part in parts[start:first]):
+                count, (value,) = (last - first) // period, taken
+                text, cut = "…" if most == 0 else f"{count:,} more of the same", last - first - 1
+                gap = Part("gap", ["", text], (value - period * count,), shape=parts[value].shape)
                 place = [n if n < first else first if n < last else n - cut for n in range(len(parts))]
                 rest = [replace(part, sources=tuple(place[s] for s in part.sources)) for part in parts[last:]]
-                parts = [*parts[:first], gap, *rest]
-                signs = [*signs[:first], ("gap",), *signs[last:]]
-                start = first
-                break
+                made = [*parts[:first], gap, *rest]
+                used = {source for part in made for source in part.sources}
+                if len(used) == len(made) - 1:  # nothing that is kept was there for what is left out only
+                    parts, signs, start = made, [*signs[:first], ("gap",), *signs[last:]], first
+                    break
         start += 1
+    if len(parts) > LARGEST:
+        raise PolyboundError(f"the network has {len(parts):,} parts to draw; a picture has up to {LARGEST:,}")
     return parts
 
 
@@ -336,8 +341,8 @@ class Canvas:
 
 # The layout: paths have columns, values that are used further down have lanes.
 
-MOST = 60
-"""Of more parts than that, patterns are left out."""
+MOST, LARGEST = 60, 1000
+"""Of more parts than the first, patterns are left out; more than the second are not drawn."""
 
 
 def _draw(drawings: Sequence[Drawing]) -> str:
