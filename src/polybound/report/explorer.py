@@ -17,10 +17,10 @@ from torch import Tensor
 
 from polybound._version import __version__
 from polybound.atomic import write_atomically
-from polybound.certificates import PreparedGraph, certified_radius, prepared
+from polybound.certificates import PreparedNetwork, certified_radius
 from polybound.data import Dataset
 from polybound.errors import ArgumentError, PolyboundError, writable_file
-from polybound.models import PolynomialNetwork, polynomial
+from polybound.models import DeepNetwork, PolynomialNetwork, polynomial
 from polybound.report.text import content_policy
 from polybound.theory import lipschitz
 
@@ -149,8 +149,7 @@ def _network(
         raise PolyboundError(f"{name}: {data.name} has inputs of shape {data.shape}, the model takes {model.shape}")
     if len(data.class_names) != model.classes:
         raise PolyboundError(f"{name}: {data.name} has {len(data.class_names)} classes, the model {model.classes}")
-    net = prepared(model)
-    if isinstance(net, PreparedGraph):
+    if isinstance(model, DeepNetwork) and model.graph().chain() is None:
         kind = type(model).__name__
         raise PolyboundError(f"{name}: a page computes chains of products (CCP, NCP, ConvCCP); this {kind} is none")
     factors = model.factors()
@@ -160,6 +159,7 @@ def _network(
             f"{name}: {weights:,} weights when its maps are written out, a page takes up to {LARGEST:,}; "
             "take a CCP or an NCP of a smaller rank"
         )
+    net = PreparedNetwork(model)
     edge = max(abs(side) for side in data.domain)
     # Some rounding farther than the domain, as are the page's boxes.
     slack = net.slack(torch.full((1, net.features), edge * (1 + 2.0**-20), dtype=torch.float64))
