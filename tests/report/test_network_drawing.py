@@ -130,6 +130,12 @@ def test_what_is_left_out_passes_on_one_value():
         network_svg(two_ways(300))
 
 
+def test_a_box_of_many_maps_names_the_first_and_the_last():
+    layers = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(7)))
+    found = texts(network_svg(pb.polynomial(layers, (3,))))
+    assert "0, …, 6" in found and found.count("3 × 3, bias") == 1
+
+
 @given(graphs())
 def test_every_node_of_any_graph_is_drawn(graph):
     svg = network_svg(pb.models.GraphNetwork.of(graph))

@@ -165,7 +165,8 @@ def parts_of(graph: Graph, symbol: str, letters: Mapping[int, str] | None = None
                 once, last = n > 0 or begins[node.sources, id(step)] == 1, parts[at]
                 if joins and last.kind in MAPS and at == len(parts) - 1:
                     last.kind, last.shape = "learned" if learned else last.kind, shape
-                    last.lines[0] = ", ".join(filter(None, dict.fromkeys([*last.lines[0].split(", "), name])))
+                    names = list(filter(None, dict.fromkeys([*last.lines[0].split(", "), name])))
+                    last.lines[0] = ", ".join(names if len(names) < 4 else [names[0], "…", names[-1]])
                     last.lines += [line] if line != last.lines[-1] else []
                 else:
                     plain = not learned and name[:1] in ("S", symbol)
