@@ -80,10 +80,10 @@ def test_networks_in_plain_torch(name, dynamo, tmp_path):
 
 
 def test_random_graphs_are_refused_or_read_as_what_onnxruntime_computes(tmp_path):
-    found = [judged(seed, tmp_path / "net.onnx") for seed in range(400)]
+    found = [judged(seed, tmp_path / "net.onnx") for seed in range(200)]
     kinds = Counter(kind for kind, _ in found)
-    assert kinds["chain"] > 200 and kinds["deep"] > 50 and kinds["refused"] > 30, kinds
-    assert sum(kind == "chain" and degree > 2 for kind, degree in found) > 20
+    assert kinds["chain"] > 90 and kinds["deep"] > 20 and kinds["refused"] > 20, kinds
+    assert sum(kind == "chain" and degree > 2 for kind, degree in found) > 5
 
 
 W, B = np.arange(12).reshape(3, 4) / 7 - 0.8, np.array([0.5, -1.0, 2.0])

@@ -7,13 +7,14 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import polybound as pb
+from helpers.onnx_operators import Further
 from polybound.deploy import read_onnx
 
 BATCH = 7  # no other size of a graph is a multiple of it
 OPSETS = [6, 8, 10, 11, 12, 13, 15, 18, 20]
 
 
-class Graph:
+class Graph(Further):
     """A graph that grows by one random operator after another; most choices are such that polynomials fit.
 
     Shapes are whole, with the batch. What goes wrong for onnxruntime as well is part of it: parts of the batch, ranks
@@ -26,7 +27,7 @@ class Graph:
         self.batch = [BATCH, BATCH, 1][seed % 3] if seed % 5 == 0 else "batch"  # a size, or open
         self.size = 1 if self.batch == 1 else BATCH
         shape = [(3,), (2, 2), (1, 4, 4), (2, 6)][seed % 4]
-        self.nodes, self.tensors, self.values = [], {}, [("input", (self.size, *shape))]
+        self.nodes, self.tensors, self.shapes, self.values = [], {}, {}, [("input", (self.size, *shape))]
         for _ in range(1 + seed % 12):
             self.grow()
         wanted = {self.values[-1][0]}
@@ -97,6 +98,7 @@ class Graph:
         if len(shape) < 2 or 0 in shape:  # nothing is left to work with
             return
         kinds = {"map": 30, "two": 40, "broadcast": 18, "negate": 2, "shape": 10, "part": 12, "transpose": 3, "pool": 4}
+        kinds["further"] = 40
         getattr(self, str(self.choose(list(kinds), list(kinds.values()))))(name, shape)
 
     def map(self, name, shape):
@@ -319,7 +321,7 @@ class Graph:
             [helper.make_tensor_value_info("input", kind, [self.batch, *self.values[0][1][1:]])],
             [helper.make_tensor_value_info("output", kind, [f"size{place}" for place in range(len(shape))])],
             [
-                numpy_helper.from_array(array if array.dtype == np.int64 else array.astype(dtype), name)
+                numpy_helper.from_array(array.astype(dtype) if array.dtype == np.float32 else array, name)
                 for name, array in self.tensors.items()
             ],
         )

@@ -89,7 +89,7 @@ def moved(node: Node, operands: Sequence[Operand]) -> list[Operand]:
         _check_ends(node, source.tensor, settings)
     places = np.arange(source.tensor.numel()).reshape(tuple(source.tensor.shape))
     sizes = any(setting is not None and setting.sizes for setting in settings)
-    return [_taken(source, torch.from_numpy(result.copy()), sizes) for result in _evaluated(node, places, settings)]
+    return [_taken(source, torch.from_numpy(result), sizes) for result in _evaluated(node, places, settings)]
 
 
 def _taken(source: Value | Constant, places: torch.Tensor, sizes: bool) -> Operand:
@@ -101,7 +101,7 @@ def _taken(source: Value | Constant, places: torch.Tensor, sizes: bool) -> Opera
 
 
 def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | None]) -> list[np.ndarray]:
-    """What ONNX's reference evaluator makes of a tensor of whole numbers."""
+    """What ONNX's reference evaluator makes of a tensor of numbers, as floats, which all operators take."""
     proto = onnx.NodeProto()
     proto.CopyFrom(node.proto)
     del proto.input[:], proto.output[:]
@@ -115,8 +115,8 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
     graph = helper.make_graph(
         [proto],
         "one",
-        [helper.make_tensor_value_info("data", TensorProto.INT64, list(places.shape))],
-        [helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in proto.output],
+        [helper.make_tensor_value_info("data", TensorProto.DOUBLE, list(places.shape))],
+        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in proto.output],
         given,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)], ir_version=8)
@@ -126,16 +126,16 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
         shapes = [tuple(size.dim_value for size in tensor.shape.dim) for tensor in tensors]
         known = all(tensor.HasField("shape") for tensor in tensors)
         if known and all(0 < prod(shape) <= _LARGEST for shape in shapes):
-            results: list[Any] = list(ReferenceEvaluator(model).run(None, {"data": places}))
+            results: list[Any] = list(ReferenceEvaluator(model).run(None, {"data": places.astype(np.float64)}))
     except Exception as error:  # the evaluator's have no common base
         raise PolyboundError(f"its attributes and operands do not fit each other ({_first_line(error)})") from None
     if known and any(prod(shape) > _LARGEST for shape in shapes):
         raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
     if not known or any(prod(shape) < 1 for shape in shapes):
         raise PolyboundError("nothing is left of its tensor, or its result has no fixed size")
-    if [tuple(result.shape) for result in results] != shapes or any(result.dtype != np.int64 for result in results):
+    if [tuple(result.shape) for result in results] != shapes or any(result.dtype != np.float64 for result in results):
         raise PolyboundError("its attributes and operands do not fit each other")
-    return results
+    return [result.astype(np.int64) for result in results]
 
 
 def _first_line(error: Exception) -> str:
@@ -180,8 +180,6 @@ def joined(node: Node, operands: Sequence[Operand]) -> Operand:
 def padded(node: Node, operands: Sequence[Operand]) -> Operand:
     """Pad: constants, or copies of entries, around a tensor; negative widths cut."""
     source, *settings = operands
-    if node.get("mode", "constant") != "constant":
-        return moved(node, operands)[0]
     if source is None or any(isinstance(setting, Value) for setting in settings):
         raise PolyboundError("its widths or its value depend on the input")
     widths, fill, axes = (*settings, None, None, None)[:3]
@@ -196,6 +194,12 @@ def padded(node: Node, operands: Sequence[Operand]) -> Operand:
     shape = [size + sum(both.get(axis, (0, 0))) for axis, size in enumerate(source.tensor.shape)]
     if min(shape, default=1) < 1 or prod(shape) > _LARGEST:
         raise PolyboundError(f"it makes a tensor of shape {shape}: from 1 to {_LARGEST:,} entries fit")
+    if node.get("mode", "constant") != "constant":
+        if any(
+            not 0 <= side < size for axis, size in enumerate(source.tensor.shape) for side in both.get(axis, (0, 0))
+        ):
+            raise PolyboundError(f"widths {flat} are not all from 0 to below the size of their dimension")
+        return moved(node, operands)[0]
     while sides and sides[-2:] == [0, 0]:
         del sides[-2:]
     if not sides:

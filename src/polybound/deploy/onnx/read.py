@@ -170,8 +170,20 @@ class _Reader:
         Of an open batch, three inputs are followed as well: where they meet, or are treated otherwise than one alone,
         the network is refused.
         """
-        if self.batch is not None:
-            return self._followed(self.batch)
+        graph, roundings = self._followed(self.batch) if self.batch is not None else self._of_one()
+        # Types are judged by ONNX itself; the shapes that a file claims of its results do not matter.
+        del self.proto.graph.value_info[:]
+        for output in self.proto.graph.output:
+            output.type.tensor_type.ClearField("shape")
+        try:
+            onnx.shape_inference.infer_shapes(self.proto, check_type=True, strict_mode=True)
+        except Exception as error:  # its errors have no common base
+            reason = " ".join(str(error).split())[:200]
+            raise PolyboundError(f"the types or shapes of its tensors do not fit each other ({reason})") from None
+        return graph, roundings
+
+    def _of_one(self) -> tuple[Graph, float]:
+        """The graph of one input, where the batch is open."""
         try:
             several, _ = self._followed(3)
         except PolyboundError as error:
