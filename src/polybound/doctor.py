@@ -25,9 +25,6 @@ from polybound.progress import Show
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-LARGEST = 500_000_000
-"""Bytes of a data set whose checksums are compared without being asked for."""
-
 Facts = dict[str, Any]
 
 
@@ -35,16 +32,14 @@ def diagnose(
     data_dir: str | PathLike[str] | None = None,
     *,
     fast: bool = False,
-    verify: bool = False,
     on_progress: Show | None = None,
 ) -> Facts:
     """All facts, as JSON can hold them; a fact that cannot be found out is replaced by the reason.
 
     Args:
         data_dir: where data are looked for first.
-        fast: look up the versions of packages without importing each, and compare no checksums.
-        verify: compare the checksums of large data sets too.
-        on_progress: called with "done, total, text"; the text is the package or data set that is looked at.
+        fast: look up the versions of packages without importing each.
+        on_progress: called with "done, total, text"; the text is the package that is looked at.
 
     >>> sorted(diagnose(fast=True))[:4]
     ['data', 'devices', 'extras', 'packages']
@@ -70,7 +65,7 @@ def diagnose(
         "threads": _threads,
         "devices": _devices,
         "plugins": _plugins,
-        "data": lambda: _data(data_dir, fast, verify, look),
+        "data": lambda: _data(data_dir),
     }
     return {name: _guarded(facts) for name, facts in sections.items()}
 
@@ -179,27 +174,21 @@ def _plugins() -> Facts:
     return {name: f"{BROKEN}{reason}" if reason else "imported" for name, reason in check_plugins().items()}
 
 
-def _data(data_dir: str | PathLike[str] | None, fast: bool, verify: bool, look: Callable[[str], None]) -> Facts:
+def _data(data_dir: str | PathLike[str] | None) -> Facts:
     from polybound.data import Directories, find_source, names
 
     directories = Directories(data_dir, download=False)
 
     def found(name: str) -> str:
-        """Where a data set is, and whether its files are what they should be."""
-        look(name)
+        """Where a data set is, and which of its files are lacking; `polybound data verify` checks them."""
         source = find_source(name)
         needed = source.needed(directories, full=True)
         paths = [path for file in needed if (path := directories.find(source.folders, file)) is not None]
         if not paths:
             return "absent" if needed else "made by a function"
         where, size = _short(paths[0].parent), sum(path.stat().st_size for path in paths)
-        if lacking := ", ".join(file.stored for file in source.lacking(directories)):
-            return f"{where}; without {lacking}"
-        if fast or (size > LARGEST and not verify):
-            return f"{where}; {size / 1e6:,.0f} MB, checksums not compared"
-        bad = [problem for _, problem in source.check(directories) if problem]
-        known = "checksums right" if all(file.sha256 for file in needed) else "readable, no checksums known"
-        return f"{BROKEN}{bad[0]}" if bad else f"{where}; {known}"
+        lacking = ", ".join(file.stored for file in source.lacking(directories))
+        return f"{where}; without {lacking}" if lacking else f"{where}; {size / 1e6:,.0f} MB"
 
     return {
         "directories": {_short(root): _guarded(partial(_folder, root)) for root in directories.roots},

@@ -7,13 +7,11 @@ from polybound.attacks.ball import PROTOCOLS as PROTOCOLS
 from polybound.attacks.ball import PUBLISHED_NOTE as PUBLISHED_NOTE
 from polybound.attacks.ball import Ball as Ball
 from polybound.attacks.ball import Protocol as Protocol
-from polybound.attacks.ball import ball_around as ball_around
 from polybound.attacks.ball import check_protocol as check_protocol
 from polybound.attacks.ball import clip_range as clip_range
 from polybound.attacks.ball import protocols as protocols
 from polybound.attacks.base import Attack as Attack
 from polybound.attacks.base import adversarial_batch as adversarial_batch
-from polybound.attacks.base import first_success as first_success
 from polybound.attacks.base import pgd_steps as pgd_steps
 from polybound.attacks.blackbox import RandomSearch as RandomSearch
 from polybound.attacks.blackbox import Square as Square

@@ -12,7 +12,6 @@ from polybound.certificates.certify import certify as certify
 from polybound.certificates.graphs import PreparedGraph as PreparedGraph
 from polybound.certificates.graphs import prepared as prepared
 from polybound.certificates.network import PreparedNetwork as PreparedNetwork
-from polybound.certificates.outputs import ENDS as ENDS
 from polybound.certificates.outputs import Decision as Decision
 from polybound.certificates.outputs import OutputBounds as OutputBounds
 from polybound.certificates.outputs import Polytope as Polytope

@@ -180,23 +180,18 @@ def clean(
     panel="This installation",
 )
 def doctor(
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Do not try to import each package; compare no checksums.")
-    ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare the checksums of data sets above 500 MB too.")
-    ] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not try to import each package.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Look for data here first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a bug report should say: versions, extras, threads, devices, plugins, data found and their checksums.
+    """Show what a bug report should say: versions, extras, threads, devices, plugins, data found.
 
     Nothing is sent anywhere, and nothing is changed. Exit code 1 if something is broken; what is absent is not.
     """
     from polybound.doctor import diagnose, problems
 
     with progress("looking") as step:
-        facts = diagnose(data_dir, fast=fast, verify=verify, on_progress=step)
+        facts = diagnose(data_dir, fast=fast, on_progress=step)
     bad = problems(facts)
     if as_json:
         print(json.dumps(facts | {"problems": bad}, indent=2))

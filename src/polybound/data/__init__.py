@@ -14,5 +14,4 @@ from polybound.data.dataset import carve_indices as carve_indices
 from polybound.data.files import DataFile as DataFile
 from polybound.data.files import Directories as Directories
 from polybound.data.files import MissingDataError as MissingDataError
-from polybound.data.files import cache_folder as cache_folder
 from polybound.data.sources import Source as Source

@@ -18,14 +18,12 @@ from polybound.evaluation.measure import EvaluatedModel as EvaluatedModel
 from polybound.evaluation.measure import EvaluationSpec as EvaluationSpec
 from polybound.evaluation.measure import Metric as Metric
 from polybound.evaluation.measure import Progress as Progress
-from polybound.evaluation.measure import count_images as count_images
 from polybound.evaluation.score import CLEAN as CLEAN
 from polybound.evaluation.score import NODES as NODES
 from polybound.evaluation.score import Score as Score
 from polybound.evaluation.score import certified_name as certified_name
 from polybound.evaluation.score import certified_radius_of as certified_radius_of
 from polybound.evaluation.score import paper_counts as paper_counts
-from polybound.evaluation.score import read_radius as read_radius
 from polybound.evaluation.score import short_digest as short_digest
 from polybound.evaluation.score import wilson as wilson
 from polybound.evaluation.table import ATTACK_COLUMNS as ATTACK_COLUMNS
