@@ -224,6 +224,21 @@ def test_trained_examples_come_with_the_package():
         pb.example("resnet")
 
 
+@pytest.mark.parametrize(
+    ("name", "eps", "least"), [("mnist-certified-0.1", 0.2, 190), ("mnist-certified-0.3", 0.6, 175)]
+)
+def test_examples_that_were_trained_for_certificates_have_them(name, eps, least):
+    spec = pb.Spec.from_dict(pb.models.example_origin(name)["spec"])
+    model = pb.example(name)
+    assert spec.recipe.method == pb.training.Certified(eps, ramp=0.5) and spec.model.name == "boxnet"
+    assert model.config() == pb.paper_model("boxnet", parameters=dict(spec.model.parameters)).config()
+    if pb.data.missing("mnist"):
+        pytest.skip("no MNIST")
+    test = pb.data.load("mnist", "test")
+    assert spec.data.digest == test.digest
+    assert pb.certify(model, test.x[:200], test.y[:200], eps, method="interval").count("verified") >= least
+
+
 @pytest.mark.usefixtures("registries")
 def test_a_model_of_ones_own_has_a_name():
     def build(shape, classes, rank, **options):

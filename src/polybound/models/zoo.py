@@ -181,12 +181,15 @@ def paper_model(
 # Trained networks that come with the package.
 
 
-EXAMPLES = ("digits", "digits-bound-1", "pn-4", "pn-4-bound-1")
-"""The paper's PN-4 with seed 0, four times.
+EXAMPLES = ("digits", "digits-bound-1", "pn-4", "pn-4-bound-1", "mnist-certified-0.1", "mnist-certified-0.3")
+"""The paper's PN-4 with seed 0, four times, and BoxNets that were trained for certificates.
 
 "digits" and "digits-bound-1" are the networks of `polybound demo`: trained on the built-in digits, plain (97.5 % of the
 test images) and projected with bound 1 (92.8 %). "pn-4" and "pn-4-bound-1" are trained by the paper's recipe on
 Fashion-MNIST, plain (87.21 %) and projected with bound 1 (78.10 %).
+
+"mnist-certified-0.1" and "mnist-certified-0.3" are trained on MNIST for balls of these radii of the [0, 1] scale, which
+are 0.2 and 0.6 of [-1, 1]; `example_origin` has their certified accuracies.
 """
 
 
@@ -204,8 +207,8 @@ def example_origin(name: str) -> dict[str, Any]:
     """Where a network of `EXAMPLES` comes from.
 
     "spec" is everything that determined its training, as `runs.Spec` has it; "command" trains it again, and "file" says
-    what that command leaves behind; "difference" is the largest difference of a weight when this was last done; "note"
-    says what else there is to know.
+    what that command leaves behind; "difference" is the largest difference of a weight when this was last done, None
+    if it never was; "note" says what else there is to know.
 
     >>> example_origin("digits-bound-1")["spec"]["method"]["bound"]
     1.0

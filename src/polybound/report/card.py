@@ -115,7 +115,10 @@ class Card:
         blocks = [] if spec is None else [_facts(Spec.from_dict(spec).columns())]
         if again is not None:
             blocks.append(f"This makes it again, as {again['file']}:\n\n```console\n$ {again['command']}\n```")
-            blocks.append(f"When this was last done, the largest difference of a weight was {again['difference']:.2g}.")
+            if again["difference"] is not None:
+                blocks.append(
+                    f"When this was last done, the largest difference of a weight was {again['difference']:.2g}."
+                )
             blocks.append(textwrap.fill(again["note"], 118))
         if spec is not None:
             text = textwrap.indent(pformat(dict(spec), width=100, sort_dicts=False), "    ")
