@@ -57,7 +57,7 @@ def network(name: str, folder: Path) -> tuple[pb.PolynomialNetwork, pb.data.Data
     torch.manual_seed(0)
     module: nn.Module = Squares()
     if name == "residual":
-        module = pb.PolyNet((1, 28, 28), width=4, blocks=(0, 1, 1, 1), seed=0)
+        module = pb.PolyNet((1, 28, 28), width=8, blocks=(1, 1, 1), seed=0)
     steps = epochs * (len(train.x) // 128)
     optimiser = torch.optim.AdamW(module.parameters(), rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)

@@ -5,8 +5,8 @@
 A case is a graph of products, sums, convolutions, poolings and selections with weights of float32 or float64, scaled
 by powers of ten from 1e-30 to 1e30; an input; a box, or an l_2 ball cut by a domain or not; and some forms of the
 outputs. Every bound (intervals, planes backwards, the best planes, generators, the joint bounds of the last and of all
-layers, and the semidefinite one) must be finite or -inf, and not above the form at corners, at random points, and where
-the bounds themselves are least, in fractions. A third of the cases merge generators into the slack.
+layers, and the semidefinite one) must be finite or -inf, and not above the form at the input, at corners or random
+points, and where the joint bounds are least, in fractions. A third of the cases merge generators into the slack.
 """
 
 import argparse
@@ -60,15 +60,16 @@ def bounds_of(graph, inputs, forms, most):
     found["generators"] = generator_bounds(zonotopes, rows, forms)
     found["alpha on zonotopes"] = optimised_bounds(zonotopes.boxes.of(rows), forms, 1, balls)
     last = last_products(graph)
-    points = []
+    points = list(inputs.x)
     for name, joint in (("last", last), ("layers", [True] * len(last))):
         given = expansion(zonotopes, 0, forms, joint)
-        found[name], d, touch = layered(given, steps=6)
+        found[name], d, touch = layered(given, steps=3)
         x = inputs.x.repeat(len(forms), 1)
         x[:, zonotopes.inputs.index] += zonotopes.inputs.values * touch[:, : given.inputs]
-        points += list(inputs.inside(rows, x))
-    one = [semidefinite(given.rows(row), d[row], touch[row], turns=2) for row in torch.arange(len(forms)).split(1)]
-    found["semidefinite"] = torch.tensor(one, dtype=F64)
+    points += list(inputs.inside(rows, x))
+    row = rows[:1]
+    found["semidefinite"] = torch.full((len(forms),), -math.inf, dtype=F64)
+    found["semidefinite"][0] = semidefinite(given.rows(row), d[row], touch[row], turns=2, steps=3)
     return found, points
 
 
@@ -97,7 +98,7 @@ def case(number, pick, generator):
     most = pick([10**6, 10**6, pick(range(1, 12))])
     found, points = bounds_of(graph, inputs, forms, most)
     first = torch.zeros(1, dtype=torch.long)
-    for _ in range(3):
+    for _ in range(2):
         if norm == "inf":
             u = torch.randint(0, 3, x.shape, generator=generator).to(F64) - 1
             far = x + (inputs.outer[1] - inputs.outer[0]) * u
@@ -114,7 +115,7 @@ def case(number, pick, generator):
                 value = float(bound[row])
                 if math.isnan(value) or value == math.inf or (value > -math.inf and Fraction(value) > exact):
                     wrong.append((name, value))
-    finite = Counter(name for name, bound in found.items() if bool(torch.isfinite(bound).all()))
+    finite = Counter(name for name, bound in found.items() if bool(torch.isfinite(bound[0])))
     return wrong, finite, norm
 
 

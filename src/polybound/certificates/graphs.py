@@ -147,7 +147,7 @@ def graph_margins(
     return found
 
 
-_NEAR = 0.5
+_NEAR = 0.25
 """Alpha is tried where the bound so far lies below zero by at most this share of the margin at the input."""
 
 _STARTS = 6

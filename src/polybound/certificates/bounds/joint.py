@@ -38,7 +38,7 @@ from torch import Tensor
 from polybound.certificates.bounds.balls import nearest
 from polybound.certificates.bounds.graphs import Forms, pull
 from polybound.certificates.bounds.quadratic import minorant, spectral_shift
-from polybound.certificates.bounds.zonotopes import INPUT, Factors, Single, Walked, Zonotope
+from polybound.certificates.bounds.zonotopes import INPUT, Factors, Walked, Zonotope
 from polybound.models import Graph, Input, Product
 
 _U = 2.0**-52
@@ -157,8 +157,8 @@ def expansion(found: Walked, image: int, forms: Tensor, joint: list[bool]) -> Ex
         if not isinstance(node, Product):
             pull(pulled, number, 0.0)
             continue
-        one, form = factors[number], pulled.at.pop(number)
-        a, b = one.left.centre[image], one.right.centre[image]
+        factor, form = factors[number], pulled.at.pop(number)
+        a, b = factor.left.centre[image], factor.right.centre[image]
         g[number] = form
         pulled.shift(form, -(a * b))
         if node.left == node.right:
@@ -166,8 +166,8 @@ def expansion(found: Walked, image: int, forms: Tensor, joint: list[bool]) -> Ex
         else:
             pulled.add(node.left, form * b)
             pulled.add(node.right, form * a)
-        s, t = one.left.slack[image], one.right.slack[image]
-        loose = s * (one.right.reach[image] + t) + t * one.left.reach[image]
+        s, t = (one.slack[image] + one.rough * one.reach[image] for one in (factor.left, factor.right))
+        loose = s * (factor.right.reach[image] + t) + t * factor.left.reach[image]
         pulled.lost = pulled.lost + form.abs() @ loose * (1 + 2.0**-20)
     start = found.start
     form = pulled.at.get(0, forms.new_zeros(rows, graph.features))
@@ -207,8 +207,7 @@ def _layer(one: Factors, image: int, g: Tensor, counts: dict[int, int], ball: bo
             if given is None:
                 parts.append(g.new_zeros(count, size))
             else:
-                part = Single(given.index, given.values[image : image + 1]) if isinstance(given, Single) else given
-                parts.append(part.written(size)[0] if isinstance(part, Single) else part[image])
+                parts.append(given[image] if isinstance(given, Tensor) else given.of(image).written(size)[0])
         return torch.cat(parts)
 
     A = written(one.left)
@@ -259,7 +258,7 @@ def layered(given: Expansion, steps: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     return _tangent(given, d, v), d, v
 
 
-def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6) -> float:
+def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6, steps: int = 30) -> float:
     """A lower bound of one form by a diagonal for all layers at once, which moves.
 
     `H / 2 + diag(mu) / 2` is the Q of above, positive semidefinite but for a deficit that Cholesky proves. The diagonal
@@ -271,6 +270,7 @@ def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6) -> floa
         d: a diagonal to start from, as `layered` finds it, (1, generators).
         v: where its tangent touches.
         turns: diagonals that are tried.
+        steps: towards the point where each of their tangents touches.
     """
     H = v.new_zeros(1, v.shape[1], v.shape[1])
     for layer in given.layers:
@@ -281,7 +281,7 @@ def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6) -> floa
     best = -torch.inf
     for turn in range(turns):
         mu, deficit, mass = spectral_shift(H, pattern)
-        v = _minimiser(given, mu / 2, v, 30)
+        v = _minimiser(given, mu / 2, v, steps)
         base, p = minorant(given.linear, H, mu, deficit, v)
         cost, away = given.cost(mu.clamp_min(0.0)) / 2, given.away(p)
         off = given.off(4 * mu.abs().sum(1) + away + base.abs())

@@ -20,7 +20,7 @@ are rounded up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -30,7 +30,7 @@ from polybound.certificates.bounds.balls import least_linear
 from polybound.certificates.bounds.graphs import Ball, GraphBoxes
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.input_sets import centre
-from polybound.models import Affine, Applied, Bounded, Graph, Product, Scale
+from polybound.models import Affine, Applied, Bounded, Chain, Graph, Product, Scale
 
 _U = 2.0**-52
 """Twice the unit roundoff."""
@@ -56,6 +56,10 @@ class Single:
     index: Tensor
     values: Tensor
 
+    def of(self, image: int) -> Single:
+        """Those of one image."""
+        return Single(self.index, self.values[image : image + 1])
+
     def written(self, size: int) -> Tensor:
         """The generators as vectors of that size, (images, generators, size)."""
         images, count = self.values.shape
@@ -64,8 +68,50 @@ class Single:
         return whole
 
 
-Generators = Tensor | Single
-"""Some generators of each image: (images, generators, size), or one an entry."""
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """Single generators behind a map, `scale * W g`, which is not carried out before that is needed.
+
+    The norms of its rows are `scale * |W| values`, without any generator; and a map to few outputs that comes next is
+    pulled back through W, output by output, instead of pushing all generators through both.
+
+    Attributes:
+        single: the generators before the map.
+        step: the map; no chain, so that its absolute values are those of W.
+        matrix: W', (inputs, outputs).
+        scale: (images, outputs).
+        size: `|W| values`, (images, outputs), rounded up.
+    """
+
+    single: Single
+    step: Affine
+    matrix: Tensor
+    scale: Tensor
+    size: Tensor
+
+    @property
+    def terms(self) -> int:
+        """How many roundings carrying it out adds to each entry."""
+        return self.step.terms + 8
+
+    def of(self, image: int) -> Mapped:
+        """Those of one image."""
+        some = slice(image, image + 1)
+        return replace(self, single=self.single.of(image), scale=self.scale[some], size=self.size[some])
+
+    def written(self, _: int = 0) -> Tensor:
+        """The generators as vectors, (images, generators, size)."""
+        return self.matrix[self.single.index] * self.single.values.unsqueeze(2) * self.scale.unsqueeze(1)
+
+    def pulled(self, rows: Tensor) -> Tensor:
+        """Through another map of few rows, (outputs, size): (images, generators, outputs)."""
+        back = self.step.adjoint((rows * self.scale.unsqueeze(1)).flatten(0, 1))
+        back = back[:, self.single.index].reshape(len(self.scale), len(rows), -1) * self.single.values.unsqueeze(1)
+        return back.transpose(1, 2).contiguous()
+
+
+Generators = Tensor | Single | Mapped
+"""Some generators of each image: (images, generators, size), one an entry, or those behind a map."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +123,17 @@ class Zonotope:
         generators: by name.
         slack: (images, size).
         reach: how far the generators together move each entry at most, (images, size).
+        rough: what is lost where generators behind maps are written out, as a share of the reach.
     """
 
     centre: Tensor
     generators: dict[int, Generators]
     slack: Tensor
     reach: Tensor
+
+    @property
+    def rough(self) -> float:
+        return 4 * _U * max((one.terms for one in self.generators.values() if isinstance(one, Mapped)), default=0)
 
     def ends(self) -> Bounded:
         """The interval of each entry."""
@@ -148,27 +199,59 @@ class Zonotopes:
     def affine(self, step: Affine, value: Zonotope) -> Zonotope:
         """`W c + b`, `W G`, `|W| s`."""
         moved = {name: self._moved(step, one) for name, one in value.generators.items()}
+        mapped = [one for one in value.generators.values() if isinstance(one, Mapped)]
+        terms = step.terms + 8 + sum(one.terms for one in mapped)
         # The magnitudes of everything that was multiplied, and the slack, in one pass.
         size = value.centre.abs() + self._sum(value.reach) + value.slack
         grown = step.absolute().linear(torch.cat([size, value.slack, torch.ones_like(size[:1])]))
         size, slack = grown[: len(size)], grown[len(size) : -1]
-        off = 2 * (step.terms + 8) * _U * (size + slack + step.constant.abs())
-        tiny = (step.inputs + 1) * (step.terms + 8) * (self.count + 2) * torch.finfo(size.dtype).smallest_normal
+        off = 2 * terms * _U * (size + slack + step.constant.abs())
+        for one in mapped:
+            most = one.size.amax(1, keepdim=True) + one.single.values.sum(1, keepdim=True)
+            off = off + _LEAST * (1 + most)
+        tiny = (step.inputs + 1) * terms * (self.count + 2) * torch.finfo(size.dtype).smallest_normal
         return self._made(step(value.centre), moved, slack + off + tiny * (grown[-1:] + 1.0))
 
     def _moved(self, step: Affine, generators: Generators) -> Generators:
         if isinstance(generators, Single):
             if isinstance(step, Scale):
                 return Single(generators.index, generators.values * step.weight[generators.index])
-            if step.inputs * step.outputs > _MATRIX:
+            matrix = self._matrix(step)
+            if matrix is None:
                 return self._moved(step, generators.written(step.inputs))
-            if step not in self.matrices:
-                self.matrices[step] = step.matrix().T.contiguous()
-            return self.matrices[step][generators.index] * generators.values.unsqueeze(2)
+            if isinstance(step, Chain) or self.ball:
+                return matrix[generators.index] * generators.values.unsqueeze(2)
+            whole = torch.zeros(len(generators.values), step.inputs, dtype=matrix.dtype)
+            size = step.absolute().linear(whole.index_copy_(1, generators.index, generators.values.abs()))
+            size = size * (1 + 4 * (step.terms + 8) * _U) + _LEAST * step.inputs
+            return Mapped(generators, step, matrix, torch.ones_like(size), size)
+        if isinstance(generators, Mapped):
+            matrix = self._matrix(step)
+            if matrix is not None and step.outputs < len(generators.single.index):
+                return generators.pulled(matrix.T)
+            generators = generators.written()
         return step.linear(generators.flatten(0, 1)).reshape(*generators.shape[:2], -1)
+
+    def _matrix(self, step: Affine) -> Tensor | None:
+        """A map written out and transposed; None if it is too large."""
+        if step.inputs * step.outputs > _MATRIX:
+            return None
+        if step not in self.matrices:
+            self.matrices[step] = step.matrix().T.contiguous()
+        return self.matrices[step]
+
+    def written(self, value: Zonotope) -> Zonotope:
+        """The value with all maps carried out."""
+        if not value.rough:
+            return value
+        found = dict(value.generators)
+        for name, one in value.generators.items():
+            found[name] = one.written() if isinstance(one, Mapped) else one
+        return self._made(value.centre, found, value.slack + value.rough * value.reach + _LEAST)
 
     def sum(self, values: Sequence[Zonotope]) -> Zonotope:
         """Centres, generators of one name, and slacks are added."""
+        values = [self.written(value) for value in values]
         middle = reduce(torch.add, [value.centre for value in values])
         found: dict[int, Generators] = {}
         for name, parts in _aligned(values):
@@ -179,6 +262,8 @@ class Zonotopes:
 
     def product(self, left: Zonotope, right: Zonotope) -> Zonotope:
         """`c_a c_b + middle`, `c_a B + c_b A` and a new generator for each entry's remainder."""
+        if left is not right:
+            left, right = self.written(left), self.written(right)
         a, b = left.centre, right.centre
         found: dict[int, Generators] = {}
         whole = left.reach * right.reach * (1 + 4 * _U) + _LEAST
@@ -236,6 +321,8 @@ class Zonotopes:
         """How far some generators move each entry, (images, size)."""
         if isinstance(generators, Single):
             return torch.zeros_like(like).index_copy_(1, generators.index, generators.values.abs())
+        if isinstance(generators, Mapped):
+            return generators.scale.abs() * generators.size * (1 + 4 * _U)
         if self.ball and name == INPUT:
             return length(generators, 1)
         return torch.linalg.vector_norm(generators, 1, dim=1)  # type: ignore[no-any-return]
@@ -261,6 +348,8 @@ def _times(generators: Generators, factor: Tensor) -> Generators:
     """Each entry times a factor, (images, size)."""
     if isinstance(generators, Single):
         return Single(generators.index, generators.values * factor[:, generators.index])
+    if isinstance(generators, Mapped):
+        return replace(generators, scale=generators.scale * factor)
     return generators * factor.unsqueeze(1)
 
 
@@ -319,7 +408,7 @@ def walked(boxes: GraphBoxes, most: int, matrices: dict[Affine, Tensor], ball: B
     first = boxes.values[graph.inputs[0]]
     start = algebra.input(first.lower, first.upper, ball)
     watch(graph.inputs[0], start)
-    output = graph.evaluate(algebra, start, watch=watch)
+    output = algebra.written(graph.evaluate(algebra, start, watch=watch))
     return Walked(output, algebra.factors, GraphBoxes.of_values(graph, values), ball, start, algebra.inputs)
 
 
@@ -334,10 +423,11 @@ def generator_bounds(found: Walked, rows: Tensor, forms: Tensor) -> Tensor:
         if isinstance(one, Single):
             moved = forms[:, one.index] * one.values[rows]
         else:
-            moved = torch.empty(len(rows), one.shape[1], dtype=forms.dtype)
+            whole = one if isinstance(one, Tensor) else one.written()
+            moved = torch.empty(len(rows), whole.shape[1], dtype=forms.dtype)
             for image in torch.unique(rows):
                 some = (rows == image).nonzero().squeeze(1)
-                moved[some] = forms[some] @ one[image].T
+                moved[some] = forms[some] @ whole[image].T
         count += moved.shape[1]
         away = away + found.away(moved, name, rows)
     root = 1.0 if ball is None else found.boxes.graph.features**0.5 + 1
