@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
@@ -13,7 +14,7 @@ from polybound.constraints.l1 import project_l1_rows
 from polybound.constraints.product import project_product
 from polybound.constraints.spectral import project_spectral, project_spectral_conv
 from polybound.errors import PolyboundError, check_choice, check_norm
-from polybound.models import PolynomialNetwork, WeightGroup
+from polybound.models import DeepNetwork, PolynomialNetwork, WeightGroup
 from polybound.registry import format_value
 from polybound.theory import mantissa_product, torus_norm
 
@@ -38,6 +39,10 @@ class Projection:
             unit (names "product", "C" and "pre").
 
     One bound for all of PN-Conv leaves its first kernel at `max(bound, 1)`, as published.
+
+    Of deep networks every map has the name of its parameter, "body.2.a.weight". The scale of a normalisation, with the
+    deviation that it divides by, is a map too: a diagonal matrix. Without biases, with on="operator", the bounds are on
+    the operators alone.
 
     Attributes:
         names: what can have a bound.
@@ -67,6 +72,8 @@ class Projection:
         if on != "weights" and name != "inf":
             raise PolyboundError(f"on={on!r} goes with norm='inf'")
         self.model, self._options = model, f"norm={name!r}, on={on!r}"
+        self._without_bias = on == "operator" and isinstance(model, DeepNetwork)
+        self._spaces = model.image_sizes() if name == "2" and isinstance(model, DeepNetwork) else {}
         groups = self._groups()
         if on == "product" and not any(group.coupled for group in groups):
             raise PolyboundError(f"on='product' is for CCP and ConvCCP, not for {type(model).__name__}")
@@ -89,7 +96,10 @@ class Projection:
     def _groups(self) -> list[WeightGroup]:
         # Each time from the model: moving it, or loading a state, may replace its parameters.
         if isinstance(self.model, PolynomialNetwork):
-            return self.model.weight_groups()
+            groups = self.model.weight_groups()
+            if self._spaces:
+                groups = [replace(group, space=self._spaces.get(group.names[0], ())) for group in groups]
+            return [replace(group, bias=None) for group in groups] if self._without_bias else groups
         groups = []
         for name, layer in self.model.named_modules():
             if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -152,10 +162,11 @@ def _radius(name: str, value: BoundLike, lead: tuple[int, ...]) -> Tensor:
 
 
 class _Rule:
-    """How one group of weights is projected, and its norms. It has one of three kinds:
+    """How one group of weights is projected, and its norms. It has one of four kinds:
 
     "rows": row-l1 norms, `max_j ||row j||_1 + constant <= radius`, the constant columns counted with on="operator".
     "spectral": of matrices with their bias, of kernels on the torus.
+    "scales": of a normalisation, over the deviations that it divides by, `max_i |w_i| / s_i <= radius`.
     "product": over the factors of a unit, of row-l1 norms with their constant columns: `theta` of the units.
 
     Attributes:
@@ -166,6 +177,7 @@ class _Rule:
 
     def __init__(self, group: WeightGroup, norm: str, on: Target) -> None:
         self.kind = "product" if on == "product" and group.coupled else "spectral" if norm == "2" else "rows"
+        self.kind = self.kind if group.scale is None else "scales"
         self.names = ("product",) if self.kind == "product" else group.names
         if self.kind == "spectral" and group.dims and not group.space:
             raise PolyboundError(f"the l2 norm of {group.names[0]} depends on the size of its input: use norm='inf'")
@@ -187,6 +199,11 @@ class _Rule:
         """Project the weights, in place."""
         if self.kind == "spectral" and group.dims:
             group.weight.copy_(project_spectral_conv(group.weight, self.radius, group.space))
+            return
+        if group.scale is not None:
+            most = (self.radius.to(group.scale.device) / group.scale).to(group.weight.dtype)
+            most = torch.nextafter(most, torch.zeros_like(most))  # below, however the quotient was rounded
+            group.weight.copy_(torch.minimum(torch.maximum(group.weight, -most), most))
             return
         rows = _joined(group)
         if self.kind == "product":
@@ -213,8 +230,9 @@ class _Rule:
             norms: Tensor = torch.linalg.matrix_norm(_joined(group).double(), 2)
             return norms
         rows = _joined(group).double().abs().sum(-1)
+        rows = rows if group.scale is None else rows * group.scale.squeeze(-1)
         constants = self.constants.to(rows.device)
-        if self.kind == "rows":
+        if self.kind != "product":
             return rows.amax(-1) + constants
         # A plain product could be infinity times zero.
         mantissa, exponent = mantissa_product((rows + constants.unsqueeze(-1)).movedim(-2, 0))

@@ -84,7 +84,7 @@ def project_spectral_conv(
     """Project convolution kernels onto the ball of the norm on the torus, `torus_norm`.
 
     The outcome is ``argmin_K ||K - kernel||_F subject to torus_norm(K, shape) <= radius``, up to the tolerance; the
-    norm of the zero-padded convolution (stride 1, odd size, as many outputs as inputs) is then at most the radius.
+    norm of the zero-padded convolution, with whatever padding and stride, is then at most the radius.
     It is inside in float64 always, and kernels that are inside already come back bit for bit.
 
     Args:
@@ -110,8 +110,6 @@ def project_spectral_conv(
     if dims not in (1, 2, 3) or any(n < 1 for n in shape):
         raise PolyboundError(f"a convolution runs over 1, 2 or 3 dimensions of positive sizes, not {tuple(shape)}")
     radii = _checked(kernel, radius, dims + 2)
-    if any(k % 2 == 0 for k in kernel.shape[-dims:]):
-        raise PolyboundError(f"the sizes of a kernel must be odd, got {tuple(kernel.shape[-dims:])}")
     if not tolerance > 0 or iterations < 1:
         raise PolyboundError(f"tolerance and iterations must be positive, got {tolerance} and {iterations}")
     result = kernel.detach().clone()

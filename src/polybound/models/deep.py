@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from polybound.errors import PolyboundError, check_int
+from polybound.models.affine import Conv
 from polybound.models.base import Config, PolynomialNetwork
 from polybound.models.factors import Factors, WeightGroup
 from polybound.models.graphs.files import graph_from_spec, graph_spec
-from polybound.models.graphs.graph import Graph
+from polybound.models.graphs.graph import Applied, Graph
+from polybound.models.graphs.maps import Convolution
 from polybound.models.graphs.trace import trace
 
 
@@ -154,11 +156,19 @@ class DeepNetwork(PolynomialNetwork):
         return factors
 
     def weight_groups(self) -> list[WeightGroup]:
-        """Every matrix and kernel, by the name of its parameter, each with its bias."""
+        """Every matrix and kernel, by the name of its parameter, each with its bias; the scales of normalisations."""
         parameters = dict(self.named_parameters())
+        deviations = {}
+        for name, part in self.named_modules():
+            var = part.var if isinstance(part, Norm) else getattr(part, "running_var", None)
+            if isinstance(part, Norm | nn.modules.batchnorm._BatchNorm) and var is not None:
+                deviations[f"{name}.weight"] = (var.double() + getattr(part, "eps", 1e-5)).sqrt()
         found = []
         for name, weight in parameters.items():
-            if weight.ndim >= 2:
+            if name in deviations:
+                scale = 1.0 / deviations[name].reshape(1, -1, 1)
+                found.append(WeightGroup((name,), weight.reshape(1, -1, 1), scale=scale))
+            elif weight.ndim >= 2:
                 bias = parameters.get(f"{name.removesuffix('weight')}bias")
                 fits = bias is not None and bias.shape == weight.shape[:1]
                 found.append(
@@ -171,6 +181,23 @@ class DeepNetwork(PolynomialNetwork):
                     )
                 )
         return found
+
+    def image_sizes(self) -> dict[str, tuple[int, ...]]:
+        """For each kernel of plain convolutions, by the name of its parameter, the sizes of the image it runs over.
+
+        Kernels with groups or dilation, of transposed convolutions, and of images of several sizes are not among them.
+        """
+        names = {(weight.data_ptr(), weight.shape): name for name, weight in self.named_parameters()}
+        found: dict[str, set[tuple[int, ...]]] = {}
+        for node in self.graph(fused=False).nodes:
+            step = node.map if isinstance(node, Applied) else None
+            plain = isinstance(step, Convolution) and step.groups == 1 and {*step.dilation} == {1}
+            if isinstance(step, Conv | Convolution):
+                name = names.get((step.weight.data_ptr(), step.weight.shape))
+                if name is not None:
+                    fits = isinstance(step, Conv) or (plain and not step.transposed)
+                    found.setdefault(name, set()).add(tuple(step.shape[1:]) if fits else ())
+        return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1 and () not in sizes}
 
 
 class TracedNetwork(DeepNetwork):

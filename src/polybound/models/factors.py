@@ -175,6 +175,8 @@ class WeightGroup:
         space: sizes of the image that a kernel runs over, if known.
         coupled: whether the matrices are the factors of one product, row by row.
         floors: for each matrix, the least bound it takes when one bound is given for all.
+        scale: what the weights of a normalisation, (1, channels, 1), are multiplied by: 1 over the deviations that it
+            divides by, in float64; together they are a diagonal matrix. None for all else.
     """
 
     names: tuple[str, ...]
@@ -185,3 +187,4 @@ class WeightGroup:
     space: tuple[int, ...] = ()
     coupled: bool = False
     floors: tuple[float, ...] = ()
+    scale: Tensor | None = None

@@ -61,6 +61,9 @@ class Method(Component):
     """Whether it can be trained on adversarial examples."""
     uses_inputs: ClassVar[bool] = False
     """Whether its loss differentiates by the inputs."""
+    fixes_statistics: ClassVar[bool] = False
+    """Whether normalisations keep the statistics that they have when it begins: they are fixed affine maps from then
+    on, and what is trained is the network that is bounded."""
 
     @property
     def own_loss(self) -> bool:
@@ -208,6 +211,7 @@ class Projected(Method):
     """
 
     name: ClassVar[str] = "projection"
+    fixes_statistics: ClassVar[bool] = True
 
     bound: BoundLike = 1.0
     norm: Literal["inf", "2"] = "inf"

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polybound.attacks import Classifier, adversarial_batch
 from polybound.data import Dataset
 from polybound.errors import NonFiniteError, PolyboundError
-from polybound.models import PolynomialNetwork
+from polybound.models import Norm, PolynomialNetwork
 from polybound.seeds import seeded
 from polybound.training.augment import augmented
 from polybound.training.engine import StepRandom, engine_for
@@ -112,13 +112,13 @@ class Trainer:
         If only `until` is reached, the training goes on later, and the weights stay as they are. Afterwards the model
         is in evaluation mode.
         """
-        self.model.train()
         samples, recipe, method = self.samples, self.recipe, self.recipe.method
         size, until = recipe.schedule.batch_size, recipe.epochs if until is None else until
         while self.epoch < until and not self.stopping:
             clock, rate = time.monotonic(), recipe.rate(self.epoch)
             begun = self.epoch >= method.begins
             engine = self.engine if begun else self.plain
+            self._set_modes()
             orders = torch.stack(
                 [torch.randperm(len(samples), generator=seeded(seed, self.epoch)) for seed in self.seeds]
             ).to(samples.x.device)
@@ -178,7 +178,15 @@ class Trainer:
         try:
             return adversarial_batch(adversary.attack, classifier, x, y, domain=domain, **options)
         finally:
-            self.model.train()
+            self._set_modes()
+
+    def _set_modes(self) -> None:
+        """Everything as it is in a step of the present epoch."""
+        self.model.train()
+        if self.recipe.method.fixes_statistics and self.epoch >= self.recipe.method.begins:
+            for part in self.model.modules():
+                if isinstance(part, Norm | nn.modules.batchnorm._BatchNorm):
+                    part.eval()
 
     @contextmanager
     def settled(self) -> Iterator[None]:
