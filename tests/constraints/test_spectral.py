@@ -208,7 +208,6 @@ def test_bad_matrices(weight, radius):
 @pytest.mark.parametrize(
     ("size", "shape", "options"),
     [
-        ((2, 2, 4), (5,), {}),
         ((2, 2, 3), (5, 5, 5, 5), {}),
         ((2, 3), (5,), {}),
         ((2, 2, 3), (0,), {}),
