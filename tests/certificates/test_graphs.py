@@ -144,7 +144,7 @@ def test_plain_modules_are_traced_with_the_shape_of_their_inputs():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "second"}, "'second' is for chains of products; deep networks have auto, crown, interval"),
+        ({"method": "second"}, "'second' is for chains of products; deep networks have auto, first, crown, interval"),
         ({"keep": True}, "is for chains of products: proofs of deep networks are not kept yet"),
     ],
 )

@@ -156,7 +156,8 @@ def certify(
         method: "auto" takes all stages: first order, attacks, second order, branch and bound. "first" and "second"
             stop after that stage. "crown", "interval" and "lipschitz" are bounds to compare with, without attacks; of
             these, l_2 balls have "lipschitz". Networks that are no chain of products have "auto" (attacks, intervals,
-            planes through the products, and the best mixtures of them), "crown" and "interval".
+            planes through the products, the best mixtures of them, and what bounds products together), "first" (the
+            same up to the mixtures of planes), "crown" and "interval".
         budget: seconds of branch and bound for each image; 10 by default, and no limit where `nodes` has one.
         nodes: the most cells that branch and bound splits for each image, a limit that is the same on every machine.
         keep: whether to keep the proofs, to save them.

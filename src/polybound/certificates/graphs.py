@@ -37,6 +37,7 @@ from polybound.models import Affine, Applied, DeepNetwork, Factors, Graph, Polyn
 
 GRAPH_METHODS = {
     "auto": ("clean", "attack", "interval", "backward", "alpha", "generators"),
+    "first": ("clean", "interval", "backward", "alpha", "attack"),
     "crown": ("clean", "interval", "backward"),
     "interval": ("clean", "interval"),
 }
