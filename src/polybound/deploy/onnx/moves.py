@@ -27,7 +27,7 @@ MOVES = (
     *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 )
 
-_LARGEST = 2**24
+_LARGEST = 2**21
 """Entries that a moved tensor may have."""
 
 _ENDLESS = 2**31 - 1

@@ -25,7 +25,7 @@ OPERATORS: dict[str, Operator] = {}
 ATTRIBUTES: dict[str, tuple[str, ...]] = {}
 """The attributes that are read; old opsets have others, such as `broadcast`, which change what is computed."""
 
-_LARGEST = 2**24
+_LARGEST = 2**21
 """Entries that a tensor may have."""
 
 _MULTIPLIED = 2**22
@@ -436,8 +436,8 @@ def _conv_transpose(node: Node, operands: Sequence[Operand]) -> Operand:
     pads = [0] * 2 * dims if node.get("auto_pad", "NOTSET") == "VALID" else list(node.get("pads", [0] * 2 * dims))
     if len(left) != dims or len(pads) != 2 * dims or min(*left, *pads) < 0:
         raise PolyboundError("its pads or its output_padding do not fit")
-    if any(o >= max(s, d) for o, s, d in zip(left, windows.stride, windows.dilation, strict=True)):
-        raise PolyboundError("its output_padding is not smaller than its strides or its dilations")
+    if any(o >= s for o, s in zip(left, windows.stride, strict=True)):
+        raise PolyboundError("its output_padding is not smaller than its strides")
     whole = [(n - 1) * s + k + o for n, s, k, o in zip(image, windows.stride, size, left, strict=True)]
     begin, end = pads[:dims], pads[dims:]
     _fits([*value.tensor.shape[:1], kernel.shape[1] * node.get("group", 1), *whole])

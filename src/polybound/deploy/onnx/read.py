@@ -23,9 +23,9 @@ from polybound.deploy.onnx.operators import ATTRIBUTES, OPERATORS, why_not
 from polybound.errors import PolyboundError
 from polybound.models import Factors, Graph, GraphNetwork, PolynomialNetwork, Tracer, as_model
 
-_MOST_ENTRIES = 2**24
+_MOST_ENTRIES = 2**21
 _MOST_NODES = 100_000
-_IN_ALL = 2**27
+_IN_ALL = 2**24
 """Entries of the input, nodes, and entries of all tensors of one input that a graph may have."""
 
 

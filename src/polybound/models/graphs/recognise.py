@@ -44,10 +44,17 @@ def as_model(
         "NCP": lambda: _as_ncp(chain, shape),
     }
     for name in sorted(ways, key=lambda name: name != kind):
-        model = ways[name]()
+        try:
+            model = ways[name]()
+        except _TooLargeError:
+            continue
         if model is not None:
             return model
     return None
+
+
+class _TooLargeError(Exception):
+    """A map is too large to be written out."""
 
 
 class _Chain:
@@ -93,6 +100,8 @@ def _opened(step: Affine) -> list[Affine]:
 
 def _written(maps: Maps, inputs: int) -> tuple[Tensor, Tensor]:
     """One matrix and one constant for maps in a row."""
+    if inputs * max(inputs, maps[-1].outputs if maps else 0) > _MOST_ENTRIES:
+        raise _TooLargeError
     if not maps:
         return torch.eye(inputs, dtype=torch.float64), torch.zeros(inputs, dtype=torch.float64)
     whole = maps[0] if len(maps) == 1 else Chain(maps)

@@ -36,7 +36,7 @@ _BATCH = 3
 _MOST = 2**22
 """Products of entries that a product of two traced matrices may have."""
 
-_LARGEST = 2**24
+_LARGEST = 2**23
 """Entries that a tensor of one sample may have."""
 
 
@@ -473,10 +473,15 @@ class Tracer:
         node, positions = self.settle(value)
         kept = [1 if d in dims else n for d, n in enumerate(value.shape)]
         group = torch.arange(prod(kept)).reshape(kept).expand(value.shape).reshape(-1)[positions]
-        groups = [torch.unique(of) for of in group]
+        groups, ranked = [], []
+        for of in group:
+            met = torch.zeros(prod(kept), dtype=torch.bool)
+            met[of] = True
+            groups.append(met.nonzero().squeeze(1))
+            ranked.append(met.cumsum(0)[of] - 1)
         if any(len(of) != prod(kept) // self.batch for of in groups):
             raise self.mixes()
-        ranks = torch.stack([torch.searchsorted(of, g) for of, g in zip(groups, group, strict=True)])
+        ranks = torch.stack(ranked)
         if not bool((ranks == ranks[0]).all()):
             raise self.mixes()
         summed = self.apply(Collect(ranks[0], len(groups[0]), self.like), node)
