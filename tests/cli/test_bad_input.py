@@ -23,12 +23,10 @@ REFUSED = [
     # Numbers that make no sense, or more than the machine has.
     (f"{TRAIN} --rank 1000000000", "more than there is"),
     (f"{TRAIN} --seed 999999999999999999999999", "seed must be a whole number"),
-    (f"{TRAIN} --method projection --bound inf --start-epoch 0", "finite"),
     (f"{TRAIN} --method projection --bound nan --start-epoch 0", "bound"),
     (f"{TRAIN} --seed -1", "--seed must be a whole number of at least 0"),
     (f"{TRAIN} --start-epoch 0.2", "--start-epoch is no option of none training; it belongs to method projection"),
     (f"{TRAIN} --protocol sound", "--protocol requires an adversary: --adversary fgsm-0.1"),
-    ("train --dataset digits --method projection --bound 1 --epochs 20 --start-epoch 50 --runs runs", "start"),
     ("train --dataset folder:uneven.npz --epochs 1 --runs runs", "50"),
     (f"{TRAIN} --learning-rate nan", "error: --learning-rate must be"),
     (f"{TRAIN} --optimiser nonsense", "error: --optimiser must be one of"),
@@ -37,102 +35,68 @@ REFUSED = [
     (f"{TRAIN} --samples 99999999", "1,437 samples"),
     (f"{TRAIN} --method certified --eps nan", "error: --eps must be"),
     (f"{TRAIN} --adversary pgd-nan-20-0.01", "not of the form"),
-    ("demo --bound 0", "above 0"),
-    ("demo --bound inf", "above 0"),
     ("demo --bound nan --json", "above 0"),
-    ("demo --seed 999999999999999999999999", "seed must be a whole number"),
     ("bounds ok.safetensors --radius nan", "radius"),
     ("evaluate ok.safetensors --dataset digits --attacks fgsm--0.1", "not of the form"),
-    (
-        "evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --seed 999999999999999999999999",
-        "seed must be a whole number",
-    ),
     (
         "evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --certify nan --limit 3",
         "error: --certify takes a radius",
     ),
     ("certify ok.safetensors --dataset digits --eps nan", "eps"),
-    ("certify ok.safetensors --dataset digits --eps -0.1", "error: --eps must be"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --budget nan -n 1", "budget"),
     ("sweep table-1 --dry-run --budget nan", "budget"),
-    ("sweep table-1 --dry-run --bound inf", "finite"),
     ("sweep table-1 --dry-run --seeds 0", "error: --seeds must be"),
     # Names of what there is not.
     (f"{TRAIN} --device nonsense", "cannot be used"),
-    (f"{TRAIN} --device ''", "cannot be used"),
     ("train --dataset dígits☃ --runs runs", "no data set"),
     (f"train --dataset {'x' * 5000} --runs runs", "no data set"),
     (f"{TRAIN} --set factor={DEEP}", "factor"),
     ("demo -o plot.xyz", "must end in"),
-    ("demo -o plot", "must end in"),
-    ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --picture x.gif", "must end in"),
     ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --split nonsense", "error: --split must be"),
     ("evaluate ok.safetensors --attacks fgsm-0.1", "no data set: pass --dataset NAME"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --method nonsense", "error: --method must be"),
     ("sweep table-1 --dry-run --engine nonsense", "engine must be one of"),
-    ("sweep table-1 --engine nonsense", "engine must be one of"),
-    ("sweep nonsense --dry-run", "experiment must be one of"),
     ("compare scores.csv --protocol nonsense", "protocol must be"),
     ("data get nonsense", "no data set"),
     # Weights that are no numbers.
     ("bounds nan.safetensors", "not all finite"),
-    ("bounds inf.safetensors", "not all finite"),
     ("certify nan.safetensors --dataset digits --eps 0.1", "not all finite"),
     # Files that are none, or folders, or empty, or of something else.
     ("info deep.safetensors", "config"),
     ("info huge.safetensors", "config"),
-    ("info list.safetensors", "config"),
-    ("info empty", "safetensors"),
     ("info junk", "safetensors"),
     (f"info {'x' * 5000}", "too long"),
     ("info deep-run", "not a run's spec"),
-    ("runs show deep-run", "not a run's spec"),
     ("runs show junk-run", "not a run's spec"),
     ("runs list nowhere", "no such folder"),
-    ("runs list junk", "no such folder"),
-    ("evaluate junk-run deep-run", "not a run's spec"),
     ("train --resume --runs deep-checkpoint", "not a checkpoint"),
     ("train --recipe junk.toml --runs runs", "not TOML"),
     ("train --dataset folder:nowhere --runs runs", "no such"),
-    ("train --dataset folder:junk --runs runs", "not an npz"),
     ("train --dataset digits --epochs 1 --runs junk", "Not a directory"),
     ("sweep junk.toml --dry-run", "not an experiment"),
     ("compare junk", "decode"),
     ("compare empty", "not a file of scores"),
     ("compare many.csv", "correct cannot be 'many'"),
-    ("compare epoch.csv", "epoch must be"),
-    ("compare seed.csv", "seed must be a whole number"),
-    ("report table-1 --scores many.csv", "correct cannot be 'many'"),
     ("report table-1 --scores nowhere", "no such file"),
     ("report figure-5 --figures nowhere", "no such folder"),
     ("certify ok.safetensors --check deep-run/spec.json", "not JSON"),
     ("certify ok.safetensors --check .", "directory"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --save .", "a folder"),
     ("demo -o folder.png", "a folder"),
-    ("demo -o nowhere/plot.png", "no such folder"),
     ("bounds junk", "junk"),
-    ("bounds cut.safetensors", "cut.safetensors"),
     ("info .", "."),
-    ("info missing", "missing"),
     ("compare nowhere", "no such file"),
-    ("compare other.csv", "no column"),
-    ("compare folder.png --protocol both", "protocol must be"),
     ("report junk.toml -o out.html", "junk.toml"),
     ("report table-1 --dataset digits --runs nowhere", "nowhere"),
     ("reproduce table-1 --dataset digits -o nowhere/out.html --runs runs", "no such folder"),
     # Options that are missing, unknown, or do not go together.
-    ("bounds ok.safetensors --radius -1", "radius"),
-    ("demo --bound -1 --epochs 2", "bound"),
     ("train --runs runs", "no data set: pass --dataset NAME"),
-    ("train --dataset nothing --runs runs", "no data set is called"),
     (f"{TRAIN} --method dropout", "method must be one of"),
-    (f"{TRAIN} --method none+at", "method must be one of"),
     (f"{TRAIN} --bound 1", "--bound is no option of none training"),
     (f"{TRAIN} --model pn-5", "error: --model must be one of"),
     (f"{TRAIN} --set momentum", "NAME=VALUE"),
     (f"{TRAIN} --recipe papers", "no recipe called"),
     (f"{TRAIN} --recipe paper --set momentum=0.9", "momentum is no option of none training"),
-    (f"{TRAIN} --adversary prayer-1", "unknown attack"),
     (f"{TRAIN} --adversary fgsm-0.1 --start-epoch 9", "adversary fgsm-0.1 would never be applied"),
     (f"{TRAIN} --method projection --bound 1 --start-epoch 5", "it starts after 5 epochs"),
     (f"{TRAIN} --method projection --bound 1 --start-epoch 2.5", "--start-epoch is a share"),
@@ -143,22 +107,16 @@ REFUSED = [
     (f"{EVALUATE} --count all", "count must be"),
     (f"{EVALUATE} --protocol honest", "protocol must be"),
     (f"{EVALUATE} --defence prayer", "unknown defence"),
-    (f"{EVALUATE} --picture nowhere/p.png", "no such folder"),
     (f"{EVALUATE} --certify 0.1 --defence median", "denoiser"),
     (f"{EVALUATE} --certify 0.1:norm=1", "certify takes a radius"),
     ("evaluate folder.png", "no run folder"),
     ("certify ok.safetensors --dataset digits", "--eps"),
     ("certify ok.safetensors --eps 0.1", "--dataset"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --eps 0.2 --save x.json", "one --eps"),
-    ("certify missing.safetensors --dataset digits --eps 0.1", "missing.safetensors: no run folder"),
-    ("certify ok.safetensors --dataset digits --eps 0.1 --norm two", "norm must be"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --norm 2 --method crown", "about boxes"),
     ("sweep table-99 --runs runs", "experiment must be one of"),
-    ("sweep table-1 --budget 2 --runs runs", "budget"),
     ("sweep table-1 --dataset nothing --dry-run --runs runs", "no data set is called"),
     ("sweep figure-1", "figure-1 is a drawing"),
-    ("report figure-1", "figure-1 is a drawing"),
-    ("reproduce figure-1 table-1", "figure-1 is a drawing"),
     ("reproduce figure-1 -o a.html", "must end in .svg"),
     ("explore digits digits digits", "one network or two, not 3"),
     ("explore nope", "nope: no run folder"),
@@ -166,18 +124,13 @@ REFUSED = [
     ("explore pn-4 --dataset digits", "the model takes (1, 28, 28)"),
     ("explore ok.safetensors", "--dataset"),
     ("card nowhere", "nowhere"),
-    ("card digits -o nowhere/card.md", "no such folder"),
-    ("card pn-4 --dataset digits", "the model takes (1, 28, 28)"),
     ("card digits --eps -1", "eps"),
     ("draw nope", "none of pn-4, pn-10"),
     ("draw pn-4 -o a.png", "must end in .svg"),
-    ("draw pn-4 -o nowhere/a.svg", "no such folder"),
     ("draw pn-4 --shape 1;2", "separated by commas"),
     ("draw digits --rank 3", "--rank is for the paper's models"),
     ("export ok.safetensors", "OUT.onnx"),
-    ("export ok.safetensors a.onnx -o b.onnx", "OUT.onnx"),
     ("export ok.safetensors a.txt", "ends in .onnx"),
-    ("export ok.safetensors nowhere/a.onnx", "no such folder"),
     ("export ok.safetensors a.onnx --eps 1", "--vnnlib"),
     ("export ok.safetensors a.onnx --scaling 1", "FACTOR,OFFSET"),
     ("export ok.safetensors a.onnx --dataset fashion", "fashion"),
@@ -187,7 +140,6 @@ REFUSED = [
     ("verify net.onnx ok.safetensors", "not a text"),
     ("verify ok.safetensors ok.safetensors", "ONNX"),
     ("verify net.onnx nope", "no such file"),
-    ("verify net.onnx net.onnx -o nowhere/r", "no such folder"),
     ("verify net.onnx empty", "empty: it declares no X_0"),
 ]
 
@@ -199,19 +151,15 @@ def place(tmp_path_factory):
     model = pb.paper_model("pn-4", shape=SHAPE, seed=0)
     model.save(folder / "ok.safetensors")
     pb.deploy.to_onnx(model, folder / "net.onnx", bounds=False)
-    (folder / "cut.safetensors").write_bytes((folder / "ok.safetensors").read_bytes()[:-100])
     (folder / "colour.toml").write_text("dataset = 'digits'\ncolour = 'red'\n")
-    (folder / "other.csv").write_text("dataset,model\nmnist,pn-4\n")
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    for name, value in (("nan", nan), ("inf", inf)):
-        bad = pb.paper_model("pn-4", shape=SHAPE, seed=0)
-        with torch.no_grad():
-            bad.V.view(-1)[7] = value
-        bad.save(folder / f"{name}.safetensors")
+    bad = pb.paper_model("pn-4", shape=SHAPE, seed=0)
+    with torch.no_grad():
+        bad.V.view(-1)[7] = nan
+    bad.save(folder / "nan.safetensors")
     headers = {
         "deep": DEEP,
         "huge": json.dumps({"kind": "CCP", "config": model.config() | {"rank": 10**30}}),
-        "list": "[1, 2]",
     }
     for name, header in headers.items():
         save_file(state, folder / f"{name}.safetensors", metadata={"polybound": header})
@@ -239,8 +187,6 @@ def scores(place, cli):
     for name, changes in {
         "scores": {},
         "many": {"correct": "many"},
-        "epoch": {"epoch": "soon"},
-        "seed": {"seed": "Infinity"},
     }.items():
         with (place / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([header, [changes.get(key, old) for key, old in zip(header, row, strict=True)]])
@@ -279,22 +225,10 @@ def test_a_split_that_the_run_does_not_have(refused, place, scores):
     assert "this run held none of its training images out" in error and "--validation 0.1" in error
 
 
-def test_what_a_file_lacks_is_named(refused, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "spec.json").write_text('{"spec": {}}')
-    assert "spec.json: not a run's spec ('address' is missing)" in refused("runs", "show", tmp_path / "run")
-
-
 def test_an_option_of_a_file_keeps_its_name(refused, tmp_path):
     """What was not typed is not answered by an option."""
     (tmp_path / "recipe.toml").write_text("dataset = 'digits'\nbatch_size = 0\n")
     assert "error: batch_size must be" in refused("train", "--recipe", tmp_path / "recipe.toml", "--runs", tmp_path)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_cuda(refused, tmp_path):
-    error = refused("train", "--dataset", "digits", "--epochs", 1, "--device", "cuda", "--runs", tmp_path)
-    assert "device 'cuda' cannot be used" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf])

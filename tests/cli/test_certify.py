@@ -93,24 +93,3 @@ def test_intervals_of_outputs(cli, refused, trained, tmp_path):
     assert "no such folder" in refused("certify", trained, *words, "--save", tmp_path / "none" / "x.json")
     assert "no proofs" in refused("certify", trained, *words, "--method", "crown", "--save", tmp_path / "x.json")
     assert "method must be" in refused("certify", trained, *words, "--method", "lipschitz")
-
-
-def test_intervals_over_balls_are_saved_and_checked(cli, trained, tmp_path):
-    file = tmp_path / "intervals.json"
-    words = ("--dataset", "digits", "--eps", 0.3, "--images", 2, "--outputs", "--budget", 0.02, "--norm", 2)
-    found = cli("certify", trained, *words, "--save", file, "--json")
-    assert found.code == 0, found.err
-    assert found.json["norm"] == "2" and len(found.json["rows"]) == 20
-    box = cli("certify", trained, *words[:-1], "inf", "--json").json["rows"]
-    for ball, wider in zip(found.json["rows"], box, strict=True):
-        assert wider["lower"] <= ball["lowest"] and ball["highest"] <= wider["upper"]  # the ball lies in the box
-    checked = cli("certify", trained, "--check", file)
-    assert checked.code == 0, checked.err
-    assert "confirmed the intervals of 2 inputs, l_2 balls of radius 0.3" in " ".join(checked.out.split())
-    assert cli("certify", trained, "--check", file, "--json").json == {
-        "bounded": 2,
-        "unbounded": 0,
-        "repeated": 0,
-        "norm": "2",
-        "eps": [0.3, 0.3],
-    }

@@ -78,13 +78,6 @@ def test_scores_that_are_not_measured_now_are_marked(cli, folder):
     assert "stored scores" in cli("runs", "show", folder).out
 
 
-def test_each_class_for_itself(cli, folder):
-    scores = cli("evaluate", folder, *ATTACK, "--per-class", "--json").json["scores"]
-    for score in scores:
-        assert [sum(pair) for pair in zip(*score["per_class"], strict=True)] == [score["correct"], score["total"]]
-    assert "per_class" not in cli("evaluate", folder, *ATTACK, "--json").json["scores"][0]
-
-
 def test_a_picture_needs_matplotlib(refused, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")

@@ -5,7 +5,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 
 import polybound as pb
 from conftest import run_command
@@ -26,8 +25,7 @@ def test_a_model_file_and_the_same_twice(tmp_path):
     assert (tmp_path / "explorer.html").is_file()
 
 
-@pytest.mark.parametrize("form", ["product", "residual", "nested"])
-def test_a_saved_classifier(tmp_path, form):
+def test_a_saved_classifier(tmp_path):
     random = np.random.default_rng(0)
     X = random.normal([50.0, 1.7, 3.0], [10.0, 0.1, 0.0], (60, 3))
     classifier = pb.PolynomialClassifier(epochs=2, rank=4, random_state=0).fit(

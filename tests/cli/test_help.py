@@ -75,11 +75,6 @@ def test_completion(shell):
     assert "certify" in complete(_POLYBOUND_COMPLETE=f"complete_{shell}", **words)
 
 
-def test_completion_is_offered(cli):
-    text = "\n".join(page(cli))
-    assert "--install-completion" in text and "--show-completion" in text
-
-
 def test_quiet_leaves_the_result_alone(cli, tmp_path):
     words = ("train", "--dataset", "digits", "--epochs", 1, "--runs", tmp_path)
     loud, quiet = cli(*words, columns=100), cli(*words, "--quiet", columns=100)

@@ -67,20 +67,6 @@ def test_a_legend_is_of_marks_that_are_there(cli, tmp_path):
     assert "**" in table
 
 
-def test_a_report_says_what_is_unusual_of_all_numbers(cli, root, tmp_path):
-    """The split, the defence, the attack's seed and the adversary, although no other number differs in them."""
-    (run,) = trained(root, "fgsm")
-    shutil.copytree(run, tmp_path / "runs" / run.name)
-    (tmp_path / "runs" / run.name / "scores.csv").unlink()
-    words = ("--defence", "gaussian", "--split", "train", "--seed", 7, "--attacks", "fgsm-0.2")
-    assert cli("evaluate", tmp_path / "runs", *words).code == 0
-    report = cli("report", tmp_path / "runs", "-o", tmp_path / "page.html", "--json").json
-    table = report["sections"][0]["tables"][0]
-    assert table["groups"][0][1].endswith("200 training samples, train split, gaussian denoising")
-    assert table["header"][3:] == ["clean", "FGSM-0.2, sound, attack seed 7"]
-    assert table["rows"][0][0] == "none, adversary fgsm-0.1"
-
-
 EXPERIMENT = """
 title = "mine"
 datasets = ["digits"]
@@ -125,15 +111,6 @@ def test_a_report_of_an_experiment_names_the_runs_that_it_leaves_out(cli, experi
     assert found.code == 1 and len(reasons) == 4 and "another digest" in reasons[first.name]
     shown = experiment_scores(find_experiment(str(tmp_path / "mine.toml")), tmp_path / "runs")
     assert shown.where(method="none").values("seed") == [1] and shown.where(method="l2").values("seed") == [1]
-
-
-def test_a_column_of_denoising_is_of_plain_networks(cli, experiment, tmp_path):
-    shutil.copytree(experiment, tmp_path, dirs_exist_ok=True)
-    runs = trained(tmp_path / "runs", "l2-0.1")
-    words = ("--defence", "gaussian", "--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 20)
-    assert cli("evaluate", *runs, *words).code == 0
-    named = find_experiment(str(tmp_path / "mine.toml"))
-    assert experiment_scores(named, tmp_path / "runs").where(defence="gaussian").values("method") == ["none"]
 
 
 def test_folders_of_long_names_in_any_script_can_be_made(tmp_path):

@@ -144,29 +144,6 @@ def test_a_dry_run_removes_nothing(cli, root):
     assert all(Path(path).exists() for path, _, _ in lines)
 
 
-def test_clean_takes_leftovers_alone_unless_asked(cli, root):
-    before, states = files(root), by_state(cli, root)
-    shown = cli("runs", "clean", root, "--yes")
-    gone = [path for path in before if path not in files(root)]
-    assert shown.code == 0 and "removed 2" in shown.out
-    assert sorted(path.suffix for path in gone) == [".ab12cd_9", ".safetensors"]
-    assert by_state(cli, root) == {
-        state: {**one, "size": by_state(cli, root)[state]["size"]} for state, one in states.items()
-    }
-    assert (root / "notes.txt").exists() and (Path(states["finished"]["path"]) / ".notes").exists()
-    assert len(list((root / ".checkpoints").iterdir())) == 1  # that of the run that can go on
-    again = cli("runs", "clean", root, "--yes")
-    assert again.code == 0 and again.out == "nothing to remove\n"
-
-
-def test_clean_takes_the_runs_that_are_asked_for(cli, root):
-    shown = cli("runs", "clean", root, "--failed", "--damaged", "-y")
-    assert shown.code == 0 and "removed 4" in shown.out
-    assert set(by_state(cli, root)) == {"finished", "unfinished"}
-    cli("runs", "clean", root, "--unfinished", "-y")
-    assert set(by_state(cli, root)) == {"finished"}
-
-
 @pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
 def test_clean_asks(cli, root, monkeypatch, answer, removed):
     before = files(root)
@@ -175,17 +152,3 @@ def test_clean_asks(cli, root, monkeypatch, answer, removed):
     assert "remove these 3?" in shown.out + shown.err
     assert (files(root) != before) == removed and ("removed 3" in shown.out) == removed
     assert shown.code == (0 if answer else 1)  # nobody answered
-
-
-def test_what_is_not_a_state_is_refused(root):
-    with pytest.raises(pb.PolyboundError, match="not finished"):
-        pb.runs.clean_runs(root, ["finished"])
-
-
-def test_files_that_only_look_half_written_stay(cli, root):
-    finished = Path(by_state(cli, root)["finished"]["path"])
-    mine = [finished / ".backup.json.txt", root / ".table.csv.old", finished / ".scores.csv"]
-    for file in mine:
-        file.write_text("mine")
-    cli("runs", "clean", root, "--yes")
-    assert all(file.exists() for file in mine)
