@@ -278,7 +278,8 @@ def test_what_can_go(runs):
     (root / ".checkpoints").mkdir(exist_ok=True)
     for file in half:
         file.write_bytes(b"half")
-    mine = [root / ".gitignore", root / "notes.json", runs[0].path / ".hidden"]
+    mine = [root / ".gitignore", root / "notes.json", root / ".table.csv.old"]
+    mine += [runs[0].path / name for name in (".hidden", ".backup.json.txt", ".scores.csv")]
     for file in mine:
         file.write_text("mine")
     old = path_for(root, SPECS)

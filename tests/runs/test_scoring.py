@@ -61,16 +61,6 @@ def test_the_options_of_a_trained_denoiser_are_its_identity(runs):
     assert [kept.count(name) for name in dict.fromkeys(found)] == [1, 1]
 
 
-def test_pictures_of_networks_behind_a_trained_denoiser(cli, runs, tmp_path):
-    words = ("evaluate", *runs, "--attacks", "fgsm-0.1", "--limit", 8, "--defence", "guided:width=2:epochs=1")
-    found = cli(*words, "--picture", tmp_path / "p.png", "--save-examples", tmp_path / "e.npz")
-    assert found.code == 0, found.err
-    assert (tmp_path / "p.png").exists()
-    saved = np.load(tmp_path / "e.npz")
-    assert saved["runs"].tolist() == [path.name for path in runs]
-    assert saved["fgsm-0.1 sound"].shape == (2, 8, 1, 8, 8)
-
-
 def test_examples_are_of_networks_on_the_same_data_not_on_data_of_the_same_name(cli, tmp_path):
     random, name = np.random.default_rng(0), f"folder:{tmp_path / 'images'}"
     runs = []

@@ -141,16 +141,6 @@ def test_folders_hold_everything_and_nothing_is_trained_twice(tmp_path):
     assert train_runs([], tmp_path) == []
 
 
-def test_a_held_out_share_is_what_is_validated_on(tmp_path):
-    spec = replace(spec_of(epochs=1, start=0), data=DataSpec.of("digits", samples=300, held_out=0.25))
-    (run,) = train_runs([spec], tmp_path)
-    validation = pb.data.load("digits", "validation", validation=0.25)
-    assert run.history()[0]["validation accuracy"] == pytest.approx(pb.accuracy(run.model(), validation).item())
-    model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
-    pb.fit(model, pb.data.load("digits", "train", validation=0.25).subset(300), spec.recipe)
-    assert_near(model.state_dict(), run.model().state_dict())
-
-
 def test_a_history_measures_the_networks_that_are_kept(tmp_path):
     """Inside of their bounds, though no projection came just before; and as `fit` measures them."""
     recipe = RECIPE.replace({"epochs": 3, "start": 1, "every": 1000})
@@ -176,13 +166,6 @@ def test_bounds_share_an_adversary_that_comes_before_them(tmp_path, attack):
     assert [len(at.losses) for at in seen if at.step == 0] == [1, 1, 2, 2]
     for spec, run in zip(specs, runs, strict=True):
         assert_near(alone(spec), run.model().state_dict())
-
-
-def test_runs_without_a_bound_train_among_the_bounded(tmp_path):
-    free = Spec(DIGITS, recipe=replace(RECIPE, method=Plain()), seed=1)
-    runs = train_runs([SPECS[0], free], tmp_path)
-    (single,) = train_runs([free], tmp_path / "alone")
-    assert_near(single.model().state_dict(), runs[1].model().state_dict())
 
 
 @pytest.mark.parametrize("options", [{"method": "l2", "weight": 0.1}, {"method": "jacobian"}, {"method": "certified"}])
