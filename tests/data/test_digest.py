@@ -227,13 +227,6 @@ def test_equal_arrays_have_equal_digests():
     assert len({first.digest, *(other.digest for other in others)}) == 9
 
 
-def test_a_digest_of_arrays_is_computed_once(monkeypatch):
-    data = made()
-    first = data.digest
-    monkeypatch.setattr("polybound.data.dataset.content_digest", lambda *_: pytest.fail("again"))
-    assert data.digest == first and replace(data, name="other", note="note").digest == first
-
-
 def test_replaced_arrays_never_keep_a_digest():
     data = load_digits("test")
     assert replace(data, note="mine").digest == replace(data, x=data.x, y=data.y).digest == data.digest
@@ -278,12 +271,6 @@ def test_inference_mode_is_no_obstacle():
     assert data.digest == expected
 
 
-def test_what_is_known_is_not_shown():
-    data = made()
-    shown = repr(data)
-    assert data.digest and repr(data) == shown and data.digest not in shown
-
-
 # Subsets and held-out shares
 
 
@@ -298,11 +285,6 @@ def test_a_subset_is_a_fixed_choice():
         assert data.subset(samples) is data
     own = made()
     assert own.subset(3).digest == own.digest != made(x=own.subset(3).x, y=own.subset(3).y).digest
-
-
-def test_the_held_out_share():
-    assert [data.held_out for data in splits_of("digits", validation=0.25)] == [0.25, 0.25, 0.0]
-    assert load("digits").held_out == load_digits("test").held_out == made().held_out == 0.0
 
 
 def test_an_identity_says_which_samples_these_are():

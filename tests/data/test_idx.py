@@ -60,23 +60,11 @@ STRUCTURE = {
     "empty": (IMAGES, b"", "empty"),
     "three bytes": (IMAGES, b"\0\0\x08", "its idx header is"),
     "wrong magic": (IMAGES, b"\0\1" + header(40, 5, 3)[2:] + BODY, "its idx header is"),
-    "text": (IMAGES, b"<html>404 not found</html>", "its idx header is"),
-    "signed bytes": (IMAGES, header(40, 5, 3, kind=9) + BODY, "its idx header is"),
-    "floats": (IMAGES, header(40, 5, 3, kind=0x0D) + BODY, "its idx header is"),
     "labels for images": (IMAGES, header(40) + BODY[:40], "its idx header is"),
-    "no dimensions": (IMAGES, header(rank=0) + BODY, "its idx header is"),
-    "255 dimensions": (IMAGES, header(40, 5, 3, rank=255) + BODY, "its idx header is"),
-    "cut in the header": (IMAGES, header(40, 5, 3)[:9], "its idx header is"),
     "too many images": (IMAGES, header(41, 5, 3) + BODY, "its idx header is"),
-    "too few images": (IMAGES, header(39, 5, 3) + BODY[:585], "its idx header is"),
-    "no images": (IMAGES, header(0, 5, 3), "its idx header is"),
-    "negative": (IMAGES, header(2**32 - 40, 5, 3) + BODY, "its idx header is"),
     "overflowing": (IMAGES, header(2**31 - 1, 2**31 - 1, 2**31 - 1) + BODY, "its idx header is"),
-    "turned": (IMAGES, header(40, 3, 5) + BODY, "its idx header is"),
     "one byte short": (IMAGES, header(40, 5, 3) + BODY[:-1], "599 there"),
     "one byte long": (IMAGES, header(40, 5, 3) + BODY + b"x", "longer than"),
-    "images for labels": (LABELS, header(1, 4, 4)[:44] + bytes(28), "its idx header is"),
-    "count of labels": (LABELS, header(39) + bytes(39), "its idx header is"),
     "label out of range": (LABELS, header(40) + bytes([0] * 20 + [10] + [0] * 19), "label 10 of sample 20"),
 }
 
@@ -104,16 +92,6 @@ def test_every_truncation_of_a_gzipped_file_is_refused(root, monkeypatch):
     whole = path.read_bytes()
     for length in (*range(0, 30), *range(30, len(whole), 41), len(whole) - 1):
         path.write_bytes(whole[:length])
-        refused("tiny", path, data_dir=root)
-
-
-def test_flipped_bits_are_refused(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents, packed=False)
-    path = root / "tiny" / IMAGES
-    whole = path.read_bytes()
-    for position in (*range(20), *range(20, len(whole), 29), len(whole) - 1):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
         refused("tiny", path, data_dir=root)
 
 

@@ -19,7 +19,7 @@ from helpers.data import (
 )
 from polybound.data import load, nsynth
 from polybound.data.nsynth import first_second, log_mel
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import PolyboundError
 
 TEST = "nsynth-test.jsonwav.tar.gz"
 
@@ -84,14 +84,8 @@ WAVS = {
     "half a second": (wav(tone(440, seconds=0.5)), "shorter than a second"),
     "stereo": (wav(tone(440, seconds=2), channels=2), "2 channels"),
     "8 bits": (wav(bytes(8000), width=1), "8 bits"),
-    "24 bits": (wav(bytes(24000), width=3), "24 bits"),
     "44.1 kHz": (wav(tone(440, 44100), 44100), "44100 Hz"),
-    "4 kHz": (wav(tone(440, 4000), 4000), "4000 Hz"),
-    "96 kHz": (wav(tone(440, 96000), 96000), "96000 Hz"),
-    "empty": (b"", "ends early"),
-    "only a header": (wav(b""), "shorter"),
     "not a wav file": (b"ID3" + bytes(500), "damaged"),
-    "no format": (b"RIFF\x0c\0\0\0WAVEdata\0\0\0\0", "damaged"),
     "floats": (wav(tone(440)).replace(b"fmt \x10\0\0\0\x01\0", b"fmt \x10\0\0\0\x03\0"), "damaged"),
 }
 
@@ -125,25 +119,19 @@ def without(name):
 
 ARCHIVES = {
     "JSON broken": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"{"}, "not JSON"),
-    "JSON not UTF-8": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b'{"\xff'}, "not JSON"),
     "JSON too deep": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"[" * 30000}, "not JSON"),
     "JSON is a list": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"[1]"}, "not an object"),
     "JSON of numbers": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b'{"a": 1}'}, "not an object"),
     "JSON too long": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b" " * 99999}, "at most"),
     "no JSON": (lambda: without("nsynth-test/examples.json"), "holds no nsynth-test/examples.json"),
     "missing key": (lambda: examples(lambda e: e[NOTE].pop("instrument_family")), "instrument_family None"),
-    "missing instrument": (lambda: examples(lambda e: e[NOTE].pop("instrument")), "instrument None"),
     "unknown family": (lambda: examples(lambda e: e[NOTE].update(instrument_family=3)), "no note of NSynth's"),
-    "negative family": (lambda: examples(lambda e: e[NOTE].update(instrument_family=-2)), "no note of NSynth's"),
-    "family is text": (lambda: examples(lambda e: e[NOTE].update(instrument_family="1")), "no note of NSynth's"),
     "family is true": (lambda: examples(lambda e: e[NOTE].update(instrument_family=True)), "no note of NSynth's"),
     "other name": (lambda: examples(lambda e: e[NOTE].update(instrument_family_str="kazoo")), "kazoo"),
-    "instrument is text": (lambda: examples(lambda e: e[NOTE].update(instrument="x")), "instrument 'x'"),
     "other rate": (lambda: examples(lambda e: e[NOTE].update(sample_rate=16000)), "sample_rate 16000"),
     "note without wav": (lambda: without(f"nsynth-test/audio/{NOTE}.wav"), "17 wav files"),
     "wav without note": (lambda: examples(lambda e: e.pop(NOTE)), "17 notes"),
     "renamed note": (lambda: examples(lambda e: e.update(x=e.pop(NOTE))), "not 18 of both"),
-    "other split": (lambda: nsynth_members("valid"), "holds no"),
 }
 
 
@@ -164,13 +152,6 @@ def test_doubled_notes_and_truncated_archives_are_refused(root, monkeypatch):
     for part in range(10):
         write(path, whole[: len(whole) * part // 10])
         refused("nsynth", path, data_dir=root)
-
-
-def test_the_digest_is_compared_first(root, monkeypatch):
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    path = write(root / "nsynth" / TEST, content[:-1] + b"x")
-    assert "SHA-256" in refused("nsynth", path, data_dir=root)
 
 
 def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch):
@@ -230,7 +211,7 @@ def test_features_are_computed_once(root, monkeypatch, tmp_path):
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
 
 
-@pytest.mark.parametrize("damage", [b"", b"junk", "cut", "flip", "pickle", "shape", "nan", "labels"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "pickle", "nan", "labels"])
 def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
     put_test_split(root, monkeypatch)
     first = load("nsynth", data_dir=root, download=False)
@@ -244,14 +225,10 @@ def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
             kept.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
         case "pickle":
             np.savez(kept, x=np.array([print], dtype=object), y=y, groups=y)
-        case "shape":
-            np.savez(kept, x=x[:5], y=y, groups=y)
         case "nan":
             np.savez(kept, x=x + np.nan, y=y, groups=y)
         case "labels":
             np.savez(kept, x=x, y=y + 7, groups=y)
-        case _:
-            kept.write_bytes(damage)
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
     assert kept.read_bytes() == whole
 
@@ -260,11 +237,3 @@ def test_without_a_cache_it_works_too(root, monkeypatch, tmp_path):
     put_test_split(root, monkeypatch)
     write(tmp_path / "cache" / "polybound", b"a file in the place of the folder")
     assert len(load("nsynth", data_dir=root, download=False)) > 0
-
-
-def test_a_directory_in_the_place_of_the_archive(root, monkeypatch):
-    tiny_nsynth(monkeypatch, {})
-    (root / "nsynth" / TEST).mkdir(parents=True)
-    assert "folder" in refused("nsynth", root / "nsynth" / TEST, data_dir=root)
-    with pytest.raises(FileFormatError, match=r"a\.wav"):
-        first_second(b"RIFF", "a.wav")

@@ -1,15 +1,12 @@
 """Data sets of other packages: registered in one line, then known to everything that takes a name."""
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from helpers.data import sha, splits_of, write
-from polybound.cli.data import data_app
 from polybound.data import (
     DataFile,
     Dataset,
@@ -62,12 +59,6 @@ def noise(split):
     return Dataset("anything", split, x, torch.arange(30) % 3, ("a", "b", "c"), (0.0, 1.0), "made up")
 
 
-def shell(*arguments, code=0):
-    result = CliRunner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
-    assert result.exit_code == code, result.output
-    return result.stdout
-
-
 def test_a_source_of_ones_own():
     source = Spirals(name="spirals", title="two spirals")
     assert register(source) is source and names()[-1] == "spirals"
@@ -88,7 +79,6 @@ def test_a_source_with_files(root):
     write(root / "rows" / "rows.bin", bytes(range(30)))
     data = load("rows", data_dir=root, download=False)
     assert data.shape == (3,) and data.digest == digest_of("rows", root) and not missing("rows", root)
-    assert json.loads(shell("list", "--json", "--data-dir", root))[-1]["found"] == str(root / "rows")
 
 
 def test_a_function():
@@ -129,13 +119,3 @@ def test_names_that_are_taken_or_none_are_refused():
     with pytest.raises(PolyboundError, match="an object of Spirals, not the class"):
         register(Spirals)
     assert load("digits").shape == (1, 8, 8)
-
-
-def test_the_command_line_knows_it():
-    register(noise)
-    register(Spirals(name="spirals", licence="none needed"))
-    assert "spirals" in shell("list") and "none needed" in shell("list")
-    rows = {row["name"]: row for row in json.loads(shell("list", "--json"))}
-    assert rows["noise"]["found"] == __file__ and rows["spirals"]["found"] is None
-    for name in ("noise", "spirals"):
-        assert shell("verify", name).count("ok  ") == 2 and "already in" in shell("get", name)
