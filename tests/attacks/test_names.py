@@ -42,25 +42,6 @@ def test_the_papers_names():
     assert [attack.name for attack in expected] == list(PAPER_ATTACKS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fgsm-0.1:norm=2",
-        "pgd-0.1-20-0.01:random_start=false:restarts=5",
-        "pgd-1e-05-3-1e-06",
-        "apgd-0.1-50:loss=dlr",
-        "apgdt-20:eps=0.1:targets=3",
-        "square-0.1-200",
-        "random-0.3-20:norm=2",
-        "autoattack-0.1:version=apgd",
-        "foolbox-0.1:attack=deepfool",
-    ],
-)
-def test_names_are_read_back(name):
-    assert parse_attack(name).name == name
-    assert parse_attack(parse_attack(name).name) == parse_attack(name)
-
-
 def test_fractions_defaults_and_attacks_themselves():
     assert parse_attack("fgsm-8/255") == FGSM(8 / 255)
     assert parse_attack("autoattack") == AutoAttack(8 / 255)
@@ -74,16 +55,11 @@ def test_fractions_defaults_and_attacks_themselves():
     ("name", "message"),
     [
         ("deepfool", "unknown attack 'deepfool'; there are fgsm-EPS"),
-        ("", "unknown attack"),
-        ("fgsm", "not of the form fgsm-EPS"),
         ("fgsm-", "not of the form"),
-        ("fgsm-a", "not of the form"),
-        ("fgsm--0.1", "not of the form"),
         ("fgsm-0.1-2", "not of the form"),
         ("pgd-0.1-2.5-0.1", "steps cannot be '2.5'"),
         ("fgsm-1/0", "eps cannot be"),
         ("fgsm-0.1:colour=red", "has no option 'colour'; it has norm"),
-        ("fgsm-0.1:norm", "has no option"),
         ("fgsm-0.1:norm=3", "norm must be"),
         ("pgd-0.1-0-0.1", "steps must be"),
         ("pgd-0.1-2-0.1:random_start=maybe", "cannot be 'maybe'"),
