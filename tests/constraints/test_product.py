@@ -176,26 +176,6 @@ def test_stationary(unit):
         np.testing.assert_allclose(np.abs(w[i]), threshold, atol=1e-13 * np.abs(v[i]).max())
 
 
-@given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.001, 0.999))
-def test_two_numbers_by_their_quartic(a, b, fraction):
-    """k = 2, d = 1: x^4 - a x^3 + b c x - c^2 = 0 for min (a - x)^2 + (b - c / x)^2."""
-    bound = fraction * a * b
-    w = project_one(np.array([[a], [b]]), np.zeros(2), bound)
-    roots = np.roots([1, -a, 0, b * bound, -(bound**2)])
-    x = roots.real[(np.abs(roots.imag) < 1e-6 * np.abs(roots)) & (roots.real > 0)]
-    assert cost_of(np.array([[a], [b]]), w) <= ((a - x) ** 2 + (b - bound / x) ** 2).min() * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("k", [2, 3, 5])
-def test_equal_factors_break_their_symmetry(k):
-    """Far outside it is best to shrink one factor alone; shrinking all alike is stationary, but a saddle point."""
-    v = np.ones((k, 1))
-    bound = 1e-3
-    w = np.sort(project_one(v, np.zeros(k), bound)[:, 0])
-    assert cost_of(v[:, 0], w) < 1 < k * (1 - bound ** (1 / k)) ** 2
-    assert w[0] < 0.01 and (w[1:] > 0.99).all()
-
-
 def test_the_nearest_local_minimum_is_on_the_wrong_branch():
     """One large and twenty small entries against two equal ones: three valleys, and downhill leads to the worst."""
     v = np.zeros((2, 21))

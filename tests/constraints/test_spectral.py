@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from polybound.constraints.spectral import project_spectral, project_spectral_conv, torus_norm
 from polybound.errors import PolyboundError
@@ -158,20 +157,6 @@ def test_convolution_is_the_nearest(size, shape, fraction):
         other = result + 0.01 * distance * torch.randn_like(result) + 0.01 * (kernel - result)
         other = other * min(1.0, radius / float(torus_norm(other, shape)))
         assert (other - kernel).norm() >= distance * (1 - 1e-8)
-
-
-def test_convolution_of_one_channel_against_a_general_solver():
-    kernel, shape, radius = np.array([0.7, -1.0, 0.8]), (6,), 1.2
-    phases = np.exp(-2j * np.pi * np.outer(np.arange(8), np.arange(3)) / 8)
-    found = minimize(
-        lambda k: ((k - kernel) ** 2).sum(),
-        np.zeros(3),
-        constraints={"type": "ineq", "fun": lambda k: radius**2 - np.abs(phases @ k) ** 2},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    result = project_spectral_conv(torch.tensor(kernel)[None, None], radius, shape, tolerance=1e-10)
-    np.testing.assert_allclose(result[0, 0].numpy(), found.x, atol=1e-5)
 
 
 def test_convolutions_of_several_runs():
