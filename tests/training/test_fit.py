@@ -2,7 +2,7 @@
 
 import io
 import sys
-from math import inf, nan
+from math import nan
 
 import numpy as np
 import pandas as pd
@@ -97,17 +97,13 @@ def spoiled(value):
         (X, digits(50)[1], {}, "30 inputs have 50 labels"),
         (X, None, {}, r"arrays need targets: fit\(model, X, y\)"),
         (spoiled(nan), Y, {}, "X has NaN in row 7"),
-        (spoiled(inf), Y, {}, "X has an infinite number in row 7"),
         (X[:, :5], Y, {}, r"the model takes inputs of shape \(64,\), 64 numbers each; X has the shape \(30, 5\)"),
-        (X[0], Y, {}, r"X has the shape \(64,\)"),
         (3.0, Y, {}, "X has the shape"),
         (X[:0], Y[:0], {}, "the data is empty"),
         (np.array([["a"] * 64] * 30), Y, {}, "inputs must be numbers, got <U1"),
         ([[1.0] * 64, [1.0]], Y, {}, "inputs must be numbers, one row for each sample"),
         (X, Y + 10, {}, "labels must be 0 to 9 for a model of 10; there is 1"),
-        (X, Y - 10, {}, "labels must be 0 to 9 for a model of 10; there is -"),
         (X, Y + 0.5, {}, "labels must be whole numbers; for numbers take loss='squared'"),
-        (X, Y * nan, {}, "y has NaN in row 0"),
         (X, list("abcdefghijklmnopqrstuvwxyzabcd"), {}, "PolynomialClassifier takes any others"),
         (X, torch.eye(30)[:, :10], {}, "labels must be one whole number for each sample"),
         (X, Y, {"loss": "squared"}, r"the model has 10 outputs: targets must be \(samples, 10\)"),
@@ -117,28 +113,22 @@ def spoiled(value):
         (X, Y, {"adversary": "fgsm-0.1", "epochs": 2}, r"give domain=\(low, high\)"),
         (X, Y, {"domain": (0, 1)}, r"inputs from -1 to 1 are not in the domain \[0, 1\]"),
         (X, Y, {"domain": (1, -1)}, "a domain is its smallest and largest value"),
-        (X, Y, {"domain": 3}, "a domain is its smallest and largest value"),
         (X, Y, {"sample_weight": [1.0]}, "30 samples need as many weights"),
         (X, Y, {"sample_weight": -np.ones(30)}, "sample_weight must be finite numbers of at least 0"),
         (X, Y, {"sample_weight": np.zeros(30)}, "all samples have the weight 0"),
         (X, Y, {"class_weight": "even"}, "class_weight must be 'balanced', a mapping or one weight a class"),
         (X, Y, {"class_weight": {11: 1.0}}, "class_weight has 11, which is no label from 0 to 9"),
-        (X, Y, {"class_weight": [1.0, 2.0]}, "there are 10 classes"),
         (X, Y, {"class_weight": "balanced", "method": "jacobian"}, "method jacobian has a loss of its own"),
         (X, torch.zeros(30, 10), {"loss": "squared", "class_weight": "balanced"}, "numbers have no classes"),
         (X, Y, {"validation": 1.5}, "the validation share must lie between 0 and 1"),
         (X, Y, {"validation": 0.001}, "too few to carve"),
         (X, Y, {"validation": (X, Y, Y)}, r"validation takes \(X, y\), a Dataset or a share"),
-        (X, Y, {"validation": (X, Y[:4])}, "30 inputs have 4 labels"),
         (X, Y, {"early_stopping": 0}, "early_stopping must be a whole number of at least 1"),
-        (X, Y, {"early_stopping": True}, "early_stopping must be a whole number of at least 1"),
         (X, Y, {"verbose": "yes"}, "verbose must be True, False or None"),
         (X, Y, {"norms": 1}, "norms must be True or False"),
         (X, Y, {"seed": 2**63}, "seed must be a whole number"),
-        (X, Y, {"seed": 1.5}, "seed must be a whole number"),
         (X, Y, {"seed": [1, 2]}, "2 seeds for 1 runs"),
         (X, Y, {"sample_weights": 1}, "sample_weights is no option"),
-        (X, Y, {"method": "projection", "epochs": 20, "start": 20}, "projection would never be applied"),
         (X, Y, {"adversary": "fgsm-0.1", "epochs": 3, "start": 3, "domain": (-1, 1)}, "would never be applied"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,7 +1,5 @@
 """Optimisers, schedules and losses: PyTorch's own as judges, in every engine, in stacks, and across a kill."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ import torch.nn.functional as F
 import polybound as pb
 from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
-from polybound.training import OPTIMISERS, Callback, Cosine, Optimiser, Trainer, register_optimiser, training_set
+from polybound.training import OPTIMISERS, Callback, Cosine, Trainer, training_set
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
@@ -30,7 +28,6 @@ ORACLES = {
         parameters, lr=0.1, betas=(0.8, 0.95), weight_decay=0.3
     ),
 }
-NAMED = {optimiser.name: optimiser for optimiser in ORACLES}
 
 
 def batches(model, count=5, samples=16):
@@ -258,8 +255,6 @@ def test_the_rates_of_the_schedules():
     [
         ({"optimiser": "adam"}, "optimiser must be one of sgd, momentum, adamw"),
         ({"optimiser": "adamw", "beta1": 1.0}, "beta1 must be a number of at least 0 and below 1"),
-        ({"optimiser": "muon", "beta": 1.0}, "beta must be a number of at least 0 and below 1"),
-        ({"optimiser": "momentum", "momentum": -0.1}, "momentum must be a number of at least 0 and below 1"),
         ({"momentum": 0.9}, "momentum is no option .*belongs to optimiser momentum"),
         ({"optimiser": "adamw", "weight_decay": float("nan")}, "weight_decay must be a finite number"),
         ({"schedule": "warm"}, "schedule must be one of steps, cosine, one-cycle, constant"),
@@ -269,14 +264,10 @@ def test_the_rates_of_the_schedules():
         ({"method": "jacobian", "label_smoothing": 0.1}, "method jacobian has a loss of its own"),
         ({"loss": "squared", "adversary": "fgsm-0.1"}, "an adversary attacks classes"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1"),
-        ({"epochs": 1.5}, "epochs must be a whole number of at least 1"),
         ({"learning_rate": -1}, "learning_rate must be a finite number of at least 0"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a finite number of at least 0"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         ({"method": "dropout"}, "method must be one of none"),
-        ({"method": "at"}, "method must be one of none"),
         ({"method": 3}, "method must be one of none"),
-        ({"method": "none+at"}, "method must be one of none"),
         ({"method": {"name": "l2", "bound": 1.0}}, "method l2 has no option"),
         ({"method": "certified", "adversary": "fgsm-0.1"}, "method certified takes no adversary"),
         ({"protocol": "sound"}, "protocol requires an adversary"),
@@ -284,9 +275,7 @@ def test_the_rates_of_the_schedules():
         ({"adversary": "fgsm-0.1", "start": -1}, "start is an epoch"),
         ({"adversary": {"start": 3}}, "an adversary needs an attack"),
         ({"adversary": {"attack": "fgsm-0.1", "eps": 3}}, "an adversary has no"),
-        ({"adversary": "nonsense"}, "unknown attack"),
         ({"start": 1}, "start is no option of none training"),
-        ({"method": "projection", "start": -1}, "start is an epoch"),
         ({"method": "l2", "weight": "much"}, "weight must be a finite number of at least 0"),
         ({"method": "jacobian", "how": "roughly"}, "how must be one of random"),
         ({"colour": "red"}, "colour is no option of none training"),
@@ -297,26 +286,6 @@ def test_the_rates_of_the_schedules():
 def test_options_that_cannot_be(options, message):
     with pytest.raises(PolyboundError, match=message):
         pb.Recipe.from_options(**options)
-
-
-@pytest.mark.usefixtures("registries")
-def test_an_optimiser_of_ones_own():
-    @register_optimiser
-    @dataclass(frozen=True)
-    class SignDescent(Optimiser):
-        name = "sign-descent"
-        remembers = ("last",)
-
-        def update_(self, weights, gradients, memory, rate, step):
-            assert step >= 1
-            for weight, gradient, last in zip(weights, gradients, memory[0], strict=True):
-                weight.sub_((gradient + last).sign(), alpha=rate)
-                last.copy_(gradient)
-
-    model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
-    before = model.C.detach().clone()
-    pb.fit(model, digits(64), optimiser="sign-descent", learning_rate=0.001, epochs=1, batch_size=64)
-    torch.testing.assert_close((model.C - before).abs(), torch.full_like(before, 0.001), rtol=1e-3, atol=1e-6)
 
 
 def test_samples_of_a_training_set_are_not_checked_twice():

@@ -206,48 +206,6 @@ def test_jacobian_penalty_is_exact_in_expectation():
     assert (draws.mean() - exact).abs() < 5 * error and error < 0.02 * exact
 
 
-@pytest.mark.parametrize("protocol", ["sound", "published"])
-@pytest.mark.parametrize("name", ["fgsm-0.1", "pgd-0.1-20-0.02:random_start=false", "pgd-0.1-20-0.02"])
-def test_the_adversary_stays_in_its_ball_and_domain_and_raises_the_loss(protocol, name):
-    data = small(64)
-    model = MODELS["ccp"](runs=4, seed=0, dtype=torch.float64)
-    pb.fit(model, data, epochs=20, learning_rate=0.05)
-    x, y = data.x.flatten(1).expand(2, -1, -1), data.y.expand(2, -1)
-    adversary, random = Adversary(name, protocol), StepRandom(4, [0, 1], epoch=0, step=0)
-    options = {"domain": data.domain, "protocol": adversary.protocol, "generators": random.generators}
-    adversarial = adversarial_batch(adversary.attack, Classifier(model, data.shape), x, y, **options)
-    assert adversarial.shape == (4, 64, 64)
-    if protocol == "sound":
-        assert (adversarial - data.x.flatten(1)).abs().max() <= 0.1 + 1e-12
-        assert adversarial.abs().max() <= 1
-    else:
-        assert adversarial.min() >= 0 and adversarial.max() <= 1
-    clean = torch.nn.functional.cross_entropy(model(data.x).flatten(0, 1), data.y.repeat(4))
-    attacked = torch.nn.functional.cross_entropy(model(adversarial).flatten(0, 1), data.y.repeat(4))
-    assert attacked > clean
-
-
-@pytest.mark.parametrize("runs", [None, 4])
-@pytest.mark.parametrize("form", ["residual", "product"])
-@pytest.mark.parametrize(
-    "method", [JacobianPenalty(0.3), JacobianPenalty(0.3, "exact")], ids=lambda method: method.label
-)
-def test_losses_of_the_jacobian_are_descended_as_by_autograd(runs, form, method):
-    seed = 3 if runs is None else [3, 4, 5, 6]
-    models = [pb.CCP(6, 4, 3, 3, form, runs=runs, seed=seed, dtype=torch.float64) for _ in range(2)]
-    closed, autograd = engine_for(models[0], method), AutogradEngine(models[1], method)
-    assert not isinstance(closed, AutogradEngine)
-    groups = 1 if runs is None else 2
-    x = torch.rand(groups, 8, 6, dtype=torch.float64)
-    y = torch.randint(3, x.shape[:2])
-    losses = [
-        engine.step_(x, y, 0.1, StepRandom(runs or 1, range(groups), 0, 0)).reshape(-1) for engine in (closed, autograd)
-    ]
-    torch.testing.assert_close(*losses)
-    for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(mine, wanted)
-
-
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_what_cannot_move_a_weight_is_left_out_of_a_step_but_not_of_an_attack(by_hand):
     """Products with such gradients would be subnormal, and those are slow; an adversary needs their signs."""
