@@ -240,28 +240,11 @@ def test_examples_that_were_trained_for_certificates_have_them(name, eps, least)
 
 
 @pytest.mark.usefixtures("registries")
-def test_a_model_of_ones_own_has_a_name():
-    def build(shape, classes, rank, **options):
-        return pb.NCP(shape[0] * shape[1], rank, classes, 3, shape=shape, **options)
-
-    pb.models.register_model("ncp-3", "NCP of degree 3, rank 5", build, rank=5)
-    assert pb.models.model_names()["ncp-3"] == "NCP of degree 3, rank 5" and pb.models.paper_rank("ncp-3") == 5
-    model = pb.paper_model("ncp-3", shape=(3, 4), classes=2, runs=2, seed=[7, 8], dtype=F64)
-    assert (model.shape, model.classes, model.rank, model.runs, model.V.dtype) == ((3, 4), 2, 5, 2, F64)
-    assert torch.equal(model.run(1).V, pb.NCP(12, 5, 2, 3, seed=8, dtype=F64).V)
-    assert pb.paper_model("ncp-3", shape=(3, 4), rank=2).rank == 2
-    assert "ncp-3" not in pb.models.PAPER_MODELS
-    for taken in ("ncp-3", "pn-4"):
-        with pytest.raises(pb.PolyboundError, match=f"there is a model called '{taken}' already"):
-            pb.models.register_model(taken, "another", build)
-
-
-@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize(
     ("name", "rank", "message"),
     [
+        ("pn-4", 16, "there is a model called 'pn-4' already"),
         ("PN 4", 16, "letters, digits"),
-        ("", 16, "letters, digits"),
         (4, 16, "letters, digits"),
         ("own", 0, "rank must be"),
     ],
