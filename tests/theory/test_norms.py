@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.networks import F64, ccps, ncps, networks, seeds
+from helpers.networks import F64, ccps, ncps, networks
 from polybound.models import Conv, lift, windows
 from polybound.models.windows import Windowed
 from polybound.theory import factor_norms, gamma, gram_norm, lifted_norm, operator_norm, theta, torus_norm
@@ -56,21 +56,6 @@ def test_the_lifted_matrix_is_the_function(model):
     powers = torch.stack([reduce(torch.kron, [row] * model.degree) for row in z])
     C = model.factors().matrices()["C"]
     torch.testing.assert_close(powers @ big.T @ C.T, model(x))
-
-
-def face_splitting(A, B):
-    return torch.stack([torch.kron(a, b) for a, b in zip(A, B, strict=True)])
-
-
-@given(st.tuples(*[st.integers(1, 4)] * 5), seeds)
-def test_lemmas_7_and_10_the_laws_that_the_proofs_rest_on(sizes, seed):
-    a, b, c, d, e = sizes
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (a, b), (a, d), (b, c), (d, c), (e, d)
-    A1, A2, B1, B2, A3 = (torch.randn(*shape, generator=generator, dtype=F64) for shape in shapes)
-    khatri_rao = face_splitting(B1.T, B2.T).T
-    torch.testing.assert_close((A1 @ B1) * (A2 @ B2), face_splitting(A1, A2) @ khatri_rao)
-    torch.testing.assert_close(face_splitting((A1 @ B1).T, (A3 @ B2).T).T, torch.kron(A1, A3) @ khatri_rao)
 
 
 @given(networks())
