@@ -70,12 +70,6 @@ def test_a_number_is_the_same_in_all_its_forms_and_a_missing_value_is_none():
     assert sum(map(len, table.groups("method.bound").values())) == 2 and len(set(labels(table.rows))) == 1
 
 
-def test_a_number_and_a_list_of_it_have_two_labels():
-    bounds = [3.0, [3.0], [3.0, 3.0], {"C": 3.0}, {"C": [3.0]}]
-    names = labels([{"method": "projection", "method.bound": bound, "seed": 0} for bound in bounds])
-    assert len(set(names)) == len(bounds) and names[1] == "projection, bound [3]"
-
-
 def test_the_best_says_what_it_is_the_best_of():
     counts = {0.5: (10, 12), 1.0: (15, 13), 2.0: (14, 13)}
     rows = [row(seed, count, **{"method.bound": b}) for b, mine in counts.items() for seed, count in enumerate(mine)]
