@@ -250,18 +250,6 @@ def test_a_radius_ends_where_the_domain_does(browser, tmp_path):
     assert browser.run("explorer.radii(explorer.networks[0], explorer.images[0], 1, null).first") == 0.0
 
 
-def test_the_width_of_the_brush(browser, page):
-    visit(browser, page)
-    painted = []
-    for keys in (["ArrowLeft"] * 2, ["ArrowRight"] * 10):
-        browser.click("#clear")
-        browser.run("document.getElementById('brush').focus()")
-        browser.press(*keys)
-        browser.drag([browser.centre("#pad")])
-        painted.append(browser.run("explorer.state.x.filter(v => v > -1).length"))
-    assert 1 <= painted[0] < 8 < painted[1] and browser.run("document.getElementById('brush').value") == "3"
-
-
 def test_two_networks_are_compared_side_by_side(browser, page, networks, digits):
     visit(browser, page)
     browser.click(".thumb:nth-child(3)")
