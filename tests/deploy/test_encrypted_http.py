@@ -330,19 +330,14 @@ def test_classify_on_the_command_line(server, plan, cli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere.npy"], "no such file"),
         (["digits:0"], r"digits: .* is wanted"),
         (["digits:9999"], "test split has images 0 to 359"),
-        (["bad.npy"], "not an array"),
         (["big.npy"], "between -1 and 1"),
-        (["text.npy"], "is wanted"),
     ],
 )
 def test_bad_images_are_refused(server, refused, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.npy").write_bytes(b"no array")
     np.save(tmp_path / "big.npy", np.full(12, 7.0))
-    np.save(tmp_path / "text.npy", np.array(["a"] * 12))
     assert re.search(message, refused("encrypt", "classify", "--server", server.url, *words))
 
 
@@ -381,15 +376,6 @@ def test_networks_that_do_not_fit_are_not_served(refused, tmp_path):
     network(4, 4, 12, scale=1e6).save(tmp_path / "large.safetensors")
     message = refused("encrypt", "serve", tmp_path / "large.safetensors", "--port", "0")
     assert "does not fit" in message and "reach" in message
-
-
-@pytest.mark.slow
-def test_the_demo(tmp_path, monkeypatch):
-    monkeypatch.setenv("POLYBOUND_DATA", str(tmp_path))
-    command = [sys.executable, "-m", "polybound", "encrypt", "demo", "--data-dir", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "never decrypted on the way" in result.stdout and "label:" in result.stdout
 
 
 def test_a_short_campaign(capfd):
