@@ -121,12 +121,6 @@ def test_errors_of_the_server(tmp_path, server, file, status):
     assert left(tmp_path) == [] and len(server.requests) == (1 if status < 500 else files.ATTEMPTS)
 
 
-def test_the_next_address_is_tried(tmp_path, server, file):
-    urls = (f"{server.url}/missing", "http://127.0.0.1:9/refused", f"{server.url}/big.bin")
-    fetch(DataFile("big.bin", file.size, file.sha256, urls), tmp_path / "big.bin")
-    assert left(tmp_path) == ["big.bin"]
-
-
 def test_offline_the_line_says_what_to_put_where(root, server, monkeypatch):
     tiny_mnist(monkeypatch, bases=["http://127.0.0.1:9/closed"])
     with pytest.raises(MissingDataError) as caught:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.data import put_mnist, splits_of, tiny_mnist, write
-from polybound.data import DataFile, MissingDataError, Samples, files, load, load_digits, names
+from polybound.data import MissingDataError, Samples, files, load, load_digits, names
 from polybound.data.catalogue import SOURCES
 from polybound.data.dataset import carve
 from polybound.errors import PolyboundError
@@ -190,8 +190,3 @@ def test_plain_files_are_preferred_and_named(root, monkeypatch):
     write(root / "tiny" / "train-labels-idx1-ubyte", b"junk")
     with pytest.raises(pb.FileFormatError, match="train-labels-idx1-ubyte: "):
         load("tiny", data_dir=root, download=False)
-
-
-def test_data_file_names():
-    file = DataFile("a", 3, gzipped=True)
-    assert file.stored == "a.gz" and file.names == ("a", "a.gz") and DataFile("b", 3).names == ("b",)
