@@ -1,9 +1,12 @@
 """Random small networks, and brute-force oracles that know nothing of the package's formulas."""
 
+from fractions import Fraction
+
 import torch
 from hypothesis import strategies as st
 
 import polybound as pb
+from polybound.models import Chain
 
 F64 = torch.float64
 
@@ -80,3 +83,23 @@ def unrolled(function, inputs):
 def jacobian(model, x):
     """The Jacobian of the logits at one flat input, by autograd."""
     return torch.autograd.functional.jacobian(lambda v: model(v.unsqueeze(0)).squeeze(0), x, create_graph=False)
+
+
+def exact_map(step):
+    """The matrix and the constants of an affine map, in fractions; a chain of maps is multiplied out."""
+    if isinstance(step, Chain):
+        first, *rest = map(exact_map, step.maps)
+        rows, constants = first
+        for part in rest:
+            columns = list(zip(*rows, strict=True))
+            constants = apply_map(part, constants)
+            rows = [
+                [sum((w * v for w, v in zip(row, c, strict=True) if w), Fraction()) for c in columns] for row in part[0]
+            ]
+        return rows, [value + Fraction(step.shift) for value in constants]
+    return [[Fraction(w) for w in row] for row in step.matrix().tolist()], [Fraction(b) for b in step.constant.tolist()]
+
+
+def apply_map(step, x):
+    """`W x + b` of such a matrix and constants."""
+    return [sum((w * v for w, v in zip(row, x, strict=True) if w), b) for row, b in zip(*step, strict=True)]

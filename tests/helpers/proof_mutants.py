@@ -21,12 +21,11 @@ import numpy as np
 import torch
 
 import polybound as pb
-from helpers.networks import F64, randomise
+from helpers.networks import F64, apply_map, exact_map, randomise
 from polybound.certificates import save_certificates
 from polybound.certificates.proofs.arb import PRECISION
 from polybound.certificates.proofs.check import Checker
 from polybound.certificates.proofs.schema import content_digest, parse_claims
-from polybound.models import Chain
 
 LARGEST_PROOF = 24
 """Entries with more steps than this are left out: they take long, and hold no other kinds of steps."""
@@ -472,8 +471,8 @@ class Judge:
     def __init__(self, subject):
         self.subject, self.model = subject, subject.model
         factors, features = subject.factors, subject.features
-        self.A, self.S = ([_fractions(step) for step in steps] for steps in (factors.A, factors.S))
-        self.C, self.s1 = _fractions(factors.C), [Fraction(v) for v in factors.s1.tolist()]
+        self.A, self.S = ([exact_map(step) for step in steps] for steps in (factors.A, factors.S))
+        self.C, self.s1 = exact_map(factors.C), [Fraction(v) for v in factors.s1.tolist()]
         axes = np.linspace(-1, 1, {1: 65, 2: 13, 3: 7}.get(features, 4))
         grid = np.stack(np.meshgrid(*[axes] * features, indexing="ij"), -1).reshape(-1, features)
         self.units = np.concatenate([np.random.default_rng(0).uniform(-1, 1, (200, features)), grid])
@@ -560,33 +559,14 @@ class Judge:
 
     def _exact(self, point):
         x = [Fraction(v) for v in point]
-        y = [a * b for a, b in zip(_affine(self.A[0], x), self.s1, strict=True)]
+        y = [a * b for a, b in zip(apply_map(self.A[0], x), self.s1, strict=True)]
         for A, S in zip(self.A[1:], self.S, strict=True):
-            y = [a * b for a, b in zip(_affine(A, x), _affine(S, y), strict=True)]
-        return _affine(self.C, y)
+            y = [a * b for a, b in zip(apply_map(A, x), apply_map(S, y), strict=True)]
+        return apply_map(self.C, y)
 
     def _value(self, form, point):
         pairs = zip(form[0], self._exact(point), strict=True)
         return sum((Fraction(float(w)) * value for w, value in pairs), Fraction(float(form[1])))
-
-
-def _fractions(step):
-    """The matrix and the constants of an affine map, in fractions."""
-    if isinstance(step, Chain):
-        rows = [[Fraction(int(i == j)) for j in range(step.inputs)] for i in range(step.inputs)]
-        constants = [Fraction(0)] * step.inputs
-        for part in map(_fractions, step.maps):
-            columns = list(zip(*rows, strict=True))
-            constants = _affine(part, constants)
-            rows = [
-                [sum((w * v for w, v in zip(row, c, strict=True)), Fraction(0)) for c in columns] for row in part[0]
-            ]
-        return rows, [value + Fraction(step.shift) for value in constants]
-    return [[Fraction(w) for w in row] for row in step.matrix().tolist()], [Fraction(b) for b in step.constant.tolist()]
-
-
-def _affine(step, x):
-    return [sum((w * v for w, v in zip(row, x, strict=True)), b) for row, b in zip(*step, strict=True)]
 
 
 def campaign(count, seed, subjects):

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.networks import F64, convs
+from helpers.networks import F64, convs, exact_map
 from polybound.theory import lifted_norm, operator_norm, sensitivity
 
 numbers = st.floats(0.1, 10.0)
@@ -51,29 +51,11 @@ def test_a_written_out_map_is_within_its_rounding(model: pb.ConvCCP):
     for step in model.factors().double().A:
         dense = step.dense()
         rows, constants = dense.rounding()
-        exact = exact_matrix(step)
-        for row, line, off in zip(dense.weight.tolist(), exact, rows.tolist(), strict=True):
-            assert sum(abs(Fraction(a) - b) for a, b in zip(row, line[:-1], strict=True)) <= Fraction(off)
-        for value, line, off in zip(dense.constant.tolist(), exact, constants.tolist(), strict=True):
-            assert abs(Fraction(value) - line[-1]) <= Fraction(off)
-
-
-def exact_matrix(step):
-    """The rows of W with b behind them, in rational numbers: each part of a chain has an exact matrix of its own."""
-    parts = getattr(step, "maps", [step])
-    total = None
-    for part in parts:
-        W = [[Fraction(v) for v in row] for row in part.matrix().tolist()]
-        b = [Fraction(v) for v in part.constant.tolist()]
-        if total is None:
-            total = [[*row, c] for row, c in zip(W, b, strict=True)]
-            continue
-        columns = list(zip(*total, strict=True))
-        total = [[sum(w * v for w, v in zip(row, column, strict=True) if w) for column in columns] for row in W]
-        for row, c in zip(total, b, strict=True):
-            row[-1] += c
-    shift = Fraction(getattr(step, "shift", 0.0))
-    return [[*row[:-1], row[-1] + shift] for row in total]
+        matrix, shifts = exact_map(step)
+        for row, line, off in zip(dense.weight.tolist(), matrix, rows.tolist(), strict=True):
+            assert sum(abs(Fraction(a) - b) for a, b in zip(row, line, strict=True)) <= Fraction(off)
+        for value, shift, off in zip(dense.constant.tolist(), shifts, constants.tolist(), strict=True):
+            assert abs(Fraction(value) - shift) <= Fraction(off)
 
 
 @pytest.mark.parametrize("runs", [None, 2])
