@@ -1,6 +1,9 @@
 """ONNX in and out.
 
-files: reading and writing protobufs; export: models as graphs; read: graphs as networks, by way of constants (read,
-folded, their roundings counted), expressions (what each other tensor is), operators (what each node does), affine (maps
-put together) and models (which class of model it is).
+files      reading and writing protobufs, metadata, onnxruntime
+export     networks as files: an algebra on the graph
+read       files as graphs: a walk over the nodes, for a batch of three and of one
+constants  numbers of the file, folded where all operands are constants, their roundings counted
+moves      operators that only move entries, by ONNX's reference evaluator
+operators  sums, products, matrices, reductions; windows: convolutions and poolings
 """
