@@ -162,6 +162,6 @@ def test_workers_know_them(module, monkeypatch, tmp_path):
 
 
 def test_a_worker_says_what_it_cannot_import():
-    from polybound.experiments.sweep import _in_worker
+    from polybound.experiments.sweep import _attempt
 
-    assert "the plugin no_such_module cannot be imported" in _in_worker(None, None, None, "no_such_module")
+    assert "the plugin no_such_module cannot be imported" in _attempt(None, None, None, "no_such_module")

@@ -110,7 +110,7 @@ def sweep(
                         on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
                     errors.append(_attempt(job, root, data_dir))
             else:
-                do = partial(_in_worker, root=root, data_dir=data_dir, plugins=plugin_names())
+                do = partial(_attempt, root=root, data_dir=data_dir, plugins=plugin_names())
                 with _watched(jobs, root, on_progress):
                     if engine == "loky":
                         errors += in_workers(do, todo, workers or joblib.cpu_count())
@@ -132,22 +132,16 @@ def sweep(
         raise PolyboundError("; ".join(digest.problems.values()))
 
 
-def _in_worker(job: Job, root: Path, data_dir: Path | None, plugins: str) -> str | None:
-    """Do a job in another process, which knows no registered methods, attacks or data sets but those of the plugins.
+def _attempt(job: Job, root: Path, data_dir: Path | None, plugins: str | None = None) -> str | None:
+    """Do a job; returns what is wrong with it, if it cannot be done.
 
-    A worker may be older than this sweep, or on another machine: its environment variable may say something else.
+    Another process knows no registered methods, attacks or data sets but those of `plugins`. A worker may be older than
+    this sweep, or on another machine: its environment variable may say something else.
     """
-    torch.set_num_threads(1)  # the jobs already share the cores
     try:
-        load_plugins(plugins)
-    except PolyboundError as error:
-        return str(error)
-    return _attempt(job, root, data_dir)
-
-
-def _attempt(job: Job, root: Path, data_dir: Path | None) -> str | None:
-    """Do a job; what is wrong with it, if it cannot be done."""
-    try:
+        if plugins is not None:
+            torch.set_num_threads(1)  # the jobs already share the cores
+            load_plugins(plugins)
         run_job(job, root, data_dir)
     except PolyboundError as error:
         return str(error)

@@ -378,26 +378,22 @@ class _Entry:
             return Outside()
         if not needed:
             return First(ball=about_ball, slopes="slopes" in by)
-        return self._bound(node, by, follow)
-
-    def _bound(self, node: dict[str, Any], by: str, follow: Callable[[str], int]) -> Step:
         on = self._coordinates("on", node["on"])
-        if by in ("second", "absorbed"):
-            v = _numbers("v", node["v"], len(on), least=-1.0, most=1.0)
-            bound = Second(on, v, _numbers("mu", node["mu"], len(on)), by == "absorbed")
-            return bound if "box" not in node else self._narrow(node, bound, follow)
-        lam, nu = (_number(name, node.get(name, 0.0), least=0.0) for name in ("lam", "nu"))
-        trust = Trust(on, _numbers("v", node["v"], len(on)), lam, nu, by != "trust")
-        if by != "cap":
-            return trust
-        kappa, s = (_number(name, node[name], least=0.0) for name in ("kappa", "s"))
-        d, centre = (_numbers(name, node[name], len(on)) for name in ("d", "centre"))
-        return Cap(trust, kappa, s, d, centre, _numbers("radii", node["radii"], len(on), least=0.0), follow("then"))
-
-    def _narrow(self, node: dict[str, Any], bound: Second, follow: Callable[[str], int]) -> Narrow:
+        if by not in ("second", "absorbed"):
+            lam, nu = (_number(name, node.get(name, 0.0), least=0.0) for name in ("lam", "nu"))
+            trust = Trust(on, _numbers("v", node["v"], len(on)), lam, nu, by != "trust")
+            if by != "cap":
+                return trust
+            kappa, s = (_number(name, node[name], least=0.0) for name in ("kappa", "s"))
+            d, centre = (_numbers(name, node[name], len(on)) for name in ("d", "centre"))
+            return Cap(trust, kappa, s, d, centre, _numbers("radii", node["radii"], len(on), least=0.0), follow("then"))
+        v = _numbers("v", node["v"], len(on), least=-1.0, most=1.0)
+        bound = Second(on, v, _numbers("mu", node["mu"], len(on)), by == "absorbed")
+        if "box" not in node:
+            return bound
         rows = [_list("a side", side, 3) for side in _list("box", node["box"])]
         coordinates = self._coordinates("box", [row[0] for row in rows])
-        if not set(coordinates) <= set(bound.on):
+        if not set(coordinates) <= set(on):
             _damaged("a side's coordinate is not one of the step's")
         monotone = frozenset(self._coordinates("monotone", node.get("monotone", [])))
         if not monotone <= set(coordinates):
