@@ -133,23 +133,13 @@ class DLR(Loss):
     """
 
     def values(self, logits: Tensor) -> Tensor:
-        rival = _rivals(logits, self.y).amax(1)
         gap = self._gap(logits)
-        return (rival - self._at(logits, self.y)) / (1.0 if gap is None else gap[0])
+        margin = self._at(logits, self._rival(logits)) - self._at(logits, self.y)
+        return margin / (1.0 if gap is None else gap[0])
 
     def logit_grad(self, logits: Tensor) -> Tensor:
-        rival = _rivals(logits, self.y).argmax(1)
-        return self._ratio(logits, rival, self._gap(logits))
-
-    def _gap(self, logits: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]] | None:
-        """The denominator, and the classes and weights that it is made of."""
-        if logits.shape[1] < 3:
-            return None
-        values, classes = logits.topk(3, 1)
-        return values[:, 0] - values[:, 2] + _TINY, [(classes[:, 0], 1.0), (classes[:, 2], -1.0)]
-
-    def _ratio(self, logits: Tensor, rival: Tensor, gap: tuple[Tensor, list[tuple[Tensor, float]]] | None) -> Tensor:
         """The derivative of `a / b` times b, `a = z_rival - z_y`: `a' - (a / b) b'`."""
+        rival, gap = self._rival(logits), self._gap(logits)
         logit_grad = torch.zeros_like(logits)
         one = torch.ones_like(logits[:, :1])
         logit_grad.scatter_add_(1, _wide(rival, logits), one)
@@ -161,6 +151,17 @@ class DLR(Loss):
                 logit_grad.scatter_add_(1, _wide(index, logits), -weight * ratio)
         return logit_grad
 
+    def _rival(self, logits: Tensor) -> Tensor:
+        """The class that is to overtake the label."""
+        return _rivals(logits, self.y).argmax(1)
+
+    def _gap(self, logits: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]] | None:
+        """The denominator, and the classes and weights that it is made of."""
+        if logits.shape[1] < 3:
+            return None
+        values, classes = logits.topk(3, 1)
+        return values[:, 0] - values[:, 2] + _TINY, [(classes[:, 0], 1.0), (classes[:, 2], -1.0)]
+
 
 @dataclass(frozen=True, eq=False)
 class TargetedDLR(DLR):
@@ -171,12 +172,9 @@ class TargetedDLR(DLR):
 
     target: Tensor
 
-    def values(self, logits: Tensor) -> Tensor:
-        gap = self._gap(logits)
-        return (self._at(logits, self.target) - self._at(logits, self.y)) / (1.0 if gap is None else gap[0])
-
-    def logit_grad(self, logits: Tensor) -> Tensor:
-        return self._ratio(logits, self.target, self._gap(logits))
+    def _rival(self, logits: Tensor) -> Tensor:
+        del logits
+        return self.target
 
     def _gap(self, logits: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]] | None:
         if logits.shape[1] < 4:

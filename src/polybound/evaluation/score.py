@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from polybound.errors import ArgumentError, PolyboundError
+from polybound.registry import setting_text
 
 CLEAN = "clean"
 """The name of no attack."""
@@ -145,15 +146,9 @@ def certified_name(radius: float | str) -> str:
     ('certified-0.05:nodes=256', 'certified-0.5:norm=2:seconds=1')
     """
     eps, norm, nodes, seconds = read_radius(radius)
-    parts = [f"certified-{short_number(eps)}", *([] if norm == "inf" else [f"norm={norm}"])]
+    parts = [f"certified-{setting_text(eps)}", *([] if norm == "inf" else [f"norm={norm}"])]
     parts += [] if nodes is None else [f"nodes={nodes}"]
-    return ":".join([*parts, *([] if seconds is None else [f"seconds={short_number(seconds)}"])])
-
-
-def short_number(value: float) -> str:
-    """The shortest text that is read back as the same number."""
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+    return ":".join([*parts, *([] if seconds is None else [f"seconds={setting_text(seconds)}"])])
 
 
 def certified_radius_of(attack: str) -> Radius | None:

@@ -23,7 +23,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polybound.errors import PolyboundError, require
-from polybound.evaluation.score import Score, dated_name, short_number
+from polybound.evaluation.score import Score, dated_name
+from polybound.registry import setting_text
 
 Row = Mapping[str, Any]
 
@@ -426,7 +427,7 @@ def value_label(value: Any) -> str:
         return " ".join(f"{name} {value_label(entry)}" for name, entry in sorted(value.items()))
     if isinstance(value, list | tuple):
         return f"[{' '.join(map(value_label, value))}]"  # 3 is one value, and a list of it another
-    return short_number(value) if isinstance(value, float) else str(value)
+    return setting_text(value) if isinstance(value, float) else str(value)
 
 
 def images_label(total: int, available: int) -> str:
