@@ -3,6 +3,7 @@
     python bench/polynet.py train cifar10 --seed 0
     python bench/polynet.py train cifar10 --seed 0 --relu
     python bench/polynet.py train cifar10 --held-out 5000   # judged by the last training images, to choose options by
+    python bench/polynet.py ship cifar10                    # the network of seed 0 as an example, in float16
     python bench/polynet.py table                           # of all trainings, and docs/images/polynet-cifar10.png
 
 A training ends in `polynet.json` beside this file, and in a file of weights in `--folder`. One that was stopped goes on
@@ -29,11 +30,12 @@ from torch import Tensor, nn
 
 import polybound as pb
 from polybound.models import ProductBlock
+from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import Callback, Recipe, Trainer
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "cifar10": {"width": 16, "blocks": (1, 1, 2, 1), "epochs": 13, "augment": "flip, crop-4"},
-    "fashion-mnist": {"width": 16, "blocks": (1, 2, 2), "epochs": 8, "augment": "flip, crop-2"},
+    "fashion-mnist": {"width": 16, "blocks": (1, 2, 2), "epochs": 6, "augment": "flip, crop-2"},
     "mnist": {"width": 8, "blocks": (0, 1, 1, 1), "epochs": 8, "augment": "crop-2"},
 }
 """What is trained on each data set, chosen by the last 5,000 training images of CIFAR-10."""
@@ -135,6 +137,30 @@ def keep(name: str, used: Recipe, network: pb.PolyNet, lines: list[dict[str, flo
     RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 
+def ship(options: argparse.Namespace) -> None:
+    """Write the network of seed 0 to the package, and where it comes from beside it."""
+    name, dataset = f"{options.dataset}-polynet", options.dataset
+    trained = pb.load(options.folder / f"{dataset}-product-0.safetensors")
+    file = Path(pb.__file__).parent / "models" / "trained" / f"{name}.safetensors"
+    pb.load(options.folder / f"{dataset}-product-0.safetensors").half().save(file)
+    shipped, test = pb.load(file).float().eval(), pb.data.load(dataset, "test")
+    pairs = zip(trained.parameters(), shipped.parameters(), strict=True)
+    with torch.no_grad():
+        correct = torch.cat([shipped(x).argmax(1) for x in test.x.split(500)]) == test.y
+    plan = NETWORKS[dataset]
+    model = ModelSpec("polynet", parameters={"width": plan["width"], "blocks": plan["blocks"]})
+    origin = {
+        "command": f"python bench/polynet.py train {dataset} --seed 0",
+        "file": f"build/polynet/{dataset}-product-0.safetensors",
+        "difference": max(float((one - other).detach().abs().max()) for one, other in pairs),
+        "note": f"In float16, which is the difference. {int(correct.sum())} of {len(test)} test images are classified"
+        f" correctly, {int(correct[:200].sum())} of the first 200.",
+        "spec": Spec(DataSpec.of(dataset), model, recipe(dataset, plan["epochs"]), 0).as_dict(),
+    }
+    file.with_suffix(".json").write_text(json.dumps(origin, indent=1) + "\n")
+    print(origin["note"])
+
+
 def table() -> None:
     """Print the table of the docs, and draw accuracy over epochs on CIFAR-10."""
     import matplotlib.pyplot as plt
@@ -220,9 +246,10 @@ def rows() -> list[dict[str, object]]:
                 times[side].append(time.perf_counter() - begin)
     network.eval().graph()  # the first trace of a process also pays for what PyTorch sets up once
     traces = []
-    for _ in range(REPETITIONS):
+    for seed in range(REPETITIONS):
+        fresh = pb.PolyNet((3, 32, 32), 10, plan["width"], plan["blocks"], seed=seed).eval()  # others are remembered
         begin = time.perf_counter()
-        network.graph()
+        fresh.graph()
         traces.append(time.perf_counter() - begin)
     ours, reference = (1e6 * median(side) for side in times)
     return [
@@ -254,14 +281,17 @@ def main() -> None:
     one.add_argument("--relu", action="store_true")
     one.add_argument("--epochs", type=int, default=0)
     one.add_argument("--held-out", type=int, default=0)
-    one.add_argument("--folder", type=Path, default=Path("build/polynet"))
+    two = commands.add_parser("ship")
+    two.add_argument("dataset", choices=NETWORKS)
+    for each in (one, two):
+        each.add_argument("--folder", type=Path, default=Path("build/polynet"))
     commands.add_parser("table")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.command == "train":
-        train(options)
-    else:
+    if options.command == "table":
         table()
+    else:
+        {"train": train, "ship": ship}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -181,8 +181,11 @@ def paper_model(
 # Trained networks that come with the package.
 
 
-EXAMPLES = ("digits", "digits-bound-1", "pn-4", "pn-4-bound-1", "mnist-certified-0.1", "mnist-certified-0.3")
-"""The paper's PN-4 with seed 0, four times, and BoxNets that were trained for certificates.
+EXAMPLES = (
+    *("digits", "digits-bound-1", "pn-4", "pn-4-bound-1", "mnist-certified-0.1", "mnist-certified-0.3"),
+    *("cifar10-polynet", "mnist-polynet"),
+)
+"""The paper's PN-4 with seed 0, four times, BoxNets that were trained for certificates, and PolyNets.
 
 "digits" and "digits-bound-1" are the networks of `polybound demo`: trained on the built-in digits, plain (97.5 % of the
 test images) and projected with bound 1 (92.8 %). "pn-4" and "pn-4-bound-1" are trained by the paper's recipe on
@@ -190,6 +193,8 @@ Fashion-MNIST, plain (87.21 %) and projected with bound 1 (78.10 %).
 
 "mnist-certified-0.1" and "mnist-certified-0.3" are trained on MNIST for balls of these radii of the [0, 1] scale, which
 are 0.2 and 0.6 of [-1, 1]; `example_origin` has their certified accuracies.
+
+"cifar10-polynet" and "mnist-polynet" are trained for accuracy, and stored in float16.
 """
 
 
@@ -200,7 +205,7 @@ def example(name: str) -> PolynomialNetwork:
     4
     """
     with as_file(_folder(name).joinpath(f"{name}.safetensors")) as path:
-        return load(path)
+        return load(path).float().eval()
 
 
 def example_origin(name: str) -> dict[str, Any]:
