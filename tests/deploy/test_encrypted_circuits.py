@@ -21,11 +21,11 @@ def simulated(graph, x, slots):
     """The logits that a circuit computes on vectors of slots, and the circuit."""
     stages = stages_of(graph)
     circuit = design(stages, slots, Cost(2 * slots))
-    ones = (1.0,) * (stages.depth + 1)
-    evaluation = Evaluation(circuit, Levels((1,) * (stages.depth + 1), ones, ones, 1.0), Slots(slots))
+    ones, engine = (1.0,) * (stages.depth + 1), Slots(slots)
+    evaluation = Evaluation(circuit, Levels((1,) * (stages.depth + 1), ones, ones, 1.0), engine)
     logits = []
     for image in x:
-        found = evaluation(list(circuit.layouts[0].place(image, slots)))
+        found = evaluation(engine, list(circuit.layouts[0].place(image, slots)))
         slots_of = np.concatenate([np.zeros(slots) if one is None else one for one in found])
         address = circuit.layouts[-1].address
         logits.append(slots_of[address // circuit.layouts[-1].period * slots + address % circuit.layouts[-1].period])

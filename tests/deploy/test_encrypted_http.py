@@ -291,17 +291,17 @@ def test_keys_that_are_not_used_give_way(plan, client, keys):
     """Unused ones after a minute, used ones after ten, the oldest first."""
     now = 0.0
     service = Service(plan, clients=2, clock=lambda: now)
-    first = service.add_keys(keys)
+    first = service.keep(*service.read_keys(keys))
     service.classify(client.encrypt(IMAGE), first)
-    second = service.add_keys(Client(plan.public).keys())
+    second = service.keep(*service.read_keys(Client(plan.public).keys()))
     third = Client(plan.public).keys()
     now = 59.0
     with pytest.raises(PolyboundError, match="there may be room in 1 s"):
-        service.add_keys(third)
+        service.keep(*service.read_keys(third))
     now = 61.0
-    assert service.add_keys(third) and service.knows(first) and not service.knows(second)
+    assert service.keep(*service.read_keys(third)) and service.knows(first) and not service.knows(second)
     now = 601.0
-    assert service.add_keys(Client(plan.public).keys()) and service.knows(first)
+    assert service.keep(*service.read_keys(Client(plan.public).keys())) and service.knows(first)
 
 
 @pytest.mark.slow

@@ -110,19 +110,19 @@ def test_the_bound_that_is_named_would_fit():
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("plan", "model", "message"),
     [
-        (lambda: pb.CCP(12, 4, 3, degree=9), "degrees up to 8"),
-        (lambda: pb.CCP(12, 4, 3, degree=2, runs=2), "stack of 2"),
-        (lambda: pb.NCP(12, 4, 3, degree=3), "NCP of degree 3"),
-        (lambda: pb.CCP(12, 8192, 3, degree=2), "do not fit"),
-        (lambda: pb.paper_model("pn-conv", shape=(1, 28, 28)), "pools"),
-        (lambda: network(scale=float("nan")), "not finite"),
+        (plan_batches, lambda: pb.CCP(12, 4, 3, degree=9), "degrees up to 8"),
+        (plan_encryption, lambda: pb.CCP(12, 4, 3, degree=2, runs=2), "stack of 2"),
+        (plan_batches, lambda: pb.NCP(12, 4, 3, degree=3), "NCP of degree 3"),
+        (plan_encryption, lambda: pb.CCP(12, 8192, 3, degree=2), "do not fit"),
+        (plan_batches, lambda: pb.paper_model("pn-conv", shape=(1, 28, 28)), "pools"),
+        (plan_encryption, lambda: network(scale=float("nan")), "not finite"),
     ],
 )
-def test_models_that_do_not_fit_are_refused(model, message):
+def test_models_that_do_not_fit_are_refused(plan, model, message):
     with pytest.raises(PolyboundError, match=message):
-        plan_encryption(model())
+        plan(model())
 
 
 @pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"uploads": 3}, {"domain": (1, -1)}, {"class_names": ["a"]}])

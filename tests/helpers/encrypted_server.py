@@ -29,6 +29,13 @@ http.serve(plan, 0, "127.0.0.1", given["clients"], lambda port: print(port, flus
 class ServerProcess:
     """A small network, served until the end of the `with` block; by `polybound encrypt serve` if `cli` is true.
 
+    Args:
+        folder: for the model and all temporary files.
+        clients: see `Limits`, as all other options.
+        descriptors: how many files the process may open; 0 sets no limit.
+        cli: whether the command line starts it.
+        model: the network; a small chain by default.
+
     Attributes:
         port: where it listens.
         url: its address.
@@ -36,9 +43,9 @@ class ServerProcess:
         start: its memory in bytes when it began to listen.
     """
 
-    def __init__(self, folder, clients=16, descriptors=0, cli=False, **limits):
+    def __init__(self, folder, clients=16, descriptors=0, cli=False, model=None, **limits):
         path, self.log, self.files = (Path(folder) / name for name in ("model.safetensors", "stderr", "tmp"))
-        network(2, 4, 12).save(path)
+        (model or network(2, 4, 12)).save(path)
         self.files.mkdir()
         given = {"model": str(path), "clients": clients, "descriptors": descriptors, "limits": limits}
         words = ["-m", "polybound", "encrypt", "serve", str(path), "--port", "0", "--clients", str(clients)]

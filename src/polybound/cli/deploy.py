@@ -20,9 +20,10 @@ from polybound.cli.commands import TOOLS, AsJson, DataDir, Images, Network, Radi
 from polybound.cli.networks import draw, find_network, read_images
 from polybound.cli.tables import note, show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
+from polybound.progress import Show, progress_bar
 
 if TYPE_CHECKING:
-    from polybound.deploy import Plan
+    from polybound.deploy import Answer, GraphPlan, Plan, RemoteClassifier
 
 
 @command(
@@ -153,11 +154,16 @@ Domain = Annotated[
 ]
 
 
-def _plan(given: str, domain: tuple[float, float], tolerance: float) -> Plan:
-    """The plan of a network, with the class names of its data."""
+def _plan(given: str, domain: tuple[float, float], tolerance: float, data_dir: Path | None = None) -> Plan | GraphPlan:
+    """The plan of a network, with the class names of its data, and errors at its images where they are there."""
     found = find_network(given)
     names: tuple[str, ...] = ()
+    images = None
     if found.spec is not None:
+        with suppress(PolyboundError, OSError):
+            data = found.images(None, data_dir)
+            if data.domain == domain:
+                images = data.x[:64].double().numpy()
         about = found.spec.data
         try:
             # The names in a folder are known only after reading it.
@@ -167,24 +173,13 @@ def _plan(given: str, domain: tuple[float, float], tolerance: float) -> Plan:
     # Clients refuse names that could disturb a terminal.
     names = tuple("".join(c for c in one if c.isprintable())[:100] for one in names)
     fitting = names if len(names) == found.model.classes else None
-    return pb.deploy.plan_encryption(found.model, domain, fitting, tolerance)
+    return pb.deploy.plan_encryption(found.model, domain, fitting, tolerance, images=images)
 
 
 @command(encrypt_app, "polybound encrypt plan pn-4", "polybound encrypt plan m.safetensors --json")
 def plan(model: Network, tolerance: Tolerance = 1.0, domain: Domain = (-1.0, 1.0), as_json: AsJson = False) -> None:
-    """Show how a network would be evaluated: ring, moduli, scales, ranges and error; refuse what does not fit."""
-    plan = _plan(model, domain, tolerance)
-    facts: dict[str, Any] = {
-        "ring": plan.ring,
-        "bits of the moduli": list(plan.bits),
-        "scales (bits)": {"pixels": plan.pixels, "weights": round(plan.weights, 2), "output": plan.output},
-        "ciphertexts of an image": plan.layout.uploads,
-        "keys for rotations": len(plan.layout.steps) + 1,
-        "largest factor": float(plan.ranges.factors.max()),
-        "largest product": float(plan.ranges.products.max()),
-        "largest logit": float(plan.ranges.logits.max()),
-        "largest error": plan.error,
-    }
+    """Show how a network would be evaluated: ring, moduli, scales, ranges, time and error; refuse what does not fit."""
+    facts = _plan(model, domain, tolerance).facts()
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
@@ -197,17 +192,20 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8731,
     host: Annotated[str, typer.Option(help="The address to listen on; by default only this machine's.")] = "127.0.0.1",
     clients: Annotated[int, typer.Option(min=1, help="Number of clients whose keys are kept in memory.")] = 16,
+    data_dir: DataDir = None,
     tolerance: Tolerance = 1.0,
     domain: Domain = (-1.0, 1.0),
 ) -> None:
     """Answer encrypted requests with a network's encrypted logits, until interrupted."""
-    plan = _plan(model, domain, tolerance)
+    plan = _plan(model, domain, tolerance, data_dir)
 
     def ready(port: int) -> None:
         print(f"polybound: serving {model} on http://{host}:{port}, logits within {plan.error:.2g}", flush=True)
 
-    with suppress(KeyboardInterrupt):
-        pb.deploy.serve(plan, port, host, clients, ready)
+    with suppress(KeyboardInterrupt), progress_bar() as show:
+        pb.deploy.serve(
+            plan, port, host, clients, ready, encoded=lambda n: show(n, plan.blocks + 1, "encoding the weights")
+        )
 
 
 @command(
@@ -228,9 +226,9 @@ def classify(
 ) -> None:
     """Encrypt images, let a server classify them, and decrypt the answers. The secret key stays in this process."""
     records: list[dict[str, Any]] = []
-    with pb.deploy.RemoteClassifier(server) as remote:
+    with pb.deploy.RemoteClassifier(server) as remote, progress_bar() as show:
         for name, image in read_images(images, remote.plan.shape, remote.plan.domain, data_dir):
-            answer = remote.classify(image)
+            answer = _classified(remote, image, name, show)
             record = {"image": name, "class": answer.name, "logits": [round(float(v), 6) for v in answer.logits]}
             sizes = {"sent": answer.sent, "received": answer.received}
             records.append(record | sizes | {"seconds": round(answer.seconds, 4)})
@@ -270,15 +268,23 @@ def demo(
         console.print(f"[bold]server[/]  {escape(run)}, in a process of its own: {url}")
         if image.ndim > 1:
             print(draw(image, data.domain))
-        with pb.deploy.RemoteClassifier(url) as remote:
-            remote.classify(image)  # sends the keys
-            answer = remote.classify(image)
+        with pb.deploy.RemoteClassifier(url) as remote, progress_bar() as show:
+            if remote.plan.blocks == 1:
+                remote.classify(image)  # sends the keys
+            answer = _classified(remote, image, f"{data.name}:{index}", show)
     size = image.size * 8
     console.print(f"[bold]client[/]  {remote.key_bytes / 1e6:.1f} MB of public keys, sent once")
     console.print(f"        an image of {size / 1e3:.1f} kB becomes {answer.sent / 1e3:.0f} kB, encrypted")
     label = data.class_names[int(data.y[index])]
     console.print(f"[bold]answer[/]  {escape(answer.name)} (label: {escape(label)})")
     console.print(f"        {answer.received / 1e3:.0f} kB, {answer.seconds * 1e3:.0f} ms, never decrypted on the way")
+
+
+def _classified(remote: RemoteClassifier, image: Any, name: str, show: Show) -> Answer:
+    """The answer for an image, with a bar of the blocks that are done."""
+    blocks = remote.plan.blocks
+    show(0, blocks, f"{name}: keys")
+    return remote.classify(image, lambda done: show(done, blocks, f"{name}: {done} of {blocks} blocks done"))
 
 
 @contextmanager

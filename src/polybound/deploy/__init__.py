@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from polybound.deploy.encrypted.client import Answer as Answer
     from polybound.deploy.encrypted.client import Client as Client
     from polybound.deploy.encrypted.client import RemoteClassifier as RemoteClassifier
+    from polybound.deploy.encrypted.deep.plan import GraphPlan as GraphPlan
+    from polybound.deploy.encrypted.deep.plan import GraphPublicPlan as GraphPublicPlan
+    from polybound.deploy.encrypted.deep.server import GraphServer as GraphServer
     from polybound.deploy.encrypted.http import serve as serve
     from polybound.deploy.encrypted.plan import Plan as Plan
     from polybound.deploy.encrypted.plan import PublicPlan as PublicPlan

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from polybound.deploy.encrypted.packing import pack
-from polybound.deploy.encrypted.plan import PLAN_HEADER, PublicPlan
+from polybound.deploy.encrypted.deep.plan import GraphPublicPlan
+from polybound.deploy.encrypted.plan import PLAN_HEADER, PublicPlan, read_plan
 from polybound.deploy.encrypted.polynomial import Array
 from polybound.deploy.encrypted.seal import Form, Scheme, sealapi
 from polybound.errors import PolyboundError
@@ -99,7 +101,7 @@ class Client:
         key: the secret key.
     """
 
-    def __init__(self, plan: PublicPlan) -> None:
+    def __init__(self, plan: PublicPlan | GraphPublicPlan) -> None:
         self.plan = plan
         self.key = SecretKey(plan.ring, plan.bits, plan.domain)
         # The server drops all primes but one.
@@ -112,7 +114,7 @@ class Client:
 
     def keys(self) -> bytes:
         """The public keys that a server needs: for products, for rotations, and to encrypt zeros. Sent once."""
-        return self.key.public_keys(self.key.scheme.rotations(self.plan.layout.steps))
+        return self.key.public_keys(self.key.scheme.rotations(self.plan.steps))
 
     def encrypt(self, image: Any) -> bytes:
         """A request for one image of the plan's shape, its entries within the plan's domain.
@@ -121,10 +123,10 @@ class Client:
             PolyboundError: it is something else.
         """
         values = np.asarray(image, dtype=np.float64)
-        if values.size != self.plan.layout.features:
+        if values.size != self.plan.features:
             raise PolyboundError(f"an image must have shape {self.plan.shape}, got {values.shape}")
         pixels, scale = self.key.pixels(values.ravel()), 2.0**self.plan.pixels
-        return b"".join([self.key.encrypt(slots, scale, seeded=True) for slots in pack(self.plan.layout, pixels)])
+        return b"".join([self.key.encrypt(slots, scale, seeded=True) for slots in self.plan.pack(pixels)])
 
     def decrypt(self, reply: bytes) -> Array:
         """The logits (classes,) of a reply.
@@ -132,8 +134,7 @@ class Client:
         Raises:
             PolyboundError: the reply is damaged, or of other parameters.
         """
-        first, classes = self.plan.layout.first, self.plan.layout.classes
-        return self.key.decrypt(reply, self._reply)[first : first + classes]
+        return self.plan.logits(self.key.decrypt(reply, self._reply))
 
 
 # A client of a server over HTTP: fetches the plan and checks it, sends the keys once, classifies images.
@@ -179,7 +180,7 @@ class RemoteClassifier:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise PolyboundError(f"the server's address must look like http://127.0.0.1:8731, got {url!r}")
         self._url, self._base = url, parts.path.rstrip("/")
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._kind = kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         try:
             self._connection = kind(parts.hostname, parts.port, timeout=timeout)
         except ValueError as error:
@@ -187,8 +188,9 @@ class RemoteClassifier:
         self.key_bytes = 0
         self._keys = ""
         try:
-            self.plan = PublicPlan.from_json(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
+            self.plan = read_plan(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
             self.client = Client(self.plan)
+            self._wait(max(timeout, 60.0 + 30.0 * getattr(self.plan, "seconds", 0.0)))
         except PolyboundError:
             self.close()
             raise
@@ -199,17 +201,24 @@ class RemoteClassifier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def classify(self, image: Any) -> Answer:
-        """The answer for one image of the plan's shape and domain."""
+    def classify(self, image: Any, done: Callable[[int], None] | None = None) -> Answer:
+        """The answer for one image of the plan's shape and domain.
+
+        Args:
+            image: the image.
+            done: is called with the number of the plan's blocks that are computed, about twice a second.
+        """
         start = perf_counter()
         request = self.client.encrypt(image)
         if not self._keys:
             self._send_keys()
         limit = self.client.reply_limit
-        status, reply = self._ask("POST", f"/classify/{self._keys}", request, limit, may_forget=True)
+        with self._watched(done):
+            status, reply = self._ask("POST", f"/classify/{self._keys}", request, limit, may_forget=True)
         if status == 404:
             self._send_keys()
-            _, reply = self._ask("POST", f"/classify/{self._keys}", request, limit)
+            with self._watched(done):
+                _, reply = self._ask("POST", f"/classify/{self._keys}", request, limit)
         logits = self.client.decrypt(reply)
         name = self.plan.class_names[int(logits.argmax())]
         return Answer(logits, name, len(request), len(reply), perf_counter() - start)
@@ -217,6 +226,36 @@ class RemoteClassifier:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    @contextmanager
+    def _watched(self, done: Callable[[int], None] | None) -> Iterator[None]:
+        """Ask for the progress meanwhile, over a connection of its own; an answer that is late or wrong is left out."""
+        if done is None or self.plan.blocks < 2:
+            yield
+            return
+        ended, parts = Event(), urlsplit(self._url)
+
+        def watch() -> None:
+            while not ended.wait(0.5):
+                other = self._kind(parts.hostname or "", parts.port, timeout=5.0)
+                with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+                    other.request("GET", f"{self._base}/progress/{self._keys}")
+                    done(min(self.plan.blocks, int(json.loads(other.getresponse().read(1000))["done"])))
+                other.close()
+
+        thread = Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait as long as this for answers from now on."""
+        self._connection.timeout = seconds
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(seconds)
 
     def _send_keys(self) -> None:
         keys = self.client.keys()

@@ -1,6 +1,7 @@
 """The server over HTTP (tornado), on the loopback by default.
 
     GET  /plan                 the public plan, JSON
+    GET  /progress/DIGEST      how many of the plan's blocks are computed of an image under these keys, JSON
     POST /keys                 a client's public keys, once; answers with their digest
     POST /classify/DIGEST      an encrypted image; answers with the encrypted logits
 
@@ -19,6 +20,7 @@ import re
 import signal
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
+from polybound.deploy.encrypted.deep.plan import GraphPlan
+from polybound.deploy.encrypted.deep.server import GraphServer
 from polybound.deploy.encrypted.plan import PLAN_HEADER, Plan
 from polybound.deploy.encrypted.seal import Keys
 from polybound.deploy.encrypted.server import Server
@@ -71,18 +75,35 @@ class Service:
         clients: the number of clients whose keys are kept.
         limits: what else is granted to clients.
         clock: seconds, from any start.
+        encoded: is called with the number of a graph's values whose weights are encoded.
+
+    Attributes:
+        progress: for keys under which an image is being computed, how many of the plan's blocks are done.
     """
 
     def __init__(
-        self, plan: Plan, clients: int = 16, limits: Limits | None = None, clock: Callable[[], float] = monotonic
+        self,
+        plan: Plan | GraphPlan,
+        clients: int = 16,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = monotonic,
+        encoded: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.server = Server(plan)
+        self.server = GraphServer(plan, encoded) if isinstance(plan, GraphPlan) else Server(plan)
         self.public = plan.public
         self.clients, self.limits = clients, limits or Limits()
         self._clock = clock
         self._keys: dict[str, Keys] = {}
         self._safe: dict[str, float] = {}
         self._in_flight = 0
+        self.progress: dict[str, int] = {}
+        self.worker = ThreadPoolExecutor(1, "polybound-worker")
+        self._closed = False
+
+    def close(self) -> None:
+        """End what is being computed at its next block."""
+        self._closed = True
+        self.worker.shutdown(wait=False, cancel_futures=True)
 
     def next_to_go(self) -> str | None:
         """The digest of the keys that give way to new ones; None while there is room.
@@ -98,15 +119,22 @@ class Service:
             raise NoRoomError(f"the keys of {len(self._keys)} clients are in use: there may be room in {left:.0f} s")
         return oldest
 
-    def add_keys(self, content: bytes) -> str:
-        """Keep a client's keys; their digest, by which requests name them.
+    def read_keys(self, content: bytes) -> tuple[str, Keys | None]:
+        """The digest of a client's keys, by which requests name them, and the keys, unless they are kept already.
 
         Raises:
-            PolyboundError: they cannot be read, or there is no room.
+            PolyboundError: they cannot be read.
         """
         digest = hashlib.sha256(content).hexdigest()
-        if digest not in self._keys:
-            keys = self.server.load_keys(content)
+        return digest, None if self.knows(digest) else self.server.load_keys(content)
+
+    def keep(self, digest: str, keys: Keys | None) -> str:
+        """Keep what `read_keys` has found; the digest.
+
+        Raises:
+            PolyboundError: there is no room.
+        """
+        if keys is not None and digest not in self._keys:
             oldest = self.next_to_go()
             if oldest is not None:
                 del self._keys[oldest], self._safe[oldest]
@@ -117,14 +145,32 @@ class Service:
         """Whether the keys of that digest are kept."""
         return digest in self._keys
 
-    def classify(self, content: bytes, digest: str) -> bytes:
+    def classify(self, content: bytes, digest: str, wanted: Callable[[], bool] = lambda: True) -> bytes:
         """The reply to a request under the keys of that digest, which are safe for a while after it.
 
+        Args:
+            content: the request.
+            digest: of the keys.
+            wanted: whether somebody still waits for the reply.
+
         Raises:
-            PolyboundError: the request cannot be read.
+            PolyboundError: the request cannot be read, or nobody waits.
         """
-        reply = self.server.classify(content, self._keys[digest])
-        self._safe[digest] = self._clock() + self.limits.keep
+
+        def done(blocks: int) -> None:
+            if self._closed or not wanted():
+                raise PolyboundError("the client is gone")
+            self.progress[digest] = blocks
+
+        if not self.knows(digest):
+            raise PolyboundError("the server does not have these keys any more: send them again")
+        try:
+            done(0)
+            reply = self.server.classify(content, self._keys[digest], done)
+        finally:
+            self.progress.pop(digest, None)
+        if self.knows(digest):
+            self._safe[digest] = self._clock() + self.limits.keep
         return reply
 
     def reserve(self, size: int) -> None:
@@ -189,6 +235,16 @@ class _Doorkeeper(HTTPServer):
             del self._idle[stream]
             self._busy[stream] = asyncio.get_running_loop().call_later(2 * self._seconds, stream.close)
 
+    def pause(self, stream: IOStream) -> None:
+        """The time that this program itself takes is not the client's."""
+        if stream in self._busy:
+            self._busy[stream].cancel()
+
+    def resume(self, stream: IOStream) -> None:
+        """The client has its time to take the reply."""
+        if stream in self._busy:
+            self._busy[stream] = asyncio.get_running_loop().call_later(self._seconds, stream.close)
+
     def on_close(self, server_conn: Any) -> None:
         stream = server_conn.stream
         self._idle.pop(stream, None)
@@ -200,12 +256,12 @@ class _Doorkeeper(HTTPServer):
 class _Handler(RequestHandler):
     """Errors as JSON; no answer to a foreign name."""
 
-    def initialize(self, service: Service, host: str, begin: Callable[[IOStream], None]) -> None:
-        self.service, self.host, self.begin = service, host, begin
+    def initialize(self, service: Service, host: str, door: Callable[[], _Doorkeeper]) -> None:
+        self.service, self.host, self.door = service, host, door
 
     def prepare(self) -> None:
         self.connection = cast(HTTP1Connection, self.request.connection)
-        self.begin(self.connection.stream)
+        self.door().begin(self.connection.stream)
         # A page of another site may reach a local server under that site's name (DNS rebinding), not under an address.
         if not _is_own(self.request.headers.get("Host", ""), self.host):
             raise HTTPError(403, "the request's Host is not a name of this server")
@@ -241,6 +297,16 @@ def _is_own(header: str, bound: str) -> bool:
         return False
 
 
+class _GetProgress(_Handler):
+    """How much of an image is computed; whoever asks has the digest of its keys."""
+
+    def get(self, digest: str) -> None:
+        done = self.service.progress.get(digest)
+        if done is None:
+            raise HTTPError(404, "nothing is computed under these keys now")
+        self.finish(json.dumps({"done": done}))
+
+
 class _GetPlan(_Handler):
     def get(self) -> None:
         self.finish(self.service.public.to_json())
@@ -256,7 +322,7 @@ class _Upload(_Handler):
 
     def initialize(self, *args: Any, **given: Any) -> None:
         super().initialize(*args, **given)
-        self._body, self._reserved = bytearray(), 0
+        self._body, self._reserved, self._gone = bytearray(), 0, False
         self._refusal: HTTPError | None = None
 
     def prepare(self) -> None:
@@ -297,20 +363,32 @@ class _Upload(_Handler):
         if self._refusal is None:
             self._body += chunk
 
-    def post(self, digest: str = "") -> None:
+    async def post(self, digest: str = "") -> None:
         if self._refusal is not None:
             raise self._refusal
         content = bytes(self._body)
         self._body.clear()
         self._judge()  # again: other clients' keys may have come while this body was on its way
         if digest:
-            reply = self._asked(lambda: self.service.classify(content, digest))
+            reply = await self._worked(lambda: self.service.classify(content, digest, lambda: not self._gone))
             self.set_header("Content-Type", "application/octet-stream")
-            self.finish(reply)
+            answer: bytes | str = reply
         else:
-            keys = self._asked(lambda: self.service.add_keys(content))
+            name, keys = await self._worked(lambda: self.service.read_keys(content))
+            self._asked(lambda: self.service.keep(name, keys))
             self.set_status(201)
-            self.finish(json.dumps({"keys": keys}))
+            answer = json.dumps({"keys": name})
+        if not self._gone:
+            self.finish(answer)
+
+    async def _worked(self, work: Callable[[], Any]) -> Any:
+        """What takes time, in the one thread that works; meanwhile others get their plans and their progress."""
+        door, stream = self.door(), self.connection.stream
+        door.pause(stream)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.service.worker, self._asked, work)
+        finally:
+            door.resume(stream)
 
     def _asked(self, work: Callable[[], Any]) -> Any:
         try:
@@ -328,13 +406,14 @@ class _Upload(_Handler):
         self._body = bytearray()
 
     def on_connection_close(self) -> None:
+        self._gone = True  # ends an evaluation at its next block
         self.on_finish()
 
 
 class _NotFound(_Handler):
     def prepare(self) -> None:
         super().prepare()
-        raise HTTPError(404, "no such path: the paths are /plan, /keys and /classify/DIGEST")
+        raise HTTPError(404, "no such path: the paths are /plan, /keys, /classify/DIGEST and /progress/DIGEST")
 
 
 def _descriptors() -> int:
@@ -353,12 +432,13 @@ def _descriptors() -> int:
 
 
 def serve(
-    plan: Plan,
+    plan: Plan | GraphPlan,
     port: int = 0,
     host: str = "127.0.0.1",
     clients: int = 16,
     ready: Callable[[int], None] = lambda _: None,
     limits: Limits | None = None,
+    encoded: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Answer requests until the process is interrupted or told to end.
 
@@ -369,15 +449,21 @@ def serve(
         clients: the number of clients whose keys are kept.
         ready: is called with the port once the server listens.
         limits: what else is granted to clients.
+        encoded: is called with the number of a graph's values whose weights are encoded.
     """
     limits = limits or Limits()
-    service = Service(plan, clients, limits)
+    service = Service(plan, clients, limits, encoded=encoded)
 
     async def run() -> None:
         server: _Doorkeeper
         sockets = bind_sockets(port, host)
-        given = {"service": service, "host": host, "begin": lambda stream: server.begin(stream)}
-        paths = {"/plan": _GetPlan, "/keys": _Upload, "/classify/([0-9a-f]{64})": _Upload}
+        given = {"service": service, "host": host, "door": lambda: server}
+        paths = {
+            "/plan": _GetPlan,
+            "/keys": _Upload,
+            "/classify/([0-9a-f]{64})": _Upload,
+            "/progress/([0-9a-f]{64})": _GetProgress,
+        }
         routes: list[Any] = [(path, handler, given) for path, handler in paths.items()]
         application = Application(
             routes, default_handler_class=_NotFound, default_handler_args=given, log_function=lambda _: None
@@ -399,6 +485,7 @@ def serve(
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         ready(sockets[0].getsockname()[1])
         await stopped.wait()
+        service.close()
         for task in accepting:
             task.cancel()
         for socket in sockets:
@@ -408,4 +495,5 @@ def serve(
     try:
         asyncio.run(run())
     finally:
+        service.close()
         service.server.scheme.close()

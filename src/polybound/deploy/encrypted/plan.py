@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from polybound.deploy.encrypted.deep.plan import GraphPlan, GraphPublicPlan, plan_graph
 from polybound.deploy.encrypted.noise import MODULUS_BITS, Gains, Parameters, best_parameters, error_of
-from polybound.deploy.encrypted.packing import Layout
+from polybound.deploy.encrypted.packing import ComplexArray, Layout, pack
 from polybound.deploy.encrypted.polynomial import (
     Array,
     Polynomial,
     Ranges,
+    check_finite,
+    is_one_product,
     proven_ranges,
     ranges_at,
     read_polynomial,
@@ -84,6 +87,29 @@ class PublicPlan:
         if not (isfinite(low) and isfinite(high) and low < high and isfinite(self.error)):
             raise PolyboundError("the plan's domain or error is not a number")
 
+    @property
+    def features(self) -> int:
+        """How many numbers an image has."""
+        return self.layout.features
+
+    @property
+    def steps(self) -> list[int]:
+        """The rotations that need a key."""
+        return self.layout.steps
+
+    @property
+    def blocks(self) -> int:
+        """How many parts an evaluation has, for progress: it is short."""
+        return 1
+
+    def pack(self, image: Array) -> list[ComplexArray]:
+        """The slots of an image's ciphertexts."""
+        return pack(self.layout, image)
+
+    def logits(self, slots: Array) -> Array:
+        """The logits among the slots of a reply."""
+        return slots[self.layout.first : self.layout.first + self.layout.classes]
+
     @cached_property
     def digest(self) -> str:
         """The SHA-256, in hexadecimal, of all of it: keys and requests name the plan that they are for."""
@@ -127,6 +153,25 @@ class PublicPlan:
             raise PolyboundError(f"the server's plan cannot be read ({error!r})") from None
 
 
+def read_plan(text: str | bytes) -> PublicPlan | GraphPublicPlan:
+    """A plan of either kind from JSON.
+
+    Raises:
+        PolyboundError: it is not a plan, or a client must not follow it.
+    """
+    try:
+        content = json.loads(text)
+        if not (isinstance(content, dict) and content.get("kind") == "graph"):
+            return PublicPlan.from_json(text)
+        if content["version"] != _VERSION:
+            raise PolyboundError("the server's plan has another version: use the same polybound on both sides")
+        return GraphPublicPlan.from_content(content)
+    except PolyboundError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise PolyboundError(f"the server's plan cannot be read ({error!r})") from None
+
+
 @dataclass(frozen=True)
 class Plan(PublicPlan):
     """How a network is evaluated encrypted: what clients are told, and what the server alone knows.
@@ -153,6 +198,20 @@ class Plan(PublicPlan):
         """Ring, moduli and scales."""
         return Parameters(self.ring, self.bits, self.pixels, self.weights, self.output)
 
+    def facts(self) -> dict[str, Any]:
+        """What a reader wants to know of it."""
+        return {
+            "ring": self.ring,
+            "bits of the moduli": list(self.bits),
+            "scales (bits)": {"pixels": self.pixels, "weights": round(self.weights, 2), "output": self.output},
+            "ciphertexts of an image": self.layout.uploads,
+            "keys for rotations": len(self.layout.steps) + 1,
+            "largest factor": float(self.ranges.factors.max()),
+            "largest product": float(self.ranges.products.max()),
+            "largest logit": float(self.ranges.logits.max()),
+            "largest error": self.error,
+        }
+
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone: smaller, since their values are."""
         ranges = ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
@@ -165,20 +224,29 @@ def plan_encryption(
     class_names: Sequence[str] | None = None,
     tolerance: float = 1.0,
     uploads: int = 2,
-) -> Plan:
-    """The fastest plan whose error over the whole domain is within the tolerance, at 128-bit security.
+    images: Array | None = None,
+) -> Plan | GraphPlan:
+    """The fastest plan whose error is within the tolerance, at 128-bit security.
+
+    CCPs of degree up to 8 and NCPs of degree 2 have a plan for the whole domain; all other networks one for their
+    graph (see `plan_graph`), which states what its ranges and its error rest on.
 
     Args:
-        model: a CCP of degree up to 8, or an NCP of degree 2.
+        model: any polynomial network.
         domain: the smallest and the largest value of a pixel.
         class_names: one for each class; numbers by default.
         tolerance: the largest error of a logit that is accepted.
-        uploads: the number of ciphertexts of one image; more take less of the server's time.
+        uploads: the number of ciphertexts of one image of a chain; more take less of the server's time.
+        images: (images, ...), at which the errors of a graph are estimated; by default random ones of the domain.
 
     Raises:
         PolyboundError: the model does not fit; the message names the value that is too large, and the bound of the
             rows' l1 norms that would make it fit.
     """
+    if isinstance(model, PolynomialNetwork) and not is_one_product(model):
+        numbers = class_names or tuple(map(str, range(model.classes)))
+        flat = None if images is None else np.asarray(images, dtype=np.float64).reshape(len(images), -1)
+        return plan_graph(model.graph(), check_finite(domain), numbers, tolerance, flat)
     polynomial = model if isinstance(model, Polynomial) else read_polynomial(model, domain)
     names = tuple(class_names or map(str, range(polynomial.classes)))
     if len(names) != polynomial.classes:

@@ -16,6 +16,7 @@ from polybound.models import PolynomialNetwork, polynomial
 Array = npt.NDArray[np.float64]
 
 MAX_DEGREE = 8
+MAX_FEATURES = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,24 @@ class Polynomial:
         return np.asarray((self.C @ self.factors(x).prod(0)).T + self.beta)
 
 
+def check_finite(domain: tuple[float, float]) -> tuple[float, float]:
+    """The domain, once it is known to be a finite interval."""
+    low, high = check_domain(domain)
+    if not np.isfinite([low, high]).all():
+        raise PolyboundError(f"the domain must be finite, got {domain}")
+    return low, high
+
+
+def is_one_product(model: PolynomialNetwork) -> bool:
+    """Whether `read_polynomial` takes the model, as it takes a stack to refuse it."""
+    if polynomial(model).runs is not None:
+        return True
+    if model.degree > MAX_DEGREE or model.features > MAX_FEATURES or model.graph().chain() is None:
+        return False
+    factors = model.factors()
+    return factors.coupled or (factors.kind == "NCP" and factors.degree == 2)
+
+
 def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.0, 1.0)) -> Polynomial:
     """The polynomial of a model, over the box `domain`.
 
@@ -86,15 +105,13 @@ def read_polynomial(model: PolynomialNetwork, domain: tuple[float, float] = (-1.
     Raises:
         PolyboundError: the model is a stack, is not a plain product, or its degree is above `MAX_DEGREE`.
     """
-    low, high = check_domain(domain)
-    if not np.isfinite([low, high]).all():
-        raise PolyboundError(f"the domain must be finite, got {domain}")
+    low, high = check_finite(domain)
     if polynomial(model).runs is not None:
         raise PolyboundError(f"one network at a time: this is a stack of {model.runs}; take model.run(0)")
     if model.degree > MAX_DEGREE:
         raise PolyboundError(f"encrypted inference takes degrees up to {MAX_DEGREE}: this model has {model.degree}")
-    if model.features > 2**16:
-        raise PolyboundError(f"encrypted inference takes up to {2**16} inputs: this model has {model.features}")
+    if model.features > MAX_FEATURES:
+        raise PolyboundError(f"encrypted inference takes up to {MAX_FEATURES} inputs: this model has {model.features}")
     factors = model.factors().double()
     if not factors.coupled and not (factors.kind == "NCP" and factors.degree == 2):
         if factors.kind != "NCP":

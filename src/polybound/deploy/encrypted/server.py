@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,13 @@ class Server:
         """
         return self.scheme.load_keys(content, self.key_forms)
 
-    def classify(self, request: bytes, keys: Keys) -> bytes:
+    def classify(self, request: bytes, keys: Keys, done: Callable[[int], None] = lambda _: None) -> bytes:
         """The reply to a request: the encrypted logits, masked.
+
+        Args:
+            request: the ciphertexts of an image.
+            keys: the client's keys.
+            done: is called with 1 at the end: this takes milliseconds.
 
         Raises:
             PolyboundError: the request is damaged, or of other parameters than the plan's.
@@ -78,6 +84,7 @@ class Server:
         except (RuntimeError, ValueError) as error:
             # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
             raise PolyboundError(f"the request cannot be evaluated: {error}") from None
+        done(1)
         return self.scheme.to_bytes(logits)
 
     def _logits(self, pixels: list[Any], keys: Keys) -> Any:

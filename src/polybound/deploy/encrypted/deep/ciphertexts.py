@@ -54,7 +54,7 @@ class Ciphertexts:
             return product
         # A power of two at a time: the encoder's own numbers are doubles, and a whole number is exact.
         mantissa, exponent = frexp(factor)
-        plain = self.scheme.plain(mantissa, 2.0**exponent, value.parms_id())
+        plain = self.scheme.plain(2 * mantissa, 2.0 ** (exponent - 1), value.parms_id())
         self._evaluator.multiply_plain(value, plain, product)
         product.scale = scale
         return product
@@ -86,10 +86,11 @@ class Ciphertexts:
         self._evaluator.mod_switch_to(value, parms_id, found)
         return found
 
-    def rescale(self, value: Any, primes: int, scale: float) -> Any:
-        self._evaluator.rescale_to_inplace(value, self.scheme.parms_id(primes))
-        value.scale = scale
-        return value
+    def rescaled(self, value: Any, primes: int, scale: float) -> Any:
+        found = sealapi.Ciphertext()
+        self._evaluator.rescale_to(value, self.scheme.parms_id(primes), found)
+        found.scale = scale
+        return found
 
     def scaled(self, value: Any, scale: float) -> Any:
         value.scale = scale

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +33,12 @@ class Part:
     Attributes:
         form: the place of the form that it belongs to among those of its value.
         reach: which diagonals there are.
-        matrix: the matrix; None while layouts are compared.
+        matrix: makes the matrix, which is larger than all the rest; not there while layouts are compared.
     """
 
     form: int
     reach: Reach
-    matrix: Diagonals | None = None
+    matrix: Callable[[], Diagonals] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def design(stages: Stages, slots: int, cost: Cost) -> Circuit:
     Every group of values that are added or multiplied entry by entry has one layout.
     """
     count = len(stages.values)
-    group = _groups(stages)
+    group = groups_of(stages)
     shapes: dict[int, tuple[int, ...]] = {}
     for number, value in enumerate(stages.values):
         known = shapes.get(group[number])
@@ -122,7 +122,7 @@ def design(stages: Stages, slots: int, cost: Cost) -> Circuit:
     return Circuit(stages, slots, layouts, transfers, keys, sum(_count(t) for some in transfers for t in some))
 
 
-def _groups(stages: Stages) -> list[int]:
+def groups_of(stages: Stages) -> list[int]:
     """The group of every value and of the output: what is added or multiplied entry by entry lies alike."""
     parent = list(range(len(stages.values) + 1))
 
@@ -214,11 +214,15 @@ class _Edges:
                 if only is not None:
                     made.append(Part(place, Reach.of(patterns, source, target)))
                     continue
-                entries = entries_of(maps, self.kept(value, maps), patterns, source.shape, target.shape)
-                diagonals = Diagonals.from_entries(*entries, source, target)
-                made.append(Part(place, diagonals.reach, diagonals))
+                make = partial(self._diagonals, number, value, maps, source, target)
+                made.append(Part(place, make().reach, make))
             stride, offset, babies = self._steps([part.reach for part in made])
             yield Transfer(value, tuple(folds), tuple(made), stride, offset, babies)
+
+    def _diagonals(self, number: int, value: int, maps: Maps, source: Layout, target: Layout) -> Diagonals:
+        patterns = self.patterns(number, value, maps)
+        entries = entries_of(maps, self.kept(value, maps), patterns, source.shape, target.shape)
+        return Diagonals.from_entries(*entries, source, target)
 
     def _steps(self, parts: Sequence[Reach]) -> tuple[int, int, dict[int, tuple[int, ...]]]:
         """The stride and the offset of the fewest rotations, and the baby steps."""
@@ -247,8 +251,7 @@ class _Edges:
         rotations = sum(len(steps) - (0 in steps) for steps in transfer.babies.values())
         rotations += sum(len(transfer.babies) for fold in transfer.folds if fold.step)
         for part in transfer.parts:
-            rotations += _giant_steps(part.reach, transfer.stride, transfer.offset)
-            rotations += len(part.reach.folds) * part.reach.target.count
+            rotations += giant_rotations(part, transfer)
         return rotations * self.cost.rotation(primes) + _count(transfer) * self.cost.plain(primes)
 
 
@@ -258,6 +261,12 @@ def _giant_steps(reach: Reach, stride: int, offset: int) -> int:
     last = np.zeros(reach.target.count, dtype=np.int64)
     np.maximum.at(last, reach.write, giant)
     return int(last.sum())
+
+
+def giant_rotations(part: Part, transfer: Transfer) -> int:
+    """How many rotations follow the plain products of a matrix."""
+    folds = len(part.reach.folds) * len(np.unique(part.reach.write))
+    return _giant_steps(part.reach, transfer.stride, transfer.offset) + folds
 
 
 def _count(transfer: Transfer) -> int:

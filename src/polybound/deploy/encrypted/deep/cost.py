@@ -35,6 +35,10 @@ class Cost:
         """Encoding of a plaintext."""
         return self._share * (0.25 + 0.19 * n)
 
+    def rescale(self, n: int) -> float:
+        """A rescale by one prime."""
+        return self._share * 0.27 * n
+
     def product(self, n: int) -> float:
-        """A product of two ciphertexts, relinearised and rescaled."""
-        return self._share * (0.126 * n * n + 1.08 * n)
+        """A product of two ciphertexts, relinearised."""
+        return self._share * (0.126 * n * n + 0.81 * n)

@@ -10,7 +10,7 @@ import numpy as np
 
 from polybound.deploy.encrypted.deep.circuit import Circuit, Transfer, baby_tree
 from polybound.deploy.encrypted.deep.entries import Array
-from polybound.deploy.encrypted.deep.stages import Form
+from polybound.deploy.encrypted.deep.stages import Form, Stages
 
 
 class Engine(Protocol):
@@ -43,11 +43,15 @@ class Engine(Protocol):
     def lower(self, value: Any, primes: int) -> Any:
         """The same value with fewer primes."""
 
-    def rescale(self, value: Any, primes: int, scale: float) -> Any:
+    def rescaled(self, value: Any, primes: int, scale: float) -> Any:
         """The value divided by primes until this number of them is left; its scale is then this."""
 
     def scaled(self, value: Any, scale: float) -> Any:
         """The value, whose scale is this but for rounding."""
+
+
+_Step = tuple[int, list[tuple[int, int, Any]]]
+"""A giant step, and what it rotates: ciphertexts that are read, by their baby steps, and their weights."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,45 @@ class Levels:
     products: tuple[float, ...]
     output: float
 
+    def working(self, stages: Stages, number: int) -> int:
+        """The number of primes while a value's forms, or the output, are computed."""
+        depth = stages.values[number].depth - 1 if number < len(stages.values) else stages.depth
+        return self.primes[max(depth, 0)]
+
+    def forms(self, stages: Stages, number: int) -> list[float]:
+        """The scale of each form of a value, or of the output.
+
+        Two sides of a product share its scale; a side that is a value itself, or has one among its terms, has a whole
+        multiple of that value's.
+        """
+        if number == len(stages.values):
+            return [self.output]
+        value = stages.values[number]
+        if not value.products:
+            return []
+        whole = self.products[value.depth]
+
+        def natural(form: Form) -> float:
+            same = [term.value for term in form.terms if not term.maps]
+            if not same:
+                return float(whole**0.5)
+            scale = self.scales[stages.values[same[0]].depth]
+            return scale if _pure(form) else scale * max(1, round(whole**0.5 / scale))
+
+        found: dict[int, float] = {}
+        for left, right in value.products:
+            if left is right:
+                found[id(left)] = float(whole**0.5)
+            elif id(left) in found or id(right) in found:
+                known, other = (left, right) if id(left) in found else (right, left)
+                found.setdefault(id(other), whole / found[id(known)])
+            else:
+                first, second = (left, right) if _pure(left) or not _pure(right) else (right, left)
+                found[id(first)] = natural(first)
+                found[id(second)] = whole / found[id(first)]
+        found[id(value.rest)] = whole
+        return [found[id(form)] for form in value.forms]
+
 
 class Evaluation:
     """A circuit with its weights encoded.
@@ -73,70 +116,33 @@ class Evaluation:
     Args:
         circuit: the circuit.
         levels: scales and primes.
-        engine: the engine.
-        done: is called with the share of weights that are encoded.
+        engine: the engine that encodes.
+        done: is called with the number of values whose weights are encoded.
     """
 
     def __init__(
         self, circuit: Circuit, levels: Levels, engine: Engine, done: Callable[[int], None] = lambda _: None
     ) -> None:
-        self.circuit, self.levels, self.engine = circuit, levels, engine
-        self._weights: list[list[list[dict[int, list[tuple[int, list[tuple[int, int, Any]]]]]]]] = []
+        self.circuit, self.levels = circuit, levels
+        self._weights: list[list[list[dict[int, list[_Step]]]]] = []
         for number, transfers in enumerate(circuit.transfers):
-            primes, scales = self.working(number), self.scales(number)
-            self._weights.append([self._encoded(t, primes, scales) for t in transfers])
+            primes, scales = levels.working(circuit.stages, number), levels.forms(circuit.stages, number)
+            self._weights.append([self._encoded(engine, t, primes, scales) for t in transfers])
             done(number + 1)
 
-    def working(self, number: int) -> int:
-        """The number of primes while a value's forms are computed."""
-        values = self.circuit.stages.values
-        depth = values[number].depth - 1 if number < len(values) else self.circuit.stages.depth
-        return self.levels.primes[max(depth, 0)]
-
-    def scales(self, number: int) -> list[float]:
-        """The scale of each form of a value."""
-        values = self.circuit.stages.values
-        if number == len(values):
-            return [self.levels.output]
-        value = values[number]
-        if not value.products:
-            return [1.0] * len(value.forms)
-        whole = self.levels.products[value.depth]
-        found: dict[int, float] = {}
-        for left, right in value.products:
-            if left is right:
-                found[id(left)] = whole**0.5
-            elif id(left) in found or id(right) in found:
-                known, other = (left, right) if id(left) in found else (right, left)
-                found.setdefault(id(other), whole / found[id(known)])
-            else:
-                first, second = (left, right) if _pure(left) or not _pure(right) else (right, left)
-                found[id(first)] = self._natural(first, whole)
-                found[id(second)] = whole / found[id(first)]
-        found[id(value.rest)] = whole
-        return [found[id(form)] for form in value.forms]
-
-    def _natural(self, form: Form, whole: float) -> float:
-        """The scale of a form that has values themselves among its terms: a whole multiple of theirs."""
-        same = [term.value for term in form.terms if not term.maps]
-        if not same:
-            return float(whole**0.5)
-        scale = self.levels.scales[self.circuit.stages.values[same[0]].depth]
-        return scale if _pure(form) else scale * max(1, round(whole**0.5 / scale))
-
     def _encoded(
-        self, transfer: Transfer, primes: int, scales: list[float]
-    ) -> list[dict[int, list[tuple[int, list[tuple[int, int, Any]]]]]]:
+        self, engine: Engine, transfer: Transfer, primes: int, scales: list[float]
+    ) -> list[dict[int, list[_Step]]]:
         """For each part and ciphertext that is written: giant steps, each with (read, baby, weights)."""
         source = self.levels.scales[self.circuit.stages.values[transfer.source].depth]
         found = []
         for part in transfer.parts:
-            written: dict[int, list[tuple[int, list[tuple[int, int, Any]]]]] = {}
+            written: dict[int, list[_Step]] = {}
             assert part.matrix is not None  # noqa: S101
-            for write, giant, read, baby, slots in part.matrix.weights(
+            for write, giant, read, baby, slots in part.matrix().weights(
                 transfer.stride, transfer.offset, self.circuit.slots
             ):
-                plain = self.engine.encode(slots, scales[part.form] / source, primes)
+                plain = engine.encode(slots, scales[part.form] / source, primes)
                 steps = written.setdefault(write, [])
                 if not steps or steps[-1][0] != giant:
                     steps.append((giant, []))
@@ -145,18 +151,22 @@ class Evaluation:
             found.append(written)
         return found
 
-    def __call__(self, inputs: Sequence[Any], done: Callable[[int], None] = lambda _: None) -> list[Any]:
+    def __call__(
+        self, engine: Engine, inputs: Sequence[Any], done: Callable[[int], None] = lambda _: None
+    ) -> list[Any]:
         """The ciphertexts of the logits.
 
         Args:
+            engine: the engine that evaluates.
             inputs: the ciphertexts of an image.
             done: is called with the number of values that are computed; an error that it raises ends the evaluation.
         """
-        circuit, engine = self.circuit, self.engine
+        circuit = self.circuit
+        # Values are kept before they are rescaled: rotations are then precise.
         values: list[list[Any] | None] = [list(inputs)]
         last = self._last_use()
         for number in range(1, len(circuit.stages.values) + 1):
-            forms = self._forms(number, values)
+            forms = self._forms(engine, number, values)
             if number == len(circuit.stages.values):
                 done(number)
                 return forms[0]
@@ -168,12 +178,11 @@ class Evaluation:
                 pair = zip(forms[place[id(left)]], forms[place[id(right)]], strict=True)
                 for n, (a, b) in enumerate(pair):
                     if a is not None and b is not None:
-                        total[n] = self._add(total[n], engine.scaled(engine.product(a, b), whole))
-            primes, scale = self.levels.primes[value.depth], self.levels.scales[value.depth]
-            values.append([None if one is None else engine.rescale(one, primes, scale) for one in total])
+                        total[n] = _sum_in_place(engine, total[n], engine.scaled(engine.product(a, b), whole))
+            values.append(total)
             for old in range(number):
                 if last[old] <= number:
-                    values[old] = None
+                    values[old] = None  # nothing needs it any more
             done(number)
         raise AssertionError("the output comes last")
 
@@ -185,28 +194,25 @@ class Evaluation:
                     last[term.value] = max(last[term.value], number)
         return last
 
-    def _add(self, total: Any, value: Any) -> Any:
-        return value if total is None else self.engine.add(total, value)
-
-    def _forms(self, number: int, values: Sequence[list[Any] | None]) -> list[list[Any]]:
+    def _forms(self, engine: Engine, number: int, values: Sequence[list[Any] | None]) -> list[list[Any]]:
         """The ciphertexts of all forms of a value; None where there is nothing."""
-        circuit, engine = self.circuit, self.engine
+        circuit = self.circuit
         forms, layout = circuit.forms(number), circuit.layouts[number]
-        primes, scales = self.working(number), self.scales(number)
+        primes, scales = self.levels.working(circuit.stages, number), self.levels.forms(circuit.stages, number)
         totals: list[list[Any]] = [[None] * layout.count for _ in forms]
         for transfer, weights in zip(circuit.transfers[number], self._weights[number], strict=True):
             source = values[transfer.source]
             assert source is not None  # noqa: S101
-            babies = self._babies(transfer, [None if c is None else engine.lower(c, primes) for c in source])
+            babies = self._babies(engine, transfer, source, primes)
             for part, written in zip(transfer.parts, weights, strict=True):
                 for write, steps in written.items():
-                    made = self._sum(transfer, steps, babies)
+                    made = self._sum(engine, transfer, steps, babies)
                     if made is None:
                         continue
                     for step in part.reach.folds:
                         made = engine.add(made, engine.rotate(made, circuit.routes[step]))
                     made = engine.scaled(made, scales[part.form])
-                    totals[part.form][write] = self._add(totals[part.form][write], made)
+                    totals[part.form][write] = _sum_in_place(engine, totals[part.form][write], made)
         for place, form in enumerate(forms):
             for term in form.terms:
                 if term.maps:
@@ -216,8 +222,9 @@ class Evaluation:
                 of = self.levels.scales[circuit.stages.values[term.value].depth]
                 for n, one in enumerate(source):
                     if one is not None:
-                        same = engine.factor(engine.lower(one, primes), max(1, round(scale / of)), scale)
-                        totals[place][n] = self._add(totals[place][n], same)
+                        at = self._rescaled(engine, one, term.value, primes)
+                        same = engine.factor(at, max(1, round(scale / of)), scale)
+                        totals[place][n] = _sum_in_place(engine, totals[place][n], same)
             if form.constant.any():
                 for n, slots in enumerate(layout.place(form.constant, circuit.slots)):
                     if slots.any():
@@ -226,40 +233,53 @@ class Evaluation:
                         totals[place][n] = engine.shift(kept, slots)
         return totals
 
-    def _sum(self, transfer: Transfer, steps: list[tuple[int, list[tuple[int, int, Any]]]], babies: Any) -> Any:
-        """One ciphertext of a matrix product, from the largest giant step to none."""
-        engine, circuit, total = self.engine, self.circuit, None
-        following = [giant for giant, _ in steps[1:]] + [0]
+    def _sum(self, engine: Engine, transfer: Transfer, steps: list[_Step], babies: dict[int, dict[int, Any]]) -> Any:
+        """One ciphertext of a matrix product, from the largest giant step to none; None if it is zero."""
+        total, following = None, [giant for giant, _ in steps[1:]] + [0]
         for (giant, weights), then in zip(steps, following, strict=True):
             for read, baby, plain in weights:
-                total = self._add(total, engine.times(babies[read][baby], plain))
+                if read in babies:
+                    total = _sum_in_place(engine, total, engine.times(babies[read][baby], plain))
             if giant != then and total is not None:
-                total = engine.rotate(total, circuit.routes[transfer.stride * (giant - then) % circuit.slots])
+                step = transfer.stride * (giant - then) % self.circuit.slots
+                total = engine.rotate(total, self.circuit.routes[step])
         return total
 
-    def _babies(self, transfer: Transfer, source: list[Any]) -> dict[int, dict[int, Any]]:
-        engine, routes = self.engine, self.circuit.routes
+    def _rescaled(self, engine: Engine, one: Any, number: int, primes: int) -> Any:
+        """A ciphertext of a value at its scale, at the level where it is used."""
+        value = self.circuit.stages.values[number]
+        if value.products:
+            one = engine.rescaled(one, self.levels.primes[value.depth], self.levels.scales[value.depth])
+        return engine.lower(one, primes)
+
+    def _babies(self, engine: Engine, transfer: Transfer, source: list[Any], primes: int) -> dict[int, dict[int, Any]]:
+        """For each ciphertext that is read and is not zero, its baby steps, after the sums over bits."""
+        routes = self.circuit.routes
+
+        def total(one: Any, other: Any) -> Any:
+            if one is None or other is None:
+                return other if one is None else one
+            return engine.add(engine.factor(one, 1, 0.0), other)
+
         for fold in transfer.folds:
             if fold.apart:
                 kept = [n for n in range(len(source)) if not n & fold.apart]
-                source = [self._sum_of(source[n], source[n | fold.apart]) for n in kept]
+                source = [total(source[n], source[n | fold.apart]) for n in kept]
             else:
-                source = [
-                    None if one is None else self._sum_of(one, engine.rotate(one, routes[fold.step])) for one in source
-                ]
+                source = [None if one is None else total(one, engine.rotate(one, routes[fold.step])) for one in source]
         found: dict[int, dict[int, Any]] = {}
         for read, steps in transfer.babies.items():
-            found[read] = {0: source[read]}
-            for before, step in baby_tree(steps):
-                turn = routes[(step - before) % self.circuit.slots]
-                found[read][step] = engine.rotate(found[read][before], turn)
+            if source[read] is not None:
+                turned = {0: source[read]}
+                for before, step in baby_tree(steps):
+                    turned[step] = engine.rotate(turned[before], routes[(step - before) % self.circuit.slots])
+                found[read] = {step: self._rescaled(engine, turned[step], transfer.source, primes) for step in steps}
         return found
 
-    def _sum_of(self, one: Any, other: Any) -> Any:
-        """A sum that changes neither."""
-        if one is None or other is None:
-            return other if one is None else one
-        return self.engine.add(self.engine.factor(one, 1, 0.0), other)
+
+def _sum_in_place(engine: Engine, total: Any, value: Any) -> Any:
+    """The sum, None being zero; the first is changed."""
+    return value if total is None else engine.add(total, value)
 
 
 def _pure(form: Form) -> bool:
@@ -305,7 +325,7 @@ class Slots:
     def lower(self, value: Any, primes: int) -> Any:  # noqa: ARG002
         return value
 
-    def rescale(self, value: Any, primes: int, scale: float) -> Any:  # noqa: ARG002
+    def rescaled(self, value: Any, primes: int, scale: float) -> Any:  # noqa: ARG002
         return value
 
     def scaled(self, value: Any, scale: float) -> Any:  # noqa: ARG002

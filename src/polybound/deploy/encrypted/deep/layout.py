@@ -256,6 +256,8 @@ class Diagonals(Reach):
 
         They are rotated back by the giant step, which comes after them.
         """
+        if not len(self.weight):
+            return
         giant, baby = self.split(stride, offset)
         # A slot that is written: the row's, or, where partial sums are added up later, where it is read.
         partial = self.source.period > self.target.period

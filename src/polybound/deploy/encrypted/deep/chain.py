@@ -1,0 +1,192 @@
+"""The primes and the scales of a circuit, by the estimated error; what an evaluation costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log2
+
+import numpy as np
+
+from polybound.deploy.encrypted.deep.circuit import Circuit, giant_rotations
+from polybound.deploy.encrypted.deep.cost import Cost
+from polybound.deploy.encrypted.deep.entries import Array
+from polybound.deploy.encrypted.deep.execute import Levels
+from polybound.deploy.encrypted.deep.noise import DEVIATIONS, Ranges, Source, variance
+from polybound.deploy.encrypted.noise import MARGIN, MODULUS_BITS
+
+RINGS = {**MODULUS_BITS, 32768: 881}
+"""The largest modulus, in bits, of each ring that gives 128-bit security."""
+
+SPECIAL = 60
+"""Bits of the special prime: the larger, the smaller are the errors of rotations."""
+
+_FLOOR = 1e-9
+"""What the rounding of double precision may add."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The primes and the scales of a circuit, all in bits.
+
+    Attributes:
+        ring: dimension N.
+        last: the size of the prime that the logits are left with.
+        each: of all others but the special one.
+        drops: how many primes each depth drops; that of the input is 0.
+        scales: of values at each depth.
+        output: of the logits.
+    """
+
+    ring: int
+    last: int
+    each: int
+    drops: tuple[int, ...]
+    scales: tuple[float, ...]
+    output: float
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """The sizes of all primes, the special one last."""
+        return (self.last, *[self.each] * sum(self.drops), SPECIAL)
+
+    @property
+    def primes(self) -> tuple[int, ...]:
+        """The number of data primes that are left at each depth."""
+        return tuple(1 + sum(self.drops[depth + 1 :]) for depth in range(len(self.drops)))
+
+    def levels(self, moduli: Sequence[int] | None = None) -> Levels:
+        """Scales as numbers, for these primes; without them, as if they were powers of two."""
+        sizes = list(moduli) if moduli is not None else [2**bits for bits in self.bits[:-1]]
+        primes, products = self.primes, [0.0]
+        for depth in range(1, len(primes)):
+            product = 2.0 ** self.scales[depth]
+            for modulus in sizes[primes[depth] : primes[depth - 1]]:
+                product *= modulus
+            products.append(product)
+        return Levels(primes, tuple(2.0**scale for scale in self.scales), tuple(products), 2.0**self.output)
+
+
+def best_chain(circuit: Circuit, sources: Sequence[Source], ranges: Ranges, extra: int) -> tuple[Chain, float] | None:
+    """The primes and scales of the smallest estimated error, and that error; None if the ranges fit none.
+
+    Args:
+        circuit: the circuit.
+        sources: the errors of the logits.
+        ranges: of all values.
+        extra: how many depths drop two primes instead of one, for more precision in more time.
+    """
+    stages, ring = circuit.stages, 2 * circuit.slots
+    depth = stages.depth
+    twice = {round(float(level)) for level in np.linspace(1, depth, extra)}
+    drops = (0, *(1 + (level in twice) for level in range(1, depth + 1)))
+    best: tuple[Chain, float] | None = None
+    logits = log2(max(ranges.forms[-1][0], 1.0))
+    for each in range(60, 29, -2):
+        last = min(60, RINGS[ring] - SPECIAL - each * sum(drops))
+        if last < 30 or (depth == 0 and each < 60):
+            continue
+        for weights in np.arange(8.0, 31.0):
+            for final in np.arange(18.0, 42.0, 2.0):
+                output = last - 1 - MARGIN - logits
+                scales = [final]
+                for level in range(depth, 0, -1):
+                    scales.append((each * drops[level] + scales[-1]) / 2 - weights)
+                if min(scales) < 12 or max(scales) > 58 or output - final < 6:
+                    continue
+                chain = Chain(ring, last, each, drops, tuple(scales[::-1]), output)
+                error = estimate(circuit, sources, chain)
+                if (best is None or error < best[1]) and _has_room(circuit, ranges, chain):
+                    best = chain, error
+    return None if best is None else _refined(circuit, sources, ranges, *best)
+
+
+def _refined(
+    circuit: Circuit, sources: Sequence[Source], ranges: Ranges, chain: Chain, error: float
+) -> tuple[Chain, float]:
+    """The chain with each scale moved for itself, while that makes the error smaller."""
+    for step in (1.0, 0.5, 0.25):
+        better = True
+        while better:
+            better = False
+            for level in range(len(chain.scales)):
+                for change in (step, -step):
+                    scales = list(chain.scales)
+                    scales[level] += change
+                    if not 12 <= scales[level] <= 58 or chain.output - scales[-1] < 6:
+                        continue
+                    other = replace(chain, scales=tuple(scales))
+                    found = estimate(circuit, sources, other)
+                    if found < 0.999 * error and _has_room(circuit, ranges, other):
+                        chain, error, better = other, found, True
+    return chain, error
+
+
+def estimate(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> float:
+    """The estimated error of a logit: seven standard deviations, of the worst image and class."""
+    return float(DEVIATIONS * np.sqrt(variances(circuit, sources, chain).max())) + _FLOOR
+
+
+def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
+    """The variances of the logits' errors, (images, classes)."""
+    stages, levels = circuit.stages, chain.levels()
+    forms = [levels.forms(stages, number) for number in range(len(stages.values) + 1)]
+    ratio, total = 2.0 ** (chain.each - SPECIAL), np.zeros_like(sources[0].coefficient)
+    for source in sources:
+        scale = levels.scales[stages.values[source.value].depth]
+        if source.form is not None and source.kind in ("weights", "giant", "factor"):
+            form = forms[source.number][source.form]
+            if source.kind == "factor" and form == scale:
+                continue  # the number is one
+            scale = form if source.kind == "giant" else form / scale
+        digits = levels.working(stages, source.number)
+        total = total + source.coefficient * variance(chain.ring, source.kind, digits, ratio) / scale**2
+    return total
+
+
+def _has_room(circuit: Circuit, ranges: Ranges, chain: Chain) -> bool:
+    """Whether every value fits its modulus at its scale."""
+    stages, levels, bits = circuit.stages, chain.levels(), chain.bits
+    for number in range(len(stages.values) + 1):
+        modulus = sum(bits[: levels.working(stages, number)])
+        for scale, largest in zip(levels.forms(stages, number), ranges.forms[number], strict=True):
+            if log2(scale) + log2(max(largest, 1.0)) + MARGIN > modulus - 1:
+                return False
+        if number < len(stages.values):
+            value = stages.values[number]
+            scale = levels.products[value.depth] if value.products else levels.scales[0]
+            if log2(scale) + log2(max(ranges.values[number], 1.0)) + MARGIN > modulus - 1:
+                return False
+    return True
+
+
+def seconds(circuit: Circuit, primes: Sequence[int]) -> float:
+    """The cost model's prediction of one evaluation."""
+    stages, cost, total = circuit.stages, Cost(2 * circuit.slots), 0.0
+    for number, transfers in enumerate(circuit.transfers):
+        last = number == len(stages.values)
+        level = primes[stages.depth if last else max(stages.values[number].depth - 1, 0)]
+        for transfer in transfers:
+            # Baby steps come before the rescale.
+            source = stages.values[transfer.source]
+            before = primes[max(source.depth - 1, 0)]
+            babies = sum(len(steps) - (0 in steps) for steps in transfer.babies.values())
+            babies += sum(len(transfer.babies) for fold in transfer.folds if fold.step)
+            total += babies * cost.rotation(before)
+            if source.products:
+                total += sum(map(len, transfer.babies.values())) * cost.rescale(before)
+            total += sum(giant_rotations(part, transfer) for part in transfer.parts) * cost.rotation(level)
+            total += sum(len(part.reach.distance) for part in transfer.parts) * cost.plain(level)
+        if not last:
+            pairs = len(stages.values[number].products)
+            total += pairs * circuit.layouts[number].count * cost.product(level)
+    return total / 1e3
+
+
+def megabytes(circuit: Circuit, primes: Sequence[int]) -> float:
+    """The size of the encoded weights."""
+    stages, total = circuit.stages, 0
+    for number, transfers in enumerate(circuit.transfers):
+        depth = stages.depth if number == len(stages.values) else max(stages.values[number].depth - 1, 0)
+        total += primes[depth] * sum(len(part.reach.distance) for t in transfers for part in t.parts)
+    return total * 16 * circuit.slots / 1e6
