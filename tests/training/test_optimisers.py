@@ -339,3 +339,25 @@ def test_muon_agrees_with_pytorch():
         oracle.step()
     assert torch.cosine_similarity(mine.flatten(), theirs.detach().flatten(), dim=0) > 0.99
     torch.testing.assert_close(mine, theirs.detach(), atol=0.1, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS.names())
+def test_steps_do_not_depend_on_how_weights_lie_in_memory(name):
+    """A user's module in channels-last format: fused kernels go through memory, whatever the strides."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(2, 4, 3), torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.c((self.a(x) * self.b(x)).mean((2, 3)))
+
+    x, y = torch.rand(32, 2, 6, 6), torch.arange(32) % 3
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        module = Net().to(memory_format=layout)
+        pb.fit(pb.polynomial(module, (2, 6, 6)), x, y, optimiser=name, learning_rate=0.05, epochs=2, clip=1.0)
+        found.append(module.a.weight.detach().clone())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

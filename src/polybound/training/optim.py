@@ -185,26 +185,27 @@ class Descent:
         self.steps += 1
         pairs = [pair for pair in pairs if pair[0].numel()]  # an NCP of degree 1 has no matrices in between
         weights = [weight.detach() for weight, _ in pairs]
-        # A fused kernel goes through memory, whatever the strides: autograd's gradients may lie otherwise than weights.
-        gradients = [gradient.contiguous() for _, gradient in pairs]
+        # A fused kernel goes through memory, whatever the strides: gradients must lie as the weights do.
+        gradients = [
+            gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
+            for weight, (_, gradient) in zip(weights, pairs, strict=True)
+        ]
+        names = [self._names[weight.data_ptr()] for weight in weights]
+        shapes = [(self._runs, *self._shapes[name]) for name in names]
         if self.clip:
-            for own in zip(*(gradient.view(self._runs, -1).unbind() for gradient in gradients), strict=True):
+            views = [gradient.view(shape).unbind() for gradient, shape in zip(gradients, shapes, strict=True)]
+            for own in zip(*views, strict=True):
                 norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in own]))
                 share = (self.clip / norm).clamp(max=1.0)  # NaN stays NaN, so that the loop sees it
                 for part in own:
                     part.mul_(share)
         if decay:
             gradients = [gradient.add(weight, alpha=decay) for weight, gradient in zip(weights, gradients, strict=True)]
-        names = [self._names[weight.data_ptr()] for weight in weights]
         memory = [[kept[name] for name in names] for kept in self._memory]
         # Fused kernels round the last few numbers of a tensor otherwise than the rest. So each run has tensors of its
         # own: its weights are the same to the bit alone and anywhere in a stack.
         weights, gradients, *memory = (
-            [
-                part
-                for name, tensor in zip(names, tensors, strict=True)
-                for part in tensor.view(self._runs, *self._shapes[name]).unbind()
-            ]
+            [part for shape, tensor in zip(shapes, tensors, strict=True) for part in tensor.view(shape).unbind()]
             for tensors in (weights, gradients, *memory)
         )
         self.optimiser.update_(weights, gradients, list(memory), rate, self.steps)
