@@ -78,3 +78,16 @@ def test_equal_runs_of_a_stack_have_equal_bits(optimiser):
     pb.fit(stack, data, optimiser=optimiser, learning_rate=0.003, schedule="constant", label_smoothing=0.1, epochs=4)
     for weights in stack.parameters():
         assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+
+
+def test_deep_networks_have_a_default_of_their_own():
+    def named(**options):
+        return pb.Recipe.named("default", 1437, 64, options, deep=True)
+
+    recipe = named()
+    assert (recipe.optimiser.name, recipe.schedule.name, recipe.schedule.batch_size) == ("muon", "one-cycle", 128)
+    assert recipe.optimiser.learning_rate == 0.02 and recipe.epochs == 200 and recipe.loss.label_smoothing == 0.1
+    assert named(optimiser="adamw") == pb.Recipe.for_data(1437, 64, schedule="one-cycle", batch_size=128)
+    assert named(milestones=(3,)).schedule.name == "steps" and named(batch_size=32).schedule.batch_size == 32
+    assert named(method="jacobian") == pb.Recipe.for_data(1437, 64, method="jacobian")
+    assert pb.Recipe.named("paper", 1437, 64, {}, deep=True) == pb.Recipe()

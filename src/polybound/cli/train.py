@@ -177,11 +177,11 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     own = pb.models.model_parameters(architecture)
     mine = {name: options[name] for name in own if name != "rank" and name in options}
     plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES and name not in mine}
-    name, samples, features = options.get("recipe", "default"), 1, 1
+    name, samples, features, deep = options.get("recipe", "default"), 1, 1, False
 
     def recipes() -> list[Recipe]:
         changes = [plain | ({} if bound is None else {"bound": bound}) for bound in bounds or [None]]
-        return [pb.Recipe.named(name, samples, features, change) for change in changes]
+        return [pb.Recipe.named(name, samples, features, change, deep=deep) for change in changes]
 
     recipes()  # refuses what cannot be, before any data is read
     model = pb.ModelSpec(architecture, options.get("rank", 0), mine)
@@ -189,7 +189,7 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     data = pb.DataSpec.of(options["dataset"], data_dir, samples=options.get("samples", 0), held_out=held_out)
     if name == "default":
         train = data.load("train", data_dir)
-        samples, features = len(train), train.x[0].numel()
+        samples, features, deep = len(train), train.x[0].numel(), not model.build(train).has_stacks
     specs = [pb.Spec(data, model, recipe, seed) for seed, recipe in product(seeds, recipes())]
     return list({spec.address: spec for spec in specs}.values())
 

@@ -62,8 +62,8 @@ def fit(
         X: a `Dataset`, the training split; or inputs (samples, *shape), as a numpy array, tensor or pandas frame.
         y: labels from 0 on, (samples,); with `loss="squared"`, numbers (samples,) or (samples, outputs). A `Dataset`
             has its own; then a recipe may stand here.
-        recipe: how: "default" suits the numbers of samples and features, see `Recipe.for_data`; "paper" is the
-            paper's; or a `Recipe`.
+        recipe: how: "default" suits the network and the numbers of samples and features, see `Recipe.for_data` and
+            `Recipe.named`; "paper" is the paper's; or a `Recipe`.
         sample_weight: a weight for each sample; only their ratios matter.
         class_weight: "balanced", all classes weigh the same; or weights by label, as a mapping or a sequence.
         validation: what to measure on after every epoch: a share of the samples, which is then not trained on, a
@@ -89,7 +89,8 @@ def fit(
     def recipe_for(samples: int) -> Recipe:
         if isinstance(recipe, Recipe):
             return recipe.replace(changes)
-        return Recipe.named("default" if recipe is None else recipe, samples, model.features, changes)
+        name = "default" if recipe is None else recipe
+        return Recipe.named(name, samples, model.features, changes, deep=not model.has_stacks)
 
     # Options are checked before samples: a recipe for one sample, which differs in other parts, has the loss.
     loss = recipe_for(1).loss

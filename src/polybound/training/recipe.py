@@ -194,11 +194,26 @@ class Recipe:
         return cls().replace(plan)
 
     @classmethod
-    def named(cls, name: object, samples: int, features: int, options: Mapping[str, Any]) -> Recipe:
-        """The recipe of a name, "default" or "paper", with some options."""
+    def named(
+        cls, name: object, samples: int, features: int, options: Mapping[str, Any], *, deep: bool = False
+    ) -> Recipe:
+        """The recipe of a name, "default" or "paper", with some options.
+
+        The default of deep networks is Muon along one cycle, in batches of 128, unless the method has a loss of its
+        own or the options name another optimiser or schedule; all else is as in `for_data`.
+        """
         if name not in ("default", "paper"):
             raise PolyboundError(f"recipe must be 'default', 'paper' or a polybound.Recipe, got {name!r}")
-        return cls.from_options(options) if name == "paper" else cls.for_data(samples, features, options)
+        if name == "paper":
+            return cls.from_options(options)
+        method = options.get("method", "none")
+        if deep and not (method if isinstance(method, Method) else METHODS.build(method)).own_loss:
+            parts = {
+                "optimiser": _implied(OPTIMISERS, "muon", options),
+                "schedule": _implied(SCHEDULES, "one-cycle", options),
+            }
+            options = {**parts, "batch_size": 128, **options}
+        return cls.for_data(samples, features, options)
 
     def replace(self, options: Mapping[str, Any]) -> Recipe:
         """The same with other parts or other options of them; an option that no part has is refused."""
