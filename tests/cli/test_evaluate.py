@@ -56,6 +56,8 @@ def test_what_the_command_prints(cli, folder):
         assert mean["mean"] == pytest.approx(100 * score["accuracy"]) and (mean["seeds"], mean["std"]) == (1, 0.0)
         assert f"{mean['mean']:.2f}" in cli(*words, "--means").out
     assert "attacked images alone" in cli(*words, "--count", "attacked").out
+    for score in cli(*words, "--per-class", "--json").json["scores"]:
+        assert [sum(pair) for pair in zip(*score["per_class"], strict=True)] == [score["correct"], score["total"]]
     defended = cli(*words, "--defence", "gaussian", "--per-class")
     assert defended.code == 0 and "by class" in defended.out and "gaussian denoising" in defended.out
 
@@ -81,3 +83,12 @@ def test_scores_that_are_not_measured_now_are_marked(cli, folder):
 def test_a_picture_needs_matplotlib(refused, folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "needs matplotlib" in refused("evaluate", folder, "--picture", tmp_path / "p.png")
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(cli, folder, monkeypatch):
+    def read_only(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("polybound.runs.folder.write_atomically", read_only)
+    result = cli("evaluate", folder, *ATTACK)
+    assert result.code == 0 and "fgsm-0.1" in result.out and folder.name in result.err

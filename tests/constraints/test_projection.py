@@ -196,9 +196,3 @@ def test_the_bound_of_the_product_form_is_on_all_of_its_matrices(norm):
     if norm == "inf":
         assert float(lifted_norm(model.factors().A[0], False)) <= 1 + 1e-12
         assert projection.norms() == pb.Projection(model, 1.0, on="operator").norms()
-
-
-def test_a_projection_is_shown_in_a_line():
-    stack = pb.CCP(6, 3, 2, 2, runs=2)
-    assert repr(pb.Projection(stack.run(0), 1.5)) == "Projection(CCP, U1 1.5, U2 1.5, C 1.5, norm='inf', on='weights')"
-    assert "C 1 2" in repr(pb.Projection(stack, {"C": [1.0, 2.0]}))

@@ -378,6 +378,15 @@ def test_networks_that_do_not_fit_are_not_served(refused, tmp_path):
     assert "does not fit" in message and "reach" in message
 
 
+@pytest.mark.slow
+def test_the_demo(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYBOUND_DATA", str(tmp_path))
+    command = [sys.executable, "-m", "polybound", "encrypt", "demo", "--data-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "never decrypted on the way" in result.stdout and "label:" in result.stdout
+
+
 def test_a_short_campaign(capfd):
     """Some mutants; `tests/fuzz/encrypted_server.py --count 10000` is the long one."""
     fuzz.attack_server(np.random.default_rng(1), 40)

@@ -3,28 +3,9 @@
 import pytest
 
 from polybound.errors import PolyboundError
-from polybound.experiments import Experiment, experiment_scores, find_experiment, sweep
+from polybound.experiments import Experiment, find_experiment
 
-FILE = """
-title = "named otherwise"
-datasets = ["digits"]
-attacks = ["fgsm-8/255", "FGSM-0.10"]
-defences = ["gaussian:size=3", "median:size=5"]
-seeds = 1
-budget = 0.01
-limit = 8
-recipe = {learning_rate = 0.02}
-"""
 NAMES = {"attacks": ("fgsm-0.03137254901960784", "fgsm-0.1"), "defences": ("gaussian", "median:size=5")}
-
-
-def test_what_is_measured_under_any_name_is_shown(tmp_path):
-    (tmp_path / "mine.toml").write_text(FILE)
-    experiment = find_experiment(str(tmp_path / "mine.toml"))
-    sweep([experiment], tmp_path / "runs", workers=1)
-    shown = experiment_scores(experiment, tmp_path / "runs")
-    assert set(shown.values("attack")) == {"clean", *NAMES["attacks"]}
-    assert set(shown.values("defence")) == {"", *NAMES["defences"]}
 
 
 def test_names_become_canonical_however_an_experiment_is_made():

@@ -25,30 +25,20 @@ scales = st.sampled_from([0.1, 0.5, 1.0, 3.0])
 
 
 @st.composite
-def ccps(draw, runs=(None,), max_features=5, max_rank=4, max_degree=4):
-    model = pb.CCP(
-        draw(st.integers(1, max_features)),
-        draw(st.integers(1, max_rank)),
-        draw(st.integers(1, 3)),
-        draw(st.integers(1, max_degree)),
-        draw(st.sampled_from(["residual", "product"])),
-        runs=draw(st.sampled_from(runs)),
-        dtype=F64,
-    )
+def recursions(draw, make, runs=(None,), max_features=5, max_rank=4, max_degree=4):
+    """Networks of a class of dense recursions, a CCP in either form."""
+    sizes = [draw(st.integers(1, most)) for most in (max_features, max_rank, 3, max_degree)]
+    form = [draw(st.sampled_from(["residual", "product"]))] if make is pb.CCP else []
+    model = make(*sizes, *form, runs=draw(st.sampled_from(runs)), dtype=F64)
     return randomise(model, draw(seeds), draw(scales))
 
 
-@st.composite
-def ncps(draw, runs=(None,), max_features=5, max_rank=4, max_degree=4):
-    model = pb.NCP(
-        draw(st.integers(1, max_features)),
-        draw(st.integers(1, max_rank)),
-        draw(st.integers(1, 3)),
-        draw(st.integers(1, max_degree)),
-        runs=draw(st.sampled_from(runs)),
-        dtype=F64,
-    )
-    return randomise(model, draw(seeds), draw(scales))
+def ccps(*args, **options):
+    return recursions(pb.CCP, *args, **options)
+
+
+def ncps(*args, **options):
+    return recursions(pb.NCP, *args, **options)
 
 
 @st.composite

@@ -1,10 +1,6 @@
 """Evaluation of run folders: which network, on which images, behind which denoiser."""
 
-from itertools import product
-
-import numpy as np
 import pytest
-from PIL import Image
 
 import polybound as pb
 from polybound.defences import Defence, GuidedDenoiser, register_defence
@@ -59,22 +55,6 @@ def test_the_options_of_a_trained_denoiser_are_its_identity(runs):
     assert found == ["guided:width=2:epochs=1"] * 2 + ["guided:width=2:seed=1:epochs=1"]
     kept = [row["defence"] for row in Run(runs[0]).table()]
     assert [kept.count(name) for name in dict.fromkeys(found)] == [1, 1]
-
-
-def test_examples_are_of_networks_on_the_same_data_not_on_data_of_the_same_name(cli, tmp_path):
-    random, name = np.random.default_rng(0), f"folder:{tmp_path / 'images'}"
-    runs = []
-    for _ in range(2):  # the second run is on other images under the same name
-        for split, label in product(("train", "test"), "ab"):
-            folder = tmp_path / "images" / split / label
-            folder.mkdir(parents=True, exist_ok=True)
-            for image in range(4):
-                Image.fromarray(random.integers(0, 256, (4, 4), "uint8")).save(folder / f"{image}.png")
-        spec = Spec(DataSpec.of(name), ModelSpec("pn-4", 2), pb.Recipe.from_options(epochs=1))
-        runs += [run.path for run in train_runs([spec], tmp_path / "runs")]
-    found = cli("evaluate", *runs, "--attacks", "fgsm-0.1", "--save-examples", tmp_path / "e.npz")
-    assert found.code == 1 and f"skipped {runs[0]}" in found.err
-    assert np.load(tmp_path / "e.npz")["runs"].tolist() == [runs[1].name]
 
 
 def test_a_run_is_measured_on_its_own_data(runs, refused, cli):

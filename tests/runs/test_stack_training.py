@@ -168,16 +168,6 @@ def test_bounds_share_an_adversary_that_comes_before_them(tmp_path, attack):
         assert_near(alone(spec), run.model().state_dict())
 
 
-@pytest.mark.parametrize("options", [{"method": "l2", "weight": 0.1}, {"method": "jacobian"}, {"method": "certified"}])
-def test_every_method_trains_its_seeds_together(tmp_path, options):
-    recipe = pb.Recipe.from_options(epochs=2, learning_rate=0.02, **options)
-    if "start" in recipe.method.options():
-        recipe = recipe.replace({"start": 1})
-    specs = [Spec(DIGITS, recipe=recipe, seed=seed) for seed in (1, 2)]
-    for spec, run in zip(specs, train_runs(specs, tmp_path), strict=True):
-        assert_near(alone(spec), run.model().state_dict())
-
-
 @pytest.mark.parametrize("bounds", [(1.0, 50.0, 200.0, 1e5), (1.0, 6.0, 6.5, 1e5)])
 def test_bounds_that_never_bind_are_trained_once(tmp_path, bounds, monkeypatch):
     """The norms grow from 5.3 at the branch to 7.2: a bound of 6 seems to leave them alone at first, and does not."""

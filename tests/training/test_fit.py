@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from conftest import Terminal
 from helpers.profiles import examples
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
@@ -325,11 +326,6 @@ def test_what_is_missing_is_named(monkeypatch, missing):
     history = History([{"epoch": 1, "loss": 1.0}])
     with pytest.raises(PolyboundError, match=f"needs {missing}: pip install"):
         history.frame() if missing == "pandas" else history.plot()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize(
