@@ -1,15 +1,12 @@
 """The real files, where the environment variable POLYBOUND_DATA says that there are some."""
 
-import gzip
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 import polybound as pb
-from helpers.data import refused, splits_of, tarred, write
+from helpers.data import splits_of
 from polybound.data import Directories, digest_of, load
 from polybound.data.catalogue import SOURCES
 
@@ -70,18 +67,6 @@ def test_cifar10():
     assert means.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=6e-5)
 
 
-def test_cifar10_by_way_of_an_archive(tmp_path):
-    folder = needed("cifar10")
-    if folder.name != "cifar-10-batches-bin":
-        pytest.skip("not the unpacked binary version")
-    members = {f"cifar-10-batches-bin/{name}": (folder / name).read_bytes() for name in ("test_batch.bin",)}
-    write(tmp_path / "cifar10" / "cifar-10-binary.tar.gz", tarred(members))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("POLYBOUND_DATA")
-        again = load("cifar10", "test", data_dir=tmp_path, download=False)
-    assert torch.equal(again.x, load("cifar10", "test", download=False).x)
-
-
 def test_nsynth():
     needed("nsynth")
     rest, validation, test = splits = splits_of("nsynth", validation=0.15, download=False)
@@ -104,34 +89,6 @@ def test_nsynth():
 def test_all_files_are_what_they_should_be(name):
     needed(name)
     assert [problem for _, problem in SOURCES.entries[name].check(Directories(download=False)) if problem] == []
-
-
-def test_real_files_that_are_swapped_or_damaged_are_refused(tmp_path, monkeypatch):
-    mnist, kmnist = needed("mnist"), needed("kmnist")
-    if not all((folder / "t10k-labels-idx1-ubyte.gz").exists() for folder in (mnist, kmnist)):
-        pytest.skip("not gzipped")
-    monkeypatch.delenv("POLYBOUND_DATA")
-    target = tmp_path / "mnist"
-    target.mkdir()
-    images, labels = target / "t10k-images-idx3-ubyte.gz", target / "t10k-labels-idx1-ubyte.gz"
-    shutil.copyfile(mnist / images.name, images)
-    # Labels of another data set, of the same number: only the digest can tell.
-    shutil.copyfile(kmnist / labels.name, labels)
-    text = refused("mnist", labels, split="test", data_dir=tmp_path)
-    assert "a11dc742be8e" in text and "not ff7bcfd416de" in text
-    # Those of train, which are more.
-    shutil.copyfile(mnist / "train-labels-idx1-ubyte.gz", labels)
-    assert "longer" in refused("mnist", labels, split="test", data_dir=tmp_path)
-    # Half-downloaded, and with a byte changed in a plain file.
-    shutil.copyfile(mnist / labels.name, labels)
-    whole = images.read_bytes()
-    images.write_bytes(whole[: len(whole) // 2])
-    assert "ends early" in refused("mnist", images, split="test", data_dir=tmp_path)
-    images.unlink()
-    plain = bytearray(gzip.decompress(whole))
-    plain[1_000_000] ^= 1
-    path = write(target / Path(images.stem), bytes(plain))
-    assert "damaged or swapped" in refused("mnist", path, split="test", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(("name", "accuracy"), [("pn-4", 0.8721), ("pn-4-bound-1", 0.7810)])

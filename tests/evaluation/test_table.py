@@ -27,8 +27,7 @@ def test_a_cell_is_the_mean_over_seeds():
     cell = Table([row(0, 10), row(1, 12), row(2, 17)]).cell()
     assert cell == Cell(pytest.approx(65.0), pytest.approx(stdev([50, 60, 85])), (0, 1, 2), 20, 20, 100)
     assert str(cell) == "65.00 ± 18.03" and str(Table([row(3, 15)]).cell()) == "75.00"
-    assert Table([row(3, 15)]).cell() == Cell(75.0, 0.0, (3,), 20, 20, 100) and Table().cell() is None
-    assert Table([row(0, 10), row(0, 10), row(1, 12)]).cell() == Table([row(0, 10), row(1, 12)]).cell()
+    assert Table().cell() is None
     with pytest.raises(MixedError, match=r"several values of adversary \(none, fgsm-0\.1\)"):
         Table([row(0), row(1, adversary="fgsm-0.1")]).cell()
 

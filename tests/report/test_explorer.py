@@ -278,14 +278,6 @@ def test_a_finger_draws_on_a_phone(browser, page):
     assert browser.run("explorer.state.x.filter(v => v > 0).length") > 5
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1300, False), (400, True)])
-def test_it_fits_the_window_in_both_modes(browser, page, width, dark):
-    visit(browser, page, width=width, dark=dark)
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    paper = browser.run("getComputedStyle(document.body).backgroundColor")
-    assert paper == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
-
-
 HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'>{{7*7}}@@script@@"
 
 
