@@ -90,10 +90,6 @@ class Browser:
         for key in keys:
             self.page.keyboard.press("Space" if key == " " else key)
 
-    def picture(self, file):
-        """Save a picture of the whole page."""
-        self.page.screenshot(path=file, full_page=True)
-
     def close(self):
         """End the browser."""
         self._chromium.close()
