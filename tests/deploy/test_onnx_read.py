@@ -117,12 +117,21 @@ REFUSED = {
     "axes of the input": (H + "output = Unsqueeze one h", "the_output.*depends on the input"),
     "constant output": ("output = Identity W", "does not depend"),
     "a polynomial of a huge degree": (H + SQUARED + "output = Neg L", "degree 2,097,152 at node 'the_.*'"),
+    "a mean over the batch": (H + "output = ReduceMean h axes=[0]", "across the batch in node .the_output"),
+    "an empty constant": (H + "e = Slice empty zero one zero; output = Concat h e axis=1", "the_e.*nothing is left"),
+    "types that differ": ("output = Add input wide", "the_output.*DOUBLE and FLOAT"),
+    "more repeats than dimensions": (H + "output = Tile h image", "the_output.*3 repeats"),
+    "a product that is too large": (H + "e = Tile h tall; f = Tile h wide_; output = Mul e f", "too large"),
+    "statistics that are computed": (H + "output = LayerNormalization h b", "the_output.*statistic"),
+    "random": (H + "output = Dropout h half yes", "the_output.*random"),
     "a huge constant": (H + "e = Expand tiny big; output = Add h e", "the_e.*too large"),
 }
 SIZES = {"zero": [0], "one": [1], "two": [2], "four": [4], "big": [2**20, 2**20], "image": [0, 1, 4]}
+SIZES |= {"tall": [1, 2**30], "wide_": [1, 2**40]}
 SIZES |= {"square": [0, 2, 2], "pairs": [-1, 2], "fixed": [5, 4], "single": [1, 4]}
 NUMBERS = {name: np.array(sizes) for name, sizes in SIZES.items()} | {
     **{"three": np.ones((1, 1, 3), np.float32), "half": np.float32(0.5), "tiny": np.float32([1])},
+    **{"empty": np.ones((0, 2), np.float32), "wide": np.ones(4), "yes": np.array(True)},
     **{"S2": np.ones((3, 2), np.float32), "W16": np.ones((3, 16), np.float32)},
 }
 
@@ -130,7 +139,7 @@ NUMBERS = {name: np.array(sizes) for name, sizes in SIZES.items()} | {
 @pytest.mark.parametrize("name", REFUSED)
 def test_graphs_that_do_not_fit_are_refused_by_the_nodes_name(name, tmp_path):
     nodes, complaint = REFUSED[name]
-    file = save_graph(tmp_path / "net.onnx", nodes, MATRICES | NUMBERS)
+    file = save_graph(tmp_path / "net.onnx", nodes, MATRICES | NUMBERS, opset=13 + 4 * ("Layer" in nodes))
     with pytest.raises(pb.PolyboundError, match=complaint):
         read_onnx(file)
 

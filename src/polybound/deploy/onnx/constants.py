@@ -9,7 +9,7 @@ float64's range.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
 
@@ -32,11 +32,13 @@ class Constant:
         tensor: its entries; floats in float64.
         sizes: whether they depend on the size of the batch, as the sizes of a tensor do that depends on the input.
         roundings: the number K of roundings that each entry has met, at most.
+        kind: ONNX's number of its type.
     """
 
     tensor: Tensor
     sizes: bool = False
     roundings: float = 0.0
+    kind: int = TensorProto.FLOAT
 
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -61,7 +63,8 @@ def constant_of(tensor: onnx.TensorProto) -> Constant:
         raise PolyboundError(f"the data of a tensor do not fit its shape ({error})") from None
     if not torch.isfinite(array).all():
         raise PolyboundError("a tensor's entries are not all finite")
-    return Constant(array.double() if tensor.data_type in _FLOATS else array.long())
+    whole = tensor.data_type not in _FLOATS
+    return Constant(array.long() if whole else array.double(), kind=tensor.data_type)
 
 
 def given_constant(name: str, value: Any) -> Constant:
@@ -71,7 +74,7 @@ def given_constant(name: str, value: Any) -> Constant:
     if name in ("value_float", "value_floats"):
         return _finite(Constant(torch.tensor(value, dtype=torch.float64)))
     if name in ("value_int", "value_ints"):
-        return Constant(torch.tensor(value, dtype=torch.long))
+        return Constant(torch.tensor(value, dtype=torch.long), kind=TensorProto.INT64)
     raise PolyboundError(f"constants given as {name} are not read")
 
 
@@ -81,9 +84,9 @@ def cast(constant: Constant, kind: int) -> Constant:
         # Numbers between two of float32 are rounded to one of them by the cast itself.
         tensor = constant.tensor.float() if kind == TensorProto.FLOAT else constant.tensor
         # A cast of a number that is not known may go either way.
-        return _finite(Constant(tensor.double(), constant.sizes, inf if constant.roundings else 0.0))
+        return _finite(Constant(tensor.double(), constant.sizes, inf if constant.roundings else 0.0, kind))
     if kind in (TensorProto.INT64, TensorProto.INT32) and not constant.tensor.is_floating_point():
-        return constant
+        return replace(constant, kind=kind)
     raise PolyboundError("constants are cast to FLOAT and DOUBLE, and whole numbers to INT64")
 
 
@@ -116,7 +119,7 @@ def computed(operator: str, one: Constant, other: Constant) -> Constant:
             if not one.tensor.is_floating_point() or not other.tensor.all():
                 raise PolyboundError("it divides whole numbers, or by zero")
             made = quotient(one.tensor, other.tensor, together)
-    return _finite(Constant(made[0], False, made[1]))
+    return _finite(Constant(made[0], False, made[1], one.kind))
 
 
 def _finite(constant: Constant) -> Constant:

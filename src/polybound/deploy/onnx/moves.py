@@ -1,7 +1,7 @@
 """Operators that only move entries: ONNX's own reference evaluator moves the numbers of the entries.
 
-So what `Reshape`, `Slice`, `Gather` and the like mean in each opset is taken from ONNX itself. The size of a result is
-inferred by ONNX before anything is moved.
+So what `Reshape`, `Slice`, `Gather` and the like mean in each opset is taken from ONNX itself. Its inference of shapes
+is left alone: it ends the process where a tensor is empty.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MOVES = (
     *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 )
 
+_INDEXED = ("Gather", "GatherElements", "Slice")
+
 _LARGEST = 2**21
 """Entries that a moved tensor may have."""
 
@@ -42,12 +44,14 @@ class Node:
         proto: the node as it stands in the file.
         attributes: by name.
         opset: of the graph.
+        kind: ONNX's number of the type of the input, and of all that depends on it.
         batch: the size of the batch; None where the graph takes any.
     """
 
     proto: onnx.NodeProto
     attributes: Mapping[str, Any]
     opset: int
+    kind: int
     batch: int | None
 
     @property
@@ -112,6 +116,8 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
         for k, setting in enumerate(settings)
         if setting is not None
     ]
+    if _size(node, places.shape, settings) > _LARGEST:
+        raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
     graph = helper.make_graph(
         [proto],
         "one",
@@ -121,21 +127,40 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)], ir_version=8)
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-        tensors = [output.type.tensor_type for output in inferred.graph.output]
-        shapes = [tuple(size.dim_value for size in tensor.shape.dim) for tensor in tensors]
-        known = all(tensor.HasField("shape") for tensor in tensors)
-        if known and all(0 < prod(shape) <= _LARGEST for shape in shapes):
-            results: list[Any] = list(ReferenceEvaluator(model).run(None, {"data": places.astype(np.float64)}))
+        results: list[Any] = list(ReferenceEvaluator(model).run(None, {"data": places.astype(np.float64)}))
     except Exception as error:  # the evaluator's have no common base
         raise PolyboundError(f"its attributes and operands do not fit each other ({_first_line(error)})") from None
-    if known and any(prod(shape) > _LARGEST for shape in shapes):
-        raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
-    if not known or any(prod(shape) < 1 for shape in shapes):
-        raise PolyboundError("nothing is left of its tensor, or its result has no fixed size")
-    if [tuple(result.shape) for result in results] != shapes or any(result.dtype != np.float64 for result in results):
+    if any(result.dtype != np.float64 for result in results):
         raise PolyboundError("its attributes and operands do not fit each other")
-    return [result.astype(np.int64) for result in results]
+    if any(not result.size for result in results):
+        raise PolyboundError("nothing is left of its tensor")
+    return [np.asarray(result).astype(np.int64) for result in results]
+
+
+def _size(node: Node, shape: Sequence[int], settings: Sequence[Constant | None]) -> int:
+    """How many entries the result has; of operators that only take entries, at most."""
+    given = settings[0].tensor if settings and settings[0] is not None else None
+    if given is None:
+        return prod(shape)
+    kinds = (TensorProto.INT64, TensorProto.INT32) if node.operator in _INDEXED else (TensorProto.INT64,)
+    if any(setting is not None and setting.kind not in kinds for setting in settings):
+        raise PolyboundError("which entries it takes is not told by whole numbers of the type INT64")
+    if node.operator in ("Expand", "Tile"):
+        sizes = [int(size) for size in given.reshape(-1).tolist()]
+        if node.operator == "Expand":
+            return prod(np.broadcast_shapes(tuple(shape), tuple(sizes)))
+        if len(sizes) != len(shape):
+            raise PolyboundError(f"{len(sizes)} repeats do not fit {len(shape)} dimensions")
+        return prod(shape) * prod(sizes)
+    if node.operator == "Gather":
+        axis = int(node.get("axis", 0))
+        return prod(shape) // shape[axis] * given.numel()
+    if node.operator == "GatherElements" and any(n > m for n, m in zip(given.shape, shape, strict=True)):
+        raise PolyboundError(f"an index of shape {tuple(given.shape)} does not fit {tuple(shape)}")
+    if node.operator == "GatherND":
+        known = int(node.get("batch_dims", 0)) + int(given.shape[-1])
+        return prod(given.shape[:-1]) * prod(shape[known:])
+    return prod(shape)
 
 
 def _first_line(error: Exception) -> str:
@@ -171,7 +196,8 @@ def joined(node: Node, operands: Sequence[Operand]) -> Operand:
     roundings = max(operand.roundings for operand in operands if operand is not None)
     sizes = any(isinstance(operand, Constant) and operand.sizes for operand in operands)
     if not any(isinstance(operand, Value) for operand in operands):
-        return Constant(torch.cat(tensors, axis), sizes, roundings)
+        first = next(operand for operand in operands if isinstance(operand, Constant))
+        return Constant(torch.cat(tensors, axis), sizes, roundings, first.kind)
     if sizes:
         raise PolyboundError("it computes with the size of the batch, which is not fixed")
     return Value(torch.cat(tensors, axis), roundings)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from math import prod
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polybound.deploy.onnx.constants import Constant, cast, computed, product, quotient, total
+from polybound.deploy.onnx.constants import Constant, cast, computed, constant_of, product, quotient, total
 from polybound.deploy.onnx.moves import MOVES, Node, Operand, Value, copied, joined, padded
 from polybound.errors import PolyboundError
 
@@ -21,6 +22,12 @@ OPERATORS: dict[str, Operator] = {}
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {}
 """The attributes that are read; old opsets have others, such as `broadcast`, which change what is computed."""
+
+ALIKE = (
+    *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Concat", "MatMul", "Gemm", "Conv", "ConvTranspose"),
+    "BatchNormalization",
+)
+"""Operators whose operands are all of one type."""
 
 _LARGEST = 2**21
 """Entries that a tensor may have."""
@@ -134,7 +141,7 @@ def _div(node: Node, operands: Sequence[Operand]) -> Operand:
 
 def reciprocal(divisor: Constant) -> Constant:
     """One over a constant."""
-    return computed("Div", Constant(torch.ones_like(divisor.tensor)), divisor)
+    return computed("Div", replace(divisor, tensor=torch.ones_like(divisor.tensor), roundings=0.0), divisor)
 
 
 @reads("Sum", "Mean")
@@ -143,14 +150,16 @@ def _total(node: Node, operands: Sequence[Operand]) -> Operand:
     if node.operator == "Sum" or summed is None:
         return summed
     count = Constant(torch.tensor(float(len(operands)), dtype=torch.float64))
-    return computed("Div", summed, count) if isinstance(summed, Constant) else times(summed, reciprocal(count))
+    if isinstance(summed, Constant):
+        return computed("Div", summed, replace(count, kind=summed.kind))
+    return times(summed, reciprocal(count))
 
 
 @reads("Neg")
 def _neg(_: Node, operands: Sequence[Operand]) -> Operand:
     [operand] = operands
     if isinstance(operand, Constant):
-        return Constant(-constant(operand, "its operand").tensor, False, operand.roundings)
+        return replace(operand, tensor=-operand.tensor)
     return made(-value_of(operands).tensor, value_of(operands).roundings)
 
 
@@ -169,6 +178,16 @@ def _cast(node: Node, operands: Sequence[Operand]) -> Operand:
     if not isinstance(operand, Constant):
         raise PolyboundError("only constants are cast")
     return cast(operand, node.get("to", 0))
+
+
+@reads("ConstantOfShape", attributes=("value",))
+def _filled(node: Node, operands: Sequence[Operand]) -> Operand:
+    shape = constant(operands[0], "the shape")
+    sizes, value = [int(size) for size in shape.tensor.reshape(-1).tolist()], node.get("value", None)
+    if any(size < 0 for size in sizes) or prod(sizes) > _LARGEST:
+        raise PolyboundError(f"it makes a tensor of shape {sizes}: up to {_LARGEST:,} entries fit")
+    entry = Constant(torch.zeros(1, dtype=torch.float64)) if value is None else constant_of(value)
+    return replace(entry, tensor=entry.tensor.reshape(-1)[:1].expand(sizes).contiguous(), sizes=shape.sizes)
 
 
 @reads("Dropout", attributes=("ratio", "seed"))

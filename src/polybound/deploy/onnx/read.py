@@ -20,7 +20,7 @@ from polybound.certificates import PreparedGraph, PreparedNetwork
 from polybound.deploy.onnx.constants import Constant, constant_of, given_constant
 from polybound.deploy.onnx.files import OnnxMetadata, read_proto, type_name
 from polybound.deploy.onnx.moves import MOVES, Node, Operand, Value, moved
-from polybound.deploy.onnx.operators import ATTRIBUTES, OPERATORS, why_not
+from polybound.deploy.onnx.operators import ALIKE, ATTRIBUTES, OPERATORS, why_not
 from polybound.errors import PolyboundError
 from polybound.models import Factors, Graph, GraphNetwork, PolynomialNetwork, Tracer, as_model
 
@@ -153,7 +153,7 @@ class _Reader:
         self.batch: int | None = batch if batch > 0 else None
         if prod(self.shape) * max(1, batch) > _MOST_ENTRIES:
             raise PolyboundError(f"the input {self.input!r} has shape {sizes}, which is too large")
-        self.single = tensor.elem_type == TensorProto.FLOAT
+        self.kind, self.single = tensor.elem_type, tensor.elem_type == TensorProto.FLOAT
         self.nodes = self._needed()
 
     def _needed(self) -> list[onnx.NodeProto]:
@@ -171,20 +171,8 @@ class _Reader:
         Of an open batch, three inputs are followed as well: where they meet, or are treated otherwise than one alone,
         the network is refused.
         """
-        graph, roundings = self._followed(self.batch) if self.batch is not None else self._of_one()
-        # Types are judged by ONNX itself; the shapes that a file claims of its results do not matter.
-        del self.proto.graph.value_info[:]
-        for output in self.proto.graph.output:
-            output.type.tensor_type.ClearField("shape")
-        try:
-            onnx.shape_inference.infer_shapes(self.proto, check_type=True, strict_mode=True)
-        except Exception as error:  # its errors have no common base
-            reason = " ".join(str(error).split())[:200]
-            raise PolyboundError(f"the types or shapes of its tensors do not fit each other ({reason})") from None
-        return graph, roundings
-
-    def _of_one(self) -> tuple[Graph, float]:
-        """The graph of one input, where the batch is open."""
+        if self.batch is not None:
+            return self._followed(self.batch)
         try:
             several, _ = self._followed(3)
         except PolyboundError as error:
@@ -258,7 +246,7 @@ class _Reader:
             return [given_constant(*item) for item in attributes.items()]
         for name, value in attributes.items():
             attributes[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
-        node = Node(proto, attributes, self.opset, self.batch)
+        node = Node(proto, attributes, self.opset, self.kind, self.batch)
         if proto.op_type == "Shape":
             return [self._shape(node, operands)]
         if proto.op_type in MOVES:
@@ -269,6 +257,11 @@ class _Reader:
             raise PolyboundError(f"the attribute {strange[0]!r} is not read; newer opsets do without it")
         if len([name for name in proto.output if name]) != 1:
             raise PolyboundError("of its outputs only the first is read")
+        kinds = {
+            self.kind if isinstance(operand, Value) else operand.kind for operand in operands if operand is not None
+        }
+        if proto.op_type in ALIKE and len(kinds) > 1:
+            raise PolyboundError(f"its operands have the types {' and '.join(sorted(map(type_name, kinds)))}")
         return [OPERATORS[proto.op_type](node, operands)]
 
     def _shape(self, node: Node, operands: Sequence[Operand]) -> Constant:
@@ -278,7 +271,7 @@ class _Reader:
             raise PolyboundError("its operand is left out")
         sizes = list(source.tensor.shape)[node.get("start", 0) : node.get("end", None)]
         open_ = self.batch is None and (isinstance(source, Value) or source.sizes)
-        return Constant(torch.tensor(sizes, dtype=torch.long), sizes=open_)
+        return Constant(torch.tensor(sizes, dtype=torch.long), sizes=open_, kind=TensorProto.INT64)
 
 
 def _is_whole(value: Value) -> bool:
