@@ -62,7 +62,8 @@ def test_a_file_may_be_called_like_a_data_set(tmp_path, monkeypatch, pixels):
         ("a.png", (1, 5, 5), "6 x 4 pixels, 5 x 5 are wanted"),
         ("a.png", (24,), "no pictures"),
         ("nothing.png", SHAPE, "no such file"),
-        ("text.png", SHAPE, "not a picture"),
+        ("text.png", SHAPE, "not an image that can be read"),
+        ("large.png", SHAPE, "exceeds limit"),
         ("pickle.npy", SHAPE, "not an array"),
         ("a.npy", (1, 5, 5), "is wanted"),
     ],
@@ -72,6 +73,7 @@ def test_what_does_not_fit_is_refused_by_its_name(tmp_path, pixels, name, shape,
     np.save(tmp_path / "a.npy", pixels)
     np.save(tmp_path / "pickle.npy", np.array([{"a": 1}], dtype=object))
     (tmp_path / "text.png").write_text("text")
+    Image.new("1", (20000, 20000)).save(tmp_path / "large.png")
     with pytest.raises(PolyboundError, match=message) as refused:
         read(tmp_path / name, shape=shape)
     assert name in str(refused.value)

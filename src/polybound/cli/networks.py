@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polybound as pb
-from polybound.errors import PolyboundError, require
+from polybound.errors import PolyboundError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,20 +127,15 @@ def _of_arrays(path: Path, shape: tuple[int, ...], domain: tuple[float, float]) 
 
 
 def _of_picture(path: Path, shape: tuple[int, ...], domain: tuple[float, float]) -> npt.NDArray[np.float64]:
-    import numpy as np
+    from polybound.data import read_image
 
-    pictures = require("PIL.Image", "images", "reading pictures")
     channels, height, width = shape if len(shape) == 3 else (1, *shape) if len(shape) == 2 else (0, 0, 0)
     if channels not in (1, 3):
         raise PolyboundError(f"{path}: the network takes inputs of shape {shape}, which are no pictures")
-    try:
-        with pictures.open(path) as picture:
-            pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-    except OSError as error:  # an unknown format, too
-        raise PolyboundError(f"{path}: not a picture ({error})") from None
-    if pixels.shape[:2] != (height, width):
-        raise PolyboundError(f"{path}: {pixels.shape[1]} x {pixels.shape[0]} pixels, {width} x {height} are wanted")
-    return _scaled(pixels.reshape(height, width, channels).transpose(2, 0, 1), domain)
+    pixels = read_image(path, "L" if channels == 1 else "RGB")
+    if pixels.shape[1:] != (height, width):
+        raise PolyboundError(f"{path}: {pixels.shape[2]} x {pixels.shape[1]} pixels, {width} x {height} are wanted")
+    return _scaled(pixels, domain)
 
 
 def _check_image(name: str, image: npt.NDArray[np.generic], shape: tuple[int, ...]) -> None:

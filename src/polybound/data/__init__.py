@@ -14,4 +14,5 @@ from polybound.data.dataset import carve_indices as carve_indices
 from polybound.data.files import DataFile as DataFile
 from polybound.data.files import Directories as Directories
 from polybound.data.files import MissingDataError as MissingDataError
+from polybound.data.folder import read_image as read_image
 from polybound.data.sources import Source as Source

@@ -103,11 +103,11 @@ def read_images(folder: Path, train: Path) -> Samples:
     for name in found:
         if name not in classes:
             raise FileFormatError(f"{folder / name}: a class that train does not have")
-    shape = _read_image(next(iter(classes.values()))[0]).shape
+    shape = read_image(next(iter(classes.values()))[0]).shape
     files = [(file, label) for label, name in enumerate(classes) for file in found.get(name, ())]
     x = np.empty((len(files), *shape), dtype=np.uint8)
     for index, (file, _) in enumerate(files):
-        image = _read_image(file)
+        image = read_image(file)
         if image.shape != shape:
             here, others = (" x ".join(map(str, dims)) for dims in (image.shape, shape))
             raise FileFormatError(f"{file}: {here} (channels, height, width), others are {others}")
@@ -131,7 +131,16 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
     return classes
 
 
-def _read_image(path: Path) -> npt.NDArray[np.uint8]:
+def read_image(path: Path, mode: str | None = None) -> npt.NDArray[np.uint8]:
+    """The bytes of a picture, (channels, height, width).
+
+    Args:
+        path: a file in one of the formats of data sets.
+        mode: "L" or "RGB", which the picture is converted to; without it, grey stays grey and RGB stays RGB.
+
+    Raises:
+        FileFormatError: the file is damaged, too large, in another format or, without `mode`, of another mode.
+    """
     Image = require("PIL.Image", "images", "reading image files")
     try:
         with warnings.catch_warnings():
@@ -139,9 +148,9 @@ def _read_image(path: Path) -> npt.NDArray[np.uint8]:
             with Image.open(path, formats=_FORMATS) as image:
                 if image.width * image.height > _MAX_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are too many")
-                if image.mode not in _MODES:
+                if mode is None and image.mode not in _MODES:
                     raise ValueError(f"of mode {image.mode}; save it in grey or RGB")
-                array = np.asarray(image.convert(_MODES[image.mode]))
+                array = np.asarray(image.convert(mode or _MODES[image.mode]))
     except (Image.DecompressionBombError, OSError, *_DAMAGED) as error:
         raise FileFormatError(f"{path}: not an image that can be read ({' '.join(str(error).split())})") from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
