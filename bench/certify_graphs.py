@@ -3,6 +3,8 @@
     python bench/certify_graphs.py square --eps 0.025 0.04        # two squares, MNIST
     python bench/certify_graphs.py residual --eps 0.009 0.015     # three product blocks, Fashion-MNIST
 
+    python bench/certify_graphs.py --figure figure.png            # decided share over eps, of all that was measured
+
 Both networks are trained here unless they are in `--folder`: plainly, by cross-entropy. eps is of pixels in [0, 1]; the
 data lie in [-1, 1], and eps is doubled. Images are the first of the test split that are classified correctly. The
 two sides take turns, image by image, in one process; times are CPU time.
@@ -210,23 +212,78 @@ def side_by_side(graph: Graph, x: Tensor, y: Tensor, eps: float, steps: int) -> 
     }
 
 
+# The figure.
+
+STAGES = {
+    "planes": ("interval", "backward", "alpha"),
+    "generators": ("generators",),
+    "last layer jointly": ("last",),
+    "all layers jointly": ("layers", "semidefinite"),
+}
+
+
+def draw(folder: Path, file: Path) -> None:
+    """The shares that each stage verifies and attacks falsify, over eps: a panel for each network."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    found = {name: folder / f"{name}.jsonl" for name in NETWORKS if (folder / f"{name}.jsonl").exists()}
+    figure, axes = pyplot.subplots(1, len(found), figsize=(5.2 * len(found), 3.6), squeeze=False, sharey=True)
+    for axis, (name, path) in zip(axes[0], found.items(), strict=True):
+        lines = {line["eps"]: line for line in map(json.loads, path.read_text().splitlines())}
+        radii = sorted(lines)
+        shares = [
+            [
+                100
+                * sum(lines[eps]["decided by"].get(f"verified by {stage}", 0) for stage in stages)
+                / lines[eps]["images"]
+                for eps in radii
+            ]
+            for stages in STAGES.values()
+        ]
+        colours = ["#c6dbef", "#6baed6", "#2171b5", "#08306b"]
+        axis.stackplot(radii, shares, labels=[f"verified: {stage}" for stage in STAGES], colors=colours)
+        falsified = [100 - 100 * lines[eps]["falsified"] / lines[eps]["images"] for eps in radii]
+        axis.fill_between(radii, falsified, 100, color="#d9a441", label="falsified", linewidth=0)
+        known = [eps for eps in radii if lines[eps]["ms of both"] > 0]
+        theirs = [100 * lines[eps]["alpha-CROWN"] / lines[eps]["images"] for eps in known]
+        axis.plot(known, theirs, "k.--", label="alpha-CROWN verifies")
+        axis.set(xlim=(radii[0], radii[-1]), ylim=(0, 100), xlabel="eps, of pixels in [0, 1]")
+        axis.set_title({"square": "two squares, MNIST", "residual": "three product blocks, Fashion-MNIST"}[name])
+    axes[0][0].set_ylabel("per cent of correctly classified images")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    figure.savefig(file, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("network", choices=list(NETWORKS))
-    parser.add_argument("--eps", type=float, nargs="+", required=True, help="of pixels in [0, 1]")
+    parser.add_argument("network", nargs="?", choices=list(NETWORKS))
+    parser.add_argument("--eps", type=float, nargs="+", default=[], help="of pixels in [0, 1]")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20, help="of alpha-CROWN; -1 leaves the other side out")
     parser.add_argument("--folder", type=Path, default=Path("certified"))
+    parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.figure:
+        draw(options.folder, options.figure)
+    if not options.network:
+        return
     model, test = network(options.network, options.folder)
     graph = pb.polynomial(model, test.shape).graph()
     with torch.no_grad():
         right = graph.double()(test.x[: 2 * options.images].double()).argmax(1) == test.y[: 2 * options.images]
     rows = right.nonzero().squeeze(1)[: options.images]
     for eps in options.eps:
-        print(json.dumps(side_by_side(graph, test.x[rows], test.y[rows], eps, options.steps)), flush=True)
+        line = json.dumps(side_by_side(graph, test.x[rows], test.y[rows], eps, options.steps))
+        print(line, flush=True)
+        with (options.folder / f"{options.network}.jsonl").open("a") as stream:
+            stream.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from polybound.certificates.bounds.graphs import (
 )
 from polybound.certificates.graphs import PreparedGraph
 from polybound.errors import PolyboundError
-from polybound.models import Fractions, GraphNetwork, PolyNet, polynomial
+from polybound.models import Builder, Dense, Fractions, GraphNetwork, PolyNet, polynomial
 
 
 def corners(x, radius, count, seed):
@@ -87,6 +87,37 @@ def test_output_bounds_hold_what_points_attain(graph, seed, norm):
                 values = graph.evaluate(Fractions(), [Fraction(v) for v in at[image, row].tolist()])
                 end = Fraction(float(getattr(found, name)[image, row]))
                 assert values[row] <= end if name == "lowest" else values[row] >= end
+
+
+def two_products(seed):
+    """Three inputs, a product, and a second one of it with a skip."""
+    generator, builder = torch.Generator().manual_seed(seed), Builder()
+
+    def dense(rows, columns):
+        weights = torch.randn(rows, columns, generator=generator, dtype=F64) / (columns / 3)
+        return Dense(weights, torch.randn(rows, generator=generator, dtype=F64))
+
+    x = builder.input((3,))
+    y = builder.product(builder.affine(dense(6, 3), x), builder.affine(dense(6, 3), x))
+    z = builder.sum([y, builder.product(builder.affine(dense(6, 6), y), builder.affine(dense(6, 6), y))])
+    return builder.finish(builder.affine(dense(2, 6), z))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_boxes_in_which_few_inputs_move_are_cut_until_they_are_decided(seed):
+    graph = two_products(seed)
+    x = 2 * torch.rand(8, 3, generator=torch.Generator().manual_seed(seed), dtype=F64) - 1
+    labels = graph(x).argmax(1)
+    found = pb.certify(PreparedGraph(graph), x, labels, 0.15, domain=None, nodes=300)
+    assert not found.count("undecided")
+    steps = torch.linspace(-1, 1, 9, dtype=F64)
+    grid = 0.15 * (1 - 1e-9) * torch.cartesian_prod(steps, steps, steps)
+    for image, status in enumerate(found.status):
+        if status == "verified":
+            assert bool((graph(x[image] + grid).argmax(1) == labels[image]).all())
+    without = pb.certify(PreparedGraph(graph), x, labels, 0.15, domain=None, nodes=0)
+    branched = [stage == "branch" for stage in found.stage]
+    assert branched == [status == "undecided" for status in without.status]
 
 
 def trained():

@@ -3,10 +3,10 @@
     python tests/fuzz/graph_bounds.py --count 10000 --seed 7
 
 A case is a graph of products, sums, convolutions, poolings and selections with weights of float32 or float64, scaled
-by powers of ten from 1e-30 to 1e30; an input; a box, or an l_2 ball cut by a domain or not; and some forms of the
-outputs. Every bound (intervals, planes backwards, the best planes, generators, the joint bounds of the last and of all
-layers, and the semidefinite one) must be finite or -inf, and not above the form at the input, at corners or random
-points, and where the joint bounds are least, in fractions. A third of the cases merge generators into the slack.
+by powers of ten from 1e-30 to 1e30; an input; a box, or an l_2 ball cut by a domain or not; and a form of the outputs. Every bound (intervals, planes
+backwards, the best planes, generators, the joint bounds of the last and of all layers, and the semidefinite one) must
+be finite or -inf, and not above the form at corners or random points, and where the joint bounds are least, in
+fractions. A third of the cases merge generators into the slack.
 """
 
 import argparse
@@ -43,38 +43,41 @@ class Network:
         return tuple(shape) in (tuple(self.shape), (self.features,))
 
 
+BOXES = 6
+"""Boxes or balls of every graph; each with a form of its own is a case."""
+
+
 def bounds_of(graph, inputs, forms, most):
-    """Every bound of the forms at the one input, and points of the set where bounds are least."""
-    rows = torch.zeros(len(forms), dtype=torch.long)
+    """Every bound of the forms, one for each set, and points of the sets where bounds are least."""
+    rows = torch.arange(len(forms))
     boxes = GraphBoxes.over(graph, *inputs.outer)
-    first = torch.zeros(1, dtype=torch.long)
-    ball = (inputs.x, inputs.r, inputs.limits(first)) if inputs.norm == "2" else None
-    balls = (inputs.x[rows], inputs.r[rows], inputs.limits(rows)) if inputs.norm == "2" else None
-    many = boxes.of(rows)
-    found = {
-        "interval": interval_bounds(many, forms),
-        "backward": backward_bounds(many, forms, ball=balls),
-        "alpha": optimised_bounds(many, forms, 2, balls),
-    }
+    ball = (inputs.x, inputs.r, inputs.limits(rows)) if inputs.norm == "2" else None
     zonotopes = walked(boxes, most, {}, ball)
-    found["generators"] = generator_bounds(zonotopes, rows, forms)
-    found["alpha on zonotopes"] = optimised_bounds(zonotopes.boxes.of(rows), forms, 1, balls)
+    found = {
+        "interval": interval_bounds(boxes, forms),
+        "backward": backward_bounds(boxes, forms, ball=ball),
+        "alpha": optimised_bounds(boxes, forms, 1, ball).detach(),
+        "generators": generator_bounds(zonotopes, rows, forms),
+        "backward on zonotopes": backward_bounds(zonotopes.boxes, forms, ball=ball),
+    }
     last = last_products(graph)
-    points = list(inputs.x)
-    for name, joint in (("last", last), ("layers", [True] * len(last))):
-        given = expansion(zonotopes, 0, forms, joint)
-        found[name], d, touch = layered(given, steps=3)
-        x = inputs.x.repeat(len(forms), 1)
-        x[:, zonotopes.inputs.index] += zonotopes.inputs.values * touch[:, : given.inputs]
-    points += list(inputs.inside(rows, x))
-    row = rows[:1]
-    found["semidefinite"] = torch.full((len(forms),), -math.inf, dtype=F64)
-    found["semidefinite"][0] = semidefinite(given.rows(row), d[row], touch[row], turns=2, steps=3)
-    return found, points
+    for name in ("last", "layers", "semidefinite"):
+        found[name] = torch.full_like(forms[:, 0], -math.inf)
+    x = inputs.x.clone()
+    for row in range(len(forms)):
+        form = forms[row : row + 1]
+        if not all(last):
+            found["last"][row] = layered(expansion(zonotopes, row, form, last), steps=2)[0]
+        given = expansion(zonotopes, row, form, [True] * len(last))
+        found["layers"][row], d, touch = layered(given, steps=2)
+        x[row, zonotopes.inputs.index] += zonotopes.inputs.values[row] * touch[0, : given.inputs]
+        if row < 2:
+            found["semidefinite"][row] = semidefinite(given, d, touch, turns=2, steps=2)
+    return found, inputs.inside(rows, x)
 
 
 def case(number, pick, generator):
-    """One case: what was found wrong, and what the case is."""
+    """The cases of one graph: what was found wrong, which bounds were finite, and the norm."""
     dtype = pick([torch.float32, F64])
     graph = random_graph(pick, most=10, dtype=dtype, degree=16).double()
     scale = 10.0 ** pick([-30, -15, -6, -2, 2, 6, 15, 30]) if pick(range(2)) else 1.0
@@ -85,37 +88,34 @@ def case(number, pick, generator):
 
     graph = graph.transform(scaled)
     size = 10.0 ** pick([-3, 0, 0, 0, 2])
-    x = size * (2 * torch.rand(1, graph.features, generator=generator, dtype=F64) - 1)
-    radius = size * pick([0.0, 1e-15, 1e-9, 1e-3, 0.03, 0.3, 1.0])
+    x = size * (2 * torch.rand(BOXES, graph.features, generator=generator, dtype=F64) - 1)
+    radii = [pick([0.0, 1e-15, 1e-9, 1e-3, 0.03, 0.3, 1.0]) for _ in range(BOXES)]
+    eps = size * torch.tensor(radii, dtype=F64)
     if pick(range(3)) == 0:  # some entries stay as they are
-        moving = (torch.rand(1, graph.features, generator=generator) < 0.5).to(F64)
-        eps = radius * moving.reshape(1, *graph.shape)
-    else:
-        eps = radius
+        moving = (torch.rand(BOXES, graph.features, generator=generator) < 0.5).to(F64)
+        eps = (eps.unsqueeze(1) * moving).reshape(BOXES, *graph.shape)
     norm = pick(["inf", "2"])
-    inputs = input_set(Network(graph), x.reshape(1, *graph.shape), eps, None, pick([None, (-size, size)]), norm)
-    forms = torch.randn(2, graph.classes, generator=generator, dtype=F64)
+    inputs = input_set(Network(graph), x.reshape(BOXES, *graph.shape), eps, None, pick([None, (-size, size)]), norm)
+    forms = torch.randn(BOXES, graph.classes, generator=generator, dtype=F64)
     most = pick([10**6, 10**6, pick(range(1, 12))])
-    found, points = bounds_of(graph, inputs, forms, most)
-    first = torch.zeros(1, dtype=torch.long)
-    for _ in range(2):
-        if norm == "inf":
-            u = torch.randint(0, 3, x.shape, generator=generator).to(F64) - 1
-            far = x + (inputs.outer[1] - inputs.outer[0]) * u
-        else:
-            u = torch.randn(x.shape, generator=generator, dtype=F64)
-            far = inputs.point(first, u / u.norm().clamp_min(1e-300))
-        points.append(inputs.inside(first, far)[0])
+    found, least = bounds_of(graph, inputs, forms, most)
+    rows = torch.arange(BOXES)
+    if norm == "inf":
+        u = torch.randint(0, 3, x.shape, generator=generator).to(F64) - 1
+        far = x + (inputs.outer[1] - inputs.outer[0]) * u
+    else:
+        u = torch.randn(x.shape, generator=generator, dtype=F64)
+        far = inputs.point(rows, u / u.norm(dim=1, keepdim=True).clamp_min(1e-300))
     wrong = []
-    for point in points:
-        values = graph.evaluate(Fractions(), [Fraction(v) for v in point.tolist()])
-        for row, form in enumerate(forms.tolist()):
+    for points in (least, inputs.inside(rows, far)):
+        for row, (point, form) in enumerate(zip(points.tolist(), forms.tolist(), strict=True)):
+            values = graph.evaluate(Fractions(), [Fraction(v) for v in point])
             exact = sum(Fraction(w) * value for w, value in zip(form, values, strict=True))
             for name, bound in found.items():
                 value = float(bound[row])
                 if math.isnan(value) or value == math.inf or (value > -math.inf and Fraction(value) > exact):
-                    wrong.append((name, value))
-    finite = Counter(name for name, bound in found.items() if bool(torch.isfinite(bound[0])))
+                    wrong.append((name, row, value))
+    finite = Counter({name: int(torch.isfinite(bound).sum()) for name, bound in found.items()})
     return wrong, finite, norm
 
 
@@ -126,17 +126,17 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     end, finite, kinds, wrong = time.monotonic() + given.seconds, Counter(), Counter(), 0
-    for number in range(given.count):
+    for number in range(-(-given.count // BOXES)):
         rng = random.Random(given.seed * 10**9 + number)
         generator = torch.Generator().manual_seed(rng.randrange(2**31))
         found, fine, norm = case(number, rng.choice, generator)
         finite.update(fine)
-        kinds[norm] += 1
+        kinds[norm] += BOXES
         if found:
-            wrong += 1
-            print(f"case {number} of seed {given.seed}: {sorted(set(found))[:4]}", flush=True)
-        if (number + 1) % 1000 == 0:
-            print(f"{number + 1} cases, {wrong} wrong", flush=True)
+            wrong += len({row for _, row, _ in found})
+            print(f"graph {number} of seed {given.seed}: {sorted(set(found))[:4]}", flush=True)
+        if (number + 1) % 200 == 0:
+            print(f"{sum(kinds.values())} cases, {wrong} wrong", flush=True)
         if time.monotonic() > end:
             break
     report = {"cases": sum(kinds.values()), "kinds": kinds, "finite": finite, "wrong": wrong}

@@ -20,6 +20,7 @@ from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search import boxes
 from polybound.certificates.search.balls import verifier
 from polybound.certificates.search.boxes import STAGES, Progress, Search
+from polybound.certificates.search.cells import branch
 from polybound.certificates.search.proof_state import SignProofs
 from polybound.errors import ArgumentError, PolyboundError, check_int
 from polybound.models import Factors
@@ -156,8 +157,8 @@ def certify(
         method: "auto" takes all stages: first order, attacks, second order, branch and bound. "first" and "second"
             stop after that stage. "crown", "interval" and "lipschitz" are bounds to compare with, without attacks; of
             these, l_2 balls have "lipschitz". Networks that are no chain of products have "auto" (attacks, intervals,
-            planes through the products, the best mixtures of them, and what bounds products together), "first" (the
-            same up to the mixtures of planes), "crown" and "interval".
+            planes through the products, the best mixtures of them, what bounds products together, and cells where few
+            inputs move), "first" (the same up to the mixtures of planes), "crown" and "interval".
         budget: seconds of branch and bound for each image; 10 by default, and no limit where `nodes` has one.
         nodes: the most cells that branch and bound splits for each image, a limit that is the same on every machine.
         keep: whether to keep the proofs, to save them.
@@ -216,6 +217,9 @@ def _certify_block(
     state: SignProofs | GraphMargins
     if isinstance(net, PreparedGraph):
         state = graph_margins(net, inputs, labels, search.method)
+        if search.method == "auto":
+            with torch.no_grad():
+                branch(net, inputs, labels, state, search.budget, search.nodes)
     else:
         staged = search.method in STAGES
         state = SignProofs(Margins(net, labels), inputs, search.keep and staged)

@@ -11,6 +11,7 @@
     layers        those of all products, a diagonal for each
     search        attacks from where the last two are least, and from random corners
     semidefinite  one diagonal for all, which moves
+    branch        cells of the box, where few inputs move: see `search.cells`
 
 Intervals explode with depth where a network was trained plainly: there the stages from generators on decide. Where it
 was trained by intervals, those before do. Images are taken in chunks that fit the memory, and rivals all at once.
@@ -150,6 +151,9 @@ def graph_margins(
 
 _NEAR = 0.25
 """Alpha is tried where the bound so far lies below zero by at most this share of the margin at the input."""
+
+_WRITTEN = 6000
+"""Generators up to which the semidefinite bound writes out its matrix."""
 
 _STARTS = 6
 """Random corners that the second search for counterexamples starts from."""
@@ -312,7 +316,8 @@ class _Group:
             if not all(self.last):
                 self.chunk.take("layers", partial(self.layers, [True] * len(self.last)), image)
             self.chunk.take("search", self.search, image)
-            self.chunk.take("semidefinite", self.semidefinite, image)
+            if self.walked.count <= _WRITTEN:
+                self.chunk.take("semidefinite", self.semidefinite, image)
 
     def generators(self, images: Tensor, rivals: Tensor) -> None:
         """Affine arithmetic."""
@@ -376,14 +381,22 @@ def graph_ranges(
         some = torch.arange(start, min(start + size, images))
         of = some.repeat_interleave(rows)
         w, c = forms.repeat(len(some), 1), constants.repeat(len(some))
-        boxes = GraphBoxes.over(net.graph, *(side[some] for side in inputs.outer))
-        boxes = boxes.of(torch.arange(len(some)).repeat_interleave(rows))
+        values = GraphBoxes.over(net.graph, *(side[some] for side in inputs.outer))
+        boxes = values.of(torch.arange(len(some)).repeat_interleave(rows))
         ball = _limits(inputs, of)
         found = interval_bounds(boxes, w)
         if "backward" in GRAPH_METHODS[method]:
             found = torch.maximum(found, backward_bounds(boxes, w, ball=ball))
         if "alpha" in GRAPH_METHODS[method]:
             found = torch.maximum(found, optimised_bounds(boxes, w, ball=ball))
+        if "generators" in GRAPH_METHODS[method]:
+            for group in torch.split(torch.arange(len(some)), net.group):
+                tight = walked(values.of(group), net.generators, net.matrices, _limits(inputs, some[group]))
+                for image in range(len(group)):
+                    rivals = slice(int(group[image]) * rows, (int(group[image]) + 1) * rows)
+                    single = generator_bounds(tight, torch.full((rows,), image), forms)
+                    terms = expansion(tight, image, forms, [True] * len(tight.factors))
+                    found[rivals] = torch.maximum(found[rivals], torch.maximum(single, layered(terms)[0]))
         # The sum with the constant is rounded once.
         bound[some] = torch.nextafter(found + c, torch.full_like(c, -torch.inf)).reshape(-1, rows)
         points = inputs.inside(of, _descended(net, inputs, of, partial(_total, w)))

@@ -380,6 +380,11 @@ class Walked:
     start: Zonotope
     inputs: Single
 
+    @property
+    def count(self) -> int:
+        """How many generators there are."""
+        return len(self.inputs.index) + sum(len(one.index) for one in self.factors)
+
     def away(self, form: Tensor, name: int, rows: Tensor) -> Tensor:
         """The largest value of a form of the generators of a name, (rows, generators), rounded up by `least_linear`."""
         if name != INPUT or self.ball is None:

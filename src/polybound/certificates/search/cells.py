@@ -10,17 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from fractions import Fraction
+from math import inf
 
 import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.graphs import GraphBoxes, interval_bounds
-from polybound.certificates.graphs import PreparedGraph, graph_ranges
-from polybound.certificates.input_sets import input_set
+from polybound.certificates.graphs import GraphMargins, PreparedGraph, graph_ranges
+from polybound.certificates.input_sets import Balls, InputSet, input_set
 from polybound.models import Applied, Fractions
 
 Rows = tuple[Tensor, Tensor]
 """The outputs f with `weights f + constant <= 0` in every row."""
+
+BRANCHED = 32
+"""Boxes are cut in cells where up to this many inputs move."""
 
 _AT_ONCE = 32
 _JUDGED = 8
@@ -30,7 +34,12 @@ in rational arithmetic."""
 
 
 def find_unsafe(
-    net: PreparedGraph, lower: Tensor, upper: Tensor, polytopes: Sequence[Rows], deadline: float
+    net: PreparedGraph,
+    lower: Tensor,
+    upper: Tensor,
+    polytopes: Sequence[Rows],
+    deadline: float,
+    most: float = inf,
 ) -> tuple[tuple[Tensor, int] | None, bool]:
     """A point of the box and the number of the polytope that its outputs are in; and whether anything is left open.
 
@@ -40,6 +49,7 @@ def find_unsafe(
         upper: the upper side.
         polytopes: each with at least one row.
         deadline: on the clock of `time.perf_counter`; the whole box is looked at in any case.
+        most: cells that are cut in two at most.
     """
     # Of several rows, the sum as well: where it is positive, one of them is.
     wider = [(torch.cat([a, a.sum(0, keepdim=True)]), torch.cat([b, b.sum(0, keepdim=True)])) for a, b in polytopes]
@@ -48,7 +58,7 @@ def find_unsafe(
     of = torch.tensor([k for k, (a, _) in enumerate(rows) for _ in range(len(a))])
     cells, first = [(lower, upper)], True
     while cells:
-        if not first and time.perf_counter() > deadline:
+        if not first and (time.perf_counter() > deadline or most <= 0):
             return None, True
         some, cells = cells[-_AT_ONCE:], cells[:-_AT_ONCE]
         low, high = (torch.cat(sides) for sides in zip(*some, strict=True))
@@ -65,8 +75,47 @@ def find_unsafe(
             if halves is None:  # one point, whose outputs are too close to tell
                 return None, True
             cells += halves
+            most -= 1
         first = False
     return None, False
+
+
+def branch(
+    net: PreparedGraph, inputs: InputSet, labels: Tensor, found: GraphMargins, budget: float, most: float
+) -> None:
+    """Branch and bound of the images that are open and in whose boxes few inputs move, one after another.
+
+    Args:
+        net: the network.
+        inputs: boxes; balls are left as they are.
+        labels: of the images.
+        found: what the stages before found, and where the rest goes.
+        budget: seconds for each image.
+        most: cells that are cut in two for each image at most.
+    """
+    if isinstance(inputs, Balls) or budget <= 0 or most <= 0:
+        return
+    few = (inputs.outer[1] > inputs.outer[0]).sum(1) <= BRANCHED
+    for image in (few & (found.bound <= 0).any(1)).nonzero().flatten().tolist():
+        if image in found.counterexample:
+            continue
+        begun, label = time.perf_counter(), int(labels[image])
+        rivals = (found.bound[image] <= 0).nonzero().flatten()
+        forms = torch.eye(net.classes, dtype=torch.float64)
+        rows = [((forms[label] - forms[rival]).unsqueeze(0), forms.new_zeros(1)) for rival in rivals.tolist()]
+        lower, upper = (side[image : image + 1] for side in inputs.outer)
+        point, open_ = find_unsafe(net, lower, upper, rows, begun + budget, most)
+        if point is not None:
+            x = inputs.inside(torch.tensor([image]), point[0].unsqueeze(0))[0]
+            if meets(net, x, rows[point[1]]):
+                found.counterexample[image] = x, int(rivals[point[1]])
+        elif not open_:  # every cell has a bound above zero, and so one of the least positive number
+            found.bound[image, rivals] = 5e-324
+        if not open_ and (point is None or image in found.counterexample):
+            found.stage[image] = "branch"
+        taken = time.perf_counter() - begun
+        found.spent[image] += taken
+        found.cost["branch"] = found.cost.get("branch", 0.0) + taken
 
 
 def _unsafe_point(net: PreparedGraph, points: Tensor, rows: Rows) -> Tensor | None:
