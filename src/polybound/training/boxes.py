@@ -159,9 +159,11 @@ def _apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         return Box(centre, func(source.radius, weight.abs(), None, *rest, **kwargs), last)
     if name in _MOVES:
         return _both(func, args, kwargs)
-    raise PolyboundError(
-        f"method certified has no interval rule for {name}: a network that pb.load reads has rules for all"
-    )
+    raise _no_rule(name)
+
+
+def _no_rule(what: str) -> PolyboundError:
+    return PolyboundError(f"method certified has no interval rule for {what}; the network that pb.load reads has all")
 
 
 def _both(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,10 +221,19 @@ def _pow(box: Any, exponent: Any) -> Box:
 
 def _matmul(left: Any, right: Any) -> Box:
     if isinstance(left, Box) and isinstance(right, Box):
-        raise PolyboundError("method certified has no interval rule for a product of two matrices of values")
+        raise _no_rule("a product of two matrices of values")
     if isinstance(left, Box):
         return Box(left.centre @ right, left.radius @ right.abs())
     return Box(left @ right.centre, left.abs() @ right.radius)
+
+
+def _einsum(equation: str, *operands: Any) -> Box:
+    """A contraction of one box with weights."""
+    if sum(isinstance(one, Box) for one in operands) != 1:
+        raise _no_rule("einsum of several values")
+    centre = [one.centre if isinstance(one, Box) else one for one in operands]
+    radius = [one.radius if isinstance(one, Box) else one.abs() for one in operands]
+    return Box(torch.einsum(equation, *centre), torch.einsum(equation, *radius))
 
 
 def _batch_norm(
@@ -313,6 +324,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "square": _square,
     "pow": _pow,
     **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
+    "einsum": _einsum,
     "batch_norm": _batch_norm,
     "dropout": _dropout,
     "pad": _pad,
@@ -328,6 +340,6 @@ _MOVES = {
     *("expand", "expand_as", "getitem", "select", "narrow", "chunk", "split", "unbind", "index_select", "gather"),
     *("flip", "roll", "repeat", "repeat_interleave", "contiguous", "clone", "to", "float", "double", "cat", "stack"),
     *("sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"),
-    *("adaptive_avg_pool3d", "pixel_shuffle", "pixel_unshuffle", "concat", "upsample_nearest2d"),
+    *("adaptive_avg_pool3d", "pixel_shuffle", "pixel_unshuffle", "concat", "interpolate"),
 }
 """Maps whose entries are not negative."""
