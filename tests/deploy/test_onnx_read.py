@@ -280,6 +280,14 @@ def test_images_that_are_reshaped_on_the_way_are_no_conv_ccp(tmp_path):
         assert isinstance(model, kind) and off(model(x), run(file, x)) < 1e-5
 
 
+def test_weights_may_be_larger_than_tensors_of_inputs(tmp_path):
+    weight = np.random.default_rng(0).normal(size=(1100, 2000)).astype(np.float32)
+    nodes = "T = Transpose W; V = Concat T T axis=1; output = Gemm input V transB=1"
+    file = save_graph(tmp_path / "net.onnx", nodes, {"W": weight.T.copy()}, shape=("batch", 4000), out=("batch", 1100))
+    x = torch.randn(3, 4000)
+    assert off(read_onnx(file).graph(x.double()), run(file, x)) < 1e-5
+
+
 def test_unused_nodes_do_no_harm(tmp_path):
     nodes = "output = Gemm input W transB=1; unused = Relu output"
     assert from_onnx(save_graph(tmp_path / "net.onnx", nodes, MATRICES)).degree == 1

@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from polybound.deploy.onnx.constants import Constant
 from polybound.errors import PolyboundError
 from polybound.models import Traced
+from polybound.theory import DENSE_LIMIT
 
 MOVES = (
     *("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice"),
@@ -116,7 +117,8 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
         for k, setting in enumerate(settings)
         if setting is not None
     ]
-    if _size(node, places.shape, settings) > _LARGEST:
+    # Weights may be larger, but do not grow.
+    if _size(node, places.shape, settings) > max(_LARGEST, places.size):
         raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
     graph = helper.make_graph(
         [proto],
@@ -191,11 +193,12 @@ def joined(node: Node, operands: Sequence[Operand]) -> Operand:
         raise PolyboundError("an operand is left out")
     tensors = [operand.tensor for operand in operands if operand is not None]
     axis = node.get("axis", 1 if node.opset < 4 else 0)
-    if sum(tensor.numel() for tensor in tensors) > _LARGEST:
+    fixed = not any(isinstance(operand, Value) for operand in operands)
+    if sum(tensor.numel() for tensor in tensors) > (DENSE_LIMIT if fixed else _LARGEST):
         raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
     roundings = max(operand.roundings for operand in operands if operand is not None)
     sizes = any(isinstance(operand, Constant) and operand.sizes for operand in operands)
-    if not any(isinstance(operand, Value) for operand in operands):
+    if fixed:
         first = next(operand for operand in operands if isinstance(operand, Constant))
         return Constant(torch.cat(tensors, axis), sizes, roundings, first.kind)
     if sizes:
