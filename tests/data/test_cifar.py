@@ -132,14 +132,8 @@ def test_tar_bombs_are_not_unpacked(root, monkeypatch):
     assert "has 20000 bytes" in refused("cifar10", path, data_dir=root)
 
 
-def test_truncated_and_foreign_archives_are_refused(root, monkeypatch):
-    batches, _, _ = tiny_cifar(monkeypatch, digests=False)
-    whole = tarred({f"{BIN}/{name}": data for name, data in batches.items()})
+def test_a_folder_in_the_place_of_the_archive_is_refused(root, monkeypatch):
+    tiny_cifar(monkeypatch, digests=False)
     path = root / "cifar10" / "cifar-10-binary.tar.gz"
-    cuts = [whole[: len(whole) * part // 10] for part in range(1, 9)]
-    for changed in (b"", b"<html>", *cuts, whole[:3] + b"\xff" * 99):
-        write(path, changed)
-        refused("cifar10", path, data_dir=root)
-    path.unlink()
-    path.mkdir()
+    path.mkdir(parents=True)
     refused("cifar10", path, data_dir=root)

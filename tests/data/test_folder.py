@@ -209,13 +209,8 @@ def test_wrong_npz_files_are_refused(root, arrays, word):
     assert word in refused(f"folder:{path}", path)
 
 
-def test_damaged_npz_files_are_refused(root):
-    path = put_npz(root, X=X, y=Y)
-    whole = path.read_bytes()
-    for changed in (b"", b"junk", whole[:-1], whole[:100], whole[:300] + bytes([whole[300] ^ 1]) + whole[301:]):
-        path.write_bytes(changed)
-        refused(f"folder:{path}", path)
-    stream = io.BytesIO()
+def test_arrays_that_are_none_are_refused(root):
+    path, stream = root / "data.npz", io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name in ("X", "y"):
             archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00\x05\x00junk\n")
