@@ -178,7 +178,7 @@ def table() -> None:
             style: dict[str, Any] = {"color": "C1" if kind == "relu" else "C0", "ls": "--" if seed != "0" else "-"}
             label = f"{'ReLU' if kind == 'relu' else 'products'}, seed {seed}: {one['accuracy'][-1]:.1f} %"
             axes.plot(range(1, len(one["accuracy"]) + 1), one["accuracy"], label=label, **style)
-    axes.set(xlabel="epoch", ylabel="accuracy on CIFAR-10's test images, %", ylim=(50, 95))
+    axes.set(xlabel="epoch", ylabel="accuracy on CIFAR-10's test images, %", ylim=(50, 92))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(Path(__file__).parents[1] / "docs" / "images" / "polynet-cifar10.png", dpi=150)

@@ -132,8 +132,8 @@ def test_results_count_every_published_value_once_a_table():
         assert row.removesuffix(" |") in page
 
 
-def test_tutorials_are_four_and_have_outputs():
-    assert [path.stem for path in TUTORIALS] == ["encrypted", "onnx", "own-table", "paper-table"]
+def test_tutorials_are_five_and_have_outputs():
+    assert [path.stem for path in TUTORIALS] == ["deep", "encrypted", "onnx", "own-table", "paper-table"]
     for path in TUTORIALS:
         code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         assert len(code) >= 5 and sum(bool(cell["outputs"]) for cell in code) >= 4
