@@ -390,3 +390,88 @@ def test_a_start_is_a_share_of_the_epochs():
     old = pb.Recipe(pb.training.Projected(start=50), schedule=pb.training.Steps(epochs=20))
     with pytest.raises(PolyboundError, match="would never be applied: it starts after 50 epochs, and there are 20"):
         pb.fit(model_for(), *digits(), old)
+
+
+class Own(torch.nn.Module):
+    """Two maps and a product, and what a test changes of them."""
+
+    def __init__(self, forward=lambda m, x: m.c(m.a(x) * m.b(x)), **parts):
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
+        self.how = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.how(self, x)
+
+
+def frozen():
+    net = Own()
+    net.a.requires_grad_(False)
+    return net
+
+
+def spoilt(value):
+    net = Own()
+    net.b.weight.data[0, 0] = value
+    return net
+
+
+def squared(m, x):
+    x = m.a(x)
+    for _ in range(21):
+        x = x * x
+    return m.c(x)
+
+
+WHOLE = torch.nn.Parameter(torch.arange(4), requires_grad=False)
+TAKEN = {
+    "a module that is used twice": lambda: Own(lambda m, x: m.c(m.a(m.a(x)) * m.a(x))),
+    "a dead branch": lambda: Own(lambda m, x: (m.b(x), m.c(m.a(x) ** 2))[1]),
+    "whole numbers": lambda: Own(lambda m, x: m.c(m.a(x) * m.n * m.b(x)), n=WHOLE),
+    "frozen weights": frozen,
+    "a buffer": lambda: Own(lambda m, x: m.c(m.a(x) * m.n.running_mean + m.n(m.b(x))), n=torch.nn.BatchNorm1d(4)),
+    "dropout": lambda: Own(lambda m, x: m.c(m.n(m.a(x)) * m.b(x)), n=torch.nn.Dropout(0.5)),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_unusual_modules_are_trained_bounded_and_stored(name, tmp_path):
+    torch.manual_seed(0)
+    net = pb.polynomial(TAKEN[name](), (4,))
+    x, y = torch.rand(40, 4) - 0.5, torch.arange(40) % 3
+    before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
+    history = pb.fit(net, x, y, epochs=2)
+    assert history["loss"][-1] < 2 and not torch.equal(before["module.c.weight"], net.module.c.weight)
+    fixed = {"a dead branch": "b", "frozen weights": "a"}.get(name)
+    assert all(torch.equal(before[key], net.state_dict()[key]) for key in before if key.startswith(f"module.{fixed}."))
+    net.save(tmp_path / "net.safetensors")
+    stored = pb.load(tmp_path / "net.safetensors")
+    torch.testing.assert_close(stored(x), net(x), rtol=1e-4, atol=1e-5)
+    assert float(pb.lipschitz(net)) > 0 and len(pb.certify(net, x[:2], y[:2], 0.01).status) == 2
+
+
+REFUSED = {
+    "NaN": (lambda: spoilt(float("nan")), "not all finite|not finite"),
+    "infinity": (lambda: spoilt(float("inf")), "not all finite|not finite"),
+    "no weights": (lambda: Own(lambda m, x: x * x, a=None, b=None, c=None), "has no weights to train"),
+    "degree": (lambda: Own(squared), "the network has degree 2,097,152.*; at most 2\\^20 is taken"),
+    "batch statistics": (
+        lambda: Own(lambda m, x: m.c(m.n(m.a(x))), n=torch.nn.BatchNorm1d(4, track_running_stats=False)),
+        "batch norm in training mode in n.*with running statistics",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_modules_that_cannot_be_trained(name):
+    make, message = REFUSED[name]
+    x, y = torch.rand(40, 4) - 0.5, torch.arange(40) % 3
+    uses = [lambda net: pb.fit(net, x, y, epochs=1)]
+    if "finite" in message:
+        uses += [pb.lipschitz, pb.bounds, lambda net: pb.certify(net, x[:2], y[:2], 0.01)]
+    for use in uses:
+        with pytest.raises(pb.PolyboundError, match=message) as error:
+            use(pb.polynomial(make(), (4,)))
+        assert "\n" not in str(error.value)

@@ -104,7 +104,9 @@ class Engine(ABC):
         self.loss = CrossEntropy() if loss is None else loss
         self.descent = Descent(model, SGD()) if descent is None else descent
         self.runs = model.runs or 1
-        self.parameters = [parameter for parameter in model.parameters() if parameter.numel()]
+        self.parameters = [
+            parameter for parameter in model.parameters() if parameter.numel() and parameter.requires_grad
+        ]
 
     @abstractmethod
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
@@ -227,7 +229,10 @@ class AutogradEngine(Engine):
                     each = each * (weights[0] if single else self.for_runs(weights))
                 losses = objective = each.sum(-1)
             outputs.register_hook(drop_subnormal)
-        gradients = torch.autograd.grad(objective.sum(), self.parameters)
+        gradients = torch.autograd.grad(objective.sum(), self.parameters, allow_unused=True)
         with torch.no_grad():
-            pairs = list(zip(self.parameters, gradients, strict=True))
+            # What the output does not depend on has no gradient, and stays.
+            pairs = [
+                (p, gradient) for p, gradient in zip(self.parameters, gradients, strict=True) if gradient is not None
+            ]
             return self._descend(pairs, losses.detach().reshape(self.runs), samples, rate)

@@ -74,7 +74,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         recipe.check()
-        like, method = next(model.parameters()), recipe.method
+        like = next((p for p in model.parameters() if p.is_floating_point() and p.requires_grad), None)
+        if like is None:
+            raise PolyboundError(f"this {type(model).__name__} has no weights to train")
+        method = recipe.method
         samples = self.samples = training_set(model, data, loss=recipe.loss).to(like)
         if samples.weights is not None and method.own_loss:
             raise PolyboundError(f"method {method.name} has a loss of its own: samples have no weights in it")
