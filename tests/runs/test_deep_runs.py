@@ -151,3 +151,18 @@ def test_commands_on_deep_runs(trained, cli):
     assert all(len(run.scores()) >= 2 for run in runs)
     done = cli("certify", runs[0].path, "--images", 3, "--eps", 1e-6)
     assert done.code == 0, done
+
+
+def test_experiments_have_deep_models(tmp_path, cli):
+    """A sweep trains and measures them, each run by itself; a report shows them."""
+    (tmp_path / "deep.toml").write_text(
+        'datasets = ["digits"]\nmodels = ["polynet"]\nmethods = ["none", "projection"]\nbounds = [4.0]\n'
+        'attacks = ["fgsm-0.1"]\nseeds = 1\nsamples = 64\nparameters = {polynet = {width = 2, blocks = [1]}}\n'
+        'options = {projection = {start = 1}}\nrecipe = {epochs = 2, augment = "flip", clip = 1.0}\n'
+    )
+    done = cli("sweep", tmp_path / "deep.toml", "--runs", tmp_path / "runs", "--workers", 1)
+    assert done.code == 0, done
+    runs = sorted((tmp_path / "runs").glob("digits-*"))
+    assert len(runs) == 2 and all(len(Run(path).scores()) >= 3 for path in runs)
+    shown = cli("report", tmp_path / "deep.toml", "--runs", tmp_path / "runs", "-o", tmp_path / "page.html")
+    assert shown.code == 0 and "polynet" in (tmp_path / "page.html").read_text().lower(), shown
