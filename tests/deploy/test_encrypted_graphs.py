@@ -16,6 +16,7 @@ from helpers.encrypted_server import ServerProcess
 from helpers.graphs import graphs
 from polybound.deploy import Client, GraphPlan, GraphServer, RemoteClassifier, plan_encryption
 from polybound.deploy.encrypted.deep.plan import plan_graph
+from polybound.deploy.encrypted.http import Service
 from polybound.deploy.encrypted.plan import PLAN_HEADER, read_plan
 from polybound.errors import PolyboundError
 from polybound.models import Builder, Quadratic
@@ -158,3 +159,22 @@ def test_garbage_is_refused_and_the_server_goes_on(server):
         assert server.ask("GET", path.replace("classify", "progress"), b"")[0] == 404
         again = remote.classify(images(64)[0])
         assert np.abs(again.logits - good.logits).max() <= 2 * remote.plan.error
+
+
+def test_what_a_lost_client_asked_for_ends_at_its_next_block():
+    plan = plan_encryption(small())
+    service, client = Service(plan), Client(plan.public)
+    name = service.keep(*service.read_keys(client.keys()))
+    request, asked, seen = client.encrypt(images(64)[0]), iter([True, True, False]), list[int]()
+
+    def wanted():
+        seen.append(service.progress.get(name, 0))
+        return next(asked)
+
+    with pytest.raises(PolyboundError, match="the client is gone"):
+        service.classify(request, name, wanted)
+    assert seen == [0, 0, 1] and service.progress == {}
+    assert client.decrypt(service.classify(request, name)).shape == (10,)
+    service.close()
+    with pytest.raises(PolyboundError, match="the client is gone"):
+        service.classify(request, name)

@@ -95,7 +95,7 @@ def best_chain(circuit: Circuit, sources: Sequence[Source], ranges: Ranges, extr
                 if min(scales) < 12 or max(scales) > 58 or output - final < 6:
                     continue
                 chain = Chain(ring, last, each, drops, tuple(scales[::-1]), output)
-                error = estimate(circuit, sources, chain)
+                error = float(estimates(circuit, sources, chain).max())
                 if (best is None or error < best[1]) and _has_room(circuit, ranges, chain):
                     best = chain, error
     return None if best is None else _refined(circuit, sources, ranges, *best)
@@ -116,15 +116,15 @@ def _refined(
                     if not 12 <= scales[level] <= 58 or chain.output - scales[-1] < 6:
                         continue
                     other = replace(chain, scales=tuple(scales))
-                    found = estimate(circuit, sources, other)
+                    found = float(estimates(circuit, sources, other).max())
                     if found < 0.999 * error and _has_room(circuit, ranges, other):
                         chain, error, better = other, found, True
     return chain, error
 
 
-def estimate(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> float:
-    """The estimated error of a logit: seven standard deviations, of the worst image and class."""
-    return float(DEVIATIONS * np.sqrt(variances(circuit, sources, chain).max())) + _FLOOR
+def estimates(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
+    """The estimated error of each image's logits: seven standard deviations, of the worst class."""
+    return np.asarray(DEVIATIONS * np.sqrt(variances(circuit, sources, chain).max(-1)) + _FLOOR)
 
 
 def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:

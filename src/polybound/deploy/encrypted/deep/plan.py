@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from polybound.deploy.encrypted.deep.balance import balanced
-from polybound.deploy.encrypted.deep.chain import RINGS, Chain, best_chain, estimate, megabytes, seconds
+from polybound.deploy.encrypted.deep.chain import RINGS, Chain, best_chain, estimates, megabytes, seconds
 from polybound.deploy.encrypted.deep.circuit import Circuit, design
 from polybound.deploy.encrypted.deep.cost import Cost
 from polybound.deploy.encrypted.deep.entries import Array, Bit
@@ -190,10 +190,14 @@ class GraphPlan(GraphPublicPlan):
         """The size of the encoded weights in the server's memory."""
         return megabytes(self.circuit, self.chain.primes)
 
+    def errors_at(self, images: Array) -> Array:
+        """The estimates for each of these images (images, features)."""
+        sources = sources_of(self.circuit, np.asarray(images, dtype=np.float64))
+        return estimates(self.circuit, sources, self.chain)
+
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone."""
-        sources = sources_of(self.circuit, np.asarray(images, dtype=np.float64))
-        return estimate(self.circuit, sources, self.chain)
+        return float(self.errors_at(images).max())
 
     def facts(self) -> dict[str, Any]:
         """What a reader wants to know of it."""
