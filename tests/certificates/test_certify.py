@@ -189,18 +189,6 @@ def test_counterexamples_lie_inside_where_floats_are_sparse():
     assert found.status == ["falsified"]
 
 
-def test_degenerate_radii():
-    model = randomise(pb.CCP(3, 3, 3, 3, dtype=F64), 0, 0.5)
-    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
-    y = model(x).argmax(1)
-    assert pb.certify(model, x, y, 0.0, norm="2").status == ["verified"] * 4
-    assert pb.certify(model, x, (y + 1) % 3, 0.0, norm=2).stage == ["clean"] * 4
-    still = torch.tensor([[0.0, 0.5, 0.0]], dtype=F64)
-    ball, box = (pb.certify(model, x, y, still, norm=norm).status for norm in ("2", "inf"))
-    assert ball == box  # an interval is both
-    assert len(pb.certify(model, x[:0], y[:0], 0.1, norm="2")) == 0
-
-
 def test_features_that_matter_little_may_move_much():
     # f = (x_1 + x_2 / 1000, 0) at (0.5, 0): the second feature may move 300 times as far as the first.
     model = pb.CCP.from_factors(torch.tensor([[[1.0, 1e-3]]], dtype=F64), torch.tensor([[1.0], [0.0]], dtype=F64))

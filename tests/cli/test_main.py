@@ -136,15 +136,6 @@ def test_train_by_other_optimisers(cli, tmp_path):
     assert row["optimiser.momentum"] == 0.5
 
 
-def test_a_bound_is_applied_from_half_of_the_epochs_on(cli, tmp_path):
-    words = ["--dataset", "digits", "--method", "projection", "--bound", 1, "--epochs", 5, "--samples", 100]
-    words += ["--runs", tmp_path]
-    for more, start in (([], 2), (["--start-epoch", "0.2"], 1), (["--start-epoch", "0"], 0)):
-        (row,) = cli("train", *words, *more, "--json").json["runs"]
-        assert row["method.start"] == start
-        assert pb.Projection(Run(Path(row["run"])).model(), 1.0).contains()
-
-
 def test_train_resumes_what_a_full_disk_interrupted(cli, refused, tmp_path):
     options = ["--dataset", "digits", "--method", "projection", "--bound", "0.5", "--bound", "1", "--epochs", "4"]
     options += ["--start-epoch", "2", "--learning-rate", "0.02", "--recipe", "paper"]

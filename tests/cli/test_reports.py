@@ -29,23 +29,6 @@ def trained(root, word):
     return [run.path for run in find_runs(root) if word in run.path.name]
 
 
-def test_networks_that_are_no_runs_are_called_by_their_files(cli, root, tmp_path):
-    """Next to a run as well: each has its own line, in every form of output."""
-    files = [tmp_path / f"{name}.safetensors" for name in "ab"]
-    runs = trained(root, "none-s")
-    for file, run in zip(files, runs, strict=True):
-        shutil.copy(run / "model.safetensors", file)
-    words = ("evaluate", *files, runs[0], "--dataset", "digits", "--attacks", "fgsm-0.1")
-    scores = cli(*words, "--json").json["scores"]
-    clean = {score["label"]: 100 * score["accuracy"] for score in scores if score["attack"] == "clean"}
-    assert set(clean) == {*map(str, files), "none"} and clean[str(files[0])] != clean[str(files[1])]
-    means = cli(*words, "--json", "--means").json["means"]
-    assert {row["label"]: row["mean"] for row in means if row["attack"] == "clean"} == pytest.approx(clean)
-    for more in ((), ("--means",)):
-        out = cli(*words, *more).out
-        assert all(f"{value:.2f}" in out and name in out for name, value in clean.items())
-
-
 def test_on_a_narrow_terminal_numbers_stand_below_each_other(cli, root):
     """At 60 columns a line holds one number, named, and the numbers begin in the same column."""
     words = ("evaluate", *trained(root, "none-s"), "--attacks", "fgsm-0.1,pgd-0.1-20-0.01")
