@@ -1,4 +1,4 @@
-"""Reports and tables: networks without a name, unusual measurements, runs that are left out, files of scores."""
+"""Reports and tables: narrow terminals, legends, runs that are left out, files of scores."""
 
 import csv
 import shutil
@@ -17,11 +17,10 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 @pytest.fixture(scope="module")
 def root(cli, tmp_path_factory):
-    """Two runs and an adversarially trained one."""
+    """Two runs."""
     root = tmp_path_factory.mktemp("review") / "runs"
     words = ("train", "--dataset", "digits", "--epochs", 3, "--samples", 200, "--learning-rate", 0.02, "--runs", root)
     assert cli(*words, "--seed", 0, "--seed", 1).code == 0
-    assert cli(*words, "--adversary", "fgsm-0.1", "--start-epoch", 1).code == 0
     return root
 
 
