@@ -225,17 +225,17 @@ def test_trained_examples_come_with_the_package():
 
 
 @pytest.mark.parametrize(
-    ("name", "eps", "least"), [("mnist-certified-0.1", 0.2, 190), ("mnist-certified-0.3", 0.6, 175)]
+    ("name", "eps", "least"),
+    [("mnist-certified-0.1", 0.2, 190), ("mnist-certified-0.3", 0.6, 175), ("fashion-mnist-certified-0.05", 0.1, 150)],
 )
 def test_examples_that_were_trained_for_certificates_have_them(name, eps, least):
     spec = pb.Spec.from_dict(pb.models.example_origin(name)["spec"])
     model = pb.example(name)
-    assert spec.recipe.method == pb.training.Certified(eps, ramp=0.5) and spec.model.name == "boxnet"
+    assert isinstance(spec.recipe.method, pb.training.Certified) and spec.recipe.method.eps == eps
     assert model.config() == pb.paper_model("boxnet", parameters=dict(spec.model.parameters)).config()
-    if pb.data.missing("mnist"):
-        pytest.skip("no MNIST")
-    test = pb.data.load("mnist", "test")
-    assert spec.data.digest == test.digest
+    if pb.data.missing(spec.data.name):
+        pytest.skip(f"no {spec.data.name}")
+    test = spec.data.load("test")
     assert pb.certify(model, test.x[:200], test.y[:200], eps, method="interval").count("verified") >= least
 
 
