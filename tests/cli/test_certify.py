@@ -85,8 +85,10 @@ def test_intervals_of_outputs(cli, refused, trained, tmp_path):
     for row in rows:
         assert row["lower"] <= row["lowest"] <= row["highest"] <= row["upper"]
         assert row["label"] == int(labels[row["image"]])
-    shown = cli("certify", trained, *words)
+    shown = cli("certify", trained, *words, "--save", tmp_path / "intervals.json")
     assert shown.code == 0 and all(word in shown.out for word in ("proven from", "attained from", "output"))
+    checked = cli("certify", trained, "--check", tmp_path / "intervals.json")
+    assert checked.code == 0 and "confirmed the intervals of 2 inputs, l_inf" in " ".join(checked.out.split())
     assert "one --eps" in refused("certify", trained, *words, "--eps", 0.2, "--save", tmp_path / "x.json")
     assert "no such folder" in refused("certify", trained, *words, "--save", tmp_path / "none" / "x.json")
     assert "no proofs" in refused("certify", trained, *words, "--method", "crown", "--save", tmp_path / "x.json")

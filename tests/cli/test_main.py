@@ -110,6 +110,15 @@ def test_train_by_default_is_accurate(cli, tmp_path):
     assert Run(Path(row["run"])).spec().recipe == pb.Recipe.for_data(300, 64)
 
 
+def test_a_run_that_diverges_is_one_line_and_exit_code_1(cli, tmp_path):
+    words = ("train", "--dataset", "digits", "--epochs", 2, "--samples", 300, "--learning-rate", 1e9)
+    for _ in range(2):  # the second time, nothing is trained
+        failed = cli(*words, "--recipe", "paper", "--runs", tmp_path, "--json")
+        (entry,) = failed.json["runs"]
+        assert failed.code == 1 and entry["failure"] and entry["accuracy"] is None
+        assert len(failed.err.strip().splitlines()) == 1 and "Traceback" not in failed.err
+
+
 def test_the_papers_recipe_is_named(tmp_path):
     paper = unfold(read_options("paper", {"dataset": "digits", "epochs": 20}, []), None)
     assert paper[0].recipe == pb.Recipe.from_options(epochs=20) and paper[0].recipe.schedule.milestones == (5, 15)

@@ -152,3 +152,5 @@ def test_clean_asks(cli, root, monkeypatch, answer, removed):
     assert "remove these 3?" in shown.out + shown.err
     assert (files(root) != before) == removed and ("removed 3" in shown.out) == removed
     assert shown.code == (0 if answer else 1)  # nobody answered
+    if removed:
+        assert cli("runs", "clean", root, "--failed").out == "nothing to remove\n"
