@@ -15,6 +15,7 @@ NEEDED = (
     "models/trained/pn-4.safetensors",
     "models/trained/pn-4-bound-1.safetensors",
     "models/trained/cifar10-polynet.safetensors",
+    "models/trained/fashion-mnist-polynet.safetensors",
     "models/trained/mnist-polynet.safetensors",
     "experiments/named/table-1.toml",
     "experiments/published.csv",

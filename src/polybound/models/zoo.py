@@ -184,7 +184,7 @@ def paper_model(
 EXAMPLES = (
     *("digits", "digits-bound-1", "pn-4", "pn-4-bound-1", "mnist-certified-0.1", "mnist-certified-0.3"),
     "fashion-mnist-certified-0.05",
-    *("cifar10-polynet", "mnist-polynet"),
+    *("cifar10-polynet", "fashion-mnist-polynet", "mnist-polynet"),
 )
 """The paper's PN-4 with seed 0, four times, BoxNets that were trained for certificates, and PolyNets.
 
@@ -195,7 +195,7 @@ Fashion-MNIST, plain (87.21 %) and projected with bound 1 (78.10 %).
 "mnist-certified-0.1", "mnist-certified-0.3" and "fashion-mnist-certified-0.05" are trained for balls of these radii of
 the [0, 1] scale, which are 0.2, 0.6 and 0.1 of [-1, 1]; `example_origin` has their certified accuracies.
 
-"cifar10-polynet" and "mnist-polynet" are trained for accuracy, and stored in float16.
+"cifar10-polynet", "fashion-mnist-polynet" and "mnist-polynet" are trained for accuracy, and stored in float16.
 """
 
 
