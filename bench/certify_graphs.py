@@ -264,7 +264,7 @@ def draw(folder: Path, file: Path) -> None:
         axis.plot(known, theirs, "k.--", label="alpha-CROWN verifies")
         axis.set(xlim=(radii[0], radii[-1]), ylim=(0, 100), xlabel="eps, of pixels in [0, 1]")
         axis.set_title({"square": "two squares, MNIST", "residual": "three product blocks, Fashion-MNIST"}[name])
-    axes[0][0].set_ylabel("per cent of correctly classified images")
+    axes[0][0].set_ylabel("per cent of images")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=3 if len(found) > 1 else 2, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.14 if len(found) > 1 else 0.2, 1, 1))
