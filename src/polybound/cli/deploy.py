@@ -245,7 +245,9 @@ def classify(
 
 @command(encrypt_app, "polybound encrypt demo", "polybound encrypt demo runs/NAME --index 7")
 def demo(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder, or an example: digits, pn-4.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run folder, or an example: digits, pn-4, cifar10-polynet.")
+    ] = None,
     index: Annotated[int, typer.Option(min=0, help="Which test image.")] = 0,
     data_dir: DataDir = None,
 ) -> None:

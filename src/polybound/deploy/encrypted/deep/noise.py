@@ -42,11 +42,13 @@ class Ranges:
         values: by their numbers.
         forms: for every value, and for the output at the end, of each of its forms.
         basis: what is known of them, in words.
+        proven: whether they hold for every image of the domain.
     """
 
     values: tuple[float, ...]
     forms: tuple[tuple[float, ...], ...]
     basis: str
+    proven: bool
 
 
 def proven_ranges(stages: Stages, domain: tuple[float, float]) -> Ranges:
@@ -75,7 +77,7 @@ def proven_ranges(stages: Stages, domain: tuple[float, float]) -> Ranges:
         values.append(algebra.sum([*products, known[id(value.rest)]]))
         forms.append(tuple(largest(known[id(form)]) for form in value.forms))
     forms.append((largest(of(stages.output)),))
-    return Ranges(tuple(map(largest, values)), tuple(forms), "proven over the domain")
+    return Ranges(tuple(map(largest, values)), tuple(forms), "proven over the domain", True)
 
 
 def checked_ranges(stages: Stages, images: Array, margin: float, source: str) -> Ranges:
@@ -85,7 +87,7 @@ def checked_ranges(stages: Stages, images: Array, margin: float, source: str) ->
     of_values = tuple(margin * float(np.abs(value).max()) for value in values)
     of_forms = [tuple(margin * reached[id(form)] for form in v.forms) if v.products else () for v in stages.values]
     basis = f"checked on {len(images)} {source}, with a margin of {margin:g}"
-    return Ranges(of_values, (*of_forms, (margin * float(np.abs(logits).max()),)), basis)
+    return Ranges(of_values, (*of_forms, (margin * float(np.abs(logits).max()),)), basis, False)
 
 
 # How large errors become.

@@ -214,6 +214,7 @@ class GraphPlan(GraphPublicPlan):
             "predicted seconds": round(self.seconds, 2),
             "largest value": max(self.ranges.values),
             "largest logit": self.ranges.forms[-1][0],
+            "largest logit that fits": 2.0 ** (self.chain.last - 1 - self.chain.output),
             "ranges": self.basis,
             "largest error": self.error,
         }
