@@ -21,6 +21,9 @@ RINGS = {**MODULUS_BITS, 32768: 881}
 SPECIAL = 60
 """Bits of the special prime: the larger, the smaller are the errors of rotations."""
 
+_ROUNDING = 1e-9
+"""Bits; scales are chosen so that they just fit."""
+
 _FLOOR = 1e-9
 """What the rounding of double precision may add."""
 
@@ -165,12 +168,12 @@ def _has_room(circuit: Circuit, ranges: Ranges, chain: Chain) -> bool:
     for number in range(len(stages.values) + 1):
         modulus = sum(bits[: levels.working(stages, number)])
         for scale, largest in zip(levels.forms(stages, number), ranges.forms[number], strict=True):
-            if log2(scale) + log2(max(largest, 1.0)) + MARGIN > modulus - 1:
+            if log2(scale) + log2(max(largest, 1.0)) + MARGIN > modulus - 1 + _ROUNDING:
                 return False
         if number < len(stages.values):
             value = stages.values[number]
             scale = levels.products[value.depth] if value.products else levels.scales[0]
-            if log2(scale) + log2(max(ranges.values[number], 1.0)) + MARGIN > modulus - 1:
+            if log2(scale) + log2(max(ranges.values[number], 1.0)) + MARGIN > modulus - 1 + _ROUNDING:
                 return False
     return True
 
