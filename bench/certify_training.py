@@ -80,7 +80,7 @@ def judged(options: argparse.Namespace, model: pb.PolynomialNetwork, data: Datas
         x, y = (t[start : min(start + BLOCK, images)] for t in (data.x, data.y))
         begun = time.process_time()
         by_intervals = pb.certify(model, x, y, options.eps, domain=data.domain, method="interval")
-        # Planes decide what can be decided of networks that were trained by intervals; what follows takes minutes.
+        # Planes decide what can be decided of networks that were trained by intervals; generators take seconds more.
         method: Any = "first" if options.network == "boxnet" else "auto"
         found = pb.certify(model, x, y, options.eps, domain=data.domain, method=method, budget=options.budget)
         seconds = time.process_time() - begun

@@ -14,7 +14,7 @@
     branch        cells of the box, where few inputs move: see `search.cells`
 
 Intervals explode with depth where a network was trained plainly: there the stages from generators on decide. Where it
-was trained by intervals, those before do. Images are taken in chunks that fit the memory, and rivals all at once.
+was trained by intervals, those before do, and what follows generators is left out. Images are taken in chunks that fit the memory, and rivals all at once.
 """
 
 from __future__ import annotations
@@ -299,6 +299,9 @@ class _Group:
     """Images of a chunk whose zonotopes fit the memory together, and the stages that need them."""
 
     walked: Walked
+    raised: Tensor
+    """Images of which generators raised the bound of some rival."""
+
     joint: tuple[Expansion, Tensor, Tensor, Tensor]
     """Of the image that is being bounded: its terms, the diagonals and where tangents touch, and the rivals."""
 
@@ -308,10 +311,13 @@ class _Group:
         self.place = {image: row for row, image in enumerate(images.tolist())}
 
     def run(self) -> None:
-        """Generators for all images, and then, one image at a time, what bounds products together."""
+        """Generators for all images, and then, one at a time, what bounds products together: where they raised a bound.
+
+        Where they did not, the network was trained by intervals, and planes have found what there is to be found.
+        """
         self.chunk.take("generators", self.generators, self.images)
         self.chunk.take("attack", self.chunk.descend, self.images)
-        for image in torch.split(self.images, 1):
+        for image in torch.split(self.raised, 1):
             self.chunk.take("last", partial(self.layers, self.last), image)
             if not all(self.last):
                 self.chunk.take("layers", partial(self.layers, [True] * len(self.last)), image)
@@ -324,7 +330,9 @@ class _Group:
         net, inputs = self.chunk.net, self.chunk.inputs
         self.walked = walked(self.values, net.generators, net.matrices, _limits(inputs, self.images))
         rows = torch.tensor([self.place[image] for image in images.tolist()])
-        self.chunk.lift(images, rivals, generator_bounds(self.walked, rows, self.chunk.forms(images, rivals)))
+        bound = generator_bounds(self.walked, rows, self.chunk.forms(images, rivals))
+        self.raised = torch.unique(images[bound > self.chunk.found.bound[images, rivals]])
+        self.chunk.lift(images, rivals, bound)
 
     def layers(self, joint: list[bool], images: Tensor, rivals: Tensor) -> None:
         """The terms of some products together."""
