@@ -88,7 +88,7 @@ attacks = st.one_of(
     st.builds(APGD, sizes, counts, loss=st.sampled_from(["ce", "dlr"]), restarts=counts, norm=norms),
     st.builds(APGDT, sizes, counts, restarts=counts, targets=counts, norm=norms),
     st.builds(RandomSearch, sizes, counts, norm=norms),
-    st.builds(Square, sizes, counts, sizes),
+    st.builds(Square, sizes, counts),
     st.builds(AutoAttack, sizes, version=st.sampled_from(["standard", "plus", "rand", "apgd"]), norm=norms),
     st.builds(
         Foolbox,

@@ -68,7 +68,7 @@ def test_names_say_all_settings():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("rotate", "unknown augmentation 'rotate'; there are flip, shift-PIXELS, crop-PIXELS, crooked"),
+        ("rotate", "unknown augmentation 'rotate'; there are flip, shift-PIXELS, crop-PIXELS"),
         ("crop-0", "pixels must be a whole number of at least 1, got 0"),
         ("crop-2:border=blue", "border must be one of repeat, reflect, zero, got 'blue'"),
         ("flip-2", "augmentation 'flip-2' is not of the form flip"),
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused(given, message):
 
     with pytest.raises(PolyboundError) as error:
         pb.fit(pb.paper_model("pn-4", DIGITS.shape, seed=0), DIGITS.subset(5), augment=given, epochs=1)
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)  # others of one's own may be known, too
 
 
 def test_flat_inputs_are_no_images():
