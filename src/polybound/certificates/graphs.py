@@ -14,7 +14,8 @@
     branch        cells of the box, where few inputs move: see `search.cells`
 
 Intervals explode with depth where a network was trained plainly: there the stages from generators on decide. Where it
-was trained by intervals, those before do, and what follows generators is left out. Images are taken in chunks that fit the memory, and rivals all at once.
+was trained by intervals, those before do, and what follows generators is left out. Images are taken in chunks that fit
+the memory, and rivals all at once.
 """
 
 from __future__ import annotations
