@@ -70,7 +70,7 @@ class _Known:
     """A graph with the module's tensors, their values and an output of the time when it was traced.
 
     Values are compared as well as tensors, since the graph has constants that were made of them, as folded statistics;
-    an output, since a module may have other settings and parts by now.
+    an output, since a module may have other settings and parts than before.
     """
 
     graph: Graph
