@@ -4,18 +4,21 @@
 """
 
 import os
+from contextlib import suppress
 
 from hypothesis import settings
-from hypothesis.internal.conjecture import providers
 
 settings.register_profile("test", max_examples=20, deadline=None, derandomize=True, database=None)
 settings.register_profile("quick", settings.get_profile("test"), max_examples=6)
 settings.register_profile("fuzz", max_examples=200, deadline=None, print_blob=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
-if settings.default.derandomize and hasattr(providers, "is_local_module_file"):
+if settings.default.derandomize:
     # Hypothesis also tries the constants of the modules that were imported so far, which depends on the tests' order.
-    providers.is_local_module_file = lambda _: False
+    with suppress(ImportError):  # older versions do not
+        from hypothesis.internal.conjecture import providers
+
+        providers.is_local_module_file = lambda _: False
 
 
 def examples(percent):
