@@ -19,7 +19,8 @@ FULL = "import resource, polybound.cli as c; resource.setrlimit(resource.RLIMIT_
 
 def process(*words):
     """A Python process of its own, in which every warning is an error."""
-    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
+    # One thread, as in the tests' own process: another number of threads gives other bits.
+    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 

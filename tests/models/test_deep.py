@@ -93,8 +93,9 @@ def test_graphs_come_back_from_files(tmp_path_factory, graph):
     network.save(path)
     again = pb.load(path)
     x = torch.rand(3, graph.features)
-    assert torch.equal(again.graph()(x), network.graph()(x))
     assert again.graph().digest == network.graph().digest
+    # Where weights lie in memory may decide in which order some versions of PyTorch sum.
+    assert torch.allclose(again.graph()(x), network.graph()(x), rtol=1e-5)
     assert (again.shape, again.classes, again.degree) == (network.shape, network.classes, network.degree)
 
 
