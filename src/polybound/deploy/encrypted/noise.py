@@ -15,6 +15,7 @@ largest of their ranges, so it holds for every image for which the ranges do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,27 @@ import numpy.typing as npt
 
 from polybound.deploy.encrypted.packing import Layout, peaks
 from polybound.deploy.encrypted.polynomial import Array, Polynomial, Ranges
+from polybound.errors import PolyboundError
 
 DEVIATIONS = 7.0
 _SIGMA = 3.2
 
 MODULUS_BITS = {8192: 218, 16384: 438}
 """The largest modulus, in bits, that gives 128-bit security with ternary secrets (homomorphicencryption.org, 2018)."""
+
+
+def check_modulus(ring: int, bits: Sequence[int], most: Mapping[int, int]) -> None:
+    """Refuse primes that no plan has, or that are not secure with a ring; `most` has the largest modulus of each."""
+    if ring not in most:
+        raise PolyboundError(f"ring must be one of {', '.join(map(str, most))}, got {ring}")
+    if len(bits) < 2 or not all(isinstance(b, int) and 20 <= b <= 60 for b in bits):
+        raise PolyboundError(f"at least two primes of 20 to 60 bits are needed, got {list(bits)}")
+    if sum(bits) > most[ring]:
+        raise PolyboundError(
+            f"a modulus of {sum(bits)} bits is not secure with ring {ring}: at most "
+            f"{most[ring]} bits give 128-bit security"
+        )
+
 
 MARGIN = 0.15
 """Bits of room above every range: for the errors, and for primes being a little below their power of two."""

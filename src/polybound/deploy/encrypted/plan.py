@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from polybound.deploy.encrypted.deep.plan import GraphPlan, GraphPublicPlan, plan_graph
-from polybound.deploy.encrypted.noise import MODULUS_BITS, Gains, Parameters, best_parameters, error_of
+from polybound.deploy.encrypted.noise import MODULUS_BITS, Gains, Parameters, best_parameters, check_modulus, error_of
 from polybound.deploy.encrypted.packing import ComplexArray, Layout, pack
 from polybound.deploy.encrypted.polynomial import (
     Array,
@@ -63,15 +63,7 @@ class PublicPlan:
     error: float
 
     def __post_init__(self) -> None:
-        if self.ring not in MODULUS_BITS:
-            raise PolyboundError(f"ring must be one of {', '.join(map(str, MODULUS_BITS))}, got {self.ring}")
-        if len(self.bits) < 2 or not all(isinstance(b, int) and 20 <= b <= 60 for b in self.bits):
-            raise PolyboundError(f"at least two primes of 20 to 60 bits are needed, got {list(self.bits)}")
-        if sum(self.bits) > MODULUS_BITS[self.ring]:
-            raise PolyboundError(
-                f"a modulus of {sum(self.bits)} bits is not secure with ring {self.ring}: at most "
-                f"{MODULUS_BITS[self.ring]} bits give 128-bit security"
-            )
+        check_modulus(self.ring, self.bits, MODULUS_BITS)
         if not 1 <= self.pixels <= 60:
             raise PolyboundError("scales must lie between 2 and 2^60")
         layout = self.layout

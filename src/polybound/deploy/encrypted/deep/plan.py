@@ -20,6 +20,7 @@ from polybound.deploy.encrypted.deep.entries import Array, Bit
 from polybound.deploy.encrypted.deep.layout import Layout
 from polybound.deploy.encrypted.deep.noise import Ranges, checked_ranges, proven_ranges, sources_of
 from polybound.deploy.encrypted.deep.stages import stages_of
+from polybound.deploy.encrypted.noise import check_modulus
 from polybound.errors import PolyboundError
 from polybound.models import Graph
 
@@ -71,15 +72,7 @@ class GraphPublicPlan:
     seconds: float
 
     def __post_init__(self) -> None:
-        if self.ring not in RINGS:
-            raise PolyboundError(f"ring must be one of {', '.join(map(str, RINGS))}, got {self.ring}")
-        if len(self.bits) < 2 or not all(isinstance(b, int) and 20 <= b <= 60 for b in self.bits):
-            raise PolyboundError(f"at least two primes of 20 to 60 bits are needed, got {list(self.bits)}")
-        if sum(self.bits) > RINGS[self.ring]:
-            raise PolyboundError(
-                f"a modulus of {sum(self.bits)} bits is not secure with ring {self.ring}: at most "
-                f"{RINGS[self.ring]} bits give 128-bit security"
-            )
+        check_modulus(self.ring, self.bits, RINGS)
         if not 1 <= self.pixels <= 60 or sum(self.bits[:-1]) < self.pixels + 2:
             raise PolyboundError("scales must lie between 2 and 2^60, and within the modulus")
         slots, axes = self.ring // 2, range(len(self.shape))
