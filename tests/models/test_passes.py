@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, ccps, ncps, randomise, seeds
+from helpers.training import in_one_go_and_in_two
 from polybound.attacks import Classifier
 from polybound.data import load_digits
 from polybound.models import closed_form, has_closed_form
 from polybound.models.passes.conv import ConvGradients
-from polybound.training import Callback, JacobianPenalty, Trainer, WeightDecay
+from polybound.training import JacobianPenalty, WeightDecay
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 
 PN_CONV = {"channels": 3, "classes": 4, "degree": 4, "kernel": 7, "pre": 3, "pool": (2, 3)}
@@ -209,35 +210,17 @@ def test_a_step_is_that_of_autograd(runs, groups, method):
         close(mine.detach(), wanted.detach())
 
 
-class StopAfter(Callback):
-    """Interrupts a training after a number of steps."""
-
-    def __init__(self, steps):
-        self.steps = steps
-
-    def after_step(self, trainer):
-        if trainer.step == self.steps:
-            raise KeyboardInterrupt  # a training that is asked to stop would project once more
-
-
 def test_training_goes_on_to_the_same_bits_in_another_process():
     """What stays in memory from step to step must not be part of the state."""
-    data = load_digits("train")
-    recipe = pb.Recipe.from_options(method="projection", bound=[0.8, 1.5, 3.0], start=0, every=3, learning_rate=0.05)
+    data, seeds = load_digits("train"), [7] * 3
+    recipe = pb.Recipe.from_options(
+        method="projection", bound=[0.8, 1.5, 3.0], start=0, every=3, learning_rate=0.05, epochs=1
+    )
 
     def fresh():
-        return pb.paper_model("pn-conv", data.shape, rank=4, runs=3, seed=[7] * 3)
+        return pb.paper_model("pn-conv", data.shape, rank=4, runs=3, seed=seeds)
 
-    whole, halves = fresh(), fresh()
-    Trainer(whole, data, recipe, [7] * 3).run(1)
-    first = Trainer(halves, data, recipe, [7] * 3, [StopAfter(5)])
-    with pytest.raises(KeyboardInterrupt):
-        first.run(1)
-    resumed = fresh()
-    resumed.load_state_dict(halves.state_dict())
-    second = Trainer(resumed, data, recipe, [7] * 3)
-    second.step, second.sums = first.step, first.sums
-    second.run(1)
+    whole, resumed = in_one_go_and_in_two(fresh, data, recipe, seeds, steps=5)
     assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
 
 

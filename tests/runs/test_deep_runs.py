@@ -8,6 +8,7 @@ import torch
 import polybound as pb
 from helpers.processes import Command
 from polybound.errors import PolyboundError
+from polybound.models import BoxNet
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, checkpoints, train_runs
 
 DIGITS = DataSpec.of("digits", samples=128)
@@ -52,10 +53,11 @@ def test_models_by_name_have_their_parameters_in_their_address():
         (lambda: pb.paper_model("pi-net", (1, 2, 2)), "images of (1, 2, 2) are too small for 2 poolings"),
         (lambda: pb.paper_model("pi-net", (4,), parameters={"degrees": ()}), "PiNet takes one or more degrees"),
         (lambda: pb.paper_model("polymlp", (4,), runs=2), "a PolyMLP has no stacks: its runs are trained one by one"),
-        (
-            lambda: pb.models.register_model("mine", "", pb.PolyNet, seed=3),
-            "a model's parameter cannot be called 'seed'",
-        ),
+        (lambda: pb.models.register_model("mine", "", pb.PolyNet, seed=3), "parameter cannot be called 'seed'"),
+        (lambda: BoxNet((1, 8, 8), kernels=(3,)), "as many kernels and strides as channels"),
+        (lambda: BoxNet((1, 8, 8), kernels=(9, 1)), "too small for kernels"),
+        (lambda: BoxNet((1, 8, 8), pixels=30), "at most 20 squares"),
+        (lambda: BoxNet((1, 8, 8), hidden=0), "hidden must be"),
     ],
 )
 def test_models_that_cannot_be(model, message):

@@ -198,5 +198,3 @@ def test_steps_in_bfloat16_leave_float32_weights():
     assert not torch.equal(one.head.weight, other.head.weight) and abs(loss - lowered) < 0.05 * loss
     with pytest.raises(PolyboundError, match="precision bfloat16 is for networks that autograd trains, not for a CCP"):
         pb.fit(pb.paper_model("pn-4", DIGITS.shape, seed=0), DIGITS.subset(5), epochs=1, precision="bfloat16")
-    with pytest.raises(PolyboundError, match="precision must be one of float32, bfloat16, got 'half'"):
-        Recipe(precision="half")

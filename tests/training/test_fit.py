@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from conftest import Terminal
 from helpers.profiles import examples
+from helpers.training import weights_of
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
 from polybound.training import Callback, History, Trainer, training_set
@@ -30,10 +31,6 @@ def digits(n=300):
 
 def model_for(classes=10, features=64, **options):
     return pb.CCP(features, 8, classes, 3, seed=0, **options)
-
-
-def weights_of(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_samples_may_come_as_anything():
@@ -223,16 +220,8 @@ def test_early_stopping_restores_the_best_epoch():
     x, y = digits(120)
     noise = torch.randint(10, (120,), generator=torch.Generator().manual_seed(0))
     model, seen = model_for(), Weights()
-    history = pb.fit(
-        model,
-        x,
-        noise,
-        validation=(x, y),
-        early_stopping=4,
-        epochs=60,
-        callbacks=[seen],
-        **ADAMW | {"learning_rate": 0.05},
-    )
+    options = {"validation": (x, y), "early_stopping": 4, "epochs": 60, **ADAMW, "learning_rate": 0.05}
+    history = pb.fit(model, x, noise, callbacks=[seen], **options)
     scores = list(zip(history["validation accuracy"], [-loss for loss in history["validation loss"]], strict=True))
     assert len(history) < 60 and len(history) == history.best + 4
     assert history.best == 1 + scores.index(max(scores))

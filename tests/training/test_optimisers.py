@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import polybound as pb
+from helpers.training import digits
 from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
 from polybound.training import OPTIMISERS, Callback, Cosine, Trainer, training_set
@@ -30,15 +31,15 @@ ORACLES = {
 }
 
 
+def random():
+    return StepRandom(1, [0], 0, 0)
+
+
 def batches(model, count=5, samples=16):
     generator = torch.Generator().manual_seed(0)
     for _ in range(count):
         x = torch.rand(samples, model.features, dtype=F64, generator=generator)
         yield x, torch.randint(3, (samples,), generator=generator), torch.rand(samples, dtype=F64, generator=generator)
-
-
-def random():
-    return StepRandom(1, [0], 0, 0)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -108,10 +109,6 @@ def test_methods_are_descended_by_any_optimiser_as_by_autograd(method, optimiser
         torch.testing.assert_close(models[0].C, theirs.C)
 
 
-def digits(n=300):
-    return pb.data.load_digits("train").subset(n)
-
-
 @pytest.mark.parametrize("name", OPTIMISERS.names())
 @pytest.mark.parametrize("kind", ["pn-4", "ncp-4", "pn-conv"])
 def test_a_run_of_a_stack_has_a_memory_of_its_own(name, kind):
@@ -154,16 +151,11 @@ def test_engines_of_one_training_share_the_memory():
 
 def specs_of(name, **changes):
     options = {"epochs": 4, "start": 2, "batch_size": 128, "learning_rate": 0.01, "every": 3, **changes}
-    return [
-        Spec(
-            DataSpec.of("digits", samples=500),
-            ModelSpec("pn-4"),
-            pb.Recipe.from_options(method="projection", bound=bound, optimiser=name, **options),
-            seed,
-        )
-        for seed in (1, 2)
-        for bound in (0.5, 2.0, 1e5)
+    recipes = [
+        pb.Recipe.from_options(method="projection", bound=bound, optimiser=name, **options) for bound in (0.5, 2.0, 1e5)
     ]
+    data = DataSpec.of("digits", samples=500)
+    return [Spec(data, ModelSpec("pn-4"), recipe, seed) for seed in (1, 2) for recipe in recipes]
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
@@ -233,9 +225,9 @@ def test_a_run_that_overflows_does_not_take_the_others_along(tmp_path):
     recipe = pb.Recipe.from_options(
         method="projection", optimiser="adamw", bound=[1.0, 1e9], start=0, every=1, epochs=2
     )
-    Trainer(both, digits(), recipe, [0, 0], [Look()]).run()
+    Trainer(both, digits(300), recipe, [0, 0], [Look()]).run()
     alone = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
-    pb.fit(alone, digits(), recipe, bound=1.0)
+    pb.fit(alone, digits(300), recipe, bound=1.0)
     torch.testing.assert_close(both.run(0).V, alone.V, rtol=1e-4, atol=1e-5)
 
 
@@ -248,6 +240,9 @@ def test_the_rates_of_the_schedules():
     assert recipe.replace({"schedule": "cosine", "epochs": 5, "batch_size": 8}).schedule == Cosine(5, 8)
     assert recipe.replace({"schedule": {"name": "steps"}}).epochs == 100
     assert recipe.scaled(2 / 3).schedule.epochs == 2
+
+
+BOTH = "certified-projection"
 
 
 @pytest.mark.parametrize(
@@ -280,6 +275,20 @@ def test_the_rates_of_the_schedules():
         ({"method": "jacobian", "how": "roughly"}, "how must be one of random"),
         ({"colour": "red"}, "colour is no option of none training"),
         ({"method": "projection", "bound": -1}, "a bound must be a number of at least 0"),
+        ({"milestones": [3, -1]}, "a milestone is an epoch, counted from 0"),
+        ({"precision": "half"}, "precision must be one of float32, bfloat16, got 'half'"),
+        ({"method": "certified", "eps": -1}, "eps must be"),
+        ({"method": "certified", "eps": "much"}, "eps must be"),
+        ({"method": BOTH, "weight": 1.5}, "weight must be a number from 0 to 1"),
+        ({"method": BOTH, "remainder": 2}, "remainder must be a number from 0 to 1"),
+        ({"method": BOTH, "ramp": -0.1}, "ramp must be"),
+        ({"method": BOTH, "rivals": -1}, "rivals must be"),
+        ({"method": BOTH, "rivals": 1.5}, "rivals must be"),
+        ({"method": BOTH, "bound": -1}, "bound must be"),
+        ({"method": BOTH, "eps": float("nan")}, "eps must be"),
+        ({"method": BOTH, "every": 0}, "every must be"),
+        ({"method": BOTH, "adversary": "fgsm-0.1"}, "certified-projection takes no adversary"),
+        ({"method": BOTH, "loss": "squared"}, "has a loss of its own"),
     ],
     ids=str,
 )

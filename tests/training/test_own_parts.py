@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import polybound as pb
+from helpers.training import weights_of
 from polybound.errors import PolyboundError
 from polybound.registry import Component, Components
 from polybound.runs import DataSpec, Spec, train_runs
@@ -56,10 +57,6 @@ class Clip(Method):
                 parameter.clamp_(-self.limit, self.limit)
 
         return after
-
-
-def weights_of(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def small_model(**options):
@@ -113,9 +110,8 @@ def test_a_method_trains_a_stack_and_takes_an_adversary():
 
 def test_a_method_that_acts_after_a_step(tmp_path):
     register_method(Clip)
-    spec = Spec(
-        DataSpec.of("digits"), recipe=pb.Recipe.from_options(method="clip", limit=0.04, epochs=2, batch_size=256)
-    )
+    recipe = pb.Recipe.from_options(method="clip", limit=0.04, epochs=2, batch_size=256)
+    spec = Spec(DataSpec.of("digits"), recipe=recipe)
     (run,) = train_runs([spec], tmp_path, epochs=(1,))
     assert weights_of(run.model()).abs().max() == weights_of(run.model(1)).abs().max() == torch.tensor(0.04)
 
@@ -144,9 +140,7 @@ def test_what_is_not_known_names_what_is():
         pb.fit(small_model(), DIGITS, method="dropout")
     with pytest.raises(PolyboundError, match="method large-logits has no option 'bound'; it has weight, start"):
         METHODS.build({"name": "large-logits", "bound": 1.0})
-    with pytest.raises(
-        PolyboundError, match="bound is no option of large-logits training; it belongs to method projection"
-    ):
+    with pytest.raises(PolyboundError, match="bound is no option of large-logits training; it belongs to method proj"):
         pb.fit(small_model(), DIGITS, method="large-logits", bound=1.0)
     with pytest.raises(PolyboundError, match="method none has no option 'weight'; it has none"):
         METHODS.build({"name": "none", "weight": 1.0})

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.training import weights_of
 from polybound.attacks import Classifier, adversarial_batch
 from polybound.data import Dataset, load_digits
-from polybound.errors import PolyboundError
 from polybound.training import Adversary, Callback, Certified, JacobianPenalty, Plain, Projected, WeightDecay
 from polybound.training.engine import AutogradEngine, StepRandom, engine_for
 from polybound.training.methods import jacobian_penalty
@@ -102,10 +102,6 @@ def test_the_schedule():
     assert pb.Recipe(adversary=adversary).phases() == pb.Recipe(Certified(start=0.5)).phases() == [0, 50]
     assert pb.Recipe(Projected(), Adversary("fgsm-0.1", start=20)).phases() == [0, 20, 50]
     assert pb.Recipe(Projected(start=100), adversary).phases() == [0, 50]
-    with pytest.raises(PolyboundError, match="start is an epoch, counted from 0"):
-        Adversary("fgsm-0.1", start=-1)
-    with pytest.raises(PolyboundError, match="a milestone is an epoch, counted from 0"):
-        pb.Recipe.from_options(milestones=[3, -1])
 
 
 def test_a_shorter_recipe_has_everything_at_its_place():
@@ -137,7 +133,7 @@ def test_the_adversary_comes_when_it_is_told_to():
     plan = {"epochs": 3, "start": 2, "learning_rate": 0.02, "adversary": "fgsm-0.1"}
     for model, changes in zip(models, [{}, {"adversary_start": 1}, {"start": 1}], strict=True):
         pb.fit(model, data, **plan | changes)
-    late, early, same = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
+    late, early, same = map(weights_of, models)
     assert torch.equal(early, same) and not torch.allclose(early, late)
 
 
