@@ -7,7 +7,7 @@ from torch import nn
 import polybound as pb
 from polybound.errors import PolyboundError
 from polybound.models import Applied
-from polybound.theory.graphs import operator_norm
+from polybound.theory import operator_norm
 
 DIGITS = pb.data.load_digits("train")
 

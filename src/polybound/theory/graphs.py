@@ -21,22 +21,8 @@ import torch
 from torch import Tensor
 
 from polybound.models import Affine, Applied, Bounded, Graph, Intervals, Product, Sum
-from polybound.theory.rounding import ULP, outward
-
-
-def operator_norm(step: Affine, p: float) -> float:
-    """An upper bound of `||W||_p`, from the l1 norms of rows and columns; exact for p = 1 and inf but for chains."""
-    absolute = step.absolute()
-    rows = absolute.linear(step.constant.new_ones(1, step.inputs)).max()
-    columns = absolute.adjoint(step.constant.new_ones(1, step.outputs)).max()
-    return _between(float(outward(columns, step.terms)), float(outward(rows, step.terms)), p)
-
-
-def _between(one: float, infinite: float, p: float) -> float:
-    """The Riesz-Thorin bound `N_1^(1/p) N_inf^(1-1/p)`."""
-    if p in (1.0, torch.inf):
-        return one if p == 1.0 else infinite
-    return float(one ** (1 / p) * infinite ** (1 - 1 / p) * (1 + 64 * ULP))
+from polybound.theory.norms import operator_norm
+from polybound.theory.rounding import ULP
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +40,11 @@ class _Composition:
         self.p, self.intervals = p, Intervals()
 
     def affine(self, step: Affine, value: Composed) -> Composed:
-        """`||W||_p L`."""
-        constant = _up(operator_norm(step, self.p) * value.constant)
-        return Composed(self.intervals.affine(step, value.box), constant)
+        """`||W||_p L`, by the norms of rows and columns: `||W||_p <= ||W||_1^(1/p) ||W||_inf^(1-1/p)`."""
+        share = 1 / self.p
+        one, infinite = (float(operator_norm(step, q)) if w else 1.0 for q, w in ((1.0, share), (torch.inf, 1 - share)))
+        norm = one**share * infinite ** (1 - share) * (1 + 64 * ULP)
+        return Composed(self.intervals.affine(step, value.box), _up(norm * value.constant))
 
     def sum(self, values: Sequence[Composed]) -> Composed:
         """The sum of the constants."""
@@ -66,7 +54,7 @@ class _Composition:
     def product(self, left: Composed, right: Composed) -> Composed:
         """`|y| L_z + |z| L_y`."""
         box = self.intervals.product(left.box, left.box if left is right else right.box)
-        sizes = [float(torch.maximum(one.box.lower.abs(), one.box.upper.abs()).max()) for one in (left, right)]
+        sizes = [float(one.box.size.max()) for one in (left, right)]
         constant = _up(_up(sizes[0] * right.constant) + _up(sizes[1] * left.constant))
         return Composed(box, constant)
 
@@ -87,22 +75,26 @@ def composed_lipschitz(graph: Graph, lower: Tensor, upper: Tensor, p: float) -> 
     return graph.evaluate(_Composition(p), Composed(Bounded(lower, upper), 1.0)).constant
 
 
-def jacobian_bounds(graph: Graph, lower: Tensor, upper: Tensor) -> Tensor:
-    """The largest absolute values of the Jacobian's entries over a box, (classes, features), rounded up.
+def jacobian_bounds(graph: Graph, lower: Tensor, upper: Tensor) -> Bounded:
+    """Where the Jacobian's entries lie over boxes, (boxes, classes, features), rounded outwards.
 
     Args:
         graph: in float64.
-        lower: the least inputs, (1, features).
+        lower: the least inputs, (boxes, features).
         upper: the largest.
     """
     boxes: dict[int, Bounded] = {}
-    graph.evaluate(Intervals(), Bounded(lower, upper), watch=boxes.__setitem__)
     algebra = Intervals()
-    eye = torch.eye(graph.classes, dtype=torch.float64)
+    graph.evaluate(algebra, Bounded(lower, upper), watch=boxes.__setitem__)
+    eye = torch.eye(graph.classes, dtype=torch.float64).to(lower).expand(len(lower), -1, -1)
     slopes = {graph.output: Bounded(eye, eye)}
 
     def add(number: int, found: Bounded) -> None:
         slopes[number] = algebra.sum([slopes[number], found]) if number in slopes else found
+
+    def times(found: Bounded, other: int) -> Bounded:
+        box = boxes[other]
+        return algebra.product(found, Bounded(box.lower.unsqueeze(1), box.upper.unsqueeze(1)))
 
     for number in range(len(graph.nodes) - 1, 0, -1):
         node = graph.nodes[number]
@@ -110,33 +102,12 @@ def jacobian_bounds(graph: Graph, lower: Tensor, upper: Tensor) -> Tensor:
             continue
         found = slopes.pop(number)
         if isinstance(node, Applied):
-            add(node.source, _pulled(node.map, found))
+            add(node.source, algebra.back(node.map, found))
         elif isinstance(node, Sum):
             for source in node.sources:
                 add(source, found)
         elif isinstance(node, Product):
-            add(node.left, algebra.product(found, boxes[node.right]))
-            add(node.right, algebra.product(found, boxes[node.left]))
-    if 0 not in slopes:
-        return torch.zeros(graph.classes, graph.features, dtype=torch.float64)
-    largest = torch.maximum(slopes[0].lower.abs(), slopes[0].upper.abs())
-    return largest.nan_to_num(torch.inf, torch.inf)
-
-
-def _pulled(step: Affine, found: Bounded) -> Bounded:
-    """Rows of intervals times `W`, rounded outwards as `Intervals.affine` rounds `W x`."""
-    info = torch.finfo(torch.float64)
-    middle = torch.nan_to_num(found.middle, nan=0.0, posinf=info.max, neginf=info.min)
-    radius = torch.maximum(found.upper - middle, middle - found.lower) * (1 + 4 * ULP)
-    absolute = step.absolute()
-    size = absolute.adjoint(middle.abs() + radius)
-    tiny = (step.outputs + 1) * (step.terms + 8) * info.smallest_normal
-    grown = absolute.adjoint(torch.ones_like(middle[:1])) + 1.0
-    reach = absolute.adjoint(radius) + 2 * (step.terms + 8) * ULP * size + tiny * grown
-    reach = reach * (1 + 8 * ULP)
-    centre = step.adjoint(middle)
-    lower, upper = centre - reach, centre + reach
-    # NaN stands for an overflow: nothing is known.
-    lower = torch.nextafter(lower, torch.full_like(lower, -torch.inf)).nan_to_num(-torch.inf, torch.inf, -torch.inf)
-    upper = torch.nextafter(upper, torch.full_like(upper, torch.inf)).nan_to_num(torch.inf, torch.inf, -torch.inf)
-    return Bounded(lower, upper)
+            add(node.left, times(found, node.right))
+            add(node.right, times(found, node.left))
+    zero = eye.new_zeros(len(lower), graph.classes, graph.features)
+    return slopes.get(0, Bounded(zero, zero))

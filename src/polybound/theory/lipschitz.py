@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf, isinf, prod
+from math import inf, isinf
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polybound.errors import PolyboundError, check_choice, check_number
-from polybound.models import Affine, DeepNetwork, Dense, Factors, Graph, Identity, PolynomialNetwork, Windowed
+from polybound.models import Affine, DeepNetwork, Dense, Factors, Graph, Identity, PolynomialNetwork, Windowed, graph_of
 from polybound.theory.bound import Bound, number
 from polybound.theory.graphs import composed_lipschitz, jacobian_bounds
 from polybound.theory.norms import (
@@ -22,6 +21,7 @@ from polybound.theory.norms import (
     matrix_norm,
     operator_norm,
     rounding_norm,
+    working_factors,
 )
 from polybound.theory.rounding import (
     ULP,
@@ -33,55 +33,6 @@ from polybound.theory.rounding import (
     restored,
     times_power_of_two,
 )
-
-# Interval arithmetic on tensors: a midpoint, a radius, and float64 rounding taken into the radius.
-
-
-@dataclass(frozen=True)
-class Interval:
-    """All tensors within `rad` of `mid`, entry by entry; both float64, `rad >= 0`."""
-
-    mid: Tensor
-    rad: Tensor
-
-    @staticmethod
-    def of_sides(lower: Tensor, upper: Tensor) -> Interval:
-        """The interval that contains the box [lower, upper]."""
-        mid = (lower + upper) / 2
-        return Interval(mid, torch.maximum(upper - mid, mid - lower) * (1 + ULP) + mid.abs() * ULP)
-
-    def magnitude(self) -> Tensor:
-        """An upper bound of the absolute value."""
-        return (self.mid.abs() + self.rad) * (1 + ULP)
-
-    def wider(self, more: Tensor) -> Interval:
-        """The interval with this much added to its radius; `more` is not negative."""
-        return Interval(self.mid, (self.rad + more) * (1 + ULP))
-
-    def __mul__(self, other: Interval) -> Interval:
-        mid = self.mid * other.mid
-        rad = self.rad * other.mid.abs() + (self.mid.abs() + self.rad) * other.rad
-        return Interval(mid, (rad + mid.abs() * ULP) * (1 + 4 * ULP))
-
-    def __add__(self, other: Interval) -> Interval:
-        mid = self.mid + other.mid
-        return Interval(mid, (self.rad + other.rad + mid.abs() * ULP) * (1 + 4 * ULP))
-
-    def through(self, step: Affine, absolute: Affine) -> Interval:
-        """The image under an affine map; `absolute` is `step.absolute()`."""
-        return self._image(step(self.mid), absolute.linear(self.rad), absolute(self.mid.abs()), step.terms)
-
-    def back(self, step: Affine, absolute: Affine) -> Interval:
-        """The image under the transpose of the map's linear part."""
-        mid = step.adjoint(self.mid)
-        return self._image(mid, absolute.adjoint(self.rad), absolute.adjoint(self.mid.abs()), step.terms)
-
-    @staticmethod
-    def _image(mid: Tensor, rad: Tensor, size: Tensor, terms: int) -> Interval:
-        # A sum of n products is computed to within n units of roundoff of the sum of their absolute values.
-        slack = (terms + 8) * ULP
-        return Interval(mid, (rad + size * slack) * (1 + slack))
-
 
 Sides = tuple[Tensor | float, Tensor | float]
 
@@ -101,12 +52,12 @@ def lipschitz(
 
     "paper": `k ||C||_p prod_i ||U_i||_p`, or with `||A_i||_p ||S_i||_p` for NCP (theorems 2, 4, 7, 9).
     "rowwise": the same sum of k terms, but unit by unit, with norms taken last; never above "paper".
-    "local": over a box, the Jacobian at its centre plus how far the Jacobian can move from there; it tends to the
-    exact local constant as the box shrinks, and for p = inf over the whole domain it is not above "rowwise".
+    "local": over a box, by intervals of the Jacobian's entries; it tends to the exact local constant as the box
+    shrinks, and for p = inf over the whole domain it is not above "rowwise".
 
     Args:
-        model: a model, a stack, or canonical factors. A deep network has "paper" by composition, map by map; "rowwise"
-            and "local" are the norm of the largest absolute values of its Jacobian's entries, by intervals.
+        model: a model, a stack, or canonical factors. A deep network has "paper" by composition, map by map, and
+            "rowwise" is its "local".
         p: exponent of both norms, any p >= 1. For p other than 1, 2 and inf, operator norms are Riesz-Thorin bounds.
         method: "paper", "rowwise" or "local".
         radius: the bound holds for `||x||_p <= radius`. The theorems ask this, with radius 1, of the lifted input
@@ -128,8 +79,9 @@ def lipschitz(
     if box is not None and method != "local":
         raise PolyboundError(f"a box goes with method='local', not with {method!r}")
     letter = "inf" if isinf(p) else f"{p:g}"
+    default = 1.0 if radius is None else radius
     if isinstance(model, DeepNetwork) and (graph := model.graph()).chain() is None:
-        return _of_graph(graph, p, method, letter, 1.0 if radius is None else radius, box)
+        return _of_graph(graph.double(), p, method, letter, box or (-default, default))
     factors = finite_factors(model)
     how = "in float64" + (
         "" if can_write_out(factors) else ", norms of the large maps bounded by those of their kernels"
@@ -139,12 +91,13 @@ def lipschitz(
     else:
         assumption = f"||x||_{letter} <= {radius:g}"
     if method == "local":
-        default = 1.0 if radius is None else radius
-        lower, upper, single = _sides(factors, box or (-default, default))
-        value = each_run(factors, lambda f: _over_boxes(f, lower, upper, p))
+        lower, upper, single = _sides(factors.features, box or (-default, default), factors.s1.device)
+        runs = [factors.run(e) for e in range(factors.lead[0])] if factors.lead else [factors]
+        values = [_over_boxes(working_factors(run), lower, upper, p) for run in runs]
+        value = torch.stack(values) if factors.lead else values[0]
         value = value.squeeze(-1) if single else value
         name, title = "Local bound", "local"
-        formula = f"||J(centre)||_{letter} + || max |J(x) - J(centre)| ||_{letter}"
+        formula = _JACOBIAN.format(letter)
         sides = [
             f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else word
             for side, word in zip(box or (-default, default), ("lower", "upper"), strict=True)
@@ -169,27 +122,22 @@ def lipschitz(
     return Bound(number(value), f"Lipschitz constant, l_{letter}, {title}", name, formula, (assumption,), how)
 
 
-def _of_graph(graph: Graph, p: float, method: str, letter: str, radius: float, box: Sides | None) -> Bound:
+_JACOBIAN = "|| max |J(x)| ||_{}"
+
+
+def _of_graph(graph: Graph, p: float, method: str, letter: str, box: Sides) -> Bound:
     """The bounds of a network that is no chain: "paper" by composition, the others by intervals of the Jacobian."""
-    graph = graph.double()
-    sides = []
-    for side in box or (-radius, radius):
-        values = torch.as_tensor(side, dtype=torch.float64)
-        if values.ndim > 1 or values.numel() not in (1, graph.features):
-            raise PolyboundError(f"the sides of a deep network's box are numbers or of shape ({graph.features},)")
-        sides.append(values.expand(graph.features).unsqueeze(0))
-    lower, upper = sides
-    if not bool((lower <= upper).all()):
-        raise PolyboundError("the lower side of the box is above the upper one")
+    lower, upper, single = _sides(graph.features, box, torch.device("cpu"))
     where = f"x in the box [{float(lower.min()):g}, {float(upper.max()):g}]"
     quantity = f"Lipschitz constant, l_{letter}"
     if method == "paper":
         value = composed_lipschitz(graph, lower, upper, p)
         formula = f"||W||_{letter} L of an affine map, |y| L_z + |z| L_y of a product"
         return Bound(value, f"{quantity}, composed", "Composition", formula, (where,), "interval arithmetic in float64")
-    value = float(matrix_norm(jacobian_bounds(graph, lower, upper), p))
-    formula, how = f"|| max |J(x)| ||_{letter}", "intervals of the Jacobian's entries, backwards, in float64"
-    return Bound(value, f"{quantity}, by intervals", "Jacobian intervals", formula, (where,), how)
+    values = _jacobian_norm(graph, lower, upper, p)
+    how = "intervals of the Jacobian's entries, backwards, in float64"
+    found, formula = number(values.squeeze(0) if single else values), _JACOBIAN.format(letter)
+    return Bound(found, f"{quantity}, by intervals", "Jacobian intervals", formula, (where,), how)
 
 
 def _lifted_radius(p: float, radius: float | None) -> float:
@@ -309,80 +257,40 @@ def _scaled_norm(step: Affine, diagonal: Tensor, p: float, side: Literal["left",
     return operator_norm(step, p) * diagonal.amax(-1)
 
 
-def _sides(factors: Factors, box: Sides) -> tuple[Tensor, Tensor, bool]:
+def _sides(features: int, box: Sides, device: torch.device) -> tuple[Tensor, Tensor, bool]:
     """The sides of all boxes, (boxes, features), in float64, and whether a single box was given."""
     # Not `torch.as_tensor(side).double()`, which would round a float to float32 on the way.
-    lower, upper = (
-        (side.detach().double() if isinstance(side, Tensor) else torch.tensor(side, dtype=torch.float64)).to(
-            factors.s1.device
-        )
-        for side in box
-    )
+    lower, upper = (torch.as_tensor(side, dtype=torch.float64, device=device).detach() for side in box)
     single = max(lower.ndim, upper.ndim) < 2
     try:
-        shape = (lower + upper + lower.new_zeros(1, factors.features)).shape
+        shape = (lower + upper + lower.new_zeros(1, features)).shape
         lower, upper = lower.expand(shape), upper.expand(shape)
     except RuntimeError:
         shape = torch.Size()
-    if len(shape) != 2 or shape[1] != factors.features:
-        raise PolyboundError(f"box sides must be floats, ({factors.features},) or (boxes, {factors.features})")
+    if len(shape) != 2 or shape[1] != features:
+        raise PolyboundError(f"box sides must be floats, ({features},) or (boxes, {features})")
     if not ((lower <= upper) & torch.isfinite(lower) & torch.isfinite(upper)).all():
         raise PolyboundError("a box needs finite sides with lower <= upper")
     return lower, upper, single
 
 
 def _over_boxes(factors: Factors, lower: Tensor, upper: Tensor, p: float) -> Tensor:
+    """The local bounds of one run, (boxes,), of the network scaled so that nothing over- or underflows."""
     scaled = balanced(factors, float(torch.maximum(lower.abs(), upper.abs()).max()) if len(lower) else 1.0)
-    inside = scaled.slope - scaled.output
-    lower, upper = (times_power_of_two(side, inside.flatten()[:1].squeeze(0)) for side in (lower, upper))
-    factors = scaled.factors
-    absolute = [a.absolute() for a in factors.A], [s.absolute() for s in factors.S]
-    per_box = factors.C.outputs * max(factors.features, *(a.outputs for a in factors.A)) * prod(factors.lead)
-    step = max(1, _CHUNK // per_box)
-    values = [
-        _local_norm(factors, absolute, Interval.of_sides(lower[i : i + step], upper[i : i + step]), p)
-        for i in range(0, len(lower), step)
-    ]
-    return restored(torch.cat(values, dim=-1), scaled.slope, 0)
+    lower, upper = (times_power_of_two(side, scaled.slope - scaled.output) for side in (lower, upper))
+    # Maps apart from each other keep what was rounded when they were written out.
+    return restored(_jacobian_norm(graph_of(scaled.factors, fused=False), lower, upper, p), scaled.slope, 0)
 
 
-def _local_norm(factors: Factors, absolute: tuple[list[Affine], list[Affine]], x: Interval, p: float) -> Tensor:
-    """The norm bound of each box: (*lead, boxes)."""
-    maps, between = absolute
-    # Forward: intervals of A_n(x) and of S_n(y_(n-1)).
-    off = [a.rounding() for a in factors.A]
-    values = [x.through(a, b).wider((o[0] + o[1]).unsqueeze(-2)) for a, b, o in zip(factors.A, maps, off, strict=True)]
-    exact = factors.s1.unsqueeze(-2)
-    inner = [Interval(exact, torch.zeros_like(exact))]
-    for n, (s, b) in enumerate(zip(factors.S, between, strict=True)):
-        inner.append((values[n] * inner[n]).through(s, b))
-    # Backward, class by class: J = sum_n (C D_k S_k ... D_(n+1) S_(n+1)) diag(S_n y_(n-1)) A_n.
-    C = factors.C.matrix().unsqueeze(-3)
-    G = Interval(C, torch.zeros_like(C)).wider(factors.C.rounding()[0].unsqueeze(-1).unsqueeze(-3))
-    J: Interval | None = None
-    lost = C.new_zeros(())  # what writing the maps out took from the rows of J, in l_1 norm
-    for n in reversed(range(factors.degree)):
-        reached = G * _over_classes(inner[n])
-        lost = lost + (reached.magnitude() * off[n][0].unsqueeze(-2).unsqueeze(-2)).sum(-1)
-        part = _flat_back(reached, factors.A[n], maps[n])
-        J = part if J is None else J + part
-        if n > 0:
-            G = _flat_back(G * _over_classes(values[n]), factors.S[n - 1], between[n - 1])
-    assert J is not None  # noqa: S101 - the degree is at least 1
-    value = matrix_norm(J.magnitude(), p)
-    if p not in (1.0, inf):
-        value = torch.minimum(value, matrix_norm(J.mid, p) + matrix_norm(J.rad, p))
-    value = outward(value + rounding_norm(lost, p), G.mid.shape[-1])
-    return value.expand(*factors.lead, len(x.mid))  # of degree 1, all boxes share one Jacobian
-
-
-def _over_classes(x: Interval) -> Interval:
-    return Interval(x.mid.unsqueeze(-2), x.rad.unsqueeze(-2))
-
-
-def _flat_back(G: Interval, step: Affine, absolute: Affine) -> Interval:
-    """`back` for G of shape (*lead, boxes, classes, units), boxes and classes taken as one batch."""
-    boxes, classes = G.mid.shape[-3:-1]
-    flat = Interval(G.mid.flatten(-3, -2), G.rad.flatten(-3, -2)).back(step, absolute)
-    shape = (*flat.mid.shape[:-2], boxes, classes, flat.mid.shape[-1])
-    return Interval(flat.mid.reshape(shape), flat.rad.reshape(shape))
+def _jacobian_norm(graph: Graph, lower: Tensor, upper: Tensor, p: float) -> Tensor:
+    """Upper bounds of `||J(x)||_p` over boxes, (boxes,): of the largest entries, or of their middles and radii."""
+    values = []
+    step = max(1, _CHUNK // (graph.classes * max(graph.sizes)))
+    for low, high in zip(torch.split(lower, step), torch.split(upper, step), strict=True):
+        J = jacobian_bounds(graph, low, high)
+        value = matrix_norm(J.size, p)
+        if p not in (1.0, inf):
+            radius = torch.maximum(J.upper - J.middle, J.middle - J.lower) * (1 + 4 * ULP)
+            value = torch.minimum(value, outward(matrix_norm(J.middle, p) + matrix_norm(radius, p), 1))
+        values.append(value)
+    return torch.cat(values)

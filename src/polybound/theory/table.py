@@ -10,9 +10,8 @@ import torch
 
 from polybound.models import Applied, DeepNetwork, PolynomialNetwork, polynomial
 from polybound.theory.bound import Bound, BoundTable, number
-from polybound.theory.graphs import operator_norm
 from polybound.theory.lipschitz import lipschitz
-from polybound.theory.norms import factor_norms, finite_factors, gamma, theta
+from polybound.theory.norms import factor_norms, finite_factors, gamma, operator_norm, theta
 from polybound.theory.rademacher import rademacher
 
 RESIDUAL_NOTE = (
@@ -46,7 +45,7 @@ def bounds(model: PolynomialNetwork, n: int = 60000, *, radius: float = 1.0) -> 
     if isinstance(model, DeepNetwork) and (graph := model.graph()).chain() is None:
         found = [
             Bound(
-                operator_norm(node.map, inf),
+                number(operator_norm(node.map, inf)),
                 f"norm of {graph.label(n, short=True)}, l_inf",
                 "Operator norm",
                 "largest row-l1 norm",

@@ -6,7 +6,7 @@ vectors unless said otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -78,6 +78,11 @@ class Bounded:
         """Half of the width."""
         return (self.upper - self.lower) / 2
 
+    @property
+    def size(self) -> Tensor:
+        """The largest absolute values."""
+        return torch.maximum(self.lower.abs(), self.upper.abs())
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -98,26 +103,24 @@ class Intervals:
 
         Rounded outwards: `W c + b` is a sum of products with up to `terms` roundings each, so it is off by at most
         `gamma_terms (|W| |c| + |b|)`, and so is `|W| r`; what underflows is less than the least normal number times
-        what multiplies it afterwards. c itself is rounded, which r covers.
+        what multiplies it afterwards. c itself is rounded, which r covers. A map that was written out adds its `off`.
         """
-        middle, radius = value.middle, value.radius
         absolute = step.absolute()
         if not self.outward:
-            middle, radius = step(middle), absolute.linear(radius)
+            middle, radius = step(value.middle), absolute.linear(value.radius)
             return Bounded(middle - radius, middle + radius)
-        info = torch.finfo(middle.dtype)
-        middle = torch.nan_to_num(middle, nan=0.0, posinf=info.max, neginf=info.min)
-        # Upwards, from the rounded middle to both ends; differences of floats are rounded to the nearest.
-        radius = _up(torch.maximum(value.upper - middle, middle - value.lower))
-        reach = absolute.linear(torch.cat([radius, middle.abs()], -2))
-        moved, size = reach[..., : radius.shape[-2], :], reach[..., radius.shape[-2] :, :]
-        centre = step(middle)
-        share = 2 * (step.terms + 8) * info.eps
-        tiny = (step.inputs + 1) * (step.terms + 8) * info.smallest_normal
-        grown = absolute.linear(torch.full_like(middle[..., :1, :], 1.0)) + 1.0
-        lost = share * (size + moved + absolute.constant) + tiny * grown
-        reach = _up(_up(moved) + _up(lost))
-        return _safe(_down(centre - reach), _up(centre + reach))
+        off: Tensor | float = 0.0
+        if step.off is not None:
+            off = value.size.amax(-1, keepdim=True) * step.off[0] + step.off[1]
+        return _image(step, value, step, absolute.linear, absolute.constant, off)
+
+    def back(self, step: Affine, value: Bounded) -> Bounded:
+        """`y W` for rows y between the ends, (..., outputs), rounded outwards."""
+        rows = Bounded(value.lower.flatten(0, -2), value.upper.flatten(0, -2))
+        off = 0.0 if step.off is None else rows.size @ step.off[0].unsqueeze(-1)
+        found = _image(step, rows, step.adjoint, step.absolute().adjoint, 0.0, off)
+        shape = *value.lower.shape[:-1], step.inputs
+        return Bounded(found.lower.reshape(shape), found.upper.reshape(shape))
 
     def sum(self, values: Sequence[Bounded]) -> Bounded:
         """Sums of the ends."""
@@ -138,6 +141,29 @@ class Intervals:
             lower, upper = reduce(torch.minimum, ends), reduce(torch.maximum, ends)
             lower = _down(lower) if self.outward else lower
         return _safe(lower, _up(upper)) if self.outward else Bounded(lower, upper)
+
+
+def _image(
+    step: Affine,
+    value: Bounded,
+    linear: Callable[[Tensor], Tensor],
+    absolute: Callable[[Tensor], Tensor],
+    constant: Tensor | float,
+    off: Tensor | float,
+) -> Bounded:
+    """Where a map takes an interval, given by what it does to points and to absolute values, rounded outwards."""
+    info = torch.finfo(value.lower.dtype)
+    middle = torch.nan_to_num(value.middle, nan=0.0, posinf=info.max, neginf=info.min)
+    # Upwards, from the rounded middle to both ends; differences of floats are rounded to the nearest.
+    radius = _up(torch.maximum(value.upper - middle, middle - value.lower))
+    moved, size = torch.split(absolute(torch.cat([radius, middle.abs()], -2)), radius.shape[-2], -2)
+    centre = linear(middle)
+    share = 2 * (step.terms + 8) * info.eps
+    tiny = (max(step.inputs, step.outputs) + 1) * (step.terms + 8) * info.smallest_normal
+    grown = absolute(torch.full_like(middle[..., :1, :], 1.0)) + 1.0
+    lost = share * (size + moved + constant) + off + tiny * grown
+    reach = _up(_up(moved) + _up(lost))
+    return _safe(_down(centre - reach), _up(centre + reach))
 
 
 def _up(values: Tensor) -> Tensor:
