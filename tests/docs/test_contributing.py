@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import polybound as pb
 from polybound.defences import find_defence
@@ -38,7 +39,7 @@ PARTS = {
 
 
 def test_every_section_says_what_it_touches():
-    assert list(SECTIONS) == [*PARTS, "An experiment", "A defence"]
+    assert list(SECTIONS) == [*PARTS, "An algebra", "An experiment", "A defence"]
     for text in SECTIONS.values():
         assert "Files touched in the package: 0." in " ".join(text.split())
 
@@ -72,6 +73,22 @@ def test_a_part_is_trained_with(cli, tmp_path, section):
     else:
         model = names["model"]
         assert (model.degree, model.rank, pb.paper_model("ncp-3").classes) == (3, 8, 10) and "ncp-3" in model_names()
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(4, 8), torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.c(self.a(x) * self.b(x))
+
+
+def test_an_algebra():
+    """Multiplications, counted by hand as well."""
+    counted = run("An algebra")["Multiplications"]()
+    pb.polynomial(Net(), (4,)).graph().evaluate(counted, 4)
+    assert counted.count == 4 * 8 + 4 * 8 + 8 + 8 * 3
 
 
 def test_an_experiment(cli, tmp_path):

@@ -56,6 +56,18 @@ def test_samples_may_come_as_anything():
         assert torch.equal(weights_of(model), weights_of(expected)), name
 
 
+def test_a_plain_module_is_trained_in_place_and_keeps_its_mode():
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+    digits = pb.data.load_digits("train")
+    pb.fit(module, digits, epochs=20)
+    assert not module.training
+    found = pb.accuracy(module, digits)
+    assert found > 0.9 and not module.training
+    assert found == pb.accuracy(module, digits.x.numpy(), digits.y.numpy())
+    with pytest.raises(PolyboundError, match=r"pb.polynomial\(module, shape\) takes modules"):
+        pb.accuracy(module, [[0.0] * 64], [1])
+
+
 def test_a_recipe_may_stand_where_the_labels_of_a_data_set_would():
     data, recipe = load_digits("train").subset(100), pb.Recipe.from_options(epochs=1, learning_rate=0.5)
     models = [model_for() for _ in range(3)]
@@ -74,8 +86,10 @@ def test_numbers_out_of_an_array_are_numbers():
 
 
 def test_what_is_no_model_and_no_recipe():
-    with pytest.raises(PolyboundError, match="got Linear"):
-        pb.fit(torch.nn.Linear(64, 10), *digits(10))
+    with pytest.raises(PolyboundError, match="got str"):
+        pb.fit("pn-4", *digits(10))
+    with pytest.raises(PolyboundError, match="relu"):
+        pb.fit(torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.ReLU()), *digits(10))
     with pytest.raises(PolyboundError, match=r"recipe must be 'default', 'paper' or a polybound\.Recipe, got 'adamw'"):
         pb.fit(model_for(), *digits(10), "adamw")
 

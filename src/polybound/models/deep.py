@@ -211,7 +211,7 @@ class TracedNetwork(DeepNetwork):
     def __init__(self, module: nn.Module, shape: Sequence[int]) -> None:
         graph = trace(module, shape)
         super().__init__(shape, graph.classes)
-        self.module, self.degree = module, graph.degree
+        self.module, self.degree, self.training = module, graph.degree, module.training
 
     def _forward_module(self) -> nn.Module:
         return self.module

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from polybound.data import Dataset
 from polybound.errors import PolyboundError, check_flag, check_int
@@ -19,12 +19,12 @@ from polybound.seeds import check_seed
 from polybound.training.callbacks import History, HistoryKeeper, measure
 from polybound.training.losses import CrossEntropy
 from polybound.training.recipe import Recipe
-from polybound.training.samples import sample_weights, training_set
+from polybound.training.samples import TrainingSet, sample_weights, training_set
 from polybound.training.trainer import Callback, Trainer
 
 
 def fit(
-    model: PolynomialNetwork,
+    model: nn.Module,
     X: Any,
     y: Any = None,
     recipe: Recipe | str | None = None,
@@ -58,7 +58,7 @@ def fit(
     True
 
     Args:
-        model: what to train.
+        model: what to train; any `torch.nn.Module` of affine maps and products is traced, and trained in place.
         X: a `Dataset`, the training split; or inputs (samples, *shape), as a numpy array, tensor or pandas frame.
         y: labels from 0 on, (samples,); with `loss="squared"`, numbers (samples,) or (samples, outputs). A `Dataset`
             has its own; then a recipe may stand here.
@@ -84,7 +84,7 @@ def fit(
     """
     if isinstance(y, Recipe | str):
         y, recipe = None, y
-    polynomial(model)
+    model = _network(model, X)
 
     def recipe_for(samples: int) -> Recipe:
         if isinstance(recipe, Recipe):
@@ -155,9 +155,15 @@ def _print_line(done: float, total: float | None, text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def accuracy(model: PolynomialNetwork, X: Any, y: Any = None) -> Tensor:
+def accuracy(model: nn.Module, X: Any, y: Any = None) -> Tensor:
     """The share of correctly classified samples, one value for each run; of a `Dataset`, or of arrays X and y."""
-    loss = CrossEntropy()
+    loss, model = CrossEntropy(), _network(model, X)
     data = training_set(model, X, y, loss=loss).to(next(model.parameters()))
     found = measure(model, data, loss)["accuracy"]
     return found[0] if model.runs is None else found
+
+
+def _network(model: nn.Module, X: Any) -> PolynomialNetwork:
+    """The model; a plain module as the polynomial network that it is for inputs like X."""
+    shape = X.shape if isinstance(X, Dataset | TrainingSet) else getattr(X, "shape", ())[1:]
+    return polynomial(model, shape or None)
