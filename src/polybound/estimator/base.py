@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Self
 
@@ -28,54 +29,34 @@ _PATIENCE = 10
 """Epochs without a better validation after which early stopping stops."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A polynomial network on scaled inputs; `PolynomialClassifier` and `PolynomialRegressor` say the rest."""
 
-    adversary: Any = None
-    _batch_seed: int
-    model_: PolynomialNetwork
-    history_: History
-    bounds_: dict[str, Bound]
-    n_iter_: int
-    n_features_in_: int
-    scaling_: InputScaling
-
-    def __init__(
-        self,
-        *,
-        degree: Any = 3,
-        rank: Any = 64,
-        form: Any = "product",
-        bound: Any = None,
-        norm: Any = "inf",
-        method: Any = None,
-        optimiser: Any = "adamw",
-        learning_rate: Any = "auto",
-        weight_decay: Any = "auto",
-        epochs: Any = "auto",
-        batch_size: Any = 64,
-        early_stopping: Any = False,
-        validation_fraction: Any = 0.1,
-        random_state: Any = None,
-        verbose: Any = False,
-        device: Any = "cpu",
-    ) -> None:
-        self.degree = degree
-        self.rank = rank
-        self.form = form
-        self.bound = bound
-        self.norm = norm
-        self.method = method
-        self.optimiser = optimiser
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
+    degree: Any = 3
+    rank: Any = 64
+    form: Any = "product"
+    bound: Any = None
+    norm: Any = "inf"
+    method: Any = None
+    optimiser: Any = "adamw"
+    learning_rate: Any = "auto"
+    weight_decay: Any = "auto"
+    epochs: Any = "auto"
+    batch_size: Any = 64
+    early_stopping: Any = False
+    validation_fraction: Any = 0.1
+    random_state: Any = None
+    verbose: Any = False
+    device: Any = "cpu"
+    # What training adds.
+    model_: PolynomialNetwork = field(init=False)
+    history_: History = field(init=False)
+    bounds_: dict[str, Bound] = field(init=False)
+    n_iter_: int = field(init=False)
+    n_features_in_: int = field(init=False)
+    scaling_: InputScaling = field(init=False)
+    _batch_seed: int = field(init=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -118,12 +99,8 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         return X, y, weight
 
-    def _check_settings(self, **more: Any) -> None:
-        """Refuse a parameter that cannot be, whether this training uses it or not.
-
-        Args:
-            **more: further options of the recipe: the loss, the label smoothing.
-        """
+    def _check_settings(self) -> None:
+        """Refuse a parameter that cannot be, whether this training uses it or not."""
         check_choice("form", self.form, FORMS)
         _whole("rank", self.rank)
         _whole("degree", self.degree)
@@ -133,18 +110,21 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             raise PolyboundError(f"validation_fraction must lie between 0 and 1, without them, got {share!r}")
         self._patience()
         self._device()
-        Recipe.for_data(1, 1, self._recipe_options(**more))
+        Recipe.for_data(1, 1, self._recipe_options())
 
-    def _recipe_options(self, **more: Any) -> dict[str, Any]:
+    def _own_options(self) -> dict[str, Any]:
+        """The options of the recipe that only this kind of estimator has: the loss, the label smoothing."""
+        raise NotImplementedError
+
+    def _recipe_options(self) -> dict[str, Any]:
         """What the parameters change in the default recipe, as options of `fit`; "auto" changes nothing."""
-        options = {"optimiser": self.optimiser, "batch_size": _whole("batch_size", self.batch_size), **more}
+        options = {"optimiser": self.optimiser, "batch_size": _whole("batch_size", self.batch_size)}
+        options |= self._own_options()
         if self.epochs != "auto":
             options["epochs"] = _whole("epochs", self.epochs)
         for name in ("learning_rate", "weight_decay"):
             if (value := getattr(self, name)) != "auto":
                 options[name] = _plain(value)
-        if self.adversary is not None:
-            options["adversary"] = self.adversary
         if self._has_own_loss():
             options.pop("label_smoothing", None)
         if self.bound is not None:
@@ -172,18 +152,18 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             raise PolyboundError(f"device {self.device!r} cannot be used here") from error
         return device
 
-    def _fit(self, X: Array, targets: npt.NDArray[Any], weight: Array, outputs: int, **more: Any) -> None:
+    def _fit(self, X: Array, targets: npt.NDArray[Any], weight: Array, outputs: int) -> None:
         """Scale and train from the beginning; targets are class numbers, or values (samples, outputs)."""
         samples = merged(X, targets, weight)
         self._begin(samples, outputs)
         self.scaling_ = InputScaling.of(samples.X, samples.weight)
-        options = self._recipe_options(**more)
+        options = self._recipe_options()
         if self.early_stopping:
             options |= {"early_stopping": self._patience(), "validation": float(self.validation_fraction)}
         self.history_ = self._train(samples, options)
         self.n_iter_ = len(self.history_)
 
-    def _go_on(self, X: Array, targets: npt.NDArray[Any], weight: Array, outputs: int, **more: Any) -> None:
+    def _go_on(self, X: Array, targets: npt.NDArray[Any], weight: Array, outputs: int) -> None:
         """One pass over more samples, at a constant learning rate; the scaling follows all that were seen."""
         samples = merged(X, targets, weight)
         scaling = InputScaling.of(samples.X, samples.weight)
@@ -193,7 +173,7 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         else:
             self._begin(samples, outputs)
             self.scaling_ = scaling
-        done = self._train(samples, self._recipe_options(**more) | {"schedule": "constant", "epochs": 1})
+        done = self._train(samples, self._recipe_options() | {"schedule": "constant", "epochs": 1})
         for line in done:
             self.history_.lines.append(dict(line) | {"epoch": len(self.history_) + 1})
         self.n_iter_ += 1

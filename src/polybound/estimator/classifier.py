@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ from polybound.estimator.files import read_labels, write_labels
 from polybound.estimator.scaling import Array
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A polynomial network as a scikit-learn classifier, with proofs about its predictions.
 
@@ -73,52 +75,10 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
     (1, 4)
     """
 
-    classes_: npt.NDArray[Any]
-
-    def __init__(
-        self,
-        *,
-        degree: Any = 3,
-        rank: Any = 64,
-        form: Any = "product",
-        bound: Any = None,
-        norm: Any = "inf",
-        method: Any = None,
-        adversary: Any = None,
-        optimiser: Any = "adamw",
-        learning_rate: Any = "auto",
-        weight_decay: Any = "auto",
-        label_smoothing: Any = 0.1,
-        epochs: Any = "auto",
-        batch_size: Any = 64,
-        early_stopping: Any = False,
-        validation_fraction: Any = 0.1,
-        class_weight: Any = None,
-        random_state: Any = None,
-        verbose: Any = False,
-        device: Any = "cpu",
-    ) -> None:
-        super().__init__(
-            degree=degree,
-            rank=rank,
-            form=form,
-            bound=bound,
-            norm=norm,
-            method=method,
-            optimiser=optimiser,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            batch_size=batch_size,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            random_state=random_state,
-            verbose=verbose,
-            device=device,
-        )
-        self.adversary = adversary
-        self.label_smoothing = label_smoothing
-        self.class_weight = class_weight
+    adversary: Any = None
+    label_smoothing: Any = 0.1
+    class_weight: Any = None
+    classes_: npt.NDArray[Any] = field(init=False)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning.
@@ -165,8 +125,12 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             self._learn(X, self._numbers(y), weight, self._go_on)
         return self
 
-    def _check_settings(self, **more: Any) -> None:
-        super()._check_settings(label_smoothing=self.label_smoothing, **more)
+    def _own_options(self) -> dict[str, Any]:
+        adversary = {} if self.adversary is None else {"adversary": self.adversary}
+        return {"label_smoothing": self.label_smoothing, **adversary}
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         if not isinstance(self.class_weight, Mapping | None) and self.class_weight != "balanced":
             raise PolyboundError(f"class_weight must be 'balanced', a mapping or None, got {self.class_weight!r}")
 
@@ -186,7 +150,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             totals = np.bincount(labels, weight, len(known))
             shares = totals.sum() / (len(totals) * np.where(totals > 0, totals, 1.0))
             weight = weight * shares[labels]
-        learn(X, labels, weight, len(known), label_smoothing=float(self.label_smoothing))
+        learn(X, labels, weight, len(known))
         there = weight > 0
         self.bounds_ = proven_bounds(self.model_, self.scaling_, self.scaling_(X[there]), labels[there])
 

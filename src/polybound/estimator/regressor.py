@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -33,6 +34,7 @@ class PredictionIntervals(NamedTuple):
     highest: Array
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A polynomial network as a scikit-learn regressor, with proven intervals of its predictions.
 
@@ -77,8 +79,8 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
     True
     """
 
-    target_scaling_: TargetScaling
-    _shape: tuple[int, ...]
+    target_scaling_: TargetScaling = field(init=False)
+    _shape: tuple[int, ...] = field(init=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -94,7 +96,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             y: targets, (samples,) or (samples, outputs).
             sample_weight: a weight of two is a sample given twice, to the bit.
         """
-        self._check_settings(loss="squared")
+        self._check_settings()
         with self._all_or_nothing():
             X, y, weight = self._training_data(X, y, sample_weight, reset=True, multi_output=True, y_numeric=True)
             self._learn(X, y, weight, self._fit)
@@ -110,7 +112,7 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             y: targets.
             sample_weight: of each sample.
         """
-        self._check_settings(loss="squared")
+        self._check_settings()
         first = not hasattr(self, "model_")
         with self._all_or_nothing():
             X, y, weight = self._training_data(X, y, sample_weight, reset=first, multi_output=True, y_numeric=True)
@@ -119,10 +121,13 @@ class PolynomialRegressor(RegressorMixin, PolynomialEstimator):  # type: ignore[
             self._learn(X, y, weight, self._go_on)
         return self
 
+    def _own_options(self) -> dict[str, Any]:
+        return {"loss": "squared"}
+
     def _learn(self, X: Array, y: Array, weight: Array, learn: Callable[..., None]) -> None:
         self._shape = y.shape[1:]
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        learn(X, targets, weight, targets.shape[1], loss="squared")
+        learn(X, targets, weight, targets.shape[1])
         there, stretch = weight > 0, self.target_scaling_.std
         self.bounds_ = proven_bounds(self.model_, self.scaling_, self.scaling_(X[there]), stretch=stretch)
 

@@ -63,10 +63,10 @@ from polybound.models.graphs.maps import Convolution as Convolution
 from polybound.models.graphs.maps import Repeated as Repeated
 from polybound.models.graphs.maps import Scale as Scale
 from polybound.models.graphs.maps import Select as Select
+from polybound.models.graphs.operations import Tracer as Tracer
 from polybound.models.graphs.recognise import as_model as as_model
-from polybound.models.graphs.trace import Traced as Traced
-from polybound.models.graphs.trace import Tracer as Tracer
 from polybound.models.graphs.trace import trace as trace
+from polybound.models.graphs.traced import Traced as Traced
 from polybound.models.ncp import NCP as NCP
 from polybound.models.passes.base import JacobianGradients as JacobianGradients
 from polybound.models.passes.base import ManualGradients as ManualGradients
