@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from math import gcd, inf, lcm, nextafter, prod
@@ -42,7 +42,7 @@ def read_vnnlib(path: str | PathLike[str]) -> Property:
     if path.stat().st_size > LARGEST_FILE:
         raise FileFormatError(f"{path}: more than the {LARGEST_FILE:,} bytes that are read")
     try:
-        return _property(_formula(path.read_text(encoding="utf-8")))
+        return _property(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise FileFormatError(f"{path}: not a text") from None
     except PolyboundError as error:
@@ -133,9 +133,8 @@ def rounded(value: Fraction, up: bool) -> float:
     try:
         near = float(value)
     except OverflowError:
-        raise PolyboundError(
-            f"a number of {len(str(value.numerator))} digits is larger than float64 can hold"
-        ) from None
+        digits = len(str(value.numerator))
+        raise PolyboundError(f"a number of {digits} digits is larger than float64 can hold") from None
     if (Fraction(near) < value) if up else (Fraction(near) > value):
         return nextafter(near, inf if up else -inf)
     return near
@@ -153,25 +152,11 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])_(0|[1-9]\d{0,7})")
 
 
-@dataclass
-class Formula:
-    """The variables that a file declares, and what it asserts of them.
-
-    Attributes:
-        declared: the variables.
-        common: conditions that always hold.
-        choices: disjunctions, each a list of conjunctions.
-    """
-
-    declared: Declared = field(default_factory=lambda: {"X": set(), "Y": set()})
-    common: list[Literal] = field(default_factory=list)
-    choices: list[list[Clause]] = field(default_factory=list)
-
-
-def _formula(text: str) -> Formula:
-    """What a text declares and asserts; a message of an error names the line."""
-    formula = Formula()
-    declared = formula.declared
+def _formula(text: str) -> tuple[Declared, list[Literal], list[list[Clause]]]:
+    """What a text declares, the conditions that always hold, and disjunctions; a message of an error names the line."""
+    declared: Declared = {"X": set(), "Y": set()}
+    common: list[Literal] = []
+    choices: list[list[Clause]] = []
     for line, command in _commands(text):
         try:
             match command:
@@ -185,15 +170,14 @@ def _formula(text: str) -> Formula:
                 case ["assert", asserted]:
                     clauses = _clauses(asserted, declared)
                     if len(clauses) == 1:
-                        formula.common += clauses[0]
+                        common += clauses[0]
                     else:
-                        formula.choices.append(clauses)
+                        choices.append(clauses)
                 case [str(name), *_] if name.startswith(("vnnlib-version", "declare-network")):
                     raise PolyboundError("this is VNN-LIB 2.0; 1.0 is read")
                 case [str(name), *_]:
-                    raise PolyboundError(
-                        f"({name[:40]} ...) is not read; (declare-const ... Real) and (assert ...) are"
-                    )
+                    allowed = "(declare-const ... Real) and (assert ...) are"
+                    raise PolyboundError(f"({name[:40]} ...) is not read; {allowed}")
                 case _:
                     raise PolyboundError("an expression that is not a command")
         except PolyboundError as error:
@@ -203,7 +187,7 @@ def _formula(text: str) -> Formula:
             raise PolyboundError(f"it declares no {name}_0: (declare-const {name}_0 Real)")
         if places != set(range(len(places))):
             raise PolyboundError(f"the {name}_i that are declared are not {name}_0, {name}_1 and so on")
-    return formula
+    return declared, common, choices
 
 
 def _commands(text: str) -> Iterator[tuple[int, Expression]]:
@@ -247,9 +231,8 @@ def _clauses(formula: Expression, declared: Declared) -> list[Clause]:
             X = {int(name[2:]): weight for name, weight in weights.items() if name[0] == "X"}
             Y = {int(name[2:]): weight for name, weight in weights.items() if name[0] == "Y"}
             if len(X) > 1 or (X and Y):
-                raise PolyboundError(
-                    "a comparison of several inputs, or of inputs with outputs, is not a box; only boxes are read"
-                )
+                several = "a comparison of several inputs, or of inputs with outputs,"
+                raise PolyboundError(f"{several} is not a box; only boxes are read")
 
             def below(sign: int) -> Literal:
                 x, y = ({place: sign * weight for place, weight in part.items()} for part in (X, Y))
@@ -259,9 +242,8 @@ def _clauses(formula: Expression, declared: Declared) -> list[Clause]:
         case ["<" | ">", *_]:
             raise PolyboundError("strict comparisons are not read; <= and >= are")
         case [str(name), *_]:
-            raise PolyboundError(
-                f"({name[:40]} ...) is not read as a condition; or, and, <=, >= and = of two terms are"
-            )
+            allowed = "or, and, <=, >= and = of two terms are"
+            raise PolyboundError(f"({name[:40]} ...) is not read as a condition; {allowed}")
         case _:
             raise PolyboundError(f"{str(formula)[:40]!r} is not a condition")
 
@@ -323,13 +305,13 @@ _Box = tuple[dict[int, Fraction], dict[int, Fraction]]
 """The lower and the upper bounds of the inputs, as far as they are known."""
 
 
-def _property(formula: Formula) -> Property:
-    """The boxes of a formula, each with its conditions on outputs; empty boxes and false conditions are left out."""
-    inputs, outputs = (len(places) for places in formula.declared.values())
-    start = _cut(({}, {}), formula.common)
-    always = _conditions(formula.common)
+def _property(text: str) -> Property:
+    """The boxes of a text, each with its conditions on outputs; empty boxes and false conditions are left out."""
+    declared, common, choices = _formula(text)
+    inputs, outputs = len(declared["X"]), len(declared["Y"])
+    start, always = _cut(({}, {}), common), _conditions(common)
     found: dict[int, tuple[_Box, list[Clause]]] = {}
-    for clause in _conjunctions(formula.choices, "the assertions have") if always is not None else ():
+    for clause in _conjunctions(choices, "the assertions have") if always is not None else ():
         rows = _conditions(clause)
         lower, upper = box = _cut(start, clause)
         empty = any(lower[place] > upper[place] for place in lower.keys() & upper.keys())

@@ -25,6 +25,7 @@ from polybound.report.labels import (
     levels,
     model_label,
     network_names,
+    place_label,
 )
 from polybound.runs import LoadedModel
 
@@ -62,20 +63,11 @@ def _against_clean(attacked: Mapping[str, Any], pattern: Mapping[str, float]) ->
     """The points of a line of clean and attacked accuracies, from the tightest method to the loosest."""
 
     def points(part: Table) -> list[Point]:
-        found = []
-        for one in part.configurations(*ATTACK_COLUMNS):
-            clean, robust = one.where(attack=CLEAN).cell(), one.where(attacked).cell()
-            if clean is not None and robust is not None:
-                found.append((one.rows[0], clean, robust))
-        found.sort(key=lambda point: levels(point[0]))
-        return [(round(x.mean, 2), y.mean, y.std, level_text(row, pattern)) for row, x, y in found]
+        ordered = sorted(part.configurations(*ATTACK_COLUMNS), key=lambda one: levels(one.rows[0]))
+        cells = [(one.rows[0], one.where(attack=CLEAN).cell(), one.where(attacked).cell()) for one in ordered]
+        return [(round(x.mean, 2), y.mean, y.std, level_text(row, pattern)) for row, x, y in cells if x and y]
 
     return points
-
-
-def _drawn(panels: Iterable[Panel]) -> list[Panel]:
-    """The panels for which something was run."""
-    return [panel for panel in panels if any(line.x for line in panel.lines)]
 
 
 # Figures of experiments.
@@ -106,7 +98,8 @@ def curves(experiment: Experiment, table: Table) -> Figure:
     ]
     below = 1 < len(pairs) <= 4
     places = product(protocols, pairs) if below else ((protocol, pair) for pair in pairs for protocol in protocols)
-    panels = _drawn(_curve_panel(experiment, table, protocol, *pair) for protocol, pair in places)
+    made = (_curve_panel(experiment, table, protocol, *pair) for protocol, pair in places)
+    panels = [panel for panel in made if panel.lines]
     columns = len(pairs) if below else len(protocols)
     notes = [_PUBLISHED_NOTES[experiment.x]] if any(panel.published for panel in panels) else []
     return Figure(experiment.title, panels, notes=notes, columns=columns if len(panels) % columns == 0 else 0)
@@ -187,7 +180,7 @@ def tradeoff(experiment: Experiment, table: Table) -> Figure:
         "pattern, of spectral and product projections the bound of C, and of certified training the radius that it "
         "was trained for."
     )
-    return Figure(experiment.title, _drawn(panels), notes=[note])
+    return Figure(experiment.title, [panel for panel in panels if panel.lines], notes=[note])
 
 
 def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
@@ -201,7 +194,7 @@ def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> 
     found = Table(ratios(experiment, root, data_dir)).only(lambda row: isinstance(row.get(BOUND), float))
     jobs = {(spec.data.name, spec.model.name): job for spec, job in growth_studies(experiment, data_dir)}
     for dataset, model in product(experiment.datasets, experiment.models):
-        name = f"{dataset_label(dataset)}, {model_label(model)}"
+        name = place_label(dataset, model)
         lines = _lines(found.where(data=dataset, model=model), (BOUND, "ratio"), "gamma/theta", means)
         panels.append(Panel(name, "bound", "gamma / theta", lines, log_x=True))
         job = jobs.get((dataset, model))
@@ -211,7 +204,7 @@ def growth(experiment: Experiment, root: Path, data_dir: Path | None = None) -> 
             lines = [Line(key, epochs, result[key]) for key in ("gamma", "theta")]
             panels.append(Panel(f"{name} without regularisation", "epoch", "value", lines, log_y=True))
     note = "Of trained networks, mean over seeds; during training, of one network."
-    return Figure(experiment.title, _drawn(panels), notes=[note])
+    return Figure(experiment.title, [panel for panel in panels if panel.lines], notes=[note])
 
 
 def initial(experiment: Experiment, root: Path, data_dir: Path | None = None) -> Figure:
@@ -292,15 +285,13 @@ def _losses(loaded: Sequence[LoadedModel]) -> list[Panel]:
     for mine in groups.values():
         lines = []
         named = zip(network_names(mine), mine, strict=True)
-        for name, one in sorted(
-            named, key=lambda pair: (str(pair[1].about.get("method")), levels(pair[1].about), pair[0])
-        ):
+        for name, one in sorted(named, key=lambda of: (str(of[1].about.get("method")), levels(of[1].about), of[0])):
             history = [] if one.run is None else one.run.history()
             known = [line for line in history if "epoch" in line and isinstance(line.get("loss"), int | float)]
             points = [(float(line["epoch"]), float(line["loss"])) for line in known]
             points = [(epoch, loss) for epoch, loss in points if isfinite(loss) and loss > 0]
             lines += [Line(name, [x for x, _ in points], [y for _, y in points])] if points else []
-        title = f"{dataset_label(mine[0].about['data'])}, {model_label(mine[0].about['model'])}"
+        title = place_label(mine[0].about["data"], mine[0].about["model"])
         panels += _in_parts(title, "epoch", "loss", lines, log_y=True)
     return panels
 
@@ -309,9 +300,5 @@ def _in_parts(title: str, x_label: str, y_label: str, lines: Sequence[Line], **a
     """A panel, or several if there are more lines than one can tell apart."""
     count = -(-len(lines) // MOST_LINES)
     size = -(-len(lines) // max(1, count))
-    return [
-        Panel(
-            f"{title} ({n + 1} of {count})" if count > 1 else title, x_label, y_label, lines[n * size :][:size], **axes
-        )
-        for n in range(count)
-    ]
+    titles = [f"{title} ({n + 1} of {count})" if count > 1 else title for n in range(count)]
+    return [Panel(name, x_label, y_label, lines[n * size :][:size], **axes) for n, name in enumerate(titles)]

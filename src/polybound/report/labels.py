@@ -59,6 +59,11 @@ def model_label(name: str) -> str:
     return MODELS.get(name, name)
 
 
+def place_label(dataset: str, model: str) -> str:
+    """The names of a data set and a model."""
+    return f"{dataset_label(dataset)}, {model_label(model)}"
+
+
 def cell_text(cell: Cell | None) -> str:
     """A cell, with the value that it is the best of in brackets, and a star if it is that of the best epoch.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby, product
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from polybound.evaluation import CLEAN, Cell, Difference, MixedError, Row, Table
 from polybound.experiments import EPOCHS, Comparison, Published, paper_method, published
 from polybound.report.elements import ExperimentResult, Figure, Line, Panel, Section, Value
 from polybound.report.elements import Table as Shown
-from polybound.report.labels import BOUND, METHODS, attack_label, dataset_label, model_label
+from polybound.report.labels import BOUND, METHODS, attack_label, place_label
 from polybound.report.tables import best_bound, chosen_on_validation, missing_values
 from polybound.report.text import to_markdown
 
@@ -217,7 +217,7 @@ def _methods(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
                 ours, theirs = (best_bound(side.only(lambda row: row["seed"] in seeds)) for side in sides)  # noqa: B023
                 if ours is not None and theirs is not None:
                     names = f"{METHODS[first]} with {METHODS[second]}, {protocol} protocol"
-                    where = f"{_place(dataset, model)}, {attack_label(attack)}, bound {ours[1]}"
+                    where = f"{place_label(dataset, model)}, {attack_label(attack)}, bound {ours[1]}"
                     yield Pair.of(question, names, where, ours[0], theirs[0])
 
 
@@ -229,10 +229,6 @@ def _of_method(rows: Table, name: str) -> Table:
     return rows.only(lambda row: paper_method(row) == name)
 
 
-def _place(dataset: str, model: str) -> str:
-    return f"{dataset_label(dataset)}, {model_label(model)}"
-
-
 def _costs(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
     """One bound, chosen on validation, against none: on clean images and under every attack."""
     question = "What does one bound, chosen on validation, cost and keep?"
@@ -242,7 +238,7 @@ def _costs(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
             ours, theirs = (chosen_on_validation(_of_method(rows, name), columns) for name in ("projection", "none"))
             if ours is None or theirs is None:
                 continue
-            where = f"{_place(dataset, model)}, bound {ours[1]}"
+            where = f"{place_label(dataset, model)}, bound {ours[1]}"
             for attack, protocol in columns:
                 sides = f"{METHODS['projection']} with {METHODS['none']}, {attack_label(attack)}"
                 both = (rows.where(attack=attack, protocol=protocol) for rows in (ours[0], theirs[0]))
@@ -262,13 +258,13 @@ def _certified(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
                 sides.append(Table() if best is None else configurations[best[0]])
             words = f"certified training with projection, {attack_label(attack)}"
             question = "Does certified training prove more than projection?"
-            yield Pair.of(question, words, _place(dataset, model), *sides)
+            yield Pair.of(question, words, place_label(dataset, model), *sides)
 
 
 def _steps(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
     """The most steps of an attack that were run against 20, for the same networks."""
     question = "Are 20 steps of PGD enough?"
-    for result in _curves(results, "steps"):
+    for result in (one for one in results if (one.experiment.layout, one.experiment.x) == ("curves", "steps")):
         for rows in result.scores.where(protocol="sound", split="test").configurations("attack"):
             attacks = [attack for attack in rows.values("attack") if attack != CLEAN]
             steps = {attack: getattr(parse_attack(attack), "steps", 0) for attack in attacks}
@@ -277,24 +273,20 @@ def _steps(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
                 both = (rows.only(lambda row: steps.get(row["attack"]) == count) for count in (most, 20))  # noqa: B023
                 first = rows.rows[0]
                 level = "" if first.get(BOUND) is None else f", bound {value_label(first[BOUND])}"
-                where = f"{_place(first['data'], first['model'])}, {paper_method(first)}{level}"
+                where = f"{place_label(first['data'], first['model'])}, {paper_method(first)}{level}"
                 yield Pair.of(question, f"{most} steps with 20, sound protocol", where, *both)
 
 
 def _ranks(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
     """The largest hidden rank that was run against the smallest."""
     question = "How much does the hidden rank matter?"
-    for result in _curves(results, "rank"):
+    for result in (one for one in results if (one.experiment.layout, one.experiment.x) == ("curves", "rank")):
         for rows in result.scores.where(attack=CLEAN).only(_after_the_last_epoch).configurations("model.rank"):
             ranks = sorted(rows.values("model.rank"))
             if len(ranks) > 1:
                 both = (rows.where({"model.rank": rank}) for rank in (ranks[-1], ranks[0]))
-                where = f"{_place(rows.rows[0]['data'], rows.rows[0]['model'])}, {rows.rows[0]['split']}"
+                where = f"{place_label(rows.rows[0]['data'], rows.rows[0]['model'])}, {rows.rows[0]['split']}"
                 yield Pair.of(question, f"rank {ranks[-1]} with {ranks[0]}, clean", where, *both)
-
-
-def _curves(results: Sequence[ExperimentResult], x: str) -> list[ExperimentResult]:
-    return [one for one in results if one.experiment.layout == "curves" and one.experiment.x == x]
 
 
 NOTE = (
@@ -306,13 +298,10 @@ NOTE = (
 
 def _by_sides(pairs: Iterable[Pair]) -> list[tuple[str, str, list[Pair]]]:
     """Pairs by question and sides, in the order in which these come first."""
-    places: dict[tuple[str, ...], int] = {}
+    groups: dict[str, dict[str, list[Pair]]] = {}
     for pair in pairs:
-        for key in ((pair.question,), (pair.question, pair.sides)):
-            places.setdefault(key, len(places))
-    ordered = sorted(pairs, key=lambda pair: (places[pair.question,], places[pair.question, pair.sides]))
-    groups = groupby(ordered, lambda pair: (pair.question, pair.sides))
-    return [(question, sides, list(mine)) for (question, sides), mine in groups]
+        groups.setdefault(pair.question, {}).setdefault(pair.sides, []).append(pair)
+    return [(question, sides, mine) for question, parts in groups.items() for sides, mine in parts.items()]
 
 
 def questions_table(pairs: Sequence[Pair]) -> Shown | None:

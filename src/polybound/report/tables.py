@@ -23,6 +23,7 @@ from polybound.report.labels import (
     levels,
     model_label,
     network_names,
+    place_label,
 )
 from polybound.runs import LoadedModel
 from polybound.theory import gamma, lipschitz, theta
@@ -84,7 +85,10 @@ def paper_table(experiment: Experiment, table: Table) -> Shown:
                 wanted = {"data": dataset, "model": model, "attack": attack, "protocol": protocol}
                 parts = [rows.where(wanted) for _, _, rows in columns]
                 found = [part.best_epoch().best(BOUND) for part in parts]  # as the paper takes both
-                bold |= {(len(cells), place + 2) for place in _highest(found)}
+                means = [None if cell is None else round(cell.mean, 2) for cell in found]  # the digits that are shown
+                top = max((mean for mean in means if mean is not None), default=None)
+                several = sum(mean is not None for mean in means) > 1
+                bold |= {(len(cells), place) for place, mean in enumerate(means, 2) if several and mean == top}
                 for place, (value, cell, part) in enumerate(zip(values, found, parts, strict=True), 2):
                     if cell is None:
                         verdict = "not run"
@@ -135,14 +139,6 @@ def _columns(experiment: Experiment, table: Table) -> list[tuple[str, str, Table
             heading = ", ".join(filter(None, (METHODS.get(name, name), label)))
             found.append((name, heading, Table(rows)))
     return found
-
-
-def _highest(values: Sequence[Cell | None]) -> list[int]:
-    """The places of the highest mean, to the two digits that are shown, if there is one to be higher than."""
-    means = [round(value.mean, 2) for value in values if value is not None]
-    if len(means) < 2:
-        return []
-    return [place for place, value in enumerate(values) if value is not None and round(value.mean, 2) == max(means)]
 
 
 def best_bound(rows: Table) -> tuple[Table, str] | None:
@@ -203,7 +199,7 @@ def chosen_table(experiment: Experiment, table: Table) -> Shown:
         part = table.where(data=dataset, model=model)
         if not part.rows:
             continue
-        groups.append((len(cells), f"{dataset_label(dataset)}, {model_label(model)}{seeds_text(part)}"))
+        groups.append((len(cells), f"{place_label(dataset, model)}{seeds_text(part)}"))
         for method in experiment.methods:
             mine = part.only(lambda row: paper_method(row) == method)  # noqa: B023
             if found := chosen_on_validation(mine, columns):

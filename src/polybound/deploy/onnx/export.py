@@ -17,26 +17,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from polybound import models
 from polybound._version import __version__
 from polybound.deploy.onnx.files import OnnxMetadata, write_proto
 from polybound.errors import PolyboundError, existing_folder
-from polybound.models import (
-    Affine,
-    AveragePool,
-    Chain,
-    Collect,
-    Conv,
-    Convolution,
-    DeepNetwork,
-    Dense,
-    Identity,
-    PolynomialNetwork,
-    Pool,
-    Repeated,
-    Scale,
-    Select,
-    polynomial,
-)
+from polybound.models import Affine, Chain, Conv, Convolution, Dense, PolynomialNetwork, Pool
 from polybound.theory import lipschitz
 
 OPSET = 13
@@ -88,7 +73,7 @@ def to_onnx(
     if path.suffix != ".onnx":
         raise PolyboundError(f"{path}: the name of an ONNX file ends in .onnx")
     existing_folder(path.parent)
-    model = polynomial(model)
+    model = models.polynomial(model)
     if class_names and len(class_names) != model.classes:
         raise PolyboundError(f"{len(class_names)} class names for {model.classes} classes")
     metadata = OnnxMetadata(tuple(class_names), domain, scaling)
@@ -99,27 +84,20 @@ def to_onnx(
     for file, single in singles.items():
         proto = _plain_graph(single)
         rows: tuple[dict[str, Any], ...] = ()
-        deep = isinstance(single, DeepNetwork)
+        deep = isinstance(single, models.DeepNetwork)
         if bounds and not deep:
             # Upper bounds of the Lipschitz constant, from the paper's to the sharpest.
             radius = 1.0 if domain is None else max(abs(side) for side in domain)
             factors = single.factors().double()
             found = (lipschitz(factors, inf, method, radius=radius) for method in ("paper", "rowwise", "local"))
             rows = tuple(bound.as_dict() for bound in found)
-        write_proto(
-            file,
-            proto,
-            replace(metadata, bounds=rows, kind=type(single).__name__, config={} if deep else single.config()),
-        )
+        config = {} if deep else single.config()
+        write_proto(file, proto, replace(metadata, bounds=rows, kind=type(single).__name__, config=config))
     return list(singles)
 
 
 def _plain_graph(model: PolynomialNetwork) -> onnx.ModelProto:
-    """The graph of one model.
-
-    Raises:
-        PolyboundError: the model is neither float32 nor float64, or has a map that ONNX has not.
-    """
+    """The graph of one model, in float32 or float64."""
     dtype = str(next((tensor.dtype for tensor in model.parameters()), torch.float32))
     if dtype not in _TYPES:
         raise PolyboundError(f"ONNX files are written of float32 and float64 models, not of {dtype}")
@@ -195,38 +173,37 @@ class OnnxNodes:
 
     def _single(self, step: Affine, value: Written) -> Written:
         match step:
-            case Identity():
+            case models.Identity():
                 return value
             case Dense():
-                bias = step.constant if bool(step.constant.any()) else None
-                return self._weighted("Gemm", self.flat(value), step.weight, bias, (step.outputs,), transB=1)
-            case Scale():
+                return self._weighted("Gemm", self.flat(value), step.weight, step.constant, (step.outputs,), transB=1)
+            case models.Scale():
                 if not bool((step.weight == 1).all()):
                     scale = self._tensor(_by_channel(step.weight, value.shape))
                     value = self._node("Mul", [value.name, scale], value.shape)
                 return self._plus(value, step.constant)
-            case Repeated():
+            case models.Repeated():
                 rows = self._image(value, (step.rows, step.weight.shape[1]))
                 weight = self._tensor(step.weight.T)
                 product = self._node("MatMul", [rows.name, weight], (step.rows, len(step.weight)))
-                bias = step.bias if bool(step.bias.any()) else None
-                names = [] if bias is None else [product.name, self._tensor(bias)]
-                return self._node("Add", names, product.shape) if names else product
-            case Select():
+                if not bool(step.bias.any()):
+                    return product
+                return self._node("Add", [product.name, self._tensor(step.bias)], product.shape)
+            case models.Select():
                 index = self._tensor(step.index.clamp_min(0).numpy().astype(np.int64))
                 value = self._node("Gather", [self.flat(value).name, index], (step.outputs,), axis=1)
                 gaps = step.index < 0
                 if not bool(gaps.any()):
                     return value
                 return self._node("Mul", [value.name, self._tensor((~gaps).to(step.constant.dtype))], value.shape)
-            case Collect():
+            case models.Collect():
                 return self._collected(step, value)
             case Conv() | Convolution():
                 return self._convolved(step, value)
-            case Pool() | AveragePool():
+            case Pool() | models.AveragePool():
                 window = [2] * step.dims if isinstance(step, Pool) else list(step.size)
                 options: dict[str, Any] = {"kernel_shape": window, "strides": window}
-                if isinstance(step, AveragePool):
+                if isinstance(step, models.AveragePool):
                     options["strides"] = list(step.stride)
                     if any(step.padding):
                         options |= {"pads": list(step.padding) * 2, "count_include_pad": 1}
@@ -234,7 +211,7 @@ class OnnxNodes:
             case _:
                 raise PolyboundError(f"a map of the kind {type(step).__name__} is not written as ONNX")
 
-    def _collected(self, step: Collect, value: Written) -> Written:
+    def _collected(self, step: models.Collect, value: Written) -> Written:
         """Sums of equal blocks as a reduction; all others as a matrix of zeros and ones."""
         size = step.inputs // step.outputs
         if torch.equal(step.index, torch.arange(step.outputs).repeat_interleave(size)):
@@ -255,9 +232,8 @@ class OnnxNodes:
             options |= {"strides": list(step.stride), "dilations": list(step.dilation), "group": step.groups}
             if step.transposed:
                 options["output_padding"] = list(step.output_padding)
-        bias = step.bias if bool(step.bias.any()) else None
         image = self._image(value, step.shape)
-        return self._weighted(operator, image, step.weight, bias, step.out_shape, pads=padding * 2, **options)
+        return self._weighted(operator, image, step.weight, step.bias, step.out_shape, pads=padding * 2, **options)
 
     def _two(self, operator: str, one: Written, other: Written) -> Written:
         if one.shape != other.shape:
@@ -285,9 +261,10 @@ class OnnxNodes:
         return self.known[key][0]
 
     def _weighted(
-        self, operator: str, value: Written, weight: Tensor, bias: Tensor | None, shape: Sequence[int], **options: Any
+        self, operator: str, value: Written, weight: Tensor, bias: Tensor, shape: Sequence[int], **options: Any
     ) -> Written:
-        names = [value.name, *(self._tensor(tensor) for tensor in (weight, bias) if tensor is not None)]
+        """A node with a weight and, unless it is zero, a bias."""
+        names = [value.name, *(self._tensor(tensor) for tensor in (weight, *([bias] if bool(bias.any()) else [])))]
         return self._node(operator, names, shape, **options)
 
     def _node(self, operator: str, names: Sequence[str], shape: Sequence[int], **attributes: Any) -> Written:

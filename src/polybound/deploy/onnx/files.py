@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from os import PathLike
@@ -71,20 +71,15 @@ class OnnxMetadata:
         if "polybound" not in entries:
             return cls()
 
-        def pair(values: Iterable[Any] | None) -> tuple[float, float] | None:
-            if values is None:
-                return None
-            first, second = values
-            return float(first), float(second)
-
         try:
             keys = ("polybound", "class_names", "domain", "scaling", "bounds")
             content = {name: json.loads(entries[name]) for name in keys if name in entries}
-            scaling = content.get("scaling")
+            domain, scaling = content.get("domain"), content.get("scaling")
+            low, high = (None, None) if domain is None else map(float, domain)
             return cls(
                 class_names=tuple(str(name) for name in content.get("class_names", ())),
-                domain=pair(content.get("domain")),
-                scaling=None if scaling is None else pair([scaling["factor"], scaling["offset"]]),
+                domain=None if low is None or high is None else (low, high),
+                scaling=None if scaling is None else (float(scaling["factor"]), float(scaling["offset"])),
                 bounds=tuple(dict(row) for row in content.get("bounds", ())),
                 kind=str(content["polybound"]["kind"]),
                 config=dict(content["polybound"]["config"]),

@@ -112,26 +112,20 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
     del proto.input[:], proto.output[:]
     proto.input.extend(["data", *("" if setting is None else f"given{k}" for k, setting in enumerate(settings))])
     proto.output.extend([f"result{k}" for k in range(len(node.proto.output))])
-    given = [
-        numpy_helper.from_array(setting.tensor.contiguous().numpy(), f"given{k}")
-        for k, setting in enumerate(settings)
-        if setting is not None
-    ]
+    known = [(k, setting.tensor) for k, setting in enumerate(settings) if setting is not None]
+    given = [numpy_helper.from_array(tensor.contiguous().numpy(), f"given{k}") for k, tensor in known]
     # Weights may be larger, but do not grow.
     if _size(node, places.shape, settings) > max(_LARGEST, places.size):
         raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
-    graph = helper.make_graph(
-        [proto],
-        "one",
-        [helper.make_tensor_value_info("data", TensorProto.DOUBLE, list(places.shape))],
-        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in proto.output],
-        given,
-    )
+    source = helper.make_tensor_value_info("data", TensorProto.DOUBLE, list(places.shape))
+    results_of = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in proto.output]
+    graph = helper.make_graph([proto], "one", [source], results_of, given)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)], ir_version=8)
     try:
         results: list[Any] = list(ReferenceEvaluator(model).run(None, {"data": places.astype(np.float64)}))
     except Exception as error:  # the evaluator's have no common base
-        raise PolyboundError(f"its attributes and operands do not fit each other ({_first_line(error)})") from None
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise PolyboundError(f"its attributes and operands do not fit each other ({first})") from None
     if any(result.dtype != np.float64 for result in results):
         raise PolyboundError("its attributes and operands do not fit each other")
     if any(not result.size for result in results):
@@ -163,10 +157,6 @@ def _size(node: Node, shape: Sequence[int], settings: Sequence[Constant | None])
         known = int(node.get("batch_dims", 0)) + int(given.shape[-1])
         return prod(given.shape[:-1]) * prod(shape[known:])
     return prod(shape)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_ends(node: Node, source: Traced, settings: Sequence[Constant | None]) -> None:
@@ -224,9 +214,7 @@ def padded(node: Node, operands: Sequence[Operand]) -> Operand:
     if min(shape, default=1) < 1 or prod(shape) > _LARGEST:
         raise PolyboundError(f"it makes a tensor of shape {shape}: from 1 to {_LARGEST:,} entries fit")
     if node.get("mode", "constant") != "constant":
-        if any(
-            not 0 <= side < size for axis, size in enumerate(source.tensor.shape) for side in both.get(axis, (0, 0))
-        ):
+        if any(not 0 <= side < source.tensor.shape[axis] for axis, pair in both.items() for side in pair):
             raise PolyboundError(f"widths {flat} are not all from 0 to below the size of their dimension")
         return moved(node, operands)[0]
     while sides and sides[-2:] == [0, 0]:

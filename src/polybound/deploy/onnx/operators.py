@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 import torch
+from onnx import TensorProto
 from torch import Tensor
 
 from polybound.deploy.onnx.constants import Constant, cast, computed, constant_of, product, quotient, total
@@ -24,8 +25,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {}
 """The attributes that are read; old opsets have others, such as `broadcast`, which change what is computed."""
 
 ALIKE = (
-    *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Concat", "MatMul", "Gemm", "Conv", "ConvTranspose"),
-    "BatchNormalization",
+    *("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Concat"),
+    *("MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization"),
 )
 """Operators whose operands are all of one type."""
 
@@ -98,18 +99,15 @@ def _two(operator: str, node: Node, one: Operand, other: Operand) -> Operand:
         raise PolyboundError("an operand is left out")
     shapes = [operand.tensor.shape for operand in (one, other)]
     if node.opset < 7 and shapes[0] != shapes[1]:
-        raise PolyboundError(
-            f"shapes {tuple(shapes[0])} and {tuple(shapes[1])} differ, which opset {node.opset} forbids"
-        )
+        sizes = f"{tuple(shapes[0])} and {tuple(shapes[1])}"
+        raise PolyboundError(f"shapes {sizes} differ, which opset {node.opset} forbids")
     if isinstance(one, Constant) and isinstance(other, Constant):
         return computed(operator, one, other)
     check_size(np.broadcast_shapes(*shapes))
     if operator == "Mul":
         return times(one, other)
-    return made(
-        one.tensor + other.tensor if operator == "Add" else one.tensor - other.tensor,
-        max(one.roundings, other.roundings),
-    )
+    tensor = one.tensor + other.tensor if operator == "Add" else one.tensor - other.tensor
+    return made(tensor, max(one.roundings, other.roundings))
 
 
 def made(tensor: Tensor, roundings: float) -> Value:
@@ -124,8 +122,7 @@ def times(one: Value | Constant, other: Value | Constant) -> Value:
 
 @reads("Add", "Sub", "Mul")
 def _arithmetic(node: Node, operands: Sequence[Operand]) -> Operand:
-    one, other = operands
-    return _two(node.operator, node, one, other)
+    return _two(node.operator, node, *operands)
 
 
 @reads("Div")
@@ -133,10 +130,8 @@ def _div(node: Node, operands: Sequence[Operand]) -> Operand:
     one, other = operands
     if isinstance(other, Value):
         raise PolyboundError("it divides by something that depends on the input, which is not a polynomial")
-    if isinstance(one, Constant):
-        return computed("Div", one, constant(other, "the divisor"))
     divisor = constant(other, "the divisor")
-    return _two("Mul", node, one, reciprocal(divisor))
+    return computed("Div", one, divisor) if isinstance(one, Constant) else _two("Mul", node, one, reciprocal(divisor))
 
 
 def reciprocal(divisor: Constant) -> Constant:
@@ -190,6 +185,17 @@ def _filled(node: Node, operands: Sequence[Operand]) -> Operand:
     return replace(entry, tensor=entry.tensor.reshape(-1)[:1].expand(sizes).contiguous(), sizes=shape.sizes)
 
 
+@reads("Shape", attributes=("start", "end"))
+def _shape(node: Node, operands: Sequence[Operand]) -> Operand:
+    """The sizes of a tensor; those of an open batch are not fixed."""
+    [source] = operands
+    if source is None:
+        raise PolyboundError("its operand is left out")
+    sizes = list(source.tensor.shape)[node.get("start", 0) : node.get("end", None)]
+    is_open = node.batch is None and (isinstance(source, Value) or source.sizes)
+    return Constant(torch.tensor(sizes, dtype=torch.long), sizes=is_open, kind=TensorProto.INT64)
+
+
 @reads("Dropout", attributes=("ratio", "seed"))
 def _dropout(node: Node, operands: Sequence[Operand]) -> Operand:
     training = operands[2] if len(operands) > 2 else None
@@ -241,8 +247,7 @@ def _gemm(node: Node, operands: Sequence[Operand]) -> Operand:
         or (node.opset < 7 and tuple(bias.tensor.shape) != shape)
     ):
         raise PolyboundError(f"a summand of shape {tuple(bias.tensor.shape)} does not fit {shape}")
-    fixed = constant(bias, "the bias").tensor if isinstance(bias, Constant) else None
-    added = None
+    fixed = bias.tensor if isinstance(bias, Constant) else None
     if fixed is not None and alpha == 1 and (fixed.ndim < 2 or fixed.shape[0] == 1) and isinstance(other, Constant):
         added, own = product(torch.tensor(beta, dtype=torch.float64), fixed.reshape(-1).expand(shape[1]).contiguous())
         if not own:

@@ -126,10 +126,7 @@ class _Reader:
     """A walk through a graph in its order: each tensor is a constant, or depends on the input."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self.proto, self.opset = proto, 1
-        for opset in proto.opset_import:
-            if opset.domain in ("", "ai.onnx"):
-                self.opset = opset.version
+        self.opset = ([one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")] or [1])[-1]
         graph = proto.graph
         self.tensors: dict[str, onnx.TensorProto | Constant] = {tensor.name: tensor for tensor in graph.initializer}
         inputs = [info for info in graph.input if info.name not in self.tensors]
@@ -154,16 +151,13 @@ class _Reader:
         if prod(self.shape) * max(1, batch) > _MOST_ENTRIES:
             raise PolyboundError(f"the input {self.input!r} has shape {sizes}, which is too large")
         self.kind, self.single = tensor.elem_type, tensor.elem_type == TensorProto.FLOAT
-        self.nodes = self._needed()
-
-    def _needed(self) -> list[onnx.NodeProto]:
-        """The nodes that the output depends on, in their order."""
-        wanted, needed = {self.output}, []
-        for node in reversed(self.proto.graph.node):
+        # The nodes that the output depends on, in their order.
+        wanted, needed = {self.output}, list[onnx.NodeProto]()
+        for node in reversed(graph.node):
             if wanted & set(node.output):
                 wanted.update(node.input)
                 needed.append(node)
-        return needed[::-1]
+        self.nodes = needed[::-1]
 
     def graph(self) -> tuple[Graph, float]:
         """The graph of one input, and the roundings of its constants.
@@ -247,8 +241,6 @@ class _Reader:
         for name, value in attributes.items():
             attributes[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
         node = Node(proto, attributes, self.opset, self.kind, self.batch)
-        if proto.op_type == "Shape":
-            return [self._shape(node, operands)]
         if proto.op_type in MOVES:
             return moved(node, operands)
         if proto.op_type not in OPERATORS:
@@ -257,21 +249,11 @@ class _Reader:
             raise PolyboundError(f"the attribute {strange[0]!r} is not read; newer opsets do without it")
         if len([name for name in proto.output if name]) != 1:
             raise PolyboundError("of its outputs only the first is read")
-        kinds = {
-            self.kind if isinstance(operand, Value) else operand.kind for operand in operands if operand is not None
-        }
+        given = [operand for operand in operands if operand is not None]
+        kinds = {self.kind if isinstance(operand, Value) else operand.kind for operand in given}
         if proto.op_type in ALIKE and len(kinds) > 1:
             raise PolyboundError(f"its operands have the types {' and '.join(sorted(map(type_name, kinds)))}")
         return [OPERATORS[proto.op_type](node, operands)]
-
-    def _shape(self, node: Node, operands: Sequence[Operand]) -> Constant:
-        """The sizes of a tensor; those of the batch are not fixed."""
-        [source] = operands
-        if source is None:
-            raise PolyboundError("its operand is left out")
-        sizes = list(source.tensor.shape)[node.get("start", 0) : node.get("end", None)]
-        open_ = self.batch is None and (isinstance(source, Value) or source.sizes)
-        return Constant(torch.tensor(sizes, dtype=torch.long), sizes=open_, kind=TensorProto.INT64)
 
 
 def _is_whole(value: Value) -> bool:
