@@ -22,14 +22,7 @@ from polybound.report.elements import ExperimentResult, Figure, Section, Table
 from polybound.report.figures import curves, growth, initial, run_figures, samples, tradeoff
 from polybound.report.labels import PROTOCOLS, column_name
 from polybound.report.page import page
-from polybound.report.summary import (
-    Pair,
-    Summary,
-    pairs_table,
-    questions_table,
-    section_to_dict,
-    summarise,
-)
+from polybound.report.summary import Pair, Summary, pairs_table, questions_table, section_to_dict, summarise
 from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
 from polybound.runs import LoadedModel, find_runs, is_run, load_models
 
@@ -115,11 +108,11 @@ def build_report(
         )
     show(len(experiments), len(experiments), "drawing")
     configurations = [asdict(experiment) for experiment in experiments]
-    made_of_it = _write(output, title, command, sections, summarise(results, data_dir), configurations, skipped)
+    report = _write(output, title, command, sections, summarise(results, data_dir), configurations, skipped)
     for one in results:
         if one.scores.rows:
-            write_atomically(made_of_it.folder / f"{one.experiment.name}-scores.csv", one.scores.to_csv().encode())
-    return made_of_it
+            write_atomically(report.folder / f"{one.experiment.name}-scores.csv", one.scores.to_csv().encode())
+    return report
 
 
 def report_runs(folders: Sequence[Path], output: Path, *, title: str = "polybound", command: str = "") -> Report:

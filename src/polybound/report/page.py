@@ -66,27 +66,24 @@ def page(
         colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(elements.COLOURS))
         css = css.replace(f"{{{{ {name} }}}}", colours)
     script = _file("page.js")
-    return (
-        Environment(autoescape=True, undefined=StrictUndefined)
-        .from_string(_file("page.html"))
-        .render(
-            title=title,
-            # Styles may stand anywhere, as Plotly makes some; without requests they can do no harm.
-            policy=content_policy([script, plotly], ["'unsafe-inline'"]),
-            style=css,
-            script=script,
-            opening=None if summary is None else _opening(summary, first),
-            figures=figures,
-            tables=tables,
-            unfolded=not figures or len(tables) == 1,
-            protocols=any(section.protocols for section in sections),
-            facts=facts,
-            configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
-            drawings=drawings,
-            plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode() if plotly else "",
-            symbols=elements.SYMBOLS,
-            dict=dict,
-        )
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_file("page.html"))
+    return template.render(
+        title=title,
+        # Styles may stand anywhere, as Plotly makes some; without requests they can do no harm.
+        policy=content_policy([script, plotly], ["'unsafe-inline'"]),
+        style=css,
+        script=script,
+        opening=None if summary is None else _opening(summary, first),
+        figures=figures,
+        tables=tables,
+        unfolded=not figures or len(tables) == 1,
+        protocols=any(section.protocols for section in sections),
+        facts=facts,
+        configurations=json.dumps(list(configurations), indent=1, ensure_ascii=False),
+        drawings=drawings,
+        plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode() if plotly else "",
+        symbols=elements.SYMBOLS,
+        dict=dict,
     )
 
 

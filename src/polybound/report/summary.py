@@ -191,34 +191,29 @@ def pairs_of(results: Sequence[ExperimentResult]) -> list[Pair]:
 
 
 _METHODS = (
-    ("Does a bound on the norms make networks robust?", "projection", "none", ("sound",)),
-    ("Is projection ahead of the penalties?", "projection", "jacobian", ("sound",)),
-    ("Is projection ahead of the penalties?", "projection", "l2", ("sound",)),
-    (
-        "Is a bound for each matrix better than one for all?",
-        "layerwise-projection",
-        "projection",
-        ("published", "sound"),
-    ),
-    ("Does a bound help adversarial training?", "projection+at", "at", ("sound",)),
+    ("Does a bound on the norms make networks robust?", "projection", "none", "sound"),
+    ("Is projection ahead of the penalties?", "projection", "jacobian", "sound"),
+    ("Is projection ahead of the penalties?", "projection", "l2", "sound"),
+    ("Is a bound for each matrix better than one for all?", "layerwise-projection", "projection", "published"),
+    ("Is a bound for each matrix better than one for all?", "layerwise-projection", "projection", "sound"),
+    ("Does a bound help adversarial training?", "projection+at", "at", "sound"),
 )
-"""Questions that two methods answer, under one or two protocols."""
+"""Questions that two methods answer under a protocol."""
 
 
 def _methods(results: Sequence[ExperimentResult]) -> Iterator[Pair | None]:
     """Two methods under an attack after the last epoch, each with the best of its bounds over their common seeds."""
     tables = [one for one in results if one.experiment.layout == "table" and one.experiment.validation == 0]
-    for question, first, second, protocols in _METHODS:
-        for protocol, result in product(protocols, tables):
-            rows = result.scores.where(split="test", protocol=protocol).only(_after_the_last_epoch)
-            for (dataset, model, attack), mine in rows.groups("data", "model", "attack").items():
-                sides = [_of_method(mine, name) for name in (first, second)]
-                seeds = set(sides[0].values("seed")) & set(sides[1].values("seed"))
-                ours, theirs = (best_bound(side.only(lambda row: row["seed"] in seeds)) for side in sides)  # noqa: B023
-                if ours is not None and theirs is not None:
-                    names = f"{METHODS[first]} with {METHODS[second]}, {protocol} protocol"
-                    where = f"{place_label(dataset, model)}, {attack_label(attack)}, bound {ours[1]}"
-                    yield Pair.of(question, names, where, ours[0], theirs[0])
+    for (question, first, second, protocol), result in product(_METHODS, tables):
+        rows = result.scores.where(split="test", protocol=protocol).only(_after_the_last_epoch)
+        for (dataset, model, attack), mine in rows.groups("data", "model", "attack").items():
+            sides = [_of_method(mine, name) for name in (first, second)]
+            seeds = set(sides[0].values("seed")) & set(sides[1].values("seed"))
+            ours, theirs = (best_bound(side.only(lambda row: row["seed"] in seeds)) for side in sides)  # noqa: B023
+            if ours is not None and theirs is not None:
+                names = f"{METHODS[first]} with {METHODS[second]}, {protocol} protocol"
+                where = f"{place_label(dataset, model)}, {attack_label(attack)}, bound {ours[1]}"
+                yield Pair.of(question, names, where, ours[0], theirs[0])
 
 
 def _after_the_last_epoch(row: Row) -> bool:

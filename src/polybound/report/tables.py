@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -34,18 +33,16 @@ def seeds_text(table: Table) -> str:
 
     Of a method's bounds those with the most seeds count, as they alone compete for the best.
     """
-    most: dict[tuple[str, ...], int] = {}
-    for part in table.groups("data", "model", "method", BOUND).values():
-        seeds: dict[tuple[str, ...], set[int]] = {}
-        for row in part:
-            seeds.setdefault((row["data"], row["model"], paper_method(row)), set()).add(row["seed"])
-        for key, mine in seeds.items():
-            most[key] = max(most.get(key, 0), len(mine))
+    seeds: dict[tuple[str, str, str, str], set[int]] = {}
+    for row in table:
+        key = row["data"], row["model"], paper_method(row), value_label(row.get(BOUND))
+        seeds.setdefault(key, set()).add(row["seed"])
+    most: dict[tuple[str, str, str], int] = {}
+    for key, mine in seeds.items():
+        most[key[:3]] = max(most.get(key[:3], 0), len(mine))
     counts = sorted(set(most.values()))
-    if not counts:
-        return ""
     least = f"{counts[0]} to " if len(counts) > 1 else ""
-    return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}"
+    return f", {least}{counts[-1]} seed{'s' if counts[-1] > 1 else ''}" if counts else ""
 
 
 # The paper's tables.
@@ -176,18 +173,16 @@ def significance_table(experiment: Experiment, table: Table) -> Shown:
 def chosen_on_validation(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[Table, str] | None:
     """The test rows of the alternative of a method that is best on validation, and its bound or weight.
 
-    Args:
-        table: rows of both splits.
-        columns: attacks and protocols; the mean over all of them counts.
+    The mean over the columns, attacks and protocols, counts.
     """
     parts = table.configurations("split", *ATTACK_COLUMNS, "total", "available", "held_out")
     found = [part.where(split="validation") for part in parts]
     best = evaluation.best_place([[part.where(attack=a, protocol=p).cell() for a, p in columns] for part in found])
     if best is None:
         return None
-    first = parts[best[0]].rows[0]
-    level = first.get(BOUND, first.get("method.weight"))
-    return parts[best[0]].where(split="test"), "" if level is None else value_label(level)
+    part = parts[best[0]]
+    level = part.rows[0].get(BOUND, part.rows[0].get("method.weight"))
+    return part.where(split="test"), "" if level is None else value_label(level)
 
 
 def chosen_table(experiment: Experiment, table: Table) -> Shown:
@@ -210,11 +205,9 @@ def chosen_table(experiment: Experiment, table: Table) -> Shown:
         "best mean accuracy over clean images and all attacks. Sound protocol, last epoch, test split."
     )
     meaning = "○ not published: the paper chooses the best bound for each attack on its own, on the test split."
-    places = [
-        (row, column) for row, line in enumerate(cells) for column, one in enumerate(line) if isinstance(one, Cell)
-    ]
     header = ["method", "bound or weight", CLEAN, *map(attack_label, experiment.attacks)]
-    verdicts = dict.fromkeys(places, "not published")
+    places = product(range(len(cells)), range(len(header)))
+    verdicts = {(row, n): "not published" for row, n in places if isinstance(cells[row][n], Cell)}
     return Shown(experiment.title, header, cells, groups, notes=[note, meaning], verdicts=verdicts)
 
 
@@ -308,8 +301,12 @@ def bounds_table(loaded: Sequence[LoadedModel]) -> Shown:
     def order(pair: tuple[str, LoadedModel]) -> tuple[object, ...]:
         """Runs of one data set, model and method together, by bound and seed; files, which have none, first."""
         about = pair[1].about
-        names = (str(about.get(key, "")) for key in ("data", "model", "method"))
-        return *names, levels(about), int(about.get("seed") or 0), pair[0]
+        return (
+            *(str(about.get(key, "")) for key in ("data", "model", "method")),
+            levels(about),
+            int(about.get("seed") or 0),
+            pair[0],
+        )
 
     dense = [one for one in loaded if isinstance(one.model, CCP | NCP)]
     cells: list[list[Value]] = []
@@ -351,38 +348,26 @@ def missing_parts(experiment: Experiment, table: Table, data_dir: Path | None = 
 def missing_values(
     run: Collection[tuple[str, str, str, str]], shown: Sequence[Experiment], data_dir: Path | None = None
 ) -> list[list[Value]]:
-    """Rows for all published values that were not run, each value counted once: what, how many, and why.
-
-    Args:
-        run: the keys of the values that were run.
-        shown: the experiments of the report.
-        data_dir: where the data lies.
-    """
+    """Rows for all published values whose keys are not among those `run`, each counted once: what, how many, why."""
     names = {label: name for name, label in experiments.DATASETS.items()}
     absent = experiments.absent_data(set(names.values()) - {names[key[0]] for key in run}, data_dir)
+    every = map(experiments.find_experiment, experiments.experiment_names())
+    papers = {experiment.published: experiment.paper for experiment in every if experiment.published}
     tables = {experiment.published for experiment in shown}
     found: dict[tuple[str, str], list[Published]] = {}
     for value in {value.key: value for value in published() if value.key not in run}.values():
         inside = any(other.table in tables for other in published() if other.key == value.key)
         why = NO_DATA if names[value.dataset] in absent else NOT_RUN
-        why = why if inside or why == NO_DATA else f"{_paper_tables()[value.table]} is not part of this report"
+        why = why if inside or why == NO_DATA else f"{papers[value.table]} is not part of this report"
         found.setdefault((value.dataset, why), []).append(value)
-    return [[f"{d}: {_models(values)}", len(values), why] for (d, why), values in found.items()]
-
-
-def _models(values: Sequence[Published]) -> str:
-    """The models of some values, each with the methods, unless these are all that the paper has for it."""
-    found = []
-    for model in dict.fromkeys(value.model for value in values):
-        methods = {value.method for value in values if value.model == model}
-        every = dict.fromkeys(v.method for v in published() if (v.dataset, v.model) == (values[0].dataset, model))
-        names = [METHODS.get(name, name) for name in every if name in methods]
-        found.append(model if len(methods) == len(every) else f"{model} ({', '.join(names)})")
-    return ", ".join(found)
-
-
-@cache
-def _paper_tables() -> dict[str, str]:
-    """The paper's names of its tables, by how its source calls them."""
-    known = map(experiments.find_experiment, experiments.experiment_names())
-    return {experiment.published: experiment.paper for experiment in known if experiment.published}
+    rows: list[list[Value]] = []
+    for (dataset, why), values in found.items():
+        models = []
+        for model in dict.fromkeys(value.model for value in values):
+            # With its methods, unless these are all that the paper has for it.
+            mine = {value.method for value in values if value.model == model}
+            methods = dict.fromkeys(v.method for v in published() if (v.dataset, v.model) == (dataset, model))
+            words = ", ".join(METHODS.get(name, name) for name in methods if name in mine)
+            models.append(model if len(mine) == len(methods) else f"{model} ({words})")
+        rows.append([f"{dataset}: {', '.join(models)}", len(values), why])
+    return rows
