@@ -86,11 +86,19 @@ ORDER = (
 """The order of the commands in `--help`: those that a newcomer needs come first, plugins last."""
 
 
-class _Command(TyperCommand):
-    """A command whose flags are shown without a type, and whose errors name its options."""
+class _PlainFlags:
+    """A command or group whose flags are shown without a type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _plain_flags(super().get_params(ctx))
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""  # or help would show the type bool
+        return params
+
+
+class _Command(_PlainFlags, TyperCommand):
+    """A command whose errors name its options."""
 
     def invoke(self, ctx: Any) -> Any:
         for value in ctx.params.values():
@@ -118,22 +126,12 @@ def _of_the_option(error: ArgumentError, ctx: Any) -> str:
     return f"{options[name] if options.get(name) in typed_options(ctx) else error.name} {problem}"
 
 
-class _Group(TyperGroup):
+class _Group(_PlainFlags, TyperGroup):
     """A group with its commands in `ORDER`."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _plain_flags(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-
-
-def _plain_flags(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""  # or help would show the type bool
-    return params
 
 
 def make_app(name: str, text: str, *, completion: bool = False) -> typer.Typer:

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ import polybound as pb
 from polybound.cli.commands import NETWORKS, AsJson, DataDir, app, command, progress
 from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
 from polybound.errors import PolyboundError, check_choice, require, writable_file
-
-if TYPE_CHECKING:
-    pass
 
 PICTURED = 8
 """Images in a picture."""

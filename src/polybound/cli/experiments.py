@@ -17,7 +17,7 @@ import polybound as pb
 from polybound.cli.commands import EXPERIMENTS, AsCsv, AsJson, DataDir, Runs, app, command, hint, progress
 from polybound.cli.show import FIGURE_1, draw_figure
 from polybound.cli.tables import note, print_wrapped, show_table
-from polybound.errors import ArgumentError, PolyboundError, check_choice, existing_folder
+from polybound.errors import PolyboundError, check_choice, existing_folder
 
 if TYPE_CHECKING:
     from polybound.experiments import Comparison, Experiment
@@ -83,11 +83,7 @@ class Engine:
         """Train and measure what is not done, with a progress bar."""
         options: dict[str, Any] = {"engine": self.engine, "workers": self.workers, "cluster": self.address}
         with progress("jobs") as step:
-
-            def show(done: int, total: int, name: str) -> None:
-                step(done, total, name or "jobs")
-
-            pb.experiments.sweep(experiments, runs, data_dir=self.data_dir, on_progress=show, **options)
+            pb.experiments.sweep(experiments, runs, data_dir=self.data_dir, on_progress=step, **options)
 
 
 @command(app, "polybound experiments", name="experiments", panel=EXPERIMENTS)
@@ -206,17 +202,17 @@ def report(
             existing_folder(folder)
     experiments = pb.experiments.experiment_names()
     # A mistyped name is taken for that of an experiment, not of a run's folder.
-    known = [
-        name
+    # A mistyped name is taken for that of an experiment, not of a run's folder.
+    folders = [
+        Path(name)
         for name in names
-        if name in experiments or name.endswith(".toml") or ("/" not in name and not Path(name).exists())
+        if name not in experiments and not name.endswith(".toml") and ("/" in name or Path(name).exists())
     ]
-    unknown = [name for name in names if name not in known]
-    if known and unknown:
-        raise PolyboundError(f"{unknown[0]}: a report is of experiments or of runs, not of both")
-    if unknown:
-        folders = [Path(name) for name in names]
-        made = pb.report.report_runs(folders, output, title="polybound: runs", command=_command())
+    if folders and len(folders) < len(names):
+        raise PolyboundError(f"{folders[0]}: a report is of experiments or of runs, not of both")
+    if folders:
+        command = shlex.join(["polybound", *sys.argv[1:]])
+        made = pb.report.report_runs(folders, output, title="polybound: runs", command=command)
     else:
         kept = pb.Table(row for file in scores or () for row in pb.experiments.read_scores(file))
         chosen = changes.experiments(names)
@@ -224,16 +220,11 @@ def report(
     _show(made, as_json)
 
 
-def _command() -> str:
-    return shlex.join(["polybound", *sys.argv[1:]])
-
-
 def _make_report(chosen: list[Experiment], runs: Path, output: Path, **options: Any) -> Report:
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
+    options["command"] = shlex.join(["polybound", *sys.argv[1:]])
     with progress("report", len(chosen)) as step:
-        return pb.report.build_report(
-            chosen, runs, output, title=title, command=_command(), on_progress=step, **options
-        )
+        return pb.report.build_report(chosen, runs, output, title=title, on_progress=step, **options)
 
 
 def _show(made: Report, as_json: bool) -> None:
@@ -285,8 +276,7 @@ def compare(
 
     Exit code 1 if a value is off or a run was skipped, 2 if there is no value to judge.
     """
-    if protocol not in ("published", "sound"):
-        raise ArgumentError("protocol", f"must be published or sound, got {protocol!r}")
+    check_choice("protocol", protocol, ("published", "sound"))
     if as_json and as_csv:
         raise PolyboundError("--json and --csv exclude each other")
     if not where.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,13 +65,10 @@ def info(model: Network, as_json: AsJson = False) -> None:
         facts["config"] = {"shape": list(network.shape), "classes": network.classes}
     show_facts(facts)
     if nodes:
-        rows = [[_short(value) for value in node.values()] for node in nodes]
+        texts = ((f"{v:.4g}" if isinstance(v, float) else v for v in node.values()) for node in nodes)
+        rows = [["" if text is None else str(text) for text in line] for line in texts]
         title = "Where the values lie for inputs in [-1, 1], by intervals, to four digits"
         show_table(["node", "size", "norm, l_inf", "from", "to"], rows, title=title)
-
-
-def _short(value: object) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _nodes(network: PolynomialNetwork) -> list[dict[str, Any]]:
@@ -237,44 +233,33 @@ def explore(
     if len(runs or ()) > 2:
         raise PolyboundError(f"a page shows one network or two, not {len(runs or ())}")
     shown = [_page_network(run, dataset, data_dir) for run in runs or ["digits", "digits-bound-1"]]
-    first, data = shown[0], shown[0].data
+    first, _, data, features = shown[0]
     networks: dict[str, PolynomialNetwork] = {}
-    for one in shown:
-        if one.data.digest != data.digest:
-            names = f"{data.name} and {one.data.name}"
+    for name, model, others, named in shown:
+        if others.digest != data.digest:
+            names = f"{data.name} and {others.name}"
             raise PolyboundError(f"both networks need the same test images, not {names}; --dataset names them")
-        if one.features != first.features:
-            raise PolyboundError(f"{first.name} and {one.name} have features of other names or scales")
-        networks[f"{one.name} (2)" if one.name in networks else one.name] = one.model
-    options: dict[str, Any] = {"images": images, "budget": budget, "title": title, "features": first.features}
-    options["notes"] = list(dict.fromkeys(one.note for one in shown if one.note))
+        if named != features:
+            raise PolyboundError(f"{first} and {name} have features of other names or scales")
+        networks[f"{name} (2)" if name in networks else name] = model
+    options: dict[str, Any] = {"images": images, "budget": budget, "title": title, "features": features}
     with progress("certifying") as step:
         page = pb.report.build_explorer(networks, data, output, on_progress=step, **options)
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {', '.join(networks)}; test images: {min(images, len(data))}")
 
 
-@dataclass(frozen=True, eq=False)
-class _PageNetwork:
-    """A network of the page, its test images or samples and, of an estimator, the names and units of its features."""
+def _page_network(
+    run: str, dataset: str | None, data_dir: Path | None
+) -> tuple[str, PolynomialNetwork, Images_, list[Feature] | None]:
+    """A name, a network, its test images and, of a saved classifier, the names and units of its features.
 
-    name: str
-    model: PolynomialNetwork
-    data: Images_
-    features: list[Feature] | None = None
-    note: str = ""
-
-
-def _page_network(run: str, dataset: str | None, data_dir: Path | None) -> _PageNetwork:
+    The file of a classifier has no samples, so that the page begins with the means of all features.
+    """
     path, name = Path(run), Path(run).name or run
     weights = dataset is None and path.suffix == ".safetensors" and path.is_file()
-    if weights and "polybound-estimator" in pb.models.read_metadata(path):
-        return _estimator(name, path)
-    found = find_network(run)
-    return _PageNetwork(name, found.model, found.images(dataset, data_dir))
-
-
-def _estimator(name: str, path: Path) -> _PageNetwork:
-    """A saved classifier: its file has no samples, so that the page begins with the means of all features."""
+    if not weights or "polybound-estimator" not in pb.models.read_metadata(path):
+        given = find_network(run)
+        return name, given.model, given.images(dataset, data_dir), None
     import torch
 
     found = pb.PolynomialClassifier.load(path)
@@ -291,7 +276,6 @@ def _estimator(name: str, path: Path) -> _PageNetwork:
     names = getattr(found, "feature_names_in_", [f"feature {i + 1}" for i in range(model.features)])
     units = zip(names, means, (0.0 if i in fixed else width for i, width in enumerate(widths)), strict=True)
     classes = tuple(map(str, found.classes_.tolist()))
-    data = pb.data.Dataset("the means of all features", "test", mean, label, classes)
     note = "eps is in units of three standard deviations of each feature, at which features are cut off."
-    features = [pb.report.Feature(str(feature), *unit) for feature, *unit in units]
-    return _PageNetwork(name, model, data, features, note)
+    data = pb.data.Dataset("the means of all features", "test", mean, label, classes, note=note)
+    return name, model, data, [pb.report.Feature(str(feature), *unit) for feature, *unit in units]

@@ -153,10 +153,11 @@ def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> 
         name, equals, value = setting.partition("=")
         if not equals:
             raise PolyboundError(f"--set takes NAME=VALUE, got {setting!r}")
+        name = name.strip().replace("-", "_")
         try:
-            options[name.strip().replace("-", "_")] = json.loads(value)
+            options[name] = json.loads(value)
         except (ValueError, RecursionError):  # a word
-            options[name.strip().replace("-", "_")] = value.strip()
+            options[name] = value.strip()
     return options | dict(given)
 
 
@@ -227,8 +228,6 @@ def _show(specs: list[Spec], runs: list[Run], data_dir: Path | None, as_json: bo
     if as_json:
         print(json.dumps({"runs": rows}, indent=2))
         return
-    cells = [
-        [row["run"], row["label"], "failed" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %"]
-        for row in rows
-    ]
+    shares = ["failed" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %" for row in rows]
+    cells = [[row["run"], row["label"], share] for row, share in zip(rows, shares, strict=True)]
     show_table(["run", "what", "test accuracy"], cells, lead=2)

@@ -75,14 +75,8 @@ def published() -> tuple[Published, ...]:
     402
     """
     text = (files("polybound.experiments") / "published.csv").read_text(encoding="utf-8")
-    return tuple(
-        Published(
-            **{name: line[name] for name in ("table", "dataset", "model", "method", "attack")},
-            mean=float(line["mean"]),
-            std=float(line["std"]),
-        )
-        for line in csv.DictReader(io.StringIO(text))
-    )
+    lines = csv.DictReader(io.StringIO(text))
+    return tuple(Published(**line | {name: float(line[name]) for name in ("mean", "std")}) for line in lines)  # type: ignore[arg-type]
 
 
 def published_value(dataset: str, model: str, method: str, attack: str) -> Published | None:
@@ -162,14 +156,9 @@ def compare(table: Table, protocol: str = "published", only: str | None = None) 
             # Of the longest schedule, the most data and images, and one rank: others are no reproduction. Of several
             # ranks, which figure 6 has, that of the table is taken if there is one.
             kinds = [
-                (
-                    row["schedule.epochs"],
-                    row["data.samples"] or inf,
-                    row["total"],
-                    row["model.rank"] == rank,
-                    row["model.rank"],
-                )
+                (row["schedule.epochs"], row["data.samples"] or inf, row["total"], own == rank, own)
                 for row in mine
+                for own in [row["model.rank"]]
             ]
             longest = max(kinds)
             rows = Table(row for row, kind in zip(mine, kinds, strict=True) if kind == longest)
@@ -183,14 +172,10 @@ def compare(table: Table, protocol: str = "published", only: str | None = None) 
 
 
 def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str = "") -> Comparison:
-    """A published value against a number of ours that was made of these rows.
+    """A published value against a number of ours, by a protocol.
 
-    Args:
-        value: the paper's.
-        ours: mean and standard deviation over seeds.
-        rows: what `ours` was made of, or chosen from: they say whether the schedule is the paper's.
-        protocol: of our number.
-        variant: what tells ours from others that stand for the same value.
+    The rows that it was made of, or chosen from, say whether the schedule is the paper's; the `variant` tells it from
+    others that stand for the same value.
     """
     difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
     allowed = max(3.0, 2.0 * value.std)
@@ -210,13 +195,10 @@ def _other_recipe(row: Row) -> list[str]:
     """In what a run's optimiser, schedule and loss differ from the paper's, apart from the number of epochs."""
     papers = Spec(DataSpec("", "")).columns()
     names = [name for name in {**papers, **row} if name.partition(".")[0] in ("optimiser", "schedule", "loss")]
-    scaled = row["schedule.epochs"] != papers["schedule.epochs"]  # milestones follow the number of epochs
-    left = ("schedule.epochs", "schedule.milestones") if scaled else ()
-    return [
-        f"{column_label(name)} {value_label(row.get(name))}"
-        for name in names
-        if name not in left and row.get(name) != papers.get(name)
-    ]
+    if row["schedule.epochs"] != papers["schedule.epochs"]:  # milestones follow the number of epochs
+        names = [name for name in names if name not in ("schedule.epochs", "schedule.milestones")]
+    different = [name for name in names if row.get(name) != papers.get(name)]
+    return [f"{column_label(name)} {value_label(row.get(name))}" for name in different]
 
 
 def row_kind(row: Row) -> str:

@@ -186,9 +186,8 @@ class Experiment:
         """All methods of a model, in groups that train together."""
         groups = [group for method in self.methods for group in self.alternatives(method, model)]
         plain = next((group for group in groups if isinstance(group[0], Plain)), None)
-        bounded = next(
-            (group for group in groups if isinstance(method := group[0], Projected) and method.kind == "single"), None
-        )
+        projected = (group for group in groups if isinstance(group[0], Projected))
+        bounded = next((group for group in projected if group[0].kind == "single"), None)  # type: ignore[attr-defined]
         if plain is None or bounded is None or self.defences:  # which are put before plain models alone
             return groups
         if replace(self.recipe_for(plain[0]), method=bounded[0]) != self.recipe_for(bounded[0]):

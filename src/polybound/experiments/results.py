@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -12,18 +13,10 @@ from typing import Any
 
 import torch
 
+from polybound import evaluation
 from polybound.data import load, missing
 from polybound.errors import PolyboundError, check_int, existing_folder, require
-from polybound.evaluation import (
-    CLEAN,
-    EvaluationSpec,
-    MixedError,
-    Row,
-    Table,
-    certified_radius_of,
-    paper_counts,
-    read_table,
-)
+from polybound.evaluation import CLEAN, EvaluationSpec, MixedError, Row, Table, certified_radius_of, read_table
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Digests, StackJob, StudyJob, covers
 from polybound.models import CCP
@@ -126,35 +119,26 @@ def runs_of(
 ) -> list[tuple[Spec, Run]]:
     """The runs of an experiment with their folders, which may not exist, also those that its search led to.
 
-    The digest of a data set that is neither on this machine nor in the scores is not known: it has no runs.
+    The digest of a data set is that of the files on this machine, or the only one that the scores have. Without either
+    it has no runs.
 
     Args:
         experiment: whose runs.
         root: folder of the run folders.
         data_dir: where the data lies.
-        scores: of runs whose folders are not there; they know the digests of data sets, one for each name.
+        scores: of runs whose folders are not there.
     """
     here = Digests(data_dir)
     stored = {name: part.values("data.digest") for (name,), part in (scores or Table()).groups("data").items()}
-
-    def digest(name: str) -> str:
-        others = stored.get(name, [])
-        return here(name) or (str(others[0]) if len(others) == 1 else "")
-
-    specs = resolve(experiment, root, data_dir, report=True).specs(digest)
+    only = {name: str(found[0]) for name, found in stored.items() if len(found) == 1}
+    specs = resolve(experiment, root, data_dir, report=True).specs(lambda name: here(name) or only.get(name, ""))
     return [(spec, Run.of(spec, root)) for spec in {spec.address: spec for spec in specs if spec.data.digest}.values()]
 
 
 def absent_data(names: Iterable[str], data_dir: Path | None = None) -> set[str]:
     """The data sets, of these, whose files are not on this machine, or not whole."""
-    found, here = set(), Digests(data_dir)
-    for name in names:
-        try:
-            if missing(name, data_dir) or not here(name):
-                found.add(name)
-        except (PolyboundError, OSError):
-            found.add(name)
-    return found
+    here = Digests(data_dir)
+    return {name for name in names if not here(name) or missing(name, data_dir)}
 
 
 def experiment_scores(
@@ -200,7 +184,7 @@ def _asks(experiment: Experiment, spec: Spec, row: Row) -> bool:
     images = covers(row, experiment.limit) and row["split"] in experiment.splits
     defences = ("", *experiment.defences) if spec.recipe.method.name == "none" else ("",)
     defence = row["defence"] in defences and row["attack_seed"] == 0
-    counted = asked and row["counted"] == paper_counts(row["attack"], row["protocol"])
+    counted = asked and row["counted"] == evaluation.paper_counts(row["attack"], row["protocol"])
     return after and images and defence and counted
 
 
@@ -292,11 +276,8 @@ def studies(experiment: Experiment, data_dir: Path | None = None) -> list[StudyJ
 def growth_studies(experiment: Experiment, data_dir: Path | None = None) -> list[tuple[Spec, StudyJob]]:
     """The studies of training without regularisation, each with what is trained; of data sets that are here."""
     known, recipe = Digests(data_dir), experiment.recipe_for(Plain())
-    specs = [
-        Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe)
-        for name in experiment.datasets
-        for model in experiment.models
-    ]
+    pairs = product(experiment.datasets, experiment.models)
+    specs = [Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe) for name, model in pairs]
     return [(spec, StudyJob.of("growth", growth, spec=spec.as_dict())) for spec in specs if spec.data.digest]
 
 

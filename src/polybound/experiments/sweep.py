@@ -19,7 +19,7 @@ import joblib
 import torch
 
 from polybound.data import missing
-from polybound.errors import ArgumentError, PolyboundError, require
+from polybound.errors import PolyboundError, check_choice, require
 from polybound.evaluation import EvaluationSpec
 from polybound.experiments.experiment import Experiment
 from polybound.experiments.jobs import Digests, Job, StackJob, run_job
@@ -87,11 +87,10 @@ def sweep(
         cluster: address of a Dask scheduler or a Ray head; without one, a cluster on this machine is started.
         on_progress: called now and then with the jobs done, all jobs and what is being done.
     """
-    if engine not in ENGINES:
-        raise ArgumentError("engine", f"must be one of {', '.join(ENGINES)}, got {engine!r}")
+    check_choice("engine", engine, ENGINES)
     root.mkdir(parents=True, exist_ok=True)
     root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
-    losses, before = 0, None
+    losses, before, show = 0, None, on_progress or (lambda *_: None)
     digest = Digests(data_dir, fetch=True)
     # Over and over: a search must be done before the runs that it leads to are known, and workers may die.
     while True:
@@ -106,12 +105,11 @@ def sweep(
         try:
             if engine == "loky" and (workers == 1 or len(todo) == 1):
                 for job in todo:
-                    if on_progress is not None:
-                        on_progress(sum(j.done(root) for j in jobs), len(jobs), job.name)
+                    show(sum(j.done(root) for j in jobs), len(jobs), job.name)
                     errors.append(_attempt(job, root, data_dir))
             else:
                 do = partial(_attempt, root=root, data_dir=data_dir, plugins=plugin_names())
-                with _watched(jobs, root, on_progress):
+                with _watched(jobs, root, show):
                     if engine == "loky":
                         errors += in_workers(do, todo, workers or joblib.cpu_count())
                     else:
@@ -176,7 +174,7 @@ def _on_cluster(
 
 
 @contextmanager
-def _watched(jobs: list[Job], root: Path, on_progress: Callable[[int, int, str], None] | None) -> Iterator[None]:
+def _watched(jobs: list[Job], root: Path, show: Callable[[int, int, str], None]) -> Iterator[None]:
     """Look at the files now and then, in a thread, to say how far all workers got."""
     stop = threading.Event()
 
@@ -184,8 +182,7 @@ def _watched(jobs: list[Job], root: Path, on_progress: Callable[[int, int, str],
         left, last = list(jobs), False
         while True:
             left = [job for job in left if not job.done(root)]
-            if on_progress is not None:
-                on_progress(len(jobs) - len(left), len(jobs), left[0].name if left else "")
+            show(len(jobs) - len(left), len(jobs), left[0].name if left else "")
             if last:
                 return
             last = stop.wait(2.0)  # then look once more

@@ -84,9 +84,8 @@ def evaluate_runs(
         if own is None:
             raise PolyboundError("no data set: pass --dataset NAME, one that `polybound data list` shows")
         if (own, split) not in splits:
-            splits[own, split] = (
-                load(own, split, data_dir=data_dir) if isinstance(own, str) else own.load(split, data_dir)
-            )
+            data = load(own, split, data_dir=data_dir) if isinstance(own, str) else own.load(split, data_dir)
+            splits[own, split] = data
         return splits[own, split]
 
     for one in loaded:

@@ -140,7 +140,8 @@ class Run:
         file = self.model_file(epoch)
         others = [line for line in self.history() if "weights" in line and file.name not in line["weights"]]
         seen = [line for line in self.history() if "weights" not in line]
-        longer = seen if _last_epoch(seen) > _last_epoch(lines) else lines
+        # The first of the longest: what is given, unless more was seen.
+        longer = max(lines, seen, key=lambda some: max((line.get("epoch", 0) for line in some), default=0))
         about = {"weights": {file.name: weights_digest(model)}, "run": self.spec().address}
         self.write_history([*longer, *others, about])
         model.save(file)
@@ -155,13 +156,13 @@ class Run:
         return deepcopy(self._checked_model(epoch))  # the caller may train it further
 
     def _checked_model(self, epoch: int | None) -> PolynomialNetwork:
-        file, spec_file = self.model_file(epoch), self.path / SPEC
+        file = self.model_file(epoch)
         if not is_run(self.path):
             raise PolyboundError(f"{self.path}: no run folder")
         # A spec may be whole, but another run's: training wrote down whose weights these are.
         address = self.spec().address
         if other := next((line["run"] for line in self.history() if line.get("run", address) != address), None):
-            raise FileFormatError(f"{spec_file}: another run's spec; what is trained here is {other}")
+            raise FileFormatError(f"{self.path / SPEC}: another run's spec; what is trained here is {other}")
         if self.failure is not None:
             raise PolyboundError(f"{self.path}: no model; it ended with: {self.failure}")
         if not file.exists():
@@ -238,9 +239,8 @@ class Run:
     def add_scores(self, scores: Iterable[Score]) -> None:
         """Add to what was measured; what is known stays as it is. Processes that add at once wait for each other."""
         with FileLock(self.path / LOCK):
-            known = self.table()
+            known, doubtful = self.table(), set(self.unverified())
             found = {score.identity for score in map(score_of, known)}
-            doubtful = set(self.unverified())
             rows = [*known, *self._rows({s.identity: s for s in scores if s.identity not in found}.values())]
             whole = Table(rows, (place for place, row in enumerate(rows) if score_of(row) in doubtful))
             self._write(SCORES, whole.to_csv(checked=True))
@@ -253,10 +253,6 @@ class Run:
 def _read_model(file: Path) -> tuple[PolynomialNetwork, str]:
     model = load_network(file)
     return model, weights_digest(model)
-
-
-def _last_epoch(lines: Iterable[dict[str, Any]]) -> int:
-    return max((int(line["epoch"]) for line in lines if "epoch" in line), default=0)
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
@@ -400,8 +396,8 @@ class Checkpoint:
             specs = [Spec.from_dict(content) for content in state["specs"]]
             sums = tensors.pop("sums").cpu() if "sums" in tensors else None
             peaks = {i: tensors.pop(f"peak {i}") for i in range(len(specs)) if f"peak {i}" in tensors}
-            memory = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_MEMORY)}
-            memory = {name.removeprefix(_MEMORY): tensor for name, tensor in memory.items()}
+            kept = [name for name in tensors if name.startswith(_MEMORY)]
+            memory = {name.removeprefix(_MEMORY): tensors.pop(name) for name in kept}
             known = {name: state[name] for name in _STATE}
             return cls(specs=specs, tensors=tensors, sums=sums, peaks=peaks, memory=memory, **known)
 

@@ -326,8 +326,8 @@ class Session(Callback):
         places = (~torch.isfinite(losses)).nonzero().flatten().tolist()
         diagnosed = {place: trainer.diagnosis(place, losses) for place in places}
         facts = epoch_facts(trainer, losses, self.validation)
-        overflowed = {place: f"its weights are no longer finite: {why}" for place, why in trainer.failures.items()}
-        failures = overflowed | diagnosed
+        failures = {place: f"its weights are no longer finite: {why}" for place, why in trainer.failures.items()}
+        failures |= diagnosed
         rate, seconds = trainer.recipe.rate(trainer.epoch - 1), round(trainer.seconds / len(self.members), 4)
         for i, lines in enumerate(self.state.histories):
             place = self.place(i)
@@ -344,11 +344,10 @@ class Session(Callback):
         state, end = self.state, self.ends[epoch]
         for i, run in enumerate(self.runs):
             lines, lead, recipe = list(state.histories[i]), state.leader[i], self.specs[i].recipe
-            if run.finished(end):
-                continue
+            constrained = lead in state.peaks and not state.peaks[lead] < 1.0 - _ROUNDING
+            if run.finished(end) or (lead != i and state.parted and constrained):
+                continue  # it is there, or its leader was constrained: it has to be trained on its own
             if lead != i and state.parted:
-                if lead in state.peaks and not state.peaks[lead] < 1.0 - _ROUNDING:
-                    continue  # the leader was constrained: this run has to be trained on its own
                 lines.append({"epoch": epoch, "note": f"never constrained, so one with {self.specs[lead].label}"})
             if "failure" in lines[-1]:
                 run.write_history(lines)
