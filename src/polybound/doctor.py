@@ -22,6 +22,7 @@ from typing import Any
 
 from polybound._version import __version__
 from polybound.progress import Show
+from polybound.registry import check_plugins
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -32,7 +33,7 @@ def diagnose(
     data_dir: str | PathLike[str] | None = None,
     *,
     fast: bool = False,
-    on_progress: Show | None = None,
+    on_progress: Show = lambda *_: None,
 ) -> Facts:
     """All facts, as JSON can hold them; a fact that cannot be found out is replaced by the reason.
 
@@ -45,12 +46,8 @@ def diagnose(
     ['data', 'devices', 'extras', 'packages']
     """
 
-    def look(name: str) -> None:
-        if on_progress is not None:
-            on_progress(0, None, name)
-
     def packages(names: list[str]) -> Facts:
-        return {name: _package(name, fast, look) for name in names}
+        return {name: _package(name, None if fast else on_progress) for name in names}
 
     sections: dict[str, Callable[[], Any]] = {
         "polybound": lambda: {"version": __version__, "folder": _short(Path(__file__).parent)},
@@ -64,7 +61,7 @@ def diagnose(
         "extras": lambda: {extra: packages(names) for extra, names in requirements().items() if extra},
         "threads": _threads,
         "devices": _devices,
-        "plugins": _plugins,
+        "plugins": lambda: {name: f"{BROKEN}{why}" if why else "imported" for name, why in check_plugins().items()},
         "data": lambda: _data(data_dir),
     }
     return {name: _guarded(facts) for name, facts in sections.items()}
@@ -126,17 +123,17 @@ def module_of(package: str) -> str:
     return own if own in names or not names else names[0]
 
 
-def _package(name: str, fast: bool, look: Callable[[str], None]) -> str:
-    """A package's version, "absent", or why it cannot be imported."""
+def _package(name: str, on_progress: Show | None) -> str:
+    """A package's version, "absent", or why it cannot be imported, if `on_progress` says that that is tried."""
     try:
         found, module = metadata.version(name), module_of(name)
     except metadata.PackageNotFoundError:
         return "absent"
     except Exception as error:  # metadata that cannot be read
         return _reason(error)
-    if fast:
+    if on_progress is None:
         return found
-    look(name)
+    on_progress(0, None, name)
     try:
         # Silence the package: its output would end up among the facts.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
@@ -166,12 +163,6 @@ def _devices() -> Any:
     else:
         facts["cuda"] = "absent"
     return facts | {"mps": "present" if torch.backends.mps.is_available() else "absent"}
-
-
-def _plugins() -> Facts:
-    from polybound.registry import check_plugins
-
-    return {name: f"{BROKEN}{reason}" if reason else "imported" for name, reason in check_plugins().items()}
 
 
 def _data(data_dir: str | PathLike[str] | None) -> Facts:

@@ -12,7 +12,7 @@ import torch
 
 from polybound.certificates import PreparedNetwork, certify
 from polybound.errors import PolyboundError
-from polybound.estimator.base import evaluate, rounding
+from polybound.estimator.base import check_masked, evaluate, rounding
 from polybound.estimator.scaling import Array, InputScaling
 from polybound.models import PolynomialNetwork
 from polybound.theory import Bound, generalisation, lipschitz, rademacher, sensitivity
@@ -53,12 +53,8 @@ class Verdicts:
 def checked_eps(eps: Any, X: Any, names: Sequence[str] | None, width: Array) -> Array:
     """Radii (samples, features): from a number, one for each feature, or one for each sample and feature.
 
-    Args:
-        eps: finite and not negative; a feature that never varied in training may also have an infinite radius. A pandas
-            Series or frame is aligned by the names of the features.
-        X: the samples, as the user gave them.
-        names: of the features; None if the estimator was fitted without names.
-        width: what one unit of each scaled feature is; infinite for a feature that never varied.
+    They are finite and not negative; a feature that never varied in training, of infinite `width`, may also have an
+    infinite radius. A pandas Series or frame is aligned by the names of the features.
     """
     samples, features = len(X) if hasattr(X, "__len__") else X.shape[0], len(width)
     wanted = f"eps must be a number, {features} numbers, one for each feature, or ({samples}, {features}) numbers"
@@ -77,17 +73,11 @@ def checked_eps(eps: Any, X: Any, names: Sequence[str] | None, width: Array) -> 
 
 
 def aligned(what: str, values: Any, names: Sequence[str] | None, features: int, rows: Any = None) -> Any:
-    """Values by feature in the order of the features: those with names are aligned by name, or refused.
+    """Values in the order of the features: a number or an array as it is, a Series or frame by its names, or refused.
 
-    Args:
-        what: what messages call the values.
-        values: a number or an array, which is taken as it is, or a pandas Series or frame.
-        names: of the features; None for features without names, which count as 0, 1, 2 ...
-        features: how many there are.
-        rows: the names of the samples, which a frame must have too.
+    Features without names count as 0, 1, 2 ...; a frame must have the names of the samples, `rows`, too.
     """
-    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
-        raise PolyboundError(f"{what} is a masked array with masked entries: fill them first")
+    check_masked(what, values)
     axis = getattr(values, "columns", getattr(values, "index", None))
     if axis is None or callable(axis):
         return values
@@ -113,13 +103,7 @@ def decide(
     output; so a margin above the slack of both outputs is one that `predict` sees. A point is a counterexample only if
     `predict` gives another label there.
 
-    Args:
-        net: the network.
-        scaling: of the inputs.
-        X: (samples, features).
-        labels: which output should be the largest.
-        eps: (samples, features).
-        **options: of `certify`.
+    The radii `eps` are (samples, features); the options are those of `certify`.
     """
     lower, upper = scaling.box(X, eps)
     box = (torch.from_numpy(lower), torch.from_numpy(upper))
@@ -172,14 +156,10 @@ def proven_bounds(
     labels: npt.NDArray[np.int64] | None = None,
     stretch: Array | None = None,
 ) -> dict[str, Bound]:
-    """The bounds by name.
+    """The bounds by name, from the scaled training samples.
 
-    Args:
-        model: the network.
-        scaling: of the inputs.
-        inputs: the training samples, scaled.
-        labels: theirs; None for a regressor, whose errors the margin bound does not speak of.
-        stretch: what one unit of each output is in the user's units, for a regressor.
+    A regressor has no labels, and errors that the margin bound does not speak of; its `stretch` is what one unit of
+    each output is in the user's units.
     """
     units = np.ones(model.classes) if stretch is None else stretch
     bounds = {

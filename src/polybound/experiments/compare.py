@@ -75,8 +75,11 @@ def published() -> tuple[Published, ...]:
     402
     """
     text = (files("polybound.experiments") / "published.csv").read_text(encoding="utf-8")
-    lines = csv.DictReader(io.StringIO(text))
-    return tuple(Published(**line | {name: float(line[name]) for name in ("mean", "std")}) for line in lines)  # type: ignore[arg-type]
+    found = []
+    for line in csv.DictReader(io.StringIO(text)):
+        names = (line[name] for name in ("table", "dataset", "model", "method", "attack"))
+        found.append(Published(*names, float(line["mean"]), float(line["std"])))
+    return tuple(found)
 
 
 def published_value(dataset: str, model: str, method: str, attack: str) -> Published | None:

@@ -58,17 +58,16 @@ def _panels(figure: Figure) -> Canvas:
     width = {1: 5.6, 2: 4.6, 3: 4.0}.get(columns, 3.4)
     canvas = Canvas(figsize=(width * columns, 2.9 * rows + 0.3), layout="constrained")
     places = canvas.subplots(rows, columns, squeeze=False).flatten()
-    numbers = {label: number for number, label in enumerate(figure.labels)}
+    numbers = {label: number for label, (number, _) in figure.styles.items()}
     for axes, panel in zip(places, figure.panels, strict=False):
         _panel(axes, panel, *figure.limits(panel), numbers)
     for axes in places[len(figure.panels) :]:
         axes.set_axis_off()
-    kinds = {line.label: line.kind for panel in figure.panels for line in panel.lines}
     handles = []
-    for label, number in numbers.items():
+    for label, (number, joined) in figure.styles.items():
         colour, marker, dash = style(number)
         look = {"color": COLOURS[colour][0], "marker": MARKERS[marker], "markersize": 4, "label": _plain(label)}
-        handles.append(Line2D([], [], linestyle="" if kinds[label] == "marks" else DASHES[dash], **look))  # type: ignore[arg-type]
+        handles.append(Line2D([], [], linestyle=DASHES[dash] if joined else "", **look))  # type: ignore[arg-type]
     if any(panel.published for panel in figure.panels):
         handles.append(Line2D([], [], markeredgecolor="#444444", label="the paper", **STAR))
     if handles:
@@ -87,23 +86,18 @@ def _panel(axes: Any, panel: Panel, x_range: Range, y_range: Range, numbers: Map
         axes.plot(line.x, line.y, zorder=4, markeredgecolor=COLOURS[style(numbers[line.label])[0]][0], **STAR)
     axes.set_title(_plain(panel.title), fontsize=9)
     axes.set(xlabel=_plain(panel.x_label), ylabel=_plain(panel.y_label, 40), xlim=x_range, ylim=y_range)
-    if panel.log_x:
-        points = sorted({x for line in panel.lines for x in line.x})
-        _make_logarithmic(axes, "x", x_range, points)
-    if panel.log_y:
-        _make_logarithmic(axes, "y", y_range)
+    points = sorted({x for line in panel.lines for x in line.x})
+    # The ticks of a logarithmic axis are numbers in full, and of x the points themselves if they are few and near.
+    for name, log, ends, known in (("x", panel.log_x, x_range, points), ("y", panel.log_y, y_range, [])):
+        if log:
+            near = ends[1] < 200 * ends[0]
+            axes.set(**{f"{name}scale": "log", f"{name}lim": ends})
+            axis = getattr(axes, f"{name}axis")
+            few = near and 1 < len(known) <= 8
+            axis.set_major_locator(FixedLocator(known) if few else LogLocator(subs=(1.0, 2.0, 5.0) if near else (1.0,)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.25)
-
-
-def _make_logarithmic(axes: Any, name: str, ends: Range, points: Sequence[float] = ()) -> None:
-    """Make an axis logarithmic, with numbers in full; its ticks are the points themselves if they are few and near."""
-    near = ends[1] < 200 * ends[0]
-    few = near and 1 < len(points) <= 8
-    axes.set(**{f"{name}scale": "log", f"{name}lim": ends})
-    axis = getattr(axes, f"{name}axis")
-    axis.set_major_locator(FixedLocator(points) if few else LogLocator(subs=(1.0, 2.0, 5.0) if near else (1.0,)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(NullLocator())
 
 
 def _line(axes: Any, line: Line, places: Sequence[str], number: int) -> None:

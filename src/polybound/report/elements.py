@@ -172,10 +172,11 @@ class Figure:
         return not self.panels and not self.images
 
     @property
-    def labels(self) -> list[str]:
-        """The names of all lines, in the order of their styles; guides have none."""
-        lines = [line for panel in self.panels for line in panel.lines]
-        return list(dict.fromkeys(line.label for line in lines if line.kind != "guide"))
+    def styles(self) -> dict[str, tuple[int, bool]]:
+        """By the name of a line the number of its style, and whether its points are joined; guides have none."""
+        lines = [line for panel in self.panels for line in panel.lines if line.kind != "guide"]
+        kinds = {line.label: line.kind for line in lines}
+        return {label: (number, kind != "marks") for number, (label, kind) in enumerate(kinds.items())}
 
     def limits(self, panel: Panel) -> tuple[Range, Range]:
         """The ranges of a panel's axes, with a margin: they hold all points of the panels that share an axis with it.

@@ -136,25 +136,21 @@ def _figures(section: Section) -> list[tuple[Figure, dict[str, Any]]]:
 
 def _figure(figure: Figure, number: int, name: str, drawings: list[dict[str, Any]]) -> dict[str, Any]:
     """A figure with its legend and its data as CSV; its panels are added to `drawings`."""
-    first, numbers = len(drawings), {label: place for place, label in enumerate(figure.labels)}
+    first, numbers = len(drawings), {label: place for label, (place, _) in figure.styles.items()}
     drawings += [_panel(panel, *figure.limits(panel), numbers) | {"figure": str(number)} for panel in figure.panels]
-    kinds = {line.label: line.kind for panel in figure.panels for line in panel.lines}
     legend = []
-    for label, place in numbers.items():
+    for label, (place, joined) in figure.styles.items():
         colour, marker, dash = elements.style(place)
-        joined = kinds[label] != "marks"
         legend.append({"label": label, "colour": colour, "marker": marker, "dash": dash if joined else None})
     paper = any(panel.published for panel in figure.panels)
+    pictures = [(row.title, [(caption, _picture(pixels)) for caption, pixels in row.pictures]) for row in figure.images]
     return {
         "number": number,
         "legend": legend if paper or len(legend) > 1 else [],
         "paper": paper,
         "plots": [(first + place, panel.title) for place, panel in enumerate(figure.panels)],
         "columns": figure.per_row,
-        "images": [
-            {"title": row.title, "pictures": [(caption, _picture(pixels)) for caption, pixels in row.pictures]}
-            for row in figure.images
-        ],
+        "images": [{"title": title, "pictures": row} for title, row in pictures],
         "file": f"{name}.csv",
         "csv": f"data:text/csv;base64,{base64.b64encode(figure_to_csv(figure).encode()).decode()}",
     }
@@ -162,14 +158,11 @@ def _figure(figure: Figure, number: int, name: str, drawings: list[dict[str, Any
 
 def _panel(panel: Panel, x_range: Range, y_range: Range, numbers: Mapping[str, int]) -> dict[str, Any]:
     """A panel as the page's script takes it; of the stars that are the paper's values each says so."""
-    lines = [
-        _line(line, numbers.get(line.label), places)
-        for line, places in zip(panel.lines, elements.place_texts(panel, x_range, y_range), strict=True)
-    ]
-    lines += [
-        _line(line, numbers[line.label], []) | {"mode": "markers", "star": True, "hints": ["the paper"] * len(line.x)}
-        for line in panel.published
-    ]
+    texts = zip(panel.lines, elements.place_texts(panel, x_range, y_range), strict=True)
+    lines = [_line(line, numbers.get(line.label), places) for line, places in texts]
+    for line in panel.published:
+        star = {"mode": "markers", "star": True, "hints": ["the paper"] * len(line.x)}
+        lines.append(_line(line, numbers[line.label], []) | star)
     closest = any(line.kind == "marks" or line.texts for line in panel.lines)
     points = sorted({x for line in panel.lines for x in line.x})
     x, y = _axis(panel.x_label, x_range, panel.log_x, points), _axis(panel.y_label, y_range, panel.log_y)
