@@ -112,11 +112,11 @@ def _prove(run: str, options: CertifyOptions, eps: Sequence[float], as_json: boo
     title = f"{run}: {len(x)} test images of {data.name}, inputs in {list(data.domain)}, l_{options.norm} balls"
     cells = []
     if options.outputs:
-        lead = ["eps", "image", "label", "output"]
+        lead, header = ["eps", "image", "label", "output"], ["proven from", "to", "attained from", "to"]
         for row in rows:
             ends = (row[name] for name in ("lower", "upper", "lowest", "highest"))
             cells.append([*(str(row[name]) for name in lead), *("none" if e is None else f"{e:.4f}" for e in ends)])
-        show_table([*lead, "proven from", "to", "attained from", "to"], cells, lead=len(lead), title=title)
+        show_table([*lead, *header], cells, lead=len(lead), title=title)
         return
     for row in rows:
         shares = (f"{100 * row[f'{name} accuracy']:.1f} %" for name in ("clean", "certified", "attacked"))

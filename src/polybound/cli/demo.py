@@ -94,7 +94,7 @@ def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, lis
         def measure(epoch: int, _loss: object) -> None:
             if epoch >= epochs // 2:
                 projection.apply_()  # what is measured are projected weights, not those a few steps later
-            constants.append(_floats(pb.lipschitz(models).value))
+            constants.append(pb.lipschitz(models).value.tolist())  # type: ignore[union-attr]
             step(epoch + 1)
 
         pb.fit(
@@ -113,12 +113,6 @@ def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, lis
             verbose=False,
         )
     return models, constants
-
-
-def _floats(values: Any) -> list[float]:
-    import torch
-
-    return list(torch.as_tensor(values).tolist())
 
 
 def _measure(models: PolynomialNetwork) -> dict[str, Any]:
@@ -145,7 +139,7 @@ def _measure(models: PolynomialNetwork) -> dict[str, Any]:
                     left = left[[one == "verified" for one in status]]
                 certified[name].append(len(left) / len(test))
                 step(sum(map(len, certified.values())))
-    bounds = {
+    bounds: dict[str, Any] = {
         "lipschitz row-wise": pb.lipschitz(models).value,
         "lipschitz paper": pb.lipschitz(models, method="paper").value,
         "rademacher": pb.rademacher(models, len(pb.data.load_digits("train")), formula="sharper").value,
@@ -157,7 +151,7 @@ def _measure(models: PolynomialNetwork) -> dict[str, Any]:
         "clean": {name: attacked.find("clean", run=name).accuracy for name in RUNS},
         "pgd": {name: [attacked.find(one.name, run=name).accuracy for one in attacks] for name in RUNS},
         "certified": certified,
-        "bounds": {name: _floats(value) for name, value in bounds.items()},
+        "bounds": {name: value.tolist() for name, value in bounds.items()},
     }
 
 

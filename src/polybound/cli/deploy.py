@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,11 +70,10 @@ def export(
     factors = None
     if scaling is not None:
         try:
-            factors = tuple(map(float, scaling.split(",")))
+            factor, offset = map(float, scaling.split(","))
         except ValueError:
-            factors = ()
-        if len(factors) != 2:
-            raise PolyboundError(f"--scaling takes two numbers, FACTOR,OFFSET, not {scaling!r}")
+            raise PolyboundError(f"--scaling takes two numbers, FACTOR,OFFSET, not {scaling!r}") from None
+        factors = factor, offset
     found = find_network(model)
     network = found.model if run is None else found.model.run(run)
     if vnnlib and network.runs is not None:
@@ -106,10 +106,8 @@ def export(
         files = pb.deploy.export_benchmark(network, target, x[:images], y[:images], eps=eps or [], **options)
     else:
         files = pb.deploy.to_onnx(network, target, **options)
-    if as_json:
-        print(json.dumps({"files": [str(file) for file in files]}, indent=2))
-    else:
-        print(f"wrote {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else ""))
+    more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+    print(json.dumps({"files": list(map(str, files))}, indent=2) if as_json else f"wrote {files[0]}{more}")
 
 
 @command(
@@ -203,9 +201,8 @@ def serve(
         print(f"polybound: serving {model} on http://{host}:{port}, logits within {plan.error:.2g}", flush=True)
 
     with suppress(KeyboardInterrupt), progress_bar() as show:
-        pb.deploy.serve(
-            plan, port, host, clients, ready, encoded=lambda n: show(n, plan.blocks + 1, "encoding the weights")
-        )
+        step = partial(show, total=plan.blocks + 1, text="encoding the weights")
+        pb.deploy.serve(plan, port, host, clients, ready, encoded=step)
 
 
 @command(

@@ -45,15 +45,13 @@ class GivenNetwork:
         """Test images that fit it: those of the data set that is named, or of its own."""
         if dataset is None and self.spec is None:
             raise PolyboundError(f"{self.name}: no data set: pass --dataset NAME, one that `polybound data list` shows")
-        if dataset is not None:
-            data = pb.data.load(dataset, "test", data_dir=data_dir)
-        else:
-            data = self.spec.data.load("test", data_dir)  # type: ignore[union-attr]
+        own = dataset is None and self.spec
+        data = own.data.load("test", data_dir) if own else pb.data.load(str(dataset), "test", data_dir=data_dir)
         if data.x[0].numel() != self.model.features:
             raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {self.model.shape}")
         if data.classes > self.model.classes:
-            message = f"{data.name} has {data.classes} classes, the model {self.model.classes}: another data set"
-            raise PolyboundError(message)
+            classes = f"{data.classes} classes, the model {self.model.classes}"
+            raise PolyboundError(f"{data.name} has {classes}: another data set")
         return data
 
 
@@ -64,10 +62,9 @@ def find_network(given: str | Path) -> GivenNetwork:
         origin = pb.models.example_origin(name)
         return GivenNetwork(name, pb.example(name), pb.Spec.from_dict(origin["spec"]), {}, origin=origin)
     loaded = pb.runs.load_model(path)
-    name = path.resolve().name if path.is_dir() else path.stem
-    if loaded.run is None:
-        return GivenNetwork(name, loaded.model, None, {}, path)
-    return GivenNetwork(name, loaded.model, loaded.run.spec(), loaded.about, loaded.run.model_file())
+    if (run := loaded.run) is None:
+        return GivenNetwork(path.stem, loaded.model, None, {}, path)
+    return GivenNetwork(path.resolve().name, loaded.model, run.spec(), loaded.about, run.model_file())
 
 
 # Images: files, and indices of data sets' test splits.
@@ -127,12 +124,10 @@ def _of_arrays(path: Path, shape: tuple[int, ...], domain: tuple[float, float]) 
 
 
 def _of_picture(path: Path, shape: tuple[int, ...], domain: tuple[float, float]) -> npt.NDArray[np.float64]:
-    from polybound.data import read_image
-
     channels, height, width = shape if len(shape) == 3 else (1, *shape) if len(shape) == 2 else (0, 0, 0)
     if channels not in (1, 3):
         raise PolyboundError(f"{path}: the network takes inputs of shape {shape}, which are no pictures")
-    pixels = read_image(path, "L" if channels == 1 else "RGB")
+    pixels = pb.data.read_image(path, "L" if channels == 1 else "RGB")
     if pixels.shape[1:] != (height, width):
         raise PolyboundError(f"{path}: {pixels.shape[2]} x {pixels.shape[1]} pixels, {width} x {height} are wanted")
     return _scaled(pixels, domain)

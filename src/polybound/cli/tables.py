@@ -111,15 +111,11 @@ def show_scores(result: Evaluation, scores: Scores) -> None:
     rows = labelled(scores)
     marks = [STORED if result.is_stored(row) else "" for row in rows]
     if len({_network(row) for row in rows}) == 1:
-        cells = [
-            [
-                _attack(row),
-                f"{100 * row['accuracy']:.2f} %{mark}",
-                f"{100 * row['low']:.2f} to {100 * row['high']:.2f}",
-                f"{row['correct']:,} of {row['total']:,}",
-            ]
-            for row, mark in zip(rows, marks, strict=True)
-        ]
+        cells = []
+        for row, mark in zip(rows, marks, strict=True):
+            low, share, high = (f"{100 * row[name]:.2f}" for name in ("low", "accuracy", "high"))
+            right = f"{row['correct']:,} of {row['total']:,}"
+            cells.append([_attack(row), f"{share} %{mark}", f"{low} to {high}", right])
         images = pb.evaluation.images_label(rows[0]["total"], rows[0]["available"])
         header = ["attack", "accuracy", "95 % interval", "images right"]
         show_table(header, cells, title=f"{_network(rows[0])}, {images} images")

@@ -75,11 +75,12 @@ def published() -> tuple[Published, ...]:
     402
     """
     text = (files("polybound.experiments") / "published.csv").read_text(encoding="utf-8")
-    found = []
-    for line in csv.DictReader(io.StringIO(text)):
-        names = (line[name] for name in ("table", "dataset", "model", "method", "attack"))
-        found.append(Published(*names, float(line["mean"]), float(line["std"])))
-    return tuple(found)
+    lines = csv.reader(io.StringIO(text))
+    next(lines)  # the header: the fields of `Published`, and what is bold
+    return tuple(
+        Published(table, dataset, model, method, attack, float(mean), float(std))
+        for table, dataset, model, method, attack, mean, std, _ in lines
+    )
 
 
 def published_value(dataset: str, model: str, method: str, attack: str) -> Published | None:

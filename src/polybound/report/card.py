@@ -83,14 +83,10 @@ class Card:
 
     def markdown(self) -> str:
         """The card as a page."""
-        right = [
-            [row["attack"], f"{100 * row['right'] / row['images']:.2f} %", f"{row['right']:,} of {row['images']:,}"]
-            for row in self.accuracy
-        ]
-        proven = [
-            [value_label(row["eps"]), f"{row['verified']:,}", f"{row['falsified']:,}", f"{row['undecided']:,}"]
-            for row in self.certificates
-        ]
+        shares = [(row["attack"], row["right"], row["images"]) for row in self.accuracy]
+        right = [[attack, f"{100 * n / images:.2f} %", f"{n:,} of {images:,}"] for attack, n, images in shares]
+        verdicts = ("verified", "falsified", "undecided")
+        proven = [[value_label(row["eps"]), *(f"{row[word]:,}" for word in verdicts)] for row in self.certificates]
         images = self.certificates[0]["images"] if self.certificates else 0
         parts = [
             f"# {_plain(self.name)}",
@@ -101,7 +97,7 @@ class Card:
             *("## Accuracy", _table(["attack", "accuracy", "images right"], right)),
             "## Certificates",
             f"First {images:,} test images, l_inf balls." if proven else "None were asked for.",
-            *([_table(["eps", "verified", "falsified", "undecided"], proven)] if proven else []),
+            *([_table(["eps", *verdicts], proven)] if proven else []),
             *("## Bounds", _table(["quantity", "value"], [[name, f"{v:.6g}"] for name, v in self.bounds.items()])),
             "## To be kept in mind",
             "\n".join(textwrap.fill(note, 118, initial_indent="- ", subsequent_indent="  ") for note in NOTES),
@@ -115,10 +111,8 @@ class Card:
         blocks = [] if spec is None else [_facts(Spec.from_dict(spec).columns())]
         if again is not None:
             blocks.append(f"This makes it again, as {again['file']}:\n\n```console\n$ {again['command']}\n```")
-            if again["difference"] is not None:
-                blocks.append(
-                    f"When this was last done, the largest difference of a weight was {again['difference']:.2g}."
-                )
+            if (difference := again["difference"]) is not None:
+                blocks.append(f"When this was last done, the largest difference of a weight was {difference:.2g}.")
             blocks.append(textwrap.fill(again["note"], 118))
         if spec is not None:
             text = textwrap.indent(pformat(dict(spec), width=100, sort_dicts=False), "    ")
@@ -181,9 +175,8 @@ def model_card(
             f"{name}: {data.name} has inputs of shape {data.shape} and {data.classes} classes, the model takes "
             f"{model.shape} and has {model.classes}"
         )
-    for radius in eps:
-        if not 0 < radius < inf:
-            raise ArgumentError("eps", f"must be a number above 0, got {radius:g}")
+    if wrong := [radius for radius in eps if not 0 < radius < inf]:
+        raise ArgumentError("eps", f"must be a number above 0, got {wrong[0]:g}")
     show, total = on_progress or (lambda *_: None), 2 + len(eps)
     show(0, total, "clean accuracy")
     found = evaluate(model, data, []).scores.rows[:1]

@@ -6,7 +6,7 @@ import base64
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -123,8 +123,7 @@ def build_explorer(
     }
     page = (folder / "page.html").read_text(encoding="utf-8")
     # Split first, so that nothing that is filled in is taken for a place to fill.
-    pieces = page.split("@@")
-    filled = "".join(piece if i % 2 == 0 else parts[piece] for i, piece in enumerate(pieces))
+    filled = "".join(piece if i % 2 == 0 else parts[piece] for i, piece in enumerate(page.split("@@")))
     write_atomically(target, filled.encode(errors="replace"))
     return target
 
@@ -196,7 +195,7 @@ def _data(data: Dataset, features: Sequence[Feature] | None) -> dict[str, Any]:
         given = [Feature(f"feature {i + 1}") for i in range(width)] if features is None else features
         if len(given) != width:
             raise PolyboundError(f"{len(given)} features are named, {data.name} has {width}")
-        names = [{"name": one.name, "centre": one.centre, "width": one.width} for one in given]
+        names = [asdict(one) for one in given]
     return {
         "dataset": data.name,
         "domain": list(data.domain),

@@ -89,8 +89,8 @@ def column_name(attack: str, protocol: str, counted: str, seed: int) -> str:
 
 def _level(row: Row) -> tuple[str, Any]:
     """The bound of a row's method, its radius or its weight, with the column."""
-    found = ((name, row.get(name)) for name in (BOUND, "method.eps", "method.weight"))
-    return next(((name, level) for name, level in found if level is not None), ("", None))
+    columns = (BOUND, "method.eps", "method.weight")
+    return next(((name, row[name]) for name in columns if row.get(name) is not None), ("", None))
 
 
 def levels(row: Row) -> tuple[float, ...]:

@@ -6,10 +6,10 @@ import base64
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Literal
+from typing import Any, Literal
 
 from polybound.errors import PolyboundError, reason
 from polybound.report.elements import Figure, Line, Panel, Table
@@ -74,21 +74,24 @@ def to_csv(table: Table) -> str:
     >>> to_csv(Table("T", ["a"], [["1"]], [(0, "g")]))
     'group,a\ng,1\n'
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     judged = sorted({column for _, column in table.verdicts})
-    writer.writerow(["group", *table.header, *(f"{table.header[column]}: verdict" for column in judged)])
+    rows = [["group", *table.header, *(f"{table.header[column]}: verdict" for column in judged)]]
     headings, group = dict(table.groups), ""
     for number, row in enumerate(table.texts):
         group = headings.get(number, group)
-        writer.writerow([group, *row, *(table.verdicts.get((number, column), "") for column in judged)])
+        rows.append([group, *row, *(table.verdicts.get((number, column), "") for column in judged)])
+    return _written(rows)
+
+
+def _written(rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 
 # The data of a figure as a CSV file, from which the figure can be drawn again.
 
 
-_COLUMNS = ("panel", "line", "kind", "x_name", "x", "y_name", "y", "std", "text")
 _LOG = " (logarithmic)"
 _KINDS: dict[str, Literal["line", "marks", "guide"]]
 _KINDS = {"line": "line", "marks": "marks", "guide": "guide", "paper": "marks"}
@@ -100,9 +103,7 @@ def figure_to_csv(figure: Figure) -> str:
     >>> figure_to_csv(Figure("F", [Panel("P", "bound", "y", [Line("a", [1.0], [2.5])], log_x=True)])).splitlines()[1]
     'P,a,line,bound (logarithmic),1.0,y,2.5,,'
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    written: list[Sequence[Any]] = [("panel", "line", "kind", "x_name", "x", "y_name", "y", "std", "text")]
     for panel in figure.panels:
         names = panel.x_label + _LOG * panel.log_x, panel.y_label + _LOG * panel.log_y
         lines = [*((line, line.kind) for line in panel.lines), *((line, "paper") for line in panel.published)]
@@ -110,9 +111,8 @@ def figure_to_csv(figure: Figure) -> str:
             spread: Sequence[float | str] = [float(std) for std in line.spread] or [""] * len(line.x)
             texts = line.texts or line.hints or [""] * len(line.x)
             for x, y, std, text in zip(line.x, line.y, spread, texts, strict=True):
-                numbers = [names[0], float(x), names[1], float(y)]
-                writer.writerow([panel.title, line.label, kind, *numbers, std, text])
-    return out.getvalue()
+                written.append([panel.title, line.label, kind, names[0], float(x), names[1], float(y), std, text])
+    return _written(written)
 
 
 def read_figure(file: Path, title: str) -> Figure:
@@ -155,9 +155,8 @@ def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
     """
 
     def allowed(texts: Sequence[str]) -> str:
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
-        pairs = zip(texts, digests, strict=True)
-        return " ".join(text if text.startswith("'") else f"'sha256-{digest}'" for text, digest in pairs)
+        digests = {text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts}
+        return " ".join(text if text.startswith("'") else f"'sha256-{digests[text]}'" for text in texts)
 
     rules = ["default-src 'none'", f"script-src {allowed(scripts)}", f"style-src {allowed(styles)}"]
     return "; ".join([*rules, "img-src data: blob:", "base-uri 'none'", "form-action 'none'"])
