@@ -152,11 +152,11 @@ def sweep(
         check_choice("engine", engine.engine, pb.experiments.ENGINES)
         found = pb.experiments.preview(chosen, runs, engine.data_dir)
         if as_json:
-            print(json.dumps(asdict(found)))
+            print(json.dumps(found))
             return
-        print(f"{found.jobs} jobs with {found.runs} runs, {found.done} jobs done already")
-        if found.missing:
-            print(f"not on this machine: {', '.join(found.missing)}")
+        print(f"{found['jobs']} jobs with {found['runs']} runs, {found['done']} jobs done already")
+        if found["missing"]:
+            print(f"not on this machine: {', '.join(found['missing'])}")
         return
     engine.sweep(chosen, runs)
     if as_json:

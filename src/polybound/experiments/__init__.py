@@ -36,6 +36,5 @@ from polybound.experiments.results import search_job as search_job
 from polybound.experiments.results import skipped_runs as skipped_runs
 from polybound.experiments.results import studies as studies
 from polybound.experiments.sweep import ENGINES as ENGINES
-from polybound.experiments.sweep import Preview as Preview
 from polybound.experiments.sweep import preview as preview
 from polybound.experiments.sweep import sweep as sweep

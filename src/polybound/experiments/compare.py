@@ -133,16 +133,11 @@ class Comparison:
         return 1 if self.ours.chosen is None else self.ours.chosen[2]
 
 
-def compare(table: Table, protocol: str = "published", only: str | None = None) -> list[Comparison]:
-    """Every published value for which there are runs, once for each variant of the method.
+def compare(table: Table, protocol: str = "published") -> list[Comparison]:
+    """Every published value for which there are runs, once for each variant of the method, under a protocol.
 
     As in the paper, the value of the projection is the best of all bounds, for each attack on its own, and of several
     epochs after which a run was measured the best counts.
-
-    Args:
-        table: the scores.
-        protocol: "published" or "sound".
-        only: the published table to compare with; all by default.
     """
     index: dict[tuple[str, ...], list[Row]] = {}
     for row in table:
@@ -155,7 +150,7 @@ def compare(table: Table, protocol: str = "published", only: str | None = None) 
     for value in published():
         wanted = "-" if value.attack == "clean" else protocol
         mine = index.get((value.dataset, value.model, value.method, value.attack, wanted), [])
-        if mine and only in (None, value.table):
+        if mine:
             rank = _ranks().get(value.table) or paper_rank(mine[0]["model"])
             # Of the longest schedule, the most data and images, and one rank: others are no reproduction. Of several
             # ranks, which figure 6 has, that of the table is taken if there is one.

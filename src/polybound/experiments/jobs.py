@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,29 +154,26 @@ def run_job(job: Job, root: Path, data_dir: Path | None) -> None:
 # Which data sets are on this machine, by their digests.
 
 
-class Digests:
-    """The digests of data sets by name, each looked up once; "" for a data set that is not on this machine.
+def digests(
+    data_dir: Path | None = None, *, fetch: bool = False, problems: dict[str, str] | None = None
+) -> Callable[[str], str]:
+    """A function from names of data sets to digests, each looked up once; "" for one that is not on this machine.
 
     Args:
         data_dir: where the data lies.
         fetch: whether to download what is missing.
-
-    Attributes:
-        problems: for each data set that could not be had, why.
+        problems: filled with the reason for each data set that could not be had.
     """
 
-    def __init__(self, data_dir: Path | None = None, *, fetch: bool = False) -> None:
-        self.data_dir, self.fetch = data_dir, fetch
-        self.found: dict[str, str] = {}
-        self.problems: dict[str, str] = {}
+    @cache
+    def digest(name: str) -> str:
+        try:
+            if fetch and missing(name, data_dir):
+                load(name, "test", data_dir=data_dir)
+            return digest_of(name, data_dir)
+        except (PolyboundError, OSError) as error:
+            if problems is not None:
+                problems[name] = str(error)
+            return ""
 
-    def __call__(self, name: str) -> str:
-        if name not in self.found:
-            self.found[name] = ""
-            try:
-                if self.fetch and missing(name, self.data_dir):
-                    load(name, "test", data_dir=self.data_dir)
-                self.found[name] = digest_of(name, self.data_dir)
-            except (PolyboundError, OSError) as error:
-                self.problems[name] = str(error)
-        return self.found[name]
+    return digest

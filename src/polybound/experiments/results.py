@@ -18,9 +18,9 @@ from polybound.data import load, missing
 from polybound.errors import PolyboundError, check_int, existing_folder, require
 from polybound.evaluation import CLEAN, EvaluationSpec, MixedError, Row, Table, certified_radius_of, read_table
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Digests, StackJob, StudyJob, covers
+from polybound.experiments.jobs import StackJob, StudyJob, covers, digests
 from polybound.models import CCP
-from polybound.runs import DataSpec, ModelSpec, Run, Spec, find_runs, is_run, load_models
+from polybound.runs import DataSpec, ModelSpec, Run, Spec, is_run, load_models
 from polybound.theory import gamma, theta
 from polybound.training import Plain, Recipe, fit
 
@@ -38,7 +38,7 @@ def search_job(experiment: Experiment, data_dir: Path | None = None) -> StudyJob
     options = dict(experiment.search)
     recipe = experiment.recipe_for(experiment.projected()).as_dict()
     options |= {"recipe": recipe, "samples": experiment.samples, "limit": experiment.limit}
-    return StudyJob.of("search", search, **options, digest=Digests(data_dir)(options["dataset"]))
+    return StudyJob.of("search", search, **options, digest=digests(data_dir)(options["dataset"]))
 
 
 def resolve(experiment: Experiment, root: Path, data_dir: Path | None = None, *, report: bool = False) -> Experiment:
@@ -128,7 +128,7 @@ def runs_of(
         data_dir: where the data lies.
         scores: of runs whose folders are not there.
     """
-    here = Digests(data_dir)
+    here = digests(data_dir)
     stored = {name: part.values("data.digest") for (name,), part in (scores or Table()).groups("data").items()}
     only = {name: str(found[0]) for name, found in stored.items() if len(found) == 1}
     specs = resolve(experiment, root, data_dir, report=True).specs(lambda name: here(name) or only.get(name, ""))
@@ -137,7 +137,7 @@ def runs_of(
 
 def absent_data(names: Iterable[str], data_dir: Path | None = None) -> set[str]:
     """The data sets, of these, whose files are not on this machine, or not whole."""
-    here = Digests(data_dir)
+    here = digests(data_dir)
     return {name for name in names if not here(name) or missing(name, data_dir)}
 
 
@@ -209,16 +209,9 @@ def read_runs(where: str | Path | Sequence[str | Path]) -> tuple[Table, dict[str
     Raises:
         PolyboundError: there is no such folder.
     """
-    folders = [Path(where)] if isinstance(where, str | Path) else [Path(path) for path in where]
-    table, skipped = Table(), {}
-    for folder in folders:
-        for run in find_runs(existing_folder(folder)) or [Run(folder)]:
-            try:
-                run.model()
-                table += run.table()
-            except PolyboundError as error:
-                skipped[str(run.path)] = str(error).removeprefix(f"{run.path}: ")
-    return table, skipped
+    folders = [where] if isinstance(where, str | Path) else where
+    loaded, skipped = load_models([existing_folder(folder) for folder in folders])
+    return Table(row for one in loaded if one.run is not None for row in one.run.table()), skipped
 
 
 def read_scores(file: Path) -> Table:
@@ -268,14 +261,14 @@ def studies(experiment: Experiment, data_dir: Path | None = None) -> list[StudyJ
     if experiment.kind == "initial":
         return [StudyJob.of("initial", initial, seeds=max(10, experiment.seeds))]
     if experiment.kind == "samples":
-        known = Digests(data_dir)
+        known = digests(data_dir)
         return [StudyJob.of("samples", samples, dataset=name, digest=known(name)) for name in experiment.datasets]
     return []
 
 
 def growth_studies(experiment: Experiment, data_dir: Path | None = None) -> list[tuple[Spec, StudyJob]]:
     """The studies of training without regularisation, each with what is trained; of data sets that are here."""
-    known, recipe = Digests(data_dir), experiment.recipe_for(Plain())
+    known, recipe = digests(data_dir), experiment.recipe_for(Plain())
     pairs = product(experiment.datasets, experiment.models)
     specs = [Spec(DataSpec(name, known(name), experiment.samples), ModelSpec(model), recipe) for name, model in pairs]
     return [(spec, StudyJob.of("growth", growth, spec=spec.as_dict())) for spec in specs if spec.data.digest]

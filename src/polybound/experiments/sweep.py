@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ from polybound.data import missing
 from polybound.errors import PolyboundError, check_choice, require
 from polybound.evaluation import EvaluationSpec
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Digests, Job, StackJob, run_job
+from polybound.experiments.jobs import Job, StackJob, digests, run_job
 from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
 from polybound.registry import load_plugins, plugin_names
@@ -91,7 +91,8 @@ def sweep(
     root.mkdir(parents=True, exist_ok=True)
     root, data_dir = root.resolve(), None if data_dir is None else data_dir.resolve()
     losses, before, show = 0, None, on_progress or (lambda *_: None)
-    digest = Digests(data_dir, fetch=True)
+    problems: dict[str, str] = {}
+    digest = digests(data_dir, fetch=True, problems=problems)
     # Over and over: a search must be done before the runs that it leads to are known, and workers may die.
     while True:
         jobs = _distinct(experiments, root, digest, data_dir)
@@ -125,9 +126,9 @@ def sweep(
         if failed := [error for error in errors if error is not None]:
             rest = f" (and {len(failed) - 1} more of {len(todo)} jobs)" if len(failed) > 1 else ""
             raise PolyboundError(failed[0] + rest)
-    if digest.problems:
+    if problems:
         # A data set that is not there has not kept the others from being used.
-        raise PolyboundError("; ".join(digest.problems.values()))
+        raise PolyboundError("; ".join(problems.values()))
 
 
 def _attempt(job: Job, root: Path, data_dir: Path | None, plugins: str | None = None) -> str | None:
@@ -196,28 +197,14 @@ def _watched(jobs: list[Job], root: Path, show: Callable[[int, int, str], None])
         thread.join()
 
 
-@dataclass(frozen=True)
-class Preview:
-    """What a sweep would do.
+def preview(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> dict[str, Any]:
+    """The numbers of "jobs", of different "runs", of jobs that are "done", and the data sets that are "missing" here.
 
-    Attributes:
-        jobs: how many.
-        runs: how many different ones; one that several experiments measure counts once.
-        done: jobs that are done already.
-        missing: data sets that are not here.
+    Nothing is trained, written or downloaded. A run that several experiments measure counts once.
     """
-
-    jobs: int
-    runs: int
-    done: int
-    missing: tuple[str, ...] = ()
-
-
-def preview(experiments: Sequence[Experiment], root: Path, data_dir: Path | None = None) -> Preview:
-    """What `sweep` would do. Nothing is trained, written or downloaded."""
-    known = Digests(data_dir)
+    known = digests(data_dir)
     jobs = _distinct(experiments, root, lambda name: known(name) or "unknown", data_dir)
     runs = {spec.address for job in jobs if isinstance(job, StackJob) for spec in job.specs}
     names = dict.fromkeys(name for experiment in experiments for name in experiment.datasets)
-    absent = tuple(name for name in names if missing(name, data_dir))
-    return Preview(len(jobs), len(runs), sum(job.done(root) for job in jobs), absent)
+    absent = [name for name in names if missing(name, data_dir)]
+    return {"jobs": len(jobs), "runs": len(runs), "done": sum(job.done(root) for job in jobs), "missing": absent}
