@@ -299,8 +299,6 @@ GROUP = "polybound"
 VARIABLE = "POLYBOUND_PLUGINS"
 """The environment variable."""
 
-_loaded: set[str] = set()
-
 
 def plugin_names() -> str:
     """The value of the environment variable: names of modules, separated by commas."""
@@ -308,45 +306,31 @@ def plugin_names() -> str:
 
 
 def load_plugins(names: str | None = None) -> None:
-    """Import all plugins that are not imported yet.
-
-    Args:
-        names: modules, separated by commas; by default those of the environment variable. The modules that entry
-            points name are always among them.
+    """Import all plugins that are not imported yet, as `check_plugins` does.
 
     Raises:
         PolyboundError: a module cannot be imported; the message names it.
     """
-    for name in _modules(plugin_names() if names is None else names):
-        _load(name)
+    for problem in filter(None, check_plugins(names).values()):
+        raise PolyboundError(problem)
 
 
-def check_plugins() -> dict[str, str]:
-    """Import all plugins; for each module, why it cannot be imported, or an empty text."""
-    found = {}
-    for name in _modules(plugin_names()):
-        try:
-            _load(name)
-            found[name] = ""
-        except PolyboundError as error:
-            found[name] = str(error)
-    return found
+def check_plugins(names: str | None = None) -> dict[str, str]:
+    """Import all plugins; for each module, why it cannot be imported, or an empty text.
 
-
-def _modules(given: str) -> list[str]:
+    Args:
+        names: modules, separated by commas; by default those of the environment variable. The modules that entry
+            points name are always among them.
+    """
     # Here, because it takes 15 ms, and `import polybound` has no use for it.
     from importlib.metadata import entry_points
 
-    own = filter(None, map(str.strip, given.split(",")))
-    return list(dict.fromkeys([*own, *(entry.module for entry in entry_points(group=GROUP))]))
-
-
-def _load(module: str) -> None:
-    if module in _loaded:
-        return
-    try:
-        import_module(module)
-    except Exception as error:  # whatever that module does
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PolyboundError(f"the plugin {module} cannot be imported ({reason})") from error
-    _loaded.add(module)
+    own = filter(None, map(str.strip, (plugin_names() if names is None else names).split(",")))
+    found = dict.fromkeys([*own, *(entry.module for entry in entry_points(group=GROUP))], "")
+    for module in found:
+        try:
+            import_module(module)
+        except Exception as error:  # whatever that module does
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            found[module] = f"the plugin {module} cannot be imported ({reason})"
+    return found

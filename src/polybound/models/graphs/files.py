@@ -18,33 +18,20 @@ _MOST_NODES = 100_000
 _MOST_ENTRIES = 2**31
 """Limits of what a file may ask for."""
 
-# By kind: the tensors of a map, its settings, and how it is made of them. `bias` may be absent, for zeros.
-_LISTS, _FLAG, _COUNT = "a list of whole numbers", "true or false", "a whole number"
-_SETTINGS: dict[str, dict[str, str]] = {
-    "Dense": {},
-    "Conv": {"shape": _LISTS},
-    "Pool": {"shape": _LISTS},
-    "Select": {"inputs": _COUNT},
-    "Collect": {"outputs": _COUNT},
-    "Scale": {},
-    "Repeated": {"rows": _COUNT},
-    "Convolution": {
-        **dict.fromkeys(("shape", "stride", "padding", "dilation", "output_padding"), _LISTS),
-        "groups": _COUNT,
-        "transposed": _FLAG,
-    },
-    "AveragePool": dict.fromkeys(("shape", "size", "stride", "padding"), _LISTS),
-}
-_WEIGHTS: dict[str, tuple[str, ...]] = {
-    "Dense": ("weight", "bias"),
-    "Scale": ("weight", "bias"),
-    "Repeated": ("weight", "bias"),
-}
-_WEIGHTS |= {"Conv": ("weight", "bias"), "Convolution": ("weight", "bias"), "Select": ("index",), "Collect": ("index",)}
+# How a map is made of its tensors and settings. `bias` may be absent, for zeros; maps without weights take `like`.
 _CLASSES: dict[str, Callable[..., Affine]] = {
     **{kind.__name__: kind for kind in (Dense, Conv, Pool, Select, Collect, Scale, Repeated, Convolution, AveragePool)}
 }
-_WITH_LIKE = ("Pool", "Select", "Collect", "AveragePool")
+_WEIGHTS = dict.fromkeys(("Dense", "Scale", "Repeated", "Conv", "Convolution"), ("weight", "bias"))
+_TENSORS: dict[str, tuple[str, ...]] = {**_WEIGHTS, **dict.fromkeys(("Select", "Collect"), ("index",))}
+# Counts and flags are settings of these names; all others are lists of whole numbers.
+_COUNTS, _FLAGS = ("inputs", "outputs", "rows", "groups"), ("transposed",)
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    **{"Dense": (), "Scale": (), "Conv": ("shape",), "Pool": ("shape",)},
+    **{"Select": ("inputs",), "Collect": ("outputs",), "Repeated": ("rows",)},
+    "Convolution": ("shape", "stride", "padding", "dilation", "output_padding", "groups", "transposed"),
+    "AveragePool": ("shape", "size", "stride", "padding"),
+}
 _DIMENSIONS = {"Dense": 2, "Scale": 1, "Repeated": 2}
 
 
@@ -71,7 +58,7 @@ def graph_spec(graph: Graph) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for name in _SETTINGS[kind]:
             value = getattr(step, name)
             told[name] = list(value) if isinstance(value, tuple) else value
-        for name in _WEIGHTS.get(kind, ()):
+        for name in _TENSORS.get(kind, ()):
             value = getattr(step, "constant" if name == "bias" and kind == "Dense" else name)
             if name != "bias" or value.requires_grad or bool(value.any()):
                 told[name] = named(value)
@@ -157,18 +144,20 @@ def _map(told: Any, tensors: Mapping[str, Tensor], like: Tensor, at: int, depth:
         return Identity(_sizes([told.get("size")], where)[0], (), like)
     if kind not in _SETTINGS:
         raise PolyboundError(f"node {at} has a map of kind {kind!r}; there are {', '.join(_SETTINGS)}, Chain, Identity")
-    values: dict[str, Any] = {"like": like} if kind in _WITH_LIKE else {}
+    values: dict[str, Any] = {} if kind in _WEIGHTS else {"like": like}
     if kind == "Pool":
         values["lead"] = ()
-    for name, wanted in _SETTINGS[kind].items():
+    for name in _SETTINGS[kind]:
         value = told.get(name)
-        least = 0 if name in ("padding", "output_padding") else 1
-        if wanted == _FLAG and not isinstance(value, bool):
-            raise PolyboundError(f"{where}: {name} must be {wanted}, got {value!r}")
-        if wanted == _COUNT:
-            value = _sizes([value], f"{where}: {name}")[0]
-        values[name] = _sizes(value, f"{where}: {name}", least) if wanted == _LISTS else value
-    for name in _WEIGHTS.get(kind, ()):
+        if name in _FLAGS:
+            if not isinstance(value, bool):
+                raise PolyboundError(f"{where}: {name} must be true or false, got {value!r}")
+            values[name] = value
+        elif name in _COUNTS:
+            values[name] = _sizes([value], f"{where}: {name}")[0]
+        else:
+            values[name] = _sizes(value, f"{where}: {name}", 0 if name in ("padding", "output_padding") else 1)
+    for name in _TENSORS.get(kind, ()):
         given = told.get(name)
         if given is None and name == "bias":
             values[name] = None
