@@ -79,7 +79,7 @@ def commands() -> str:
     """All commands with their help, arguments, options and examples, as Markdown."""
     import typer
 
-    from polybound.cli.app import app
+    from polybound.cli.commands import app
 
     return "\n".join(command_lines(typer.main.get_command(app), ["polybound"]))
 

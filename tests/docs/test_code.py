@@ -120,7 +120,7 @@ def test_code_fits_the_width_of_a_page(page):
 
 @cache
 def whole_command():
-    from polybound.cli.app import app
+    from polybound.cli.commands import app
 
     return typer.main.get_command(app)
 

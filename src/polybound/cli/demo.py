@@ -116,11 +116,9 @@ def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, lis
 
 
 def _measure(models: PolynomialNetwork) -> dict[str, Any]:
-    """Measure both networks on the test images.
+    """The number of test "images", the "clean" accuracy by run, and the "bounds" of both networks by name.
 
-    Returns:
-        The number of "images", the "clean" accuracy by run, by run for each of `RADII` the accuracy under "pgd" and the
-        share of images that is "certified", and the "bounds" of both networks by name.
+    Also, by run for each of `RADII`, the accuracy under "pgd" and the share of images that is "certified".
     """
     import torch
 

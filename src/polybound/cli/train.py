@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ import typer
 import polybound as pb
 from polybound.cli.commands import NETWORKS, AsJson, DataDir, Runs, app, command, progress
 from polybound.cli.tables import note, show_table
-from polybound.errors import PolyboundError, check_int
+from polybound.errors import PolyboundError, check_int, require
 
 if TYPE_CHECKING:
     from polybound.runs import Run, Spec, TrainingProgress
@@ -197,7 +197,7 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
 
 def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, events: bool) -> list[Run]:
     """Train one stack, with a progress bar and, if asked for, TensorBoard events."""
-    logs = {spec.address: pb.report.EventLog(pb.Run.of(spec, root).path) for spec in specs} if events else {}
+    logs = {spec.address: _EventLog(pb.Run.of(spec, root).path) for spec in specs} if events else {}
     many = f"{len(specs)} runs" if len(specs) > 1 else "1 run"
     with progress(many) as step:
 
@@ -214,6 +214,28 @@ def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, ev
         finally:
             for log in logs.values():
                 log.close()
+
+
+class _EventLog:
+    """Writes the numbers of a run's metrics as scalars, by epoch, into files of its folder that TensorBoard reads.
+
+    Files of earlier processes are added to, not replaced.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        tensorboard = require("tensorboardX", "tensorboard", "a folder of events")
+        self._open: Callable[[], Any] = lambda: tensorboard.SummaryWriter(str(folder), flush_secs=10)
+        self._writer: Any = None  # opened by the first line: a training that is refused leaves no folder
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self._writer = self._writer or self._open()
+        for name, value in line.items():
+            if name != "epoch" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, line["epoch"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _show(specs: list[Spec], runs: list[Run], data_dir: Path | None, as_json: bool) -> None:

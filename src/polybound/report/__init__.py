@@ -22,6 +22,5 @@ if TYPE_CHECKING:
     from polybound.report.network_drawing import draw_figure_1 as draw_figure_1
     from polybound.report.network_drawing import draw_network as draw_network
     from polybound.report.network_drawing import network_svg as network_svg
-    from polybound.report.tensorboard import EventLog as EventLog
 
 __getattr__, __dir__ = lazy(__name__, jinja2="experiments", matplotlib="experiments", plotly="experiments")

@@ -226,7 +226,7 @@ def draw_demo(
         path: the file.
         radii: the values of eps, from 0 on.
         curves: by network: "pgd" and "proven", the shares at each eps.
-        constants: for each epoch the Lipschitz bounds, one for each network.
+        constants: for each epoch the Lipschitz bounds of both.
         bound: of the projection.
         start: the epoch, from 0, that it begins with.
     """

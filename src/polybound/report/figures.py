@@ -36,11 +36,8 @@ Point = tuple[float, float, float | None, str]
 def _lines(table: Table, free: Sequence[str], name: str, points: Callable[[Table], Iterable[Point]]) -> list[Line]:
     """A line for each configuration of a table, named by what differs if there are several.
 
-    Args:
-        table: the scores.
-        free: the columns in which the points of one line differ.
-        name: what all lines are of; "" if a single line, too, is named by its method.
-        points: makes the points of a configuration's scores.
+    The points of one line differ in the columns `free`. All lines are of `name`; without one a single line, too, is
+    named by its method.
     """
     parts = table.configurations(*free)
     alone = len(parts) == 1 and name
@@ -240,13 +237,7 @@ MOST_LINES = 16
 
 
 def run_figures(table: Table, headings: Sequence[tuple[str, Table]], loaded: Sequence[LoadedModel]) -> list[Figure]:
-    """The figures for which there is something to draw.
-
-    Args:
-        table: the scores of all runs.
-        headings: the same, by data set, model and what else the runs of a part have in common.
-        loaded: the runs.
-    """
+    """The figures for which there is something to draw, of all scores, and of those under each heading."""
     over_bounds, against = [], []
     columns = table.groups(*ATTACK_COLUMNS)
     for heading, part in headings:

@@ -123,10 +123,7 @@ class Part:
 def parts_of(graph: Graph, symbol: str, letters: Mapping[int, str] | None = None) -> list[Part]:
     """The parts of a graph, in its order; maps that nothing comes between are one box, with a line for each.
 
-    Args:
-        graph: of one network, its maps not fused.
-        symbol: what a chain's maps of the input are called.
-        letters: letters in place of some numbers, "m" for the rank.
+    The maps must not be fused. A chain's maps of the input are called `symbol`; letters stand in place of some numbers.
     """
     texts = letters or {}
 

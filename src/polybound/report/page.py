@@ -32,17 +32,8 @@ def page(
 ) -> str:
     """Return the whole report as HTML: what was found, then the figures, then the tables, folded.
 
-    The page's content security policy allows no request and no script but its own; all names are shown as text.
-
-    Args:
-        title: of the page.
-        sections: one for each experiment.
-        facts: versions, machine, command.
-        configurations: of the experiments.
-        summary: the opening.
-
-    Raises:
-        PolyboundError: Plotly is not installed.
+    The page's content security policy allows no request and no script but its own; all names are shown as text. The
+    facts are versions, machine and command.
     """
     drawings: list[dict[str, Any]] = []
     listed = [pair for section in sections for pair in _figures(section)]

@@ -15,7 +15,6 @@ import onnx
 import torch
 from onnx import TensorProto
 
-import polybound.deploy.onnx.windows  # noqa: F401  # which declares operators
 from polybound.certificates import PreparedGraph, PreparedNetwork
 from polybound.deploy.onnx.constants import Constant, constant_of, given_constant
 from polybound.deploy.onnx.files import OnnxMetadata, read_proto, type_name
