@@ -2,16 +2,19 @@
 
 import math
 from fractions import Fraction
+from unittest import mock
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helpers.graphs import F64, graphs
+from polybound.certificates.bounds import zonotopes
 from polybound.certificates.bounds.graphs import GraphBoxes
-from polybound.certificates.bounds.joint import expansion, last_products, layered, semidefinite
-from polybound.certificates.bounds.zonotopes import generator_bounds, walked
-from polybound.models import Builder, Dense, Fractions, Product
+from polybound.certificates.bounds.joint import Backward, last_products, layered, semidefinite
+from polybound.certificates.bounds.zonotopes import Maps, walked, walked_in
+from polybound.models import Builder, Conv, Dense, Fractions, Product
 
 
 def point_of(x, radius, norm, generator):
@@ -23,22 +26,26 @@ def point_of(x, radius, norm, generator):
     return x + radius * (1 - 1e-12) * u / u.norm().clamp_min(1e-300)
 
 
-def bounds_of(graph, x, radius, forms, norm="inf", most=10**6):
+PATHS = [{"_SPARSE": 0.1}, {"_SPARSE": 1.0}, {"_MATRIX": 0}]
+"""Maps merged and written out, as sparse matrices, or applied to all generators."""
+
+
+def bounds_of(graph, x, radius, forms, norm="inf", most=10**6, dtype=F64):
     """All bounds of the forms at one input, by name."""
     lower, upper = x - radius, x + radius
     boxes = GraphBoxes.over(graph, lower, upper)
     ball = None
     if norm == "2":
         ball = x, torch.full_like(x, radius), (-torch.ones_like(x), torch.ones_like(x))
-    found = walked(boxes, most, {}, ball)
-    bounds = {"generators": generator_bounds(found, torch.zeros(len(forms), dtype=torch.long), forms)}
-    last = last_products(graph)
-    bounds["last"], _, _ = layered(expansion(found, 0, forms, last), steps=5)
-    whole = expansion(found, 0, forms, [True] * len(last))
+    found = walked_in(dtype, boxes, most, Maps(graph), ball)
+    last, every = last_products(graph), torch.arange(len(forms))
+    backward = Backward.over(found, torch.zeros_like(every), forms)
+    bounds = {"generators": backward.expansion(every, [False] * len(last)).bound}
+    bounds["last"], _, _ = layered(backward.expansion(every, last), steps=5)
+    whole = backward.expansion(every, [True] * len(last))
     bounds["layers"], d, touch = layered(whole, steps=5)
-    rows = torch.arange(len(forms)).split(1)
     bounds["semidefinite"] = torch.tensor(
-        [semidefinite(whole.rows(r), d[r], touch[r], turns=2) for r in rows], dtype=F64
+        [semidefinite(whole.rows(r), d[r], touch[r], turns=2) for r in every.split(1)], dtype=F64
     )
     # What a tangent proves does not depend on where it touches.
     bounds["anywhere"], _, _ = layered(whole, steps=0)
@@ -52,13 +59,16 @@ def bounds_of(graph, x, radius, forms, norm="inf", most=10**6):
     st.sampled_from(["inf", "2"]),
     st.sampled_from([2, 10**6]),
     st.sampled_from([1e-30, 1.0, 1e30]),
+    st.sampled_from([torch.float32, F64]),
+    st.sampled_from(PATHS),
 )
-def test_bounds_are_below_every_value_in_fractions(graph, seed, radius, norm, most, scale):
+def test_bounds_are_below_every_value_in_fractions(graph, seed, radius, norm, most, scale, dtype, path):
     generator = torch.Generator().manual_seed(seed)
     graph = graph.double().transform(lambda t: t * scale if t.is_floating_point() and seed % 3 == 0 else t)
     x = 2 * torch.rand(1, graph.features, generator=generator, dtype=F64) - 1
     forms = torch.randn(2, graph.classes, generator=generator, dtype=F64)
-    bounds = bounds_of(graph, x, radius, forms, norm, most)
+    with mock.patch.multiple(zonotopes, **path):
+        bounds = bounds_of(graph, x, radius, forms, norm, most, dtype)
     for _ in range(3):
         point = point_of(x, radius, norm, generator)
         values = graph.evaluate(Fractions(), [Fraction(v) for v in point[0].tolist()])
@@ -113,3 +123,47 @@ def test_what_is_taken_together_is_no_looser(graph, seed):
     # One product at a time: the joint diagonal is never more than interval arithmetic's.
     if sum(isinstance(node, Product) for node in graph.nodes) == 1:
         assert bool((found["layers"] >= 2 * found["generators"].clamp_max(0.0) - slack).all())
+
+
+def image_network():
+    """Convolutions around two products, on images of 6 x 6."""
+    torch.manual_seed(0)
+    builder = Builder()
+    x = builder.input((1, 6, 6))
+
+    def conv(channels, source, shape):
+        return builder.affine(Conv(torch.randn(channels, shape[0], 3, 3, dtype=F64) / 3, None, shape), source)
+
+    x = conv(4, x, (1, 6, 6))
+    x = builder.product(conv(4, x, (4, 6, 6)), conv(4, x, (4, 6, 6)))
+    x = conv(4, x, (4, 6, 6))
+    x = builder.product(conv(4, x, (4, 6, 6)), conv(4, x, (4, 6, 6)))
+    return builder.finish(builder.affine(Dense(torch.randn(3, 144, dtype=F64) / 12), x))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_single_precision_loses_little_of_the_bounds(path):
+    graph, x, forms = image_network(), torch.full((1, 36), 0.5, dtype=F64), torch.eye(3, dtype=F64)
+    whole = bounds_of(graph, x, 0.1, forms)
+    with mock.patch.multiple(zonotopes, **path):
+        fast = bounds_of(graph, x, 0.1, forms, dtype=torch.float32)
+    value = graph(x)[0]
+    for name in ("generators", "last", "layers"):
+        lost = whole[name] - fast[name]
+        assert bool((lost >= 0).all()) and bool((lost <= 1e-2 * (value - whole[name])).all())
+
+
+def test_a_convolution_by_transforms_is_seen(monkeypatch):
+    graph = image_network()
+    boxes = GraphBoxes.over(graph, torch.zeros(1, 36, dtype=F64), torch.ones(1, 36, dtype=F64))
+    assert Maps(graph).single
+    assert walked(boxes, 10**6, Maps(graph)).factors[0].left.generators[0].dtype == torch.float32
+    linear = Conv.linear
+
+    def rough(self, x):  # rounded as sums of all entries of an image are
+        y = linear(self, x)
+        return y if x.dtype == F64 else y + (y.abs().amax(1, keepdim=True) * 2.0**-24)
+
+    monkeypatch.setattr(Conv, "linear", rough)
+    assert not Maps(graph).single
+    assert walked(boxes, 10**6, Maps(graph)).factors[0].left.generators[0].dtype == F64

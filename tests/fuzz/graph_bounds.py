@@ -7,7 +7,8 @@ by powers of ten from 1e-30 to 1e30; an input; a box, or an l_2 ball cut by a do
 Every bound (intervals, planes backwards, the best planes, generators, the joint bounds of the last and of all layers,
 and the semidefinite one) must be finite or -inf, and not above the form at corners or random points, and where the
 joint bounds are least, in fractions. The diagonals of the joint bounds must make their terms convex, which points do
-not show. A third of the cases merge generators into the slack.
+not show. A third of the cases merge generators into the slack; half of them have generators in float32; and maps are
+merged, or written out as sparse matrices, or applied to all generators.
 """
 
 import argparse
@@ -25,9 +26,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.graphs import F64, random_graph
+from polybound.certificates.bounds import zonotopes as zonotopes_module
 from polybound.certificates.bounds.graphs import GraphBoxes, backward_bounds, interval_bounds, optimised_bounds
-from polybound.certificates.bounds.joint import expansion, last_products, layered, semidefinite
-from polybound.certificates.bounds.zonotopes import generator_bounds, walked
+from polybound.certificates.bounds.joint import Backward, last_products, layered, semidefinite
+from polybound.certificates.bounds.zonotopes import Maps, walked_in
 from polybound.certificates.input_sets import input_set
 from polybound.models import Fractions
 
@@ -48,28 +50,27 @@ BOXES = 6
 """Boxes or balls of every graph; each with a form of its own is a case."""
 
 
-def bounds_of(graph, inputs, forms, most):
+def bounds_of(graph, inputs, forms, most, dtype):
     """Every bound of the forms, one for each set, and points of the sets where bounds are least."""
     rows = torch.arange(len(forms))
     boxes = GraphBoxes.over(graph, *inputs.outer)
     ball = (inputs.x, inputs.r, inputs.limits(rows)) if inputs.norm == "2" else None
-    zonotopes = walked(boxes, most, {}, ball)
+    zonotopes = walked_in(dtype, boxes, most, Maps(graph), ball)
+    backward, last = Backward.over(zonotopes, rows, forms), last_products(graph)
     found = {
         "interval": interval_bounds(boxes, forms),
         "backward": backward_bounds(boxes, forms, ball=ball),
         "alpha": optimised_bounds(boxes, forms, 1, ball).detach(),
-        "generators": generator_bounds(zonotopes, rows, forms),
+        "generators": backward.expansion(rows, [False] * len(last)).bound,
         "backward on zonotopes": backward_bounds(zonotopes.boxes, forms, ball=ball),
     }
-    last = last_products(graph)
     for name in ("last", "layers", "semidefinite"):
         found[name] = torch.full_like(forms[:, 0], -math.inf)
     x = inputs.x.clone()
     for row in range(len(forms)):
-        form = forms[row : row + 1]
         if not all(last):
-            found["last"][row] = layered(expansion(zonotopes, row, form, last), steps=2)[0]
-        given = expansion(zonotopes, row, form, [True] * len(last))
+            found["last"][row] = layered(backward.expansion(rows[row : row + 1], last), steps=2)[0]
+        given = backward.expansion(rows[row : row + 1], [True] * len(last))
         found["layers"][row], d, touch = layered(given, steps=2)
         if lacks(given, d):
             found["layers"][row] = math.nan
@@ -114,8 +115,9 @@ def case(number, pick, generator):
     norm = pick(["inf", "2"])
     inputs = input_set(Network(graph), x.reshape(BOXES, *graph.shape), eps, None, pick([None, (-size, size)]), norm)
     forms = torch.randn(BOXES, graph.classes, generator=generator, dtype=F64)
-    most = pick([10**6, 10**6, pick(range(1, 12))])
-    found, least = bounds_of(graph, inputs, forms, most)
+    most, dtype = pick([10**6, 10**6, pick(range(1, 12))]), pick([torch.float32, F64])
+    zonotopes_module._MATRIX, zonotopes_module._SPARSE = pick([(2**24, 0.1), (2**24, 1.0), (0, 0.1)])
+    found, least = bounds_of(graph, inputs, forms, most, dtype)
     rows = torch.arange(BOXES)
     if norm == "inf":
         u = torch.randint(0, 3, x.shape, generator=generator).to(F64) - 1

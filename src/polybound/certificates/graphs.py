@@ -1,9 +1,9 @@
 """Certificates of networks that are no chain, stage by stage, each only for what those before it left open.
 
     clean         images that are classified otherwise as they are
-    attack        gradient steps towards the strongest rival
     interval      intervals of all values
     backward      planes through the products, from the output to the input
+    attack        gradient steps towards the strongest rival
     alpha         the best mixtures of those planes; not where intervals have exploded
     generators    affine arithmetic, every product's remainder a generator of its own
     attack        gradient steps towards each rival that is open
@@ -30,15 +30,15 @@ from torch import Tensor, nn
 
 from polybound.certificates.bounds.balls import nearest
 from polybound.certificates.bounds.graphs import Ball, GraphBoxes, backward_bounds, interval_bounds, optimised_bounds
-from polybound.certificates.bounds.joint import Expansion, expansion, last_products, layered, semidefinite
-from polybound.certificates.bounds.zonotopes import Walked, generator_bounds, generators_of, walked
+from polybound.certificates.bounds.joint import Backward, Expansion, last_products, layered, semidefinite
+from polybound.certificates.bounds.zonotopes import Maps, Walked, generators_of, walked
 from polybound.certificates.input_sets import Balls, InputSet
 from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.models import Affine, Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
+from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
 
 GRAPH_METHODS = {
-    "auto": ("clean", "attack", "interval", "backward", "alpha", "generators"),
+    "auto": ("clean", "interval", "backward", "attack", "alpha", "generators"),
     "first": ("clean", "interval", "backward", "alpha", "attack"),
     "crown": ("clean", "interval", "backward"),
     "interval": ("clean", "interval"),
@@ -71,7 +71,9 @@ class PreparedGraph:
         count, width = generators_of(self.graph)
         self.generators = max(1, min(count, _MEMORY // width))
         self.group = max(1, _MEMORY // (self.generators * width))
-        self.matrices: dict[Affine, Tensor] = {}
+        self.maps = Maps(self.graph)
+        # What gradient steps go through: they prove nothing.
+        self.quick = self.graph.transform(torch.Tensor.float) if self.maps.single else self.graph
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether this is the shape of one input: the network's own, or flat."""
@@ -300,6 +302,10 @@ class _Group:
     """Images of a chunk whose zonotopes fit the memory together, and the stages that need them."""
 
     walked: Walked
+    backward: Backward
+    pairs: tuple[Tensor, Tensor]
+    """The images and rivals of its forms."""
+
     raised: Tensor
     """Images of which generators raised the bound of some rival."""
 
@@ -329,16 +335,17 @@ class _Group:
     def generators(self, images: Tensor, rivals: Tensor) -> None:
         """Affine arithmetic."""
         net, inputs = self.chunk.net, self.chunk.inputs
-        self.walked = walked(self.values, net.generators, net.matrices, _limits(inputs, self.images))
+        self.walked = walked(self.values, net.generators, net.maps, _limits(inputs, self.images))
         rows = torch.tensor([self.place[image] for image in images.tolist()])
-        bound = generator_bounds(self.walked, rows, self.chunk.forms(images, rivals))
+        self.backward, self.pairs = Backward.over(self.walked, rows, self.chunk.forms(images, rivals)), (images, rivals)
+        bound = self.backward.expansion(torch.arange(len(rows)), [False] * len(self.last)).bound
         self.raised = torch.unique(images[bound > self.chunk.found.bound[images, rivals]])
         self.chunk.lift(images, rivals, bound)
 
     def layers(self, joint: list[bool], images: Tensor, rivals: Tensor) -> None:
         """The terms of some products together."""
-        row = self.place[int(images[0])]
-        given = expansion(self.walked, row, self.chunk.forms(images, rivals), joint)
+        some = (self.pairs[0] == images[0]) & torch.isin(self.pairs[1], rivals)
+        given = self.backward.expansion(some.nonzero().squeeze(1), joint)
         bound, d, touch = layered(given)
         self.chunk.lift(images, rivals, bound)
         self.joint = given, d, touch, rivals
@@ -349,9 +356,9 @@ class _Group:
     def search(self, images: Tensor, rivals: Tensor) -> None:
         """Attacks from where the bounds are least."""
         given, _, touch, _ = self.joint
-        x = self.walked.start.centre[given.image].repeat(len(images), 1)
+        x = self.walked.start.centre[given.images[0]].repeat(len(images), 1)
         inputs = self.walked.inputs
-        x[:, inputs.index] += inputs.values[given.image] * touch[self._open(rivals), : given.inputs]
+        x[:, inputs.index] += inputs.values[given.images[0]] * touch[self._open(rivals), : given.inputs]
         self.chunk.search(images, rivals, x)
 
     def semidefinite(self, images: Tensor, rivals: Tensor) -> None:
@@ -400,11 +407,13 @@ def graph_ranges(
             found = torch.maximum(found, optimised_bounds(boxes, w, ball=ball))
         if "generators" in GRAPH_METHODS[method]:
             for group in torch.split(torch.arange(len(some)), net.group):
-                tight = walked(values.of(group), net.generators, net.matrices, _limits(inputs, some[group]))
-                for image in range(len(group)):
-                    rivals = slice(int(group[image]) * rows, (int(group[image]) + 1) * rows)
-                    single = generator_bounds(tight, torch.full((rows,), image), forms)
-                    terms = expansion(tight, image, forms, [True] * len(tight.factors))
+                tight = walked(values.of(group), net.generators, net.maps, _limits(inputs, some[group]))
+                pairs = torch.arange(len(group)).repeat_interleave(rows)
+                back = Backward.over(tight, pairs, forms.repeat(len(group), 1))
+                for at, every in zip(group.tolist(), torch.split(torch.arange(len(pairs)), rows), strict=True):
+                    single = back.expansion(every, [False] * len(tight.factors)).bound
+                    terms = back.expansion(every, [True] * len(tight.factors))
+                    rivals = slice(at * rows, (at + 1) * rows)
                     found[rivals] = torch.maximum(found[rivals], torch.maximum(single, layered(terms)[0]))
         # The sum with the constant is rounded once.
         bound[some] = torch.nextafter(found + c, torch.full_like(c, -torch.inf)).reshape(-1, rows)
@@ -416,7 +425,7 @@ def graph_ranges(
 
 
 def _total(forms: Tensor, logits: Tensor) -> Tensor:
-    return (forms * logits).sum(1)
+    return (forms.to(logits.dtype) * logits).sum(1)
 
 
 def _limits(inputs: InputSet, images: Tensor) -> Ball | None:
@@ -434,13 +443,14 @@ def _descended(
     """Where gradient steps within the sets see the least objective of the outputs, from the inputs or given points."""
     lower, upper = (side[images] for side in inputs.inner)
     radius, x = (upper - lower) / 2, inputs.x[images] if start is None else start
-    best, where = torch.full((len(images),), torch.inf, dtype=torch.float64), x
+    dtype = torch.float32 if net.maps.single else torch.float64
+    best, where = torch.full((len(images),), torch.inf, dtype=dtype), x
     for step in (*_STEPS, 0.0):
-        leaf = x.clone().requires_grad_()
+        leaf = x.to(dtype, copy=True).requires_grad_()
         with torch.enable_grad():
-            value = objective(net.graph(leaf))
+            value = objective(net.quick(leaf))
             (slope,) = torch.autograd.grad(value.sum(), leaf)
-        better = value.detach() < best
+        slope, better = slope.double(), value.detach() < best
         best = torch.where(better, value.detach(), best)
         where = torch.where(better.unsqueeze(1), x, where)
         if isinstance(inputs, Balls):

@@ -66,7 +66,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """`constant + l.u + sum over layers` for some forms of the outputs of one image, up to `lost`.
+    """`constant + l.u + sum over layers` for some forms of the outputs, up to `lost`; with layers, of one image.
 
     Attributes:
         constant: (rows,).
@@ -74,7 +74,9 @@ class Expansion:
         layers: the products that are bounded together.
         lost: (rows,).
         inputs: generators of the input.
-        limits: for a ball, the limits of the input's generators.
+        limits: for a ball, the limits of the input's generators, of the first form's image.
+        found: the walk.
+        images: of each form, by number in the walk, (rows,).
     """
 
     constant: Tensor
@@ -84,7 +86,13 @@ class Expansion:
     inputs: int
     limits: tuple[Tensor, Tensor] | None
     found: Walked
-    image: int
+    images: Tensor
+
+    @property
+    def bound(self) -> Tensor:
+        """Lower bounds by the linear part alone, (rows,), where no product is bounded jointly."""
+        away = self.away(self.linear)
+        return (self.constant - away - self.off(away)).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
     def cost(self, d: Tensor) -> Tensor:
         """The largest `sum_j d_j u_j^2`, (rows,), for d >= 0."""
@@ -95,8 +103,7 @@ class Expansion:
 
     def away(self, form: Tensor) -> Tensor:
         """The largest value of a form of the generators, (rows,)."""
-        image = torch.full((len(form),), self.image)
-        first = self.found.away(form[:, : self.inputs], INPUT, image)
+        first = self.found.away(form[:, : self.inputs], self.images)
         return first + form[:, self.inputs :].abs().sum(1)
 
     def inside(self, u: Tensor) -> Tensor:
@@ -115,8 +122,8 @@ class Expansion:
     def rows(self, some: Tensor) -> Expansion:
         """Some of the forms."""
         layers = [replace(layer, g=layer.g[some]) for layer in self.layers]
-        constant, linear, lost = self.constant[some], self.linear[some], self.lost[some]
-        return replace(self, constant=constant, linear=linear, layers=layers, lost=lost)
+        kept = {name: getattr(self, name)[some] for name in ("constant", "linear", "lost", "images")}
+        return replace(self, layers=layers, **kept)
 
     def off(self, size: Tensor) -> Tensor:
         """What a bound of these terms is rounded by at most, (rows,), `size` being all other numbers that are added."""
@@ -143,58 +150,84 @@ def last_products(graph: Graph) -> list[bool]:
     return last[::-1]
 
 
-def expansion(found: Walked, image: int, forms: Tensor, joint: list[bool]) -> Expansion:
-    """The margins `forms . f` (rows, classes) of one image of a walk, with the terms of some products kept."""
-    graph, rows = found.boxes.graph, len(forms)
-    pulled = Forms(found.boxes.of(torch.full((rows,), image)), forms)
-    products = [number for number, node in enumerate(graph.nodes) if isinstance(node, Product)]
-    factors = dict(zip(products, found.factors, strict=True))
-    g: dict[int, Tensor] = {}
-    for number in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[number]
-        if number not in pulled.at or isinstance(node, Input):
-            continue
-        if not isinstance(node, Product):
-            pull(pulled, number, 0.0)
-            continue
-        factor, form = factors[number], pulled.at.pop(number)
-        a, b = factor.left.centre[image], factor.right.centre[image]
-        g[number] = form
-        pulled.shift(form, -(a * b))
-        if node.left == node.right:
-            pulled.add(node.left, form * (2 * a))
-        else:
-            pulled.add(node.left, form * b)
-            pulled.add(node.right, form * a)
-        s, t = (one.slack[image] + one.rough * one.reach[image] for one in (factor.left, factor.right))
-        loose = s * (factor.right.reach[image] + t) + t * factor.left.reach[image]
-        pulled.lost = pulled.lost + form.abs() @ loose * (1 + 2.0**-20)
-    start = found.start
-    form = pulled.at.get(0, forms.new_zeros(rows, graph.features))
-    pulled.shift(form, start.centre[image])
-    pulled.lost = pulled.lost + form.abs() @ (start.slack[image] + 8 * _U * start.reach[image]) * (1 + 2.0**-20)
-    index = found.inputs.index
-    linear = [form[:, index] * found.inputs.values[image]]
-    layers: list[Layer] = []
-    counts = {INPUT: len(index)}
-    for number, kept in zip(products, joint, strict=True):
-        one = factors[number]
-        slope = g.get(number, forms.new_zeros(rows, graph.sizes[number]))
-        width = one.radius[image]
-        linear.append(forms.new_zeros(rows, len(one.index)))
-        if kept:
-            layers.append(_layer(one, image, slope, counts, found.ball is not None))
-        else:
-            pulled.shift(slope, one.middle[image])
-            linear[-1] = (slope * width)[:, one.index]
-            rest = width.index_fill(0, one.index, 0.0) + 8 * _U * width
-            pulled.lost = pulled.lost + slope.abs() @ rest * (1 + 2.0**-20)
-        counts[one.name] = len(one.index)
-    limits = None
-    if found.ball is not None:
-        low, high = found.ball[2]
-        limits = low[image, index], high[image, index]
-    return Expansion(pulled.constant, torch.cat(linear, 1), layers, pulled.lost, len(index), limits, found, image)
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """One walk backwards through the centres of a graph's values, for some forms of the outputs.
+
+    Attributes:
+        found: the walk forwards.
+        images: of each form, by number in that walk, (rows,).
+        constant: (rows,).
+        linear: by the generators of the input, (rows, inputs).
+        slopes: by each product, (rows, size).
+        lost: (rows,).
+    """
+
+    found: Walked
+    images: Tensor
+    constant: Tensor
+    linear: Tensor
+    slopes: list[Tensor]
+    lost: Tensor
+
+    @classmethod
+    def over(cls, found: Walked, images: Tensor, forms: Tensor) -> Backward:
+        """The margins `forms . f` (rows, classes)."""
+        graph, rows = found.boxes.graph, len(forms)
+        pulled = Forms(found.boxes.of(images), forms)
+        products = [number for number, node in enumerate(graph.nodes) if isinstance(node, Product)]
+        slopes = {number: forms.new_zeros(rows, graph.sizes[number]) for number in products}
+        for number in range(len(graph.nodes) - 1, -1, -1):
+            node = graph.nodes[number]
+            if number not in pulled.at or isinstance(node, Input):
+                continue
+            if not isinstance(node, Product):
+                pull(pulled, number, 0.0)
+                continue
+            factor, form = found.factors[products.index(number)], pulled.at.pop(number)
+            a, b = factor.left.centre[images], factor.right.centre[images]
+            slopes[number] = form
+            pulled.shift(form, -(a * b))
+            if node.left == node.right:
+                pulled.add(node.left, form * (2 * a))
+            else:
+                pulled.add(node.left, form * b)
+                pulled.add(node.right, form * a)
+            s, t = factor.left.rough, factor.right.rough
+            loose = s * (factor.right.reach + t) + t * factor.left.reach
+            pulled.lost = pulled.lost + (form.abs() * loose[images]).sum(1) * (1 + 2.0**-20)
+        start, index = found.start, found.inputs.index
+        form = pulled.at.get(0, forms.new_zeros(rows, graph.features))
+        pulled.shift(form, start.centre[images])
+        slack = (start.slack + 8 * _U * start.reach)[images]
+        pulled.lost = pulled.lost + (form.abs() * slack).sum(1) * (1 + 2.0**-20)
+        linear = form[:, index] * found.inputs.values[images]
+        return cls(found, images, pulled.constant, linear, [slopes[number] for number in products], pulled.lost)
+
+    def expansion(self, some: Tensor, joint: list[bool]) -> Expansion:
+        """Some of the forms, with the terms of some products kept: then all of one image."""
+        found, images = self.found, self.images[some]
+        constant, lost, linear = self.constant[some], self.lost[some], [self.linear[some]]
+        layers: list[Layer] = []
+        counts = {INPUT: linear[0].shape[1]}
+        for one, kept, slopes in zip(found.factors, joint, self.slopes, strict=True):
+            slope, width = slopes[some], one.radius[images]
+            linear.append(slope.new_zeros(len(some), len(one.index)))
+            if kept:
+                layers.append(_layer(one, int(images[0]), slope, counts, found.ball is not None))
+            else:
+                middle = one.middle[images]
+                constant = constant + (slope * middle).sum(1)
+                linear[-1] = (slope * width)[:, one.index]
+                rest = width.index_fill(1, one.index, 0.0) + 8 * _U * width
+                rest = rest + (slope.shape[1] + 8) * _U * middle.abs()
+                lost = lost + (slope.abs() * rest).sum(1) * (1 + 2.0**-20)
+            counts[one.name] = len(one.index)
+        limits = None
+        if found.ball is not None:
+            low, high = (side[images[0], found.inputs.index] for side in found.ball[2])
+            limits = low, high
+        return Expansion(constant, torch.cat(linear, 1), layers, lost, counts[INPUT], limits, found, images)
 
 
 def _layer(one: Factors, image: int, g: Tensor, counts: dict[int, int], ball: bool) -> Layer:
@@ -207,7 +240,8 @@ def _layer(one: Factors, image: int, g: Tensor, counts: dict[int, int], ball: bo
             if given is None:
                 parts.append(g.new_zeros(count, size))
             else:
-                parts.append(given[image] if isinstance(given, Tensor) else given.of(image).written(size)[0])
+                part = given[image] if isinstance(given, Tensor) else given.of(image).written(size, g.dtype)[0]
+                parts.append(part.double())
         return torch.cat(parts)
 
     A = written(one.left)
@@ -221,7 +255,7 @@ def _weights(layer: Layer) -> Tensor:
     return ((b + _LEAST) / (a + _LEAST)).sqrt().clamp(2.0**-300, 2.0**300)
 
 
-def layered(given: Expansion, steps: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+def layered(given: Expansion, steps: int = 10) -> tuple[Tensor, Tensor, Tensor]:
     """Lower bounds (rows,) by a diagonal of each layer, that diagonal, and where the tangent touches."""
     d = torch.zeros_like(given.linear)
     for layer in given.layers:
@@ -311,7 +345,7 @@ def _largest_eigenvalue(X: Tensor) -> float:
 
 def _times(given: Expansion, v: Tensor) -> tuple[Tensor, Tensor]:
     """`sum_i g_i (A_i.v)(B_i.v)`, (rows,), and its slope."""
-    value, slope = torch.zeros_like(given.constant), torch.zeros_like(v)
+    value, slope = torch.zeros_like(v[:, 0]), torch.zeros_like(v)
     for layer in given.layers:
         n = len(layer.A)
         a = v[:, :n] @ layer.A
@@ -326,7 +360,14 @@ def _times(given: Expansion, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _minimiser(given: Expansion, d: Tensor, v: Tensor, steps: int) -> Tensor:
-    """About where the convex function is least: accelerated projected steps. Proves nothing."""
+    """About where the convex function is least: accelerated projected steps. Proves nothing, so float32 will do."""
+    if given.limits is None:
+        layers = [
+            replace(one, A=one.A.float(), B=one.A.float() if one.A is one.B else one.B.float(), g=one.g.float())
+            for one in given.layers
+        ]
+        given = replace(given, linear=given.linear.float(), layers=layers)
+        d, v = d.float(), v.float()
     scale = given.flat(d + d.mean(1, keepdim=True) * 1e-2 + _LEAST)
     probe = torch.randn(d.shape, generator=torch.Generator().manual_seed(0), dtype=d.dtype)
     size = torch.ones_like(d[:, :1])
@@ -345,7 +386,7 @@ def _minimiser(given: Expansion, d: Tensor, v: Tensor, steps: int) -> Tensor:
         keep = ((slope * (new - v)).sum(1, keepdim=True) <= 0).to(v.dtype)
         look = new + keep * ((t - 1) / faster) * (new - v)
         v, t = new, faster
-    return v.nan_to_num(0.0)
+    return v.double().nan_to_num(0.0)
 
 
 def _tangent(given: Expansion, d: Tensor, v: Tensor) -> Tensor:

@@ -11,17 +11,19 @@ and `(A u)(B u) = (p^2 - q^2) / 4w` with `p = (w A + B) u`, `q = (w A - B) u`: i
 new generator, one an entry. Rows cancel in p and q before norms are taken, which is why this is never looser than
 `|A| |B|` and much tighter for factors that depend on the input alike; a square is the case `A = B`, q = 0.
 
-Rounding: c, G and s are the float64 numbers that were computed, whatever they should have been. What a step was
-rounded by is at most `gamma |W| (|c| + |G| 1 + s)` for a map, and a few units in the last place of each term of a sum
-or a product, times the generators' largest value, 1. It is added to the slack, and so are merged generators. Norms
-are rounded up.
+Rounding: c, G and s are the numbers that were computed, whatever they should have been. What a step was rounded by is
+at most `gamma |W| (|c| + |G| 1 + s)` for a map, and a few units in the last place of each term of a sum or a product,
+times the generators' largest value, 1. It is added to the slack, and so are merged generators. Norms are rounded up.
+c and s are float64. Written out, G is float32 where that is precise enough, as gamma then is for it: convolutions of
+float64 are up to twenty times as slow.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -43,6 +45,121 @@ INPUT = 0
 _MATRIX = 2**24
 """Entries up to which a map is written out once, for all images, to be multiplied by generators of one entry each."""
 
+_SPARSE = 0.1
+"""Share of entries that are not zero up to which a matrix is multiplied as a sparse one."""
+
+_SUMMED = 256
+"""Generators that are summed in their own precision, before the sums are in float64."""
+
+_TERMS = 2**17
+"""Roundings that float32 may meet in one map: what is lost is taken to grow linearly with them."""
+
+_COARSE = 2.0**-5
+"""Share of a factor's reach that its slack may have where generators are float32."""
+
+
+class Matrix:
+    """A map, or several one after another, written out in float64 and transposed: (inputs, outputs)."""
+
+    def __init__(self, entries: Tensor) -> None:
+        self.entries = entries
+        self.next: dict[Affine, Matrix | None] = {}
+
+    @cached_property
+    def absolute(self) -> Tensor:
+        """The absolute values."""
+        return self.entries.abs()
+
+    @cached_property
+    def terms(self) -> int:
+        """How many entries of a row there are, and so how many roundings in a product with the transposed matrix."""
+        return int(self.entries.count_nonzero(1).amax()) + 4
+
+    @cached_property
+    def most(self) -> float:
+        """The largest sum of absolute values of a row or column."""
+        return float(torch.maximum(self.absolute.sum(0).amax(), self.absolute.sum(1).amax())) * 2 + 1
+
+    @cached_property
+    def _known(self) -> dict[tuple[torch.dtype, bool], Tensor]:
+        return {}
+
+    def to(self, dtype: torch.dtype, sparse: bool = False) -> Tensor:
+        """The entries in that precision; if asked for, in compressed rows where most of them are zeros."""
+        if (dtype, sparse) not in self._known:
+            made = self.entries.to(dtype)
+            if sparse and int(made.count_nonzero()) <= _SPARSE * made.numel():
+                with warnings.catch_warnings():  # "Sparse CSR tensor support is in beta state"
+                    warnings.simplefilter("ignore")
+                    made = made.to_sparse_csr()
+            self._known[dtype, sparse] = made
+        return self._known[dtype, sparse]
+
+    def then(self, step: Affine) -> Matrix | None:
+        """The matrix with another map after it; None if it is too large."""
+        if step not in self.next:
+            fits = len(self.entries) * step.outputs <= _MATRIX
+            self.next[step] = Matrix(step.linear(self.entries)) if fits else None
+        return self.next[step]
+
+
+class Maps:
+    """The maps of a graph as generators need them, kept for the next images.
+
+    Attributes:
+        graph: in float64.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._cast: dict[tuple[Affine, torch.dtype], Affine] = {}
+        self._matrices: dict[Affine, Matrix | None] = {}
+        self._absolute: dict[Affine, tuple[Affine, float]] = {}
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether float32 is as precise here as it should be.
+
+        Libraries may be set to multiply in less, or convolve by transforms, whose errors spread from one entry to its
+        neighbours: that shows where entries of very different sizes stand side by side.
+        """
+        generator = torch.Generator().manual_seed(0)
+        for step in {node.map for node in self.graph.nodes if isinstance(node, Applied)}:
+            if step.terms > _TERMS:
+                return False
+            cast, share = self.cast(step, torch.float32), (step.terms + 4) * torch.finfo(torch.float32).eps / 2
+            absolute, growth = self.absolute(step)
+            x = torch.randn(32, step.inputs, generator=generator)
+            x = x * 2.0 ** torch.randint(-20, 1, x.shape, generator=generator)
+            off = (cast.linear(x) - step.linear(x.double())).abs()
+            if not bool((off <= share * absolute.linear(x.abs().double()) + 2.0**-100 * growth).all()):
+                return False
+        return True
+
+    def cast(self, step: Affine, dtype: torch.dtype) -> Affine:
+        """A map of that precision."""
+        if dtype == torch.float64:
+            return step
+        if (step, dtype) not in self._cast:
+            self._cast[step, dtype] = step.transform(lambda t: t.to(dtype) if t.is_floating_point() else t)
+        return self._cast[step, dtype]
+
+    def absolute(self, step: Affine) -> tuple[Affine, float]:
+        """The map of absolute values, and how much its maps can enlarge the largest entry, at least."""
+        if step not in self._absolute:
+            absolute, growth = step.absolute(), 1.0
+            for part in absolute.maps if isinstance(absolute, Chain) else [absolute]:
+                growth *= 2.0 + 2.0 * float(part.row_l1().amax())
+            self._absolute[step] = absolute, growth
+        return self._absolute[step]
+
+    def matrix(self, step: Affine) -> Matrix | None:
+        """A map written out; None if it is too large."""
+        if step not in self._matrices:
+            fits = step.inputs * step.outputs <= _MATRIX
+            self._matrices[step] = Matrix(step.matrix().T.contiguous()) if fits else None
+        return self._matrices[step]
+
 
 @dataclass(frozen=True, eq=False)
 class Single:
@@ -60,54 +177,64 @@ class Single:
         """Those of one image."""
         return Single(self.index, self.values[image : image + 1])
 
-    def written(self, size: int) -> Tensor:
+    def written(self, size: int, dtype: torch.dtype) -> Tensor:
         """The generators as vectors of that size, (images, generators, size)."""
         images, count = self.values.shape
-        whole = self.values.new_zeros(images, count, size)
-        whole[:, torch.arange(count), self.index] = self.values
+        whole = self.values.new_zeros(images, count, size, dtype=dtype)
+        whole[:, torch.arange(count), self.index] = self.values.to(dtype)
         return whole
 
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """Single generators behind a map, `scale * W g`, which is not carried out before that is needed.
+    """Single generators behind maps, `scale * W g`, which are not carried out before that is needed.
 
-    The norms of its rows are `scale * |W| values`, without any generator; and a map to few outputs that comes next is
-    pulled back through W, output by output, instead of pushing all generators through both.
+    The norms of the rows are `scale * |W| values`, without any generator. A map that follows is merged with W, once for
+    all images, as long as there is no scale; later, a map to few outputs is pulled back through W, output by output,
+    instead of pushing all generators through both.
 
     Attributes:
-        single: the generators before the map.
-        step: the map; no chain, so that its absolute values are those of W.
-        matrix: W', (inputs, outputs).
-        scale: (images, outputs).
+        single: the generators before the maps.
+        matrix: W.
+        scale: (images, outputs), or None for ones.
         size: `|W| values`, (images, outputs), rounded up.
+        dtype: of the generators once they are written out.
     """
 
     single: Single
-    step: Affine
-    matrix: Tensor
-    scale: Tensor
+    matrix: Matrix
+    scale: Tensor | None
     size: Tensor
+    dtype: torch.dtype
 
     @property
-    def terms(self) -> int:
-        """How many roundings carrying it out adds to each entry."""
-        return self.step.terms + 8
+    def floor(self) -> Tensor:
+        """What each entry loses by underflow where it is carried out, all generators together, (images, 1)."""
+        values, scale = self.single.values.abs().sum(1, keepdim=True), self._factor.abs().amax(1, keepdim=True)
+        count = 16.0 * (len(self.single.index) + 2) * self.matrix.terms
+        return count * torch.finfo(self.dtype).smallest_normal * self.matrix.most * (1 + scale) * (1 + values)
+
+    @property
+    def _factor(self) -> Tensor:
+        return torch.ones_like(self.size[:, :1]) if self.scale is None else self.scale
 
     def of(self, image: int) -> Mapped:
         """Those of one image."""
-        some = slice(image, image + 1)
-        return replace(self, single=self.single.of(image), scale=self.scale[some], size=self.size[some])
+        some, scale = slice(image, image + 1), self.scale
+        scale = None if scale is None else scale[some]
+        return replace(self, single=self.single.of(image), scale=scale, size=self.size[some])
 
-    def written(self, _: int = 0) -> Tensor:
+    def written(self, *_: object) -> Tensor:
         """The generators as vectors, (images, generators, size)."""
-        return self.matrix[self.single.index] * self.single.values.unsqueeze(2) * self.scale.unsqueeze(1)
+        entries = self.matrix.to(self.dtype)[self.single.index] * self.single.values.to(self.dtype).unsqueeze(2)
+        return entries if self.scale is None else entries * self.scale.to(self.dtype).unsqueeze(1)
 
-    def pulled(self, rows: Tensor) -> Tensor:
-        """Through another map of few rows, (outputs, size): (images, generators, outputs)."""
-        back = self.step.adjoint((rows * self.scale.unsqueeze(1)).flatten(0, 1))
-        back = back[:, self.single.index].reshape(len(self.scale), len(rows), -1) * self.single.values.unsqueeze(1)
-        return back.transpose(1, 2).contiguous()
+    def pulled(self, step: Matrix) -> Tensor:
+        """Through another map of few outputs: (images, generators, outputs)."""
+        columns = step.to(self.dtype).unsqueeze(1) * self._factor.to(self.dtype).T.unsqueeze(2)
+        back = self.matrix.to(self.dtype, sparse=True) @ columns.flatten(1)
+        back = back.reshape(len(back), len(self.size), -1).transpose(0, 1)[:, self.single.index]
+        return back * self.single.values.to(self.dtype).unsqueeze(2)
 
 
 Generators = Tensor | Single | Mapped
@@ -123,17 +250,27 @@ class Zonotope:
         generators: by name.
         slack: (images, size).
         reach: how far the generators together move each entry at most, (images, size).
-        rough: what is lost where generators behind maps are written out, as a share of the reach.
+        norms: how far those of each name do.
     """
 
     centre: Tensor
     generators: dict[int, Generators]
     slack: Tensor
     reach: Tensor
+    norms: dict[int, Tensor]
 
     @property
-    def rough(self) -> float:
-        return 4 * _U * max((one.terms for one in self.generators.values() if isinstance(one, Mapped)), default=0)
+    def mapped(self) -> list[Mapped]:
+        """The generators behind maps."""
+        return [one for one in self.generators.values() if isinstance(one, Mapped)]
+
+    @property
+    def rough(self) -> Tensor:
+        """At least the slack, with what is lost where generators behind maps are written out, (images, size)."""
+        lost = self.slack
+        for one in self.mapped:
+            lost = lost + 4 * torch.finfo(one.dtype).eps * self.reach + one.floor
+        return lost * (1 + 8 * _U)
 
     def ends(self) -> Bounded:
         """The interval of each entry."""
@@ -170,7 +307,8 @@ class Zonotopes:
     Attributes:
         ball: whether the generators of the input have l_2 norm 1 together.
         most: how many generators there may be; of a product's remainders, the smallest become slack.
-        matrices: maps that are written out, kept for the next images.
+        maps: of the graph.
+        dtype: of generators that are written out.
         factors: of all products that were walked over.
         inputs: the generators of the input.
         count: how many generators there are so far.
@@ -178,7 +316,8 @@ class Zonotopes:
 
     ball: bool
     most: int
-    matrices: dict[Affine, Tensor]
+    maps: Maps
+    dtype: torch.dtype
     factors: list[Factors] = field(default_factory=list)
     inputs: Single = field(init=False)
     count: int = 0
@@ -198,67 +337,72 @@ class Zonotopes:
 
     def affine(self, step: Affine, value: Zonotope) -> Zonotope:
         """`W c + b`, `W G`, `|W| s`."""
-        moved = {name: self._moved(step, one) for name, one in value.generators.items()}
-        mapped = [one for one in value.generators.values() if isinstance(one, Mapped)]
-        terms = step.terms + 8 + sum(one.terms for one in mapped)
-        # The magnitudes of everything that was multiplied, and the slack, in one pass.
-        size = value.centre.abs() + self._sum(value.reach) + value.slack
-        grown = step.absolute().linear(torch.cat([size, value.slack, torch.ones_like(size[:1])]))
-        size, slack = grown[: len(size)], grown[len(size) : -1]
-        off = 2 * terms * _U * (size + slack + step.constant.abs())
-        for one in mapped:
-            most = one.size.amax(1, keepdim=True) + one.single.values.sum(1, keepdim=True)
-            off = off + _LEAST * (1 + most)
-        tiny = (step.inputs + 1) * terms * (self.count + 2) * torch.finfo(size.dtype).smallest_normal
-        return self._made(step(value.centre), moved, slack + off + tiny * (grown[-1:] + 1.0))
+        moved: dict[int, Generators] = {}
+        # The magnitudes of what is multiplied, each by the roundings and the precision that it meets.
+        size = 2 * (step.terms + 8) * _U * (value.centre.abs() + value.slack + self._sum(value.reach))
+        absolute, growth = self.maps.absolute(step)
+        floor = 1 + self._sum(value.reach).amax(1, keepdim=True)  # what underflows
+        floor = floor * (16.0 * step.terms * (self.count + 2) * self._least * growth)
+        for name, one in value.generators.items():
+            moved[name] = self._moved(step, one)
+            if isinstance(moved[name], Tensor):
+                terms = step.terms + 4
+                if isinstance(one, Mapped):
+                    terms, floor = terms + one.matrix.terms, floor + one.floor * growth
+                size = size + 0.51 * terms * self._unit * self._sum(value.norms[name])
+        off, slack = absolute.linear(torch.cat([size, value.slack])).chunk(2)
+        slack = slack * (1 + 2 * (step.terms + 8) * _U) + off + 4 * _U * step.constant.abs()
+        return self._made(step(value.centre), moved, slack + floor)
 
     def _moved(self, step: Affine, generators: Generators) -> Generators:
         if isinstance(generators, Single):
             if isinstance(step, Scale):
                 return Single(generators.index, generators.values * step.weight[generators.index])
-            matrix = self._matrix(step)
-            if matrix is None:
-                return self._moved(step, generators.written(step.inputs))
-            if isinstance(step, Chain) or self.ball:
-                return matrix[generators.index] * generators.values.unsqueeze(2)
-            whole = torch.zeros(len(generators.values), step.inputs, dtype=matrix.dtype)
-            size = step.absolute().linear(whole.index_copy_(1, generators.index, generators.values.abs()))
-            size = size * (1 + 4 * (step.terms + 8) * _U) + _LEAST * step.inputs
-            return Mapped(generators, step, matrix, torch.ones_like(size), size)
+            matrix = self.maps.matrix(step)
+            if matrix is not None:
+                made = self._mapped(generators, matrix)
+                return made.written() if self.ball else made
+            generators = generators.written(step.inputs, self.dtype)
         if isinstance(generators, Mapped):
-            matrix = self._matrix(step)
-            if matrix is not None and step.outputs < len(generators.single.index):
-                return generators.pulled(matrix.T)
+            if generators.scale is None:
+                after = generators.matrix.then(step)
+                if after is not None:
+                    return self._mapped(generators.single, after)
+            elif step.outputs < len(generators.single.index):
+                matrix = self.maps.matrix(step)
+                if matrix is not None:
+                    return generators.pulled(matrix)
             generators = generators.written()
-        return step.linear(generators.flatten(0, 1)).reshape(*generators.shape[:2], -1)
+        cast = self.maps.cast(step, self.dtype)
+        return cast.linear(generators.flatten(0, 1)).reshape(*generators.shape[:2], -1)
 
-    def _matrix(self, step: Affine) -> Tensor | None:
-        """A map written out and transposed; None if it is too large."""
-        if step.inputs * step.outputs > _MATRIX:
-            return None
-        if step not in self.matrices:
-            self.matrices[step] = step.matrix().T.contiguous()
-        return self.matrices[step]
+    def _mapped(self, single: Single, matrix: Matrix) -> Mapped:
+        rows = matrix.absolute if len(single.index) == len(matrix.absolute) else matrix.absolute[single.index]
+        size = single.values.abs() @ rows * (1 + (len(single.index) + 8) * _U) + _LEAST
+        return Mapped(single, matrix, None, size, self.dtype)
 
     def written(self, value: Zonotope) -> Zonotope:
         """The value with all maps carried out."""
-        if not value.rough:
+        if not value.mapped:
             return value
-        found = dict(value.generators)
+        found: dict[int, Generators] = {}
         for name, one in value.generators.items():
             found[name] = one.written() if isinstance(one, Mapped) else one
-        return self._made(value.centre, found, value.slack + value.rough * value.reach + _LEAST)
+        return self._made(value.centre, found, value.rough)
 
     def sum(self, values: Sequence[Zonotope]) -> Zonotope:
         """Centres, generators of one name, and slacks are added."""
         values = [self.written(value) for value in values]
         middle = reduce(torch.add, [value.centre for value in values])
         found: dict[int, Generators] = {}
-        for name, parts in _aligned(values):
+        for name, parts in self._aligned(values):
             found[name] = reduce(_plus, [part for part in parts if part is not None])
-        size = sum((value.centre.abs() + self._sum(value.reach) + value.slack for value in values), torch.zeros(()))
+        size = sum(
+            (_U * (value.centre.abs() + value.slack) + self._unit * self._sum(value.reach) for value in values),
+            self._least * 8.0 * (self.count + 2),
+        )
         slack = reduce(torch.add, [value.slack for value in values])
-        return self._made(middle, found, slack + 2 * len(values) * _U * size)
+        return self._made(middle, found, slack + 2 * len(values) * size)
 
     def product(self, left: Zonotope, right: Zonotope) -> Zonotope:
         """`c_a c_b + middle`, `c_a B + c_b A` and a new generator for each entry's remainder."""
@@ -267,36 +411,39 @@ class Zonotopes:
         a, b = left.centre, right.centre
         found: dict[int, Generators] = {}
         whole = left.reach * right.reach * (1 + 4 * _U) + _LEAST
+        floor = 16.0 * (self.count + 2) * self._least  # what underflows, of numbers of size 1
         if left is right:
             high, low = whole, torch.zeros_like(whole)
             found = {name: _times(given, 2 * a) for name, given in left.generators.items()}
         else:
             # The best w is the ratio of what p and q would be without cancelling; any is sound.
-            w = ((right.reach + _LEAST) / (left.reach + _LEAST)).sqrt().clamp(2.0**-300, 2.0**300)
+            w = ((right.reach + _LEAST) / (left.reach + _LEAST)).sqrt().clamp(2.0**-60, 2.0**60)
+            w = w.to(self.dtype).double()
             plus, minus = torch.zeros_like(w), torch.zeros_like(w)
-            for name, (one, other) in _aligned([left, right]):
+            for name, (one, other) in self._aligned([left, right]):
                 if one is None or other is None:
                     # Nothing cancels: both norms are the one that there is.
                     if one is not None:
-                        norm, found[name] = self._norms(name, one, w) * w, _times(one, b)
+                        norm, found[name] = left.norms[name] * w, _times(one, b)
                     elif other is not None:
-                        norm, found[name] = self._norms(name, other, w), _times(other, a)
+                        norm, found[name] = right.norms[name], _times(other, a)
                     plus, minus = plus + norm, minus + norm
                 else:
                     scaled = _times(one, w)
                     plus = plus + self._norms(name, _plus(scaled, other), w)
                     minus = minus + self._norms(name, _plus(scaled, other, -1.0), w)
                     found[name] = _plus(_times(one, b), _times(other, a))
-            off = 4 * _U * (w * left.reach + right.reach) + _LEAST
+            off = (4 * self._unit + floor) * (w * left.reach + right.reach) + floor * (1 + w)
             high, low = (
                 torch.minimum((norms * (1 + self._share) + off).square() / (4 * w) * (1 + 8 * _U) + _LEAST, whole)
                 for norms in (plus, minus)
             )
         middle, radius = (high - low) / 2, (high + low) / 2 * (1 + 4 * _U) + _LEAST
-        least = _LEAST * (1 + self.count)
         slack = left.slack * (b.abs() + right.reach + right.slack) + right.slack * (a.abs() + left.reach)
-        size = (a.abs() + self._sum(left.reach)) * (b.abs() + self._sum(right.reach)) + middle.abs() + slack
-        slack = slack + 8 * _U * size + least
+        one, other = self._sum(left.reach), self._sum(right.reach)
+        size = (a.abs() + one) * (b.abs() + other) + middle.abs() + slack
+        slack = slack + 8 * _U * size + 8 * self._unit * (a.abs() * other + b.abs() * one)
+        slack = slack + floor * (1 + a.abs() + one) * (1 + b.abs() + other) + _LEAST * (1 + self.count)
         name, index = len(self.factors) + 1, (radius > 2 * _LEAST).any(0).nonzero().squeeze(1)
         if len(index) > self.most - self.count:
             worst = radius.nan_to_num(0.0, 0.0).sum(0)
@@ -307,6 +454,15 @@ class Zonotopes:
             found[name] = Single(index, radius[:, index])
             self.count += len(index)
         return self._made(a * b + middle, found, slack)
+
+    @property
+    def _unit(self) -> float:
+        """Twice the unit roundoff of generators that are written out."""
+        return torch.finfo(self.dtype).eps
+
+    @property
+    def _least(self) -> float:
+        return torch.finfo(self.dtype).smallest_normal
 
     @property
     def _share(self) -> float:
@@ -322,26 +478,26 @@ class Zonotopes:
         if isinstance(generators, Single):
             return torch.zeros_like(like).index_copy_(1, generators.index, generators.values.abs())
         if isinstance(generators, Mapped):
-            return generators.scale.abs() * generators.size * (1 + 4 * _U)
+            size = generators.size
+            return size if generators.scale is None else generators.scale.abs() * size * (1 + 4 * _U)
         if self.ball and name == INPUT:
-            return length(generators, 1)
-        return torch.linalg.vector_norm(generators, 1, dim=1)  # type: ignore[no-any-return]
+            return length(generators.double(), 1)
+        parts = [part.abs().sum(1).double() for part in torch.split(generators, _SUMMED, 1)]
+        return reduce(torch.add, parts) * (1 + (_SUMMED + 8) * self._unit)
 
     def _made(self, middle: Tensor, generators: dict[int, Generators], slack: Tensor) -> Zonotope:
-        reach = torch.zeros_like(middle)
-        for name, one in generators.items():
-            reach = reach + self._norms(name, one, middle)
-        return Zonotope(middle, generators, slack * (1 + 8 * _U), reach * (1 + self._share))
+        norms = {name: self._norms(name, one, middle) for name, one in generators.items()}
+        reach = reduce(torch.add, norms.values(), torch.zeros_like(middle))
+        return Zonotope(middle, generators, slack * (1 + 8 * _U), reach * (1 + self._share), norms)
 
-
-def _aligned(values: Sequence[Zonotope]) -> Iterator[tuple[int, list[Generators | None]]]:
-    """The generators of each name in all values, all written out unless all are single."""
-    for name in sorted({name for value in values for name in value.generators}):
-        parts = [value.generators.get(name) for value in values]
-        if any(isinstance(part, Tensor) for part in parts):
-            size = values[0].centre.shape[1]
-            parts = [part.written(size) if isinstance(part, Single) else part for part in parts]
-        yield name, parts
+    def _aligned(self, values: Sequence[Zonotope]) -> Iterator[tuple[int, list[Generators | None]]]:
+        """The generators of each name in all values, all written out unless all are single."""
+        for name in sorted({name for value in values for name in value.generators}):
+            parts = [value.generators.get(name) for value in values]
+            if any(isinstance(part, Tensor) for part in parts):
+                size = values[0].centre.shape[1]
+                parts = [part.written(size, self.dtype) if isinstance(part, Single) else part for part in parts]
+            yield name, parts
 
 
 def _times(generators: Generators, factor: Tensor) -> Generators:
@@ -349,8 +505,8 @@ def _times(generators: Generators, factor: Tensor) -> Generators:
     if isinstance(generators, Single):
         return Single(generators.index, generators.values * factor[:, generators.index])
     if isinstance(generators, Mapped):
-        return replace(generators, scale=generators.scale * factor)
-    return generators * factor.unsqueeze(1)
+        return replace(generators, scale=factor if generators.scale is None else generators.scale * factor)
+    return generators * factor.to(generators.dtype).unsqueeze(1)
 
 
 def _plus(one: Generators, other: Generators, sign: float = 1.0) -> Generators:
@@ -385,24 +541,35 @@ class Walked:
         """How many generators there are."""
         return len(self.inputs.index) + sum(len(one.index) for one in self.factors)
 
-    def away(self, form: Tensor, name: int, rows: Tensor) -> Tensor:
-        """The largest value of a form of the generators of a name, (rows, generators), rounded up by `least_linear`."""
-        if name != INPUT or self.ball is None:
+    def away(self, form: Tensor, images: Tensor) -> Tensor:
+        """The largest value of a form of the input's generators, (rows, generators), rounded up by `least_linear`."""
+        if self.ball is None:
             return form.abs().sum(1)
-        low, high = (side[rows][:, self.inputs.index] for side in self.ball[2])
+        low, high = (side[images][:, self.inputs.index] for side in self.ball[2])
         return least_linear(form, (low, high))[0]
 
 
-def walked(boxes: GraphBoxes, most: int, matrices: dict[Affine, Tensor], ball: Ball | None = None) -> Walked:
-    """The zonotopes of some images.
+def walked(boxes: GraphBoxes, most: int, maps: Maps, ball: Ball | None = None) -> Walked:
+    """The zonotopes of some images: in float32, and in float64 where that was too coarse.
 
     Args:
         boxes: intervals of all nodes.
         most: generators that there may be.
-        matrices: a store for maps that are written out.
+        maps: of the graph.
         ball: in the place of the inputs' boxes.
     """
-    algebra, graph = Zonotopes(ball is not None, most, matrices), boxes.graph
+    if maps.single and torch.get_float32_matmul_precision() == "highest":
+        with torch.autocast("cpu", enabled=False):
+            found = walked_in(torch.float32, boxes, most, maps, ball)
+        sides = [side for one in found.factors for side in (one.left, one.right)]
+        if all(bool((side.slack.sum(1) <= _COARSE * side.reach.sum(1)).all()) for side in sides):
+            return found
+    return walked_in(torch.float64, boxes, most, maps, ball)
+
+
+def walked_in(dtype: torch.dtype, boxes: GraphBoxes, most: int, maps: Maps, ball: Ball | None = None) -> Walked:
+    """The zonotopes of some images, with generators of that precision."""
+    algebra, graph = Zonotopes(ball is not None, most, maps, dtype), boxes.graph
     values: dict[int, Bounded] = {}
 
     def watch(number: int, value: Zonotope) -> None:
@@ -415,30 +582,6 @@ def walked(boxes: GraphBoxes, most: int, matrices: dict[Affine, Tensor], ball: B
     watch(graph.inputs[0], start)
     output = algebra.written(graph.evaluate(algebra, start, watch=watch))
     return Walked(output, algebra.factors, GraphBoxes.of_values(graph, values), ball, start, algebra.inputs)
-
-
-def generator_bounds(found: Walked, rows: Tensor, forms: Tensor) -> Tensor:
-    """Lower bounds of `forms . f` (rows, classes), of the images of the walk that `rows` numbers."""
-    value, ball = found.output, found.ball
-    middle = (forms * value.centre[rows]).sum(1)
-    away = (forms.abs() * value.slack[rows]).sum(1)
-    size = (forms.abs() * (value.centre.abs() + value.reach + value.slack)[rows]).sum(1)
-    count = forms.shape[1]
-    for name, one in value.generators.items():
-        if isinstance(one, Single):
-            moved = forms[:, one.index] * one.values[rows]
-        else:
-            whole = one if isinstance(one, Tensor) else one.written()
-            moved = torch.empty(len(rows), whole.shape[1], dtype=forms.dtype)
-            for image in torch.unique(rows):
-                some = (rows == image).nonzero().squeeze(1)
-                moved[some] = forms[some] @ whole[image].T
-        count += moved.shape[1]
-        away = away + found.away(moved, name, rows)
-    root = 1.0 if ball is None else found.boxes.graph.features**0.5 + 1
-    bound = middle - away - (count + 16) * _U * (size * root + away) - _LEAST
-    # NaN stands for an overflow: nothing is known.
-    return bound.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
 def generators_of(graph: Graph) -> tuple[int, int]:
