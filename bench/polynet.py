@@ -34,7 +34,7 @@ from polybound.runs import DataSpec, ModelSpec, Spec
 from polybound.training import Callback, Recipe, Trainer
 
 NETWORKS: dict[str, dict[str, Any]] = {
-    "cifar10": {"width": 16, "blocks": (1, 1, 2, 1), "epochs": 13, "augment": "flip, crop-4"},
+    "cifar10": {"width": 16, "blocks": (1, 1, 2, 1), "epochs": 40, "augment": "flip, crop-4"},
     "fashion-mnist": {"width": 16, "blocks": (1, 2, 2), "epochs": 12, "augment": "flip, crop-2"},
     "mnist": {"width": 8, "blocks": (0, 1, 1, 1), "epochs": 8, "augment": "crop-2"},
 }
