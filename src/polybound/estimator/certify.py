@@ -162,8 +162,20 @@ def proven_bounds(
     each output is in the user's units.
     """
     units = np.ones(model.classes) if stretch is None else stretch
+    # In the user's units: a clip is 1-Lipschitz, and a division by the width divides a column.
+    with np.errstate(over="ignore"):  # an infinite bound is one
+        matrix = units[:, None] * sensitivity(model).numpy() / scaling.width
+    # Each entry is rounded twice, their sum once for each feature.
+    value = float(matrix.sum(1).max()) * (1 + (matrix.shape[1] + 8) * 2.0**-52)
     bounds = {
-        "lipschitz": _in_units(model, scaling, units),
+        "lipschitz": Bound(
+            value,
+            "Lipschitz constant, l_inf, in the units of the features",
+            "Row-wise bound",
+            "max_o sum_j (bound of |d f_o / d u_j|) / (3 std_j)",
+            ("any two inputs, each feature in its own unit",),
+            "in float64",
+        ),
         "lipschitz_scaled": _scaled(lipschitz(model, method="local"), units),
         "rademacher": _scaled(rademacher(model, len(inputs), formula="sharper"), units),
     }
@@ -181,19 +193,3 @@ def _scaled(bound: Bound, units: Array) -> Bound:
         return replace(bound, assumptions=note)
     value = float(np.nextafter(float(bound) * most, np.inf))
     return replace(bound, value=value, formula=f"({bound.formula}) std of the targets", assumptions=note)
-
-
-def _in_units(model: PolynomialNetwork, scaling: InputScaling, units: Array) -> Bound:
-    """In the user's units: a clip is 1-Lipschitz, and a division by the width divides a column."""
-    with np.errstate(over="ignore"):  # an infinite bound is one
-        matrix = units[:, None] * sensitivity(model).numpy() / scaling.width
-    # Each entry is rounded twice, their sum once for each feature.
-    value = float(matrix.sum(1).max()) * (1 + (matrix.shape[1] + 8) * 2.0**-52)
-    return Bound(
-        value,
-        "Lipschitz constant, l_inf, in the units of the features",
-        "Row-wise bound",
-        "max_o sum_j (bound of |d f_o / d u_j|) / (3 std_j)",
-        ("any two inputs, each feature in its own unit",),
-        "in float64",
-    )

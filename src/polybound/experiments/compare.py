@@ -179,7 +179,14 @@ def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str
     difference, spread = ours.mean - value.mean, hypot(value.std, ours.std)
     allowed = max(3.0, 2.0 * value.std)
     verdict = "within" if abs(difference) <= allowed else "off"
-    if other := _other_recipe(rows.rows[0]):
+    # In what the run's optimiser, schedule and loss differ from the paper's, apart from the number of epochs.
+    row, papers = rows.rows[0], Spec(DataSpec("", "")).columns()
+    names = [name for name in {**papers, **row} if name.partition(".")[0] in ("optimiser", "schedule", "loss")]
+    if row["schedule.epochs"] != papers["schedule.epochs"]:  # milestones follow the number of epochs
+        names = [name for name in names if name not in ("schedule.epochs", "schedule.milestones")]
+    different = [name for name in names if row.get(name) != papers.get(name)]
+    other = [f"{column_label(name)} {value_label(row.get(name))}" for name in different]
+    if other:
         verdict = "other recipe"
     if any(row["schedule.epochs"] < EPOCHS or row["data.samples"] or row["total"] < row["available"] for row in rows):
         verdict = "reduced"
@@ -188,16 +195,6 @@ def judge(value: Published, ours: Cell, rows: Table, protocol: str, variant: str
     deviations = difference / spread if spread else None
     words = ", ".join(dict.fromkeys(filter(None, [*variant.split(", "), *other])))
     return Comparison(value, ours, protocol, difference, deviations, allowed, verdict, words)
-
-
-def _other_recipe(row: Row) -> list[str]:
-    """In what a run's optimiser, schedule and loss differ from the paper's, apart from the number of epochs."""
-    papers = Spec(DataSpec("", "")).columns()
-    names = [name for name in {**papers, **row} if name.partition(".")[0] in ("optimiser", "schedule", "loss")]
-    if row["schedule.epochs"] != papers["schedule.epochs"]:  # milestones follow the number of epochs
-        names = [name for name in names if name not in ("schedule.epochs", "schedule.milestones")]
-    different = [name for name in names if row.get(name) != papers.get(name)]
-    return [f"{column_label(name)} {value_label(row.get(name))}" for name in different]
 
 
 def row_kind(row: Row) -> str:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +276,12 @@ def _write(
             draw(part, folder / f"{name}.png", folder / f"{name}.svg")
             if part.panels:
                 write_atomically(folder / f"{name}.csv", figure_to_csv(part).encode(errors="replace"))
-    text = page(title, sections, _facts(command), configurations, summary)
+    # What a reader needs to know to repeat a report.
+    facts = {"polybound": __version__, "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
+    facts |= {package: version(package) for package in ("torch", "numpy", "scikit-learn")}
+    facts |= {"Python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    facts |= {"command": command} if command else {}
+    text = page(title, sections, facts, configurations, summary)
     write_atomically(output, text.encode(errors="replace"))
     return Report(output, folder, sections, skipped, summary)
 
@@ -291,15 +296,3 @@ def _folder_for(output: Path) -> Path:
     if folder == output:
         raise PolyboundError(f"{output}: the name of a report must end in .html")
     return folder
-
-
-def _facts(command: str) -> dict[str, str]:
-    """What a reader needs to know to repeat a report."""
-    found = {"polybound": __version__, "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
-    for package in ("torch", "numpy", "scikit-learn"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    found |= {"Python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    return found | ({"command": command} if command else {})

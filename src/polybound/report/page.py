@@ -45,7 +45,13 @@ def page(
     ]
     first = next((one for part, one in shown if part is headline), None)
     figures = [one for part, one in shown if part is not headline]
-    tables = [_tables(section) for section in sections if any(isinstance(part, Table) for part in section.parts)]
+    tables = []
+    for section in sections:
+        parts = [part for part in section.parts if isinstance(part, Table)]
+        counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
+        count = ", ".join(f"{counts[name]} {name}" for name in elements.SYMBOLS if counts[name])
+        named = {"name": section.name, "title": section.title, "parts": parts, "count": count}
+        tables += [named | {"notes": _notes(section)}] if parts else []
     plotly = ""
     if drawings:
         try:
@@ -95,13 +101,6 @@ def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any
     tables = {name: getattr(summary, name) for name in ("compared", "differences", "misses", "missing")}
     shares = shares if judged and not summary.lead else []
     return {"verdict": summary.verdict, "shares": shares, "headline": headline, **tables}
-
-
-def _tables(section: Section) -> dict[str, Any]:
-    parts = [part for part in section.parts if isinstance(part, Table)]
-    counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
-    count = ", ".join(f"{counts[name]} {name}" for name in elements.SYMBOLS if counts[name])
-    return {"name": section.name, "title": section.title, "parts": parts, "count": count, "notes": _notes(section)}
 
 
 def _notes(section: Section) -> list[str]:

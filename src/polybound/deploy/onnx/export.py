@@ -197,12 +197,28 @@ class OnnxNodes:
                     return value
                 return self._node("Mul", [value.name, self._tensor((~gaps).to(step.constant.dtype))], value.shape)
             case models.Collect():
-                return self._collected(step, value)
+                # Sums of equal blocks are a reduction, all others a matrix of zeros and ones.
+                size = step.inputs // step.outputs
+                if torch.equal(step.index, torch.arange(step.outputs).repeat_interleave(size)):
+                    axes = self._tensor(np.array([2], dtype=np.int64))
+                    blocks = self._image(value, (step.outputs, size))
+                    return self._node("ReduceSum", [blocks.name, axes], (step.outputs,), keepdims=0)
+                if step.inputs * step.outputs > 2**24:
+                    raise PolyboundError(f"a sum of {step.inputs:,} scattered entries is too large for ONNX")
+                return self._node("MatMul", [self.flat(value).name, self._tensor(step.matrix().T)], (step.outputs,))
             case Conv() | Convolution():
-                return self._convolved(step, value)
+                operator, padding = "Conv", [n // 2 for n in step.weight.shape[2:]]
+                options: dict[str, Any] = {"kernel_shape": list(step.weight.shape[2:])}
+                if isinstance(step, Convolution):
+                    padding = list(step.padding)
+                    options |= {"strides": list(step.stride), "dilations": list(step.dilation), "group": step.groups}
+                    if step.transposed:
+                        operator, options["output_padding"] = "ConvTranspose", list(step.output_padding)
+                image, options["pads"] = self._image(value, step.shape), padding * 2
+                return self._weighted(operator, image, step.weight, step.bias, step.out_shape, **options)
             case Pool() | models.AveragePool():
                 window = [2] * step.dims if isinstance(step, Pool) else list(step.size)
-                options: dict[str, Any] = {"kernel_shape": window, "strides": window}
+                options = {"kernel_shape": window, "strides": window}
                 if isinstance(step, models.AveragePool):
                     options["strides"] = list(step.stride)
                     if any(step.padding):
@@ -210,30 +226,6 @@ class OnnxNodes:
                 return self._node("AveragePool", [self._image(value, step.shape).name], step.out_shape, **options)
             case _:
                 raise PolyboundError(f"a map of the kind {type(step).__name__} is not written as ONNX")
-
-    def _collected(self, step: models.Collect, value: Written) -> Written:
-        """Sums of equal blocks as a reduction; all others as a matrix of zeros and ones."""
-        size = step.inputs // step.outputs
-        if torch.equal(step.index, torch.arange(step.outputs).repeat_interleave(size)):
-            axes = self._tensor(np.array([2], dtype=np.int64))
-            blocks = self._image(value, (step.outputs, size))
-            return self._node("ReduceSum", [blocks.name, axes], (step.outputs,), keepdims=0)
-        if step.inputs * step.outputs > 2**24:
-            raise PolyboundError(f"a sum of {step.inputs:,} scattered entries is too large for ONNX")
-        matrix = self._tensor(step.matrix().T)
-        return self._node("MatMul", [self.flat(value).name, matrix], (step.outputs,))
-
-    def _convolved(self, step: Conv | Convolution, value: Written) -> Written:
-        options: dict[str, Any] = {"kernel_shape": list(step.weight.shape[2:])}
-        if isinstance(step, Conv):
-            operator, padding = "Conv", [n // 2 for n in step.weight.shape[2:]]
-        else:
-            operator, padding = ("ConvTranspose" if step.transposed else "Conv"), list(step.padding)
-            options |= {"strides": list(step.stride), "dilations": list(step.dilation), "group": step.groups}
-            if step.transposed:
-                options["output_padding"] = list(step.output_padding)
-        image = self._image(value, step.shape)
-        return self._weighted(operator, image, step.weight, step.bias, step.out_shape, pads=padding * 2, **options)
 
     def _two(self, operator: str, one: Written, other: Written) -> Written:
         if one.shape != other.shape:

@@ -298,27 +298,20 @@ def _product(one: Value | Constant, other: Value | Constant) -> Value:
 # Sums and means over dimensions.
 
 
-def _axes(node: Node, operands: Sequence[Operand], rank: int) -> list[int]:
-    given = operands[1] if len(operands) > 1 else None
-    chosen = node.get("axes", []) if given is None else constant(given, "which axes it takes").tensor.tolist()
-    if not chosen and node.get("noop_with_empty_axes", 0):
-        return []
-    if any(not -rank <= axis < rank for axis in chosen):
-        raise PolyboundError(f"axes {chosen} are not among {rank} dimensions")
-    return sorted({int(axis) % rank for axis in chosen} or set(range(rank)))
-
-
 @reads("ReduceMean", "ReduceSum", "ReduceSumSquare", attributes=("axes", "keepdims", "noop_with_empty_axes"))
 def _reduced(node: Node, operands: Sequence[Operand]) -> Operand:
-    value = value_of(operands)
-    axes, tensor, roundings = _axes(node, operands, value.tensor.ndim), value.tensor, value.roundings
+    value, given = value_of(operands), operands[1] if len(operands) > 1 else None
+    tensor, roundings, rank = value.tensor, value.roundings, value.tensor.ndim
+    chosen = node.get("axes", []) if given is None else constant(given, "which axes it takes").tensor.tolist()
+    if any(not -rank <= axis < rank for axis in chosen):
+        raise PolyboundError(f"axes {chosen} are not among {rank} dimensions")
     if node.operator == "ReduceSumSquare":
         tensor, roundings = tensor * tensor, 2 * roundings  # type: ignore[assignment]
-    if axes:
-        count = prod(tensor.shape[axis] for axis in axes)
-        summed = made(torch.sum(tensor, axes, keepdim=bool(node.get("keepdims", 1))), roundings)
-        return mean(summed, count) if node.operator == "ReduceMean" else summed
-    return made(tensor, roundings)
+    if not chosen and node.get("noop_with_empty_axes", 0):
+        return made(tensor, roundings)
+    axes = sorted({int(axis) % rank for axis in chosen} or set(range(rank)))
+    summed = made(torch.sum(tensor, axes, keepdim=bool(node.get("keepdims", 1))), roundings)
+    return mean(summed, prod(tensor.shape[axis] for axis in axes)) if node.operator == "ReduceMean" else summed
 
 
 def mean(summed: Value, count: int) -> Value:
