@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -21,6 +21,7 @@ from polybound.cli.commands import (
     Radii,
     app,
     command,
+    option,
     progress,
     typed_options,
 )
@@ -36,16 +37,12 @@ class CertifyOptions:
     eps: Radii = None
     images: Images = 100
     dataset: Dataset = None
-    norm: Annotated[str, typer.Option(help="Norm of the ball: inf or 2.")] = "inf"
-    method: Annotated[str, typer.Option(help="auto, second, first; crown, interval, lipschitz to compare.")] = "auto"
-    budget: Annotated[
-        float | None, typer.Option(help="Seconds of branch and bound for an image: 10, or 1 with --outputs.")
-    ] = None
-    outputs: Annotated[
-        bool, typer.Option("--outputs", help="Prove intervals of the outputs, in the place of decisions.")
-    ] = False
-    save: Annotated[Path | None, typer.Option(help="Write what is proven, with its proofs, to this file.")] = None
-    workers: Annotated[int, typer.Option(min=1, help="Processes that the images are shared out to.")] = 1
+    norm: str = option("Norm of the ball: inf or 2.", default="inf")
+    method: str = option("auto, second, first; crown, interval, lipschitz to compare.", default="auto")
+    budget: float | None = option("Seconds of branch and bound for an image: 10, or 1 with --outputs.")
+    outputs: bool = option("Prove intervals of the outputs, in the place of decisions.", "--outputs", default=False)
+    save: Path | None = option("Write what is proven, with its proofs, to this file.")
+    workers: int = option("Processes that the images are shared out to.", default=1, min=1)
     data_dir: DataDir = None
 
 
@@ -63,10 +60,9 @@ def certify(
     context: typer.Context,
     run: Network,
     options: CertifyOptions,
-    check: Annotated[
-        Path | None,
-        typer.Option(help="Verify a file of --save in ball arithmetic (python-flint); --eps and --norm must fit it."),
-    ] = None,
+    check: Path | None = option(
+        "Verify a file of --save in ball arithmetic (python-flint); --eps and --norm must fit it."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
@@ -131,9 +127,9 @@ def _check(run: str, file: Path, options: CertifyOptions, typed: Sequence[str], 
 
     The file says what it is about; the options that were typed may not contradict it.
     """
-    for option in typed:
-        if option not in ("--check", "--eps", "--norm", "--json", "--quiet"):
-            raise PolyboundError(f"--check takes no {option}: the file holds its inputs and its claims")
+    for one in typed:
+        if one not in ("--check", "--eps", "--norm", "--json", "--quiet"):
+            raise PolyboundError(f"--check takes no {one}: the file holds its inputs and its claims")
     model = find_network(run).model
     claims = pb.certificates.read_claims(file, model)
     if "--norm" in typed and options.norm != claims.norm:

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -39,6 +39,17 @@ Network = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run folder, a model's file, an ONNX file or a bundled network.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no hints, only results.")]
+
+
+def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """An option, as the default of a command's parameter or of a record's field: its help, names and settings."""
+    return field(default=default, metadata={"typer": typer.Option(*names, help=text, **settings)})
+
+
+def argument(text: str, metavar: str, *, default: Any = inspect.Parameter.empty) -> Any:
+    """An argument, as the default of a command's parameter: its help, and what stands for it in the usage."""
+    return field(default=default, metadata={"typer": typer.Argument(help=text, metavar=metavar)})
+
 
 NETWORKS, DATA, EXPERIMENTS, TOOLS = "Networks", "Data and runs", "The paper's experiments", "Other tools"
 """Headings of the list of commands."""
@@ -175,20 +186,28 @@ def command(
     def add(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
         records: dict[str, Any] = {place: kind for place, kind in hints.items() if is_dataclass(kind)}
-        parameters = []
+        parameters: list[tuple[str, Any, Any]] = []
+
+        def add_parameter(place: str, default: Any, kind: Any) -> None:
+            if isinstance(default, Field):
+                kind = Annotated[kind, default.metadata["typer"]] if default.metadata else kind
+                default = default.default
+            parameters.append((place, default, kind))
+
         for parameter in inspect.signature(function).parameters.values():
             if (record := records.get(parameter.name)) is not None:
                 kinds = get_type_hints(record, include_extras=True)
-                parameters += [(field.name, field.default, kinds[field.name]) for field in fields(record)]
+                for one in fields(record):
+                    add_parameter(one.name, one, kinds[one.name])
             else:
-                parameters.append((parameter.name, parameter.default, hints[parameter.name]))
-        parameters.append(("quiet", False, Quiet))
+                add_parameter(parameter.name, parameter.default, hints[parameter.name])
+        add_parameter("quiet", False, Quiet)
 
         @wraps(function)
         def run(*, quiet: bool = False, **values: Any) -> None:
             _quiet.set(quiet)
             for place, record in records.items():
-                values[place] = record(**{field.name: values.pop(field.name) for field in fields(record)})
+                values[place] = record(**{one.name: values.pop(one.name) for one in fields(record)})
             try:
                 function(**values)
             except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import AsJson, app, command, make_app, progress
+from polybound.cli.commands import AsJson, app, argument, command, make_app, option, progress
 from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
 from polybound.errors import PolyboundError
 
@@ -51,7 +51,7 @@ def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def get(
     name: Name,
     data_dir: DataDir = None,
-    full: Annotated[bool, typer.Option("--full", help="Also what is large: NSynth's train split has 24 GB.")] = False,
+    full: bool = option("Also what is large: NSynth's train split has 24 GB.", "--full", default=False),
 ) -> None:
     """Download a data set, unless it is there already."""
     source, directories = pb.data.find_source(name), pb.data.Directories(data_dir)
@@ -110,7 +110,7 @@ def list_command(folder: Root = Path("runs"), as_json: AsJson = False) -> None:
 
 @command(runs_app, "polybound runs show runs/NAME")
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Path = argument("A run folder.", "RUN"),
     as_json: AsJson = False,
 ) -> None:
     """Show everything that determines a run, how it ended, and what was measured on it."""
@@ -147,13 +147,11 @@ def show(
 @command(runs_app, "polybound runs clean --dry-run", "polybound runs clean runs --failed --yes")
 def clean(
     folder: Root = Path("runs"),
-    failed: Annotated[bool, typer.Option("--failed", help="Also runs that diverged.")] = False,
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Also runs that were not trained to the end.")
-    ] = False,
-    damaged: Annotated[bool, typer.Option("--damaged", help="Also runs whose files do not fit each other.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    failed: bool = option("Also runs that diverged.", "--failed", default=False),
+    unfinished: bool = option("Also runs that were not trained to the end.", "--unfinished", default=False),
+    damaged: bool = option("Also runs whose files do not fit each other.", "--damaged", default=False),
+    dry_run: bool = option("Only say what would be removed.", "--dry-run", default=False),
+    yes: bool = option("Do not ask.", "--yes", "-y", default=False),
 ) -> None:
     """Remove half-written files, checkpoints of finished runs and, if asked for, runs that are of no use.
 
@@ -180,8 +178,8 @@ def clean(
     panel="This installation",
 )
 def doctor(
-    fast: Annotated[bool, typer.Option("--fast", help="Do not try to import each package.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Look for data here first.")] = None,
+    fast: bool = option("Do not try to import each package.", "--fast", default=False),
+    data_dir: Path | None = option("Look for data here first."),
     as_json: AsJson = False,
 ) -> None:
     """Show what a bug report should say: versions, extras, threads, devices, plugins, data found.

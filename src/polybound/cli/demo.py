@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import polybound as pb
-from polybound.cli.commands import NETWORKS, AsJson, app, command, hint, progress
+from polybound.cli.commands import NETWORKS, AsJson, app, command, hint, option, progress
 from polybound.cli.tables import print_wrapped, show_table
 from polybound.errors import PolyboundError
 
@@ -35,12 +33,12 @@ BUDGET = 0.0
     stopped="nothing was kept; the same command starts again",
 )
 def demo(
-    bound: Annotated[float, typer.Option(help="Bound of the projected model's row-l1 norms.")] = 1.0,
-    epochs: Annotated[int, typer.Option(min=2, help="Epochs; projections begin halfway.")] = 60,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and of the batches.")] = 0,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The plot.")] = Path("polybound-demo.png"),
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no plot, which needs matplotlib.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Folder to save both models in.")] = None,
+    bound: float = option("Bound of the projected model's row-l1 norms.", default=1.0),
+    epochs: int = option("Epochs; projections begin halfway.", default=60, min=2),
+    seed: int = option("Seed of the initial weights and of the batches.", default=0, min=0),
+    output: Path = option("The plot.", "--output", "-o", default=Path("polybound-demo.png")),
+    no_plot: bool = option("Draw no plot, which needs matplotlib.", "--no-plot", default=False),
+    save: Path | None = option("Folder to save both models in."),
     as_json: AsJson = False,
 ) -> None:
     """Train a plain and a projected PN-4 on the built-in digits; attack and certify both."""

@@ -17,7 +17,19 @@ from rich.markup import escape
 
 import polybound as pb
 from polybound.atomic import write_atomically
-from polybound.cli.commands import TOOLS, AsJson, DataDir, Images, Network, Radii, app, command, make_app
+from polybound.cli.commands import (
+    TOOLS,
+    AsJson,
+    DataDir,
+    Images,
+    Network,
+    Radii,
+    app,
+    argument,
+    command,
+    make_app,
+    option,
+)
 from polybound.cli.networks import draw, find_network, read_images
 from polybound.cli.tables import note, show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
@@ -36,26 +48,19 @@ if TYPE_CHECKING:
 )
 def export(
     model: Network,
-    out: Annotated[Path | None, typer.Argument(metavar="OUT.onnx", help="The ONNX file.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The same; with --vnnlib the benchmark's folder.")
-    ] = None,
-    run: Annotated[int | None, typer.Option(help="Only this run of a stack; without it, a file for each.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="For class names and domain; by default the run's own.")] = None,
-    scaling: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FACTOR,OFFSET", help="What makes inputs of raw values; by default what the data set says."
-        ),
-    ] = None,
-    bounds: Annotated[bool, typer.Option(help="Prove Lipschitz bounds, for the metadata.")] = True,
-    vnnlib: Annotated[bool, typer.Option("--vnnlib", help="A benchmark as VNN-COMP has them.")] = False,
+    out: Path | None = argument("The ONNX file.", "OUT.onnx", default=None),
+    output: Path | None = option("The same; with --vnnlib the benchmark's folder.", "--output", "-o"),
+    run: int | None = option("Only this run of a stack; without it, a file for each."),
+    dataset: str | None = option("For class names and domain; by default the run's own."),
+    scaling: str | None = option(
+        "What makes inputs of raw values; by default what the data set says.", metavar="FACTOR,OFFSET"
+    ),
+    bounds: bool = option("Prove Lipschitz bounds, for the metadata.", default=True),
+    vnnlib: bool = option("A benchmark as VNN-COMP has them.", "--vnnlib", default=False),
     eps: Radii = None,
     images: Images = 100,
-    correct: Annotated[
-        bool, typer.Option("--correct-only", help="Leave out images that are misclassified as they are.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that its instances give a verifier.")] = 60.0,
+    correct: bool = option("Leave out images that are misclassified as they are.", "--correct-only", default=False),
+    timeout: float = option("Seconds that its instances give a verifier.", default=60.0),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,12 +122,10 @@ def export(
     panel=TOOLS,
 )
 def verify(
-    network: Annotated[Path, typer.Argument(metavar="NET.onnx", help="A polynomial network.")],
-    question: Annotated[Path, typer.Argument(metavar="PROPERTY.vnnlib", help="A box and conditions on the outputs.")],
-    timeout: Annotated[float, typer.Option(help="Seconds.")] = 60.0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the answer to this file as well.")
-    ] = None,
+    network: Path = argument("A polynomial network.", "NET.onnx"),
+    question: Path = argument("A box and conditions on the outputs.", "PROPERTY.vnnlib"),
+    timeout: float = option("Seconds.", default=60.0),
+    output: Path | None = option("Write the answer to this file as well.", "--output", "-o"),
     as_json: AsJson = False,
 ) -> None:
     """Answer a VNN-LIB 1.0 property: unsat, sat with a counterexample, timeout or unknown, as VNN-COMP prints them.
@@ -187,9 +190,9 @@ def plan(model: Network, tolerance: Tolerance = 1.0, domain: Domain = (-1.0, 1.0
 @command(encrypt_app, "polybound encrypt serve pn-4 --port 8731", "polybound encrypt serve runs/NAME")
 def serve(
     model: Network,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8731,
-    host: Annotated[str, typer.Option(help="The address to listen on; by default only this machine's.")] = "127.0.0.1",
-    clients: Annotated[int, typer.Option(min=1, help="Number of clients whose keys are kept in memory.")] = 16,
+    port: int = option("0 takes a free one.", default=8731, min=0, max=65535),
+    host: str = option("The address to listen on; by default only this machine's.", default="127.0.0.1"),
+    clients: int = option("Number of clients whose keys are kept in memory.", default=16, min=1),
     data_dir: DataDir = None,
     tolerance: Tolerance = 1.0,
     domain: Domain = (-1.0, 1.0),
@@ -211,13 +214,10 @@ def serve(
     "polybound encrypt classify --server http://127.0.0.1:8731 images.npz shoe.png",
 )
 def classify(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMAGES...", help="npy, npz or picture files; test images: DATASET:5, DATASET:0-9, folder:PATH:0-9."
-        ),
-    ],
-    server: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8731",
+    images: list[str] = argument(
+        "npy, npz or picture files; test images: DATASET:5, DATASET:0-9, folder:PATH:0-9.", "IMAGES..."
+    ),
+    server: str = option("The server's address.", default="http://127.0.0.1:8731"),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -242,10 +242,8 @@ def classify(
 
 @command(encrypt_app, "polybound encrypt demo", "polybound encrypt demo runs/NAME --index 7")
 def demo(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run folder, or an example: digits, pn-4, cifar10-polynet.")
-    ] = None,
-    index: Annotated[int, typer.Option(min=0, help="Which test image.")] = 0,
+    run: str | None = argument("A run folder, or an example: digits, pn-4, cifar10-polynet.", "RUN", default=None),
+    index: int = option("Which test image.", default=0, min=0),
     data_dir: DataDir = None,
 ) -> None:
     """Start a server, and classify one test image with it, of the run's data.

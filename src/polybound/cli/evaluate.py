@@ -6,12 +6,12 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 import polybound as pb
-from polybound.cli.commands import NETWORKS, AsJson, DataDir, app, command, progress
+from polybound.cli.commands import NETWORKS, AsJson, DataDir, app, argument, command, option, progress
 from polybound.cli.tables import labelled, mean_rows, note, print_wrapped, show_means, show_scores
 from polybound.errors import PolyboundError, check_choice, require, writable_file
 
@@ -23,20 +23,19 @@ PICTURED = 8
 class EvaluateOptions:
     """The options of `polybound evaluate` that say what to measure: keywords of `evaluate_runs`."""
 
-    protocol: Annotated[
-        str, typer.Option(help="What attacks clip to: sound (the data's domain), published ([0, 1]) or both.")
-    ] = "sound"
-    limit: Annotated[int | None, typer.Option(min=1, help="Images, from the first on; all by default.")] = None
-    split: Annotated[str, typer.Option(help="test, train or validation.")] = "test"
-    dataset: Annotated[str | None, typer.Option(help="The data set, for models that are no runs.")] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks.")] = 0
-    defence: Annotated[str | None, typer.Option(help="A denoiser in front: gaussian, median:size=5, guided.")] = None
-    check: Annotated[int, typer.Option(min=0, help="Number of images on which to look for gradient masking.")] = 0
-    certify: Annotated[
-        list[str] | None,
-        typer.Option(metavar="<radius>", help="Certified accuracy at 0.02, 0.5:norm=2, 0.1:nodes=1000; repeatable."),
-    ] = None
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size (default: fits memory).")] = None
+    protocol: str = option(
+        "What attacks clip to: sound (the data's domain), published ([0, 1]) or both.", default="sound"
+    )
+    limit: int | None = option("Images, from the first on; all by default.", min=1)
+    split: str = option("test, train or validation.", default="test")
+    dataset: str | None = option("The data set, for models that are no runs.")
+    seed: int = option("Seed of the attacks.", default=0, min=0)
+    defence: str | None = option("A denoiser in front: gaussian, median:size=5, guided.")
+    check: int = option("Number of images on which to look for gradient masking.", default=0, min=0)
+    certify: list[str] | None = option(
+        "Certified accuracy at 0.02, 0.5:norm=2, 0.1:nodes=1000; repeatable.", metavar="<radius>"
+    )
+    batch_size: int | None = option("Batch size (default: fits memory).", min=1)
     data_dir: DataDir = None
 
 
@@ -49,24 +48,21 @@ class EvaluateOptions:
     stopped="runs keep what was measured of them; the same command goes on",
 )
 def evaluate(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, models that model.save(path) wrote, or ONNX files."),
-    ],
+    runs: list[Path] = argument("Run folders, models that model.save(path) wrote, or ONNX files.", "RUN"),
     *,
-    attacks: Annotated[
-        str, typer.Option(help="Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.")
-    ] = "paper",
+    attacks: str = option(
+        "Separated by commas; fgsm-EPS, pgd-EPS-STEPS-STEP, apgdt-STEPS ...; paper: its six.", default="paper"
+    ),
     options: EvaluateOptions,
-    per_class: Annotated[bool, typer.Option("--per-class", help="Also the accuracy of each class.")] = False,
-    means: Annotated[bool, typer.Option("--means", help="Mean and standard deviation over seeds.")] = False,
-    count: Annotated[
-        str, typer.Option(help="robust: right before and after; attacked: right after, as many papers count.")
-    ] = "robust",
-    save_examples: Annotated[Path | None, typer.Option(help="An npz file for the adversarial examples.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="A picture of some (needs matplotlib).")] = None,
+    per_class: bool = option("Also the accuracy of each class.", "--per-class", default=False),
+    means: bool = option("Mean and standard deviation over seeds.", "--means", default=False),
+    count: str = option(
+        "robust: right before and after; attacked: right after, as many papers count.", default="robust"
+    ),
+    save_examples: Path | None = option("An npz file for the adversarial examples."),
+    picture: Path | None = option("A picture of some (needs matplotlib)."),
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, in the columns of every table of scores.")] = False,
+    as_csv: bool = option("Print CSV, in the columns of every table of scores.", "--csv", default=False),
 ) -> None:
     """Measure the accuracy of runs, clean and under attack; scores stay in the run folders.
 

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import EXPERIMENTS, AsCsv, AsJson, DataDir, Runs, app, command, hint, progress
+from polybound.cli.commands import (
+    EXPERIMENTS,
+    AsCsv,
+    AsJson,
+    DataDir,
+    Runs,
+    app,
+    argument,
+    command,
+    hint,
+    option,
+    progress,
+)
 from polybound.cli.show import FIGURE_1, draw_figure
 from polybound.cli.tables import note, print_wrapped, show_table
 from polybound.errors import PolyboundError, check_choice, existing_folder
@@ -38,20 +50,17 @@ STOPPED = "what was trained and measured is saved; the same command goes on"
 class ExperimentFilter:
     """The options that reduce or change experiments: keywords of `Experiment.changed`."""
 
-    budget: Annotated[float | None, typer.Option(help="Share of the epochs; every number made so says so.")] = None
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds.")] = None
-    samples: Annotated[int | None, typer.Option(help="Number of training samples (default: all).")] = None
-    limit: Annotated[int | None, typer.Option(help="Number of images that are attacked (default: all).")] = None
-    datasets: Annotated[
-        list[str] | None, typer.Option("--dataset", metavar="<str>", help="Only these data sets, or others.")
-    ] = None
-    models: Annotated[list[str] | None, typer.Option("--model", metavar="<str>", help="Only these models.")] = None
-    methods: Annotated[list[str] | None, typer.Option("--method", metavar="<str>", help="Only these methods.")] = None
-    bounds: Annotated[list[float] | None, typer.Option("--bound", metavar="<float>", help="Only these bounds.")] = None
-    measure_every: Annotated[
-        int | None,
-        typer.Option(help="Also measure after every N epochs, published protocol; the best counts, as in the paper."),
-    ] = None
+    budget: float | None = option("Share of the epochs; every number made so says so.")
+    seeds: int | None = option("Number of seeds.")
+    samples: int | None = option("Number of training samples (default: all).")
+    limit: int | None = option("Number of images that are attacked (default: all).")
+    datasets: list[str] | None = option("Only these data sets, or others.", "--dataset", metavar="<str>")
+    models: list[str] | None = option("Only these models.", "--model", metavar="<str>")
+    methods: list[str] | None = option("Only these methods.", "--method", metavar="<str>")
+    bounds: list[float] | None = option("Only these bounds.", "--bound", metavar="<float>")
+    measure_every: int | None = option(
+        "Also measure after every N epochs, published protocol; the best counts, as in the paper."
+    )
 
     def experiments(self, names: Sequence[str]) -> list[Experiment]:
         """The experiments, changed by these options."""
@@ -74,9 +83,9 @@ class ExperimentFilter:
 class Engine:
     """The options that say where a sweep runs: keywords of `experiments.sweep`."""
 
-    engine: Annotated[str, typer.Option(help="loky, dask or ray.")] = "loky"
-    workers: Annotated[int | None, typer.Option(min=1, help="Jobs at once; one for each core by default.")] = None
-    address: Annotated[str | None, typer.Option(help="Of a Dask scheduler or a Ray head.")] = None
+    engine: str = option("loky, dask or ray.", default="loky")
+    workers: int | None = option("Jobs at once; one for each core by default.", min=1)
+    address: str | None = option("Of a Dask scheduler or a Ray head.")
     data_dir: DataDir = None
 
     def sweep(self, experiments: list[Experiment], runs: Path) -> None:
@@ -109,7 +118,7 @@ def list_experiments(as_json: AsJson = False) -> None:
 def reproduce(
     names: Names,
     *,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The report; NAME.html by default.")] = None,
+    output: Path | None = option("The report; NAME.html by default.", "--output", "-o"),
     runs: Runs = Path("runs"),
     changes: ExperimentFilter,
     engine: Engine,
@@ -143,7 +152,7 @@ def sweep(
     runs: Runs = Path("runs"),
     changes: ExperimentFilter,
     engine: Engine,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run.")] = False,
+    dry_run: bool = option("Only say what would run.", "--dry-run", default=False),
     as_json: AsJson = False,
 ) -> None:
     """Train and measure all that experiments need. What is done is not done again; what was killed goes on."""
@@ -179,17 +188,15 @@ def sweep(
 def report(
     names: Names,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The report.")] = Path("report.html"),
+    output: Path = option("The report.", "--output", "-o", default=Path("report.html")),
     runs: Runs = Path("runs"),
     changes: ExperimentFilter,
-    scores: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="<path>", help="CSV files of scores, in place of run folders that are not there."),
-    ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(metavar="<path>", help="Folder with the data of figures, in place of weights that are not there."),
-    ] = None,
+    scores: list[Path] | None = option(
+        "CSV files of scores, in place of run folders that are not there.", metavar="<path>"
+    ),
+    figures: Path | None = option(
+        "Folder with the data of figures, in place of weights that are not there.", metavar="<path>"
+    ),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -265,10 +272,8 @@ def _show_table(table: Shown) -> None:
 
 @command(app, "polybound compare runs", "polybound compare scores.csv --json", panel=EXPERIMENTS, stopped=STOPPED)
 def compare(
-    where: Annotated[
-        Path, typer.Argument(metavar="RUNS", help="A folder of run folders, or a CSV file of scores.")
-    ] = Path("runs"),
-    protocol: Annotated[str, typer.Option(help="published or sound.")] = "published",
+    where: Path = argument("A folder of run folders, or a CSV file of scores.", "RUNS", default=Path("runs")),
+    protocol: str = option("published or sound.", default="published"),
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
 import polybound as pb
 from polybound.atomic import write_atomically
-from polybound.cli.commands import NETWORKS, AsJson, DataDir, Dataset, Images, Network, app, command, is_quiet, progress
+from polybound.cli.commands import (
+    NETWORKS,
+    AsJson,
+    DataDir,
+    Dataset,
+    Images,
+    Network,
+    app,
+    argument,
+    command,
+    is_quiet,
+    option,
+    progress,
+)
 from polybound.cli.networks import find_network
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, writable_file
@@ -26,10 +38,8 @@ if TYPE_CHECKING:
 @command(app, "polybound bounds model.safetensors", "polybound bounds runs/NAME --json", panel=NETWORKS)
 def bounds(
     model: Network,
-    samples: Annotated[
-        int, typer.Option("-n", "--samples", min=1, help="Training samples, for the complexities.")
-    ] = 60000,
-    radius: Annotated[float, typer.Option(help="The bounds hold for inputs of norm at most this.")] = 1.0,
+    samples: int = option("Training samples, for the complexities.", "-n", "--samples", default=60000, min=1),
+    radius: float = option("The bounds hold for inputs of norm at most this.", default=1.0),
     as_json: AsJson = False,
 ) -> None:
     """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
@@ -106,22 +116,14 @@ FIGURE_1 = {"name": "figure-1", "paper": "Figure 1", "title": "Schematic of CCP 
     stopped="nothing was drawn",
 )
 def draw(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A run folder, a model's file, an ONNX file, or a name: pn-4, pn-10, pn-conv, ncp-4, digits ...",
-        ),
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The SVG file; by default the model's name with .svg.")
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="Above the drawing; the model's name by default.")] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="SIZES", help="Of an input of a model by name: 3,32,32; 1,28,28 by default.")
-    ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="Of a model by name; 10 by default.")] = None,
-    rank: Annotated[int | None, typer.Option(min=1, help="Of a model by name; by default its own.")] = None,
+    model: str = argument(
+        "A run folder, a model's file, an ONNX file, or a name: pn-4, pn-10, pn-conv, ncp-4, digits ...", "MODEL"
+    ),
+    output: Path | None = option("The SVG file; by default the model's name with .svg.", "--output", "-o"),
+    title: str | None = option("Above the drawing; the model's name by default."),
+    shape: str | None = option("Of an input of a model by name: 3,32,32; 1,28,28 by default.", metavar="SIZES"),
+    classes: int | None = option("Of a model by name; 10 by default.", min=1),
+    rank: int | None = option("Of a model by name; by default its own.", min=1),
     as_json: AsJson = False,
 ) -> None:
     """Draw the schematic of a network as SVG: its affine maps, products and skip connections, with all sizes."""
@@ -167,13 +169,9 @@ def draw_figure(output: Path | None, as_json: bool) -> None:
 )
 def card(
     model: Network,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the card to this file; otherwise it is printed.")
-    ] = None,
+    output: Path | None = option("Write the card to this file; otherwise it is printed.", "--output", "-o"),
     dataset: Dataset = None,
-    eps: Annotated[
-        list[float] | None, typer.Option(metavar="<float>", help="Radius of attacks and certificates; repeatable.")
-    ] = None,
+    eps: list[float] | None = option("Radius of attacks and certificates; repeatable.", metavar="<float>"),
     images: Images = 100,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -208,21 +206,17 @@ def card(
     stopped="no page was written; the same command starts again",
 )
 def explore(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="One or two run folders, model files, ONNX files, saved PolynomialClassifiers or bundled networks; by "
-            "default the digits of `polybound demo`, plain and projected.",
-        ),
-    ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("explorer.html"),
-    images: Annotated[int, typer.Option("-n", "--images", min=1, max=100, help="Number of test images.")] = 100,
+    runs: list[str] | None = argument(
+        "One or two run folders, model files, ONNX files, saved PolynomialClassifiers or bundled networks; by "
+        "default the digits of `polybound demo`, plain and projected.",
+        "RUN",
+        default=None,
+    ),
+    output: Path = option("The page.", "--output", "-o", default=Path("explorer.html")),
+    images: int = option("Number of test images.", "-n", "--images", default=100, min=1, max=100),
     dataset: Dataset = None,
-    budget: Annotated[
-        float, typer.Option(min=0.0, help="Seconds of branch and bound for each image and radius.")
-    ] = 0.05,
-    title: Annotated[str, typer.Option(help="Of the page.")] = "A polynomial network to play with",
+    budget: float = option("Seconds of branch and bound for each image and radius.", default=0.05, min=0.0),
+    title: str = option("Of the page.", default="A polynomial network to play with"),
     data_dir: DataDir = None,
 ) -> None:
     """Make a page in which a network, or two, can be drawn for, attacked and certified, in any browser.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import polybound as pb
-from polybound.cli.commands import NETWORKS, AsJson, DataDir, Runs, app, command, progress
+from polybound.cli.commands import NETWORKS, AsJson, DataDir, Runs, app, command, option, progress
 from polybound.cli.tables import note, show_table
 from polybound.errors import PolyboundError, check_int, require
 
@@ -26,60 +26,35 @@ if TYPE_CHECKING:
 class TrainOptions:
     """The options of `polybound train` that determine a run; None where a recipe or a default does."""
 
-    dataset: Annotated[str | None, typer.Option(help="See `polybound data list`, or folder:PATH.")] = None
-    model: Annotated[
-        str | None,
-        typer.Option(help="pn-4 (the default), pn-10, pn-conv, ncp-4; polynet, boxnet, pi-net, polymlp; ..."),
-    ] = None
-    method: Annotated[
-        str | None, typer.Option(help="none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
-    ] = None
-    bounds: Annotated[
-        list[float] | None,
-        typer.Option("--bound", metavar="<float>", help="Bound of the projection; several train together."),
-    ] = None
-    weight: Annotated[float | None, typer.Option(help="Weight of the penalty or certified loss.")] = None
-    eps: Annotated[float | None, typer.Option(help="Radius of the balls of certified training.")] = None
-    adversary: Annotated[
-        str | None, typer.Option(help="Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
-    ] = None
-    protocol: Annotated[str | None, typer.Option(help="What the adversary clips to: sound or published.")] = None
-    seeds: Annotated[
-        list[int] | None, typer.Option("--seed", metavar="<int>", help="Seed; several train together.")
-    ] = None
-    epochs: Annotated[int | None, typer.Option(help="By default about 3,000 steps, from 20 to 200 epochs.")] = None
-    start: Annotated[
-        float | None,
-        typer.Option(
-            "--start-epoch",
-            help="First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.",
-        ),
-    ] = None
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a step; 64 by default.")] = None
-    optimiser: Annotated[str | None, typer.Option(help="adamw, muon, momentum, sgd or a plugin's; or adamw.")] = None
-    learning_rate: Annotated[
-        float | None, typer.Option(help="By default it shrinks with the number of features; 0.003 for digits.")
-    ] = None
-    momentum: Annotated[float | None, typer.Option(help="Of the optimiser momentum; 0.9 by default.")] = None
-    weight_decay: Annotated[
-        float | None, typer.Option(help="Of adamw (by default 25 features / samples, from 0.1 to 1) and momentum (0).")
-    ] = None
-    schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: cosine, one-cycle, steps or constant; cosine by default.")
-    ] = None
-    augment: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Change training images at random: flip, crop-4, shift-2.")
-    ] = None
-    clip: Annotated[float | None, typer.Option(help="Largest l2 norm of a gradient; no limit by default.")] = None
-    label_smoothing: Annotated[float | None, typer.Option(help="Label smoothing; 0.1 by default.")] = None
-    rank: Annotated[int | None, typer.Option(min=1, help="Hidden rank; 16 by default, of pn-10 64.")] = None
-    width: Annotated[int | None, typer.Option(min=1, help="Of polynet, pi-net and polymlp.")] = None
-    blocks: Annotated[
-        str | None,
-        typer.Option(metavar="COUNTS", help="Product blocks: of polynet before each pooling, 1,1,1; of polymlp."),
-    ] = None
-    samples: Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")] = None
-    validation: Annotated[float | None, typer.Option(help="Share of train held out for validation.")] = None
+    dataset: str | None = option("See `polybound data list`, or folder:PATH.")
+    model: str | None = option("pn-4 (the default), pn-10, pn-conv, ncp-4; polynet, boxnet, pi-net, polymlp; ...")
+    method: str | None = option("none, projection, jacobian, l2, certified, certified-projection, or a plugin's.")
+    bounds: list[float] | None = option(
+        "Bound of the projection; several train together.", "--bound", metavar="<float>"
+    )
+    weight: float | None = option("Weight of the penalty or certified loss.")
+    eps: float | None = option("Radius of the balls of certified training.")
+    adversary: str | None = option("Train on adversarial examples of this attack: fgsm-0.1, pgd-0.1-20-0.01 ...")
+    protocol: str | None = option("What the adversary clips to: sound or published.")
+    seeds: list[int] | None = option("Seed; several train together.", "--seed", metavar="<int>")
+    epochs: int | None = option("By default about 3,000 steps, from 20 to 200 epochs.")
+    start: float | None = option(
+        "First epoch with projection or adversary, from 0, or a share of the epochs; 0.5 by default.", "--start-epoch"
+    )
+    batch_size: int | None = option("Samples in a step; 64 by default.")
+    optimiser: str | None = option("adamw, muon, momentum, sgd or a plugin's; or adamw.")
+    learning_rate: float | None = option("By default it shrinks with the number of features; 0.003 for digits.")
+    momentum: float | None = option("Of the optimiser momentum; 0.9 by default.")
+    weight_decay: float | None = option("Of adamw (by default 25 features / samples, from 0.1 to 1) and momentum (0).")
+    schedule: str | None = option("Of the learning rate: cosine, one-cycle, steps or constant; cosine by default.")
+    augment: list[str] | None = option("Change training images at random: flip, crop-4, shift-2.", metavar="NAME")
+    clip: float | None = option("Largest l2 norm of a gradient; no limit by default.")
+    label_smoothing: float | None = option("Label smoothing; 0.1 by default.")
+    rank: int | None = option("Hidden rank; 16 by default, of pn-10 64.", min=1)
+    width: int | None = option("Of polynet, pi-net and polymlp.", min=1)
+    blocks: str | None = option("Product blocks: of polynet before each pooling, 1,1,1; of polymlp.", metavar="COUNTS")
+    samples: int | None = option("Number of training samples (default: all).", min=1)
+    validation: float | None = option("Share of train held out for validation.")
 
 
 @command(
@@ -94,18 +69,15 @@ class TrainOptions:
 )
 def train(
     options: TrainOptions,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option of a part of the recipe.")
-    ] = None,
-    recipe: Annotated[
-        str,
-        typer.Option(help="default: by the size of the data; paper: SGD for 100 epochs; or a TOML file of options."),
-    ] = "default",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with all that was interrupted in --runs.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events as well.")] = False,
+    settings: list[str] | None = option("Any other option of a part of the recipe.", "--set", metavar="NAME=VALUE"),
+    recipe: str = option(
+        "default: by the size of the data; paper: SGD for 100 epochs; or a TOML file of options.", default="default"
+    ),
+    resume: bool = option("Go on with all that was interrupted in --runs.", "--resume", default=False),
+    tensorboard: bool = option("Write TensorBoard events as well.", "--tensorboard", default=False),
     runs: Runs = Path("runs"),
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    device: str = option("cpu, cuda or mps.", default="cpu"),
     as_json: AsJson = False,
 ) -> None:
     """Train runs, by a recipe that suits the size of the data, or by the paper's.
