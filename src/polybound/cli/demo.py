@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polybound as pb
 from polybound.cli.commands import NETWORKS, AsJson, app, command, hint, option, progress
 from polybound.cli.tables import print_wrapped, show_table
 from polybound.errors import PolyboundError
-
-if TYPE_CHECKING:
-    from polybound.models import PolynomialNetwork
 
 RUNS = ("plain", "projected")
 LEARNING_RATE, BATCH_SIZE = 0.04, 32
@@ -80,7 +77,7 @@ def demo(
         hint(f"next: polybound certify {save / 'projected.safetensors'} --dataset digits --eps {SHOWN[0]}")
 
 
-def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, list[list[float]]]:
+def _train(bound: float, epochs: int, seed: int) -> tuple[pb.PolynomialNetwork, list[list[float]]]:
     """Both networks as one stack, with no bound on the first, and their Lipschitz bounds after each epoch."""
     train = pb.data.load_digits("train")
     one = pb.paper_model("pn-4", shape=train.shape, classes=train.classes, seed=seed)
@@ -113,7 +110,7 @@ def _train(bound: float, epochs: int, seed: int) -> tuple[PolynomialNetwork, lis
     return models, constants
 
 
-def _measure(models: PolynomialNetwork) -> dict[str, Any]:
+def _measure(models: pb.PolynomialNetwork) -> dict[str, Any]:
     """The number of test "images", the "clean" accuracy by run, and the "bounds" of both networks by name.
 
     Also, by run for each of `RADII`, the accuracy under "pgd" and the share of images that is "certified".

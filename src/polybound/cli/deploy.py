@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,9 +34,6 @@ from polybound.cli.networks import draw, find_network, read_images
 from polybound.cli.tables import note, show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
 from polybound.progress import Show, progress_bar
-
-if TYPE_CHECKING:
-    from polybound.deploy import Answer, GraphPlan, Plan, RemoteClassifier
 
 
 @command(
@@ -155,7 +152,9 @@ Domain = Annotated[
 ]
 
 
-def _plan(given: str, domain: tuple[float, float], tolerance: float, data_dir: Path | None = None) -> Plan | GraphPlan:
+def _plan(
+    given: str, domain: tuple[float, float], tolerance: float, data_dir: Path | None = None
+) -> pb.deploy.Plan | pb.deploy.GraphPlan:
     """The plan of a network, with the class names of its data, and errors at its images where they are there."""
     found = find_network(given)
     names: tuple[str, ...] = ()
@@ -277,7 +276,7 @@ def demo(
     console.print(f"        {answer.received / 1e3:.0f} kB, {answer.seconds * 1e3:.0f} ms, never decrypted on the way")
 
 
-def _classified(remote: RemoteClassifier, image: Any, name: str, show: Show) -> Answer:
+def _classified(remote: pb.deploy.RemoteClassifier, image: Any, name: str, show: Show) -> pb.deploy.Answer:
     """The answer for an image, with a bar of the blocks that are done."""
     blocks = remote.plan.blocks
     show(0, blocks, f"{name}: keys")

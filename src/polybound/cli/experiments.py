@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -30,12 +30,6 @@ from polybound.cli.commands import (
 from polybound.cli.show import FIGURE_1, draw_figure
 from polybound.cli.tables import note, print_wrapped, show_table
 from polybound.errors import PolyboundError, check_choice, existing_folder
-
-if TYPE_CHECKING:
-    from polybound.experiments import Comparison, Experiment
-    from polybound.report import Report
-    from polybound.report import Table as Shown
-
 
 # What the commands about experiments have in common: their options, and the experiments that those choose.
 
@@ -62,7 +56,7 @@ class ExperimentFilter:
         "Also measure after every N epochs, published protocol; the best counts, as in the paper."
     )
 
-    def experiments(self, names: Sequence[str]) -> list[Experiment]:
+    def experiments(self, names: Sequence[str]) -> list[pb.experiments.Experiment]:
         """The experiments, changed by these options."""
         if FIGURE_1["name"] in names:
             raise PolyboundError("figure-1 is a drawing, without runs: polybound reproduce figure-1 draws it alone")
@@ -88,7 +82,7 @@ class Engine:
     address: str | None = option("Of a Dask scheduler or a Ray head.")
     data_dir: DataDir = None
 
-    def sweep(self, experiments: list[Experiment], runs: Path) -> None:
+    def sweep(self, experiments: list[pb.experiments.Experiment], runs: Path) -> None:
         """Train and measure what is not done, with a progress bar."""
         options: dict[str, Any] = {"engine": self.engine, "workers": self.workers, "cluster": self.address}
         with progress("jobs") as step:
@@ -227,14 +221,14 @@ def report(
     _show(made, as_json)
 
 
-def _make_report(chosen: list[Experiment], runs: Path, output: Path, **options: Any) -> Report:
+def _make_report(chosen: list[pb.experiments.Experiment], runs: Path, output: Path, **options: Any) -> pb.report.Report:
     title = chosen[0].title if len(chosen) == 1 else "polybound: the paper's results, reproduced"
     options["command"] = shlex.join(["polybound", *sys.argv[1:]])
     with progress("report", len(chosen)) as step:
         return pb.report.build_report(chosen, runs, output, title=title, on_progress=step, **options)
 
 
-def _show(made: Report, as_json: bool) -> None:
+def _show(made: pb.report.Report, as_json: bool) -> None:
     """Print a report: as JSON, or what was found and the tables, as wide as the terminal; figures are in the files."""
     if as_json:
         print(json.dumps(made.as_dict(), indent=2))
@@ -258,7 +252,7 @@ def _show(made: Report, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show_table(table: Shown) -> None:
+def _show_table(table: pb.report.Table) -> None:
     """Print a table of a report, with the marks that its notes explain."""
     rows = [[table.marked(row, n, text) for n, text in enumerate(line)] for row, line in enumerate(table.texts)]
     ends = [*(first for first, _ in table.groups[1:]), len(rows)]
@@ -314,7 +308,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _comparison(found: Sequence[Comparison]) -> list[list[str]]:
+def _comparison(found: Sequence[pb.experiments.Comparison]) -> list[list[str]]:
     """A header, and a line for each published value."""
     rows = [["data set", "model", "method", "attack", "paper", "here", "difference", "in std", "verdict"]]
     for one in found:

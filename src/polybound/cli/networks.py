@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from polybound.data import Dataset
-    from polybound.models import PolynomialNetwork
-    from polybound.runs import Spec
-
 
 @dataclass(frozen=True, eq=False)
 class GivenNetwork:
@@ -35,13 +31,13 @@ class GivenNetwork:
     """
 
     name: str
-    model: PolynomialNetwork
-    spec: Spec | None
+    model: pb.PolynomialNetwork
+    spec: pb.Spec | None
     about: Mapping[str, Any]
     file: Path | None = None
     origin: dict[str, Any] | None = None
 
-    def images(self, dataset: str | None, data_dir: Path | None) -> Dataset:
+    def images(self, dataset: str | None, data_dir: Path | None) -> pb.data.Dataset:
         """Test images that fit it: those of the data set that is named, or of its own."""
         if dataset is None and self.spec is None:
             raise PolyboundError(f"{self.name}: no data set: pass --dataset NAME, one that `polybound data list` shows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -28,11 +28,6 @@ from polybound.cli.commands import (
 from polybound.cli.networks import find_network
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, writable_file
-
-if TYPE_CHECKING:
-    from polybound.data import Dataset as Images_
-    from polybound.models import PolynomialNetwork
-    from polybound.report import Feature
 
 
 @command(app, "polybound bounds model.safetensors", "polybound bounds runs/NAME --json", panel=NETWORKS)
@@ -81,7 +76,7 @@ def info(model: Network, as_json: AsJson = False) -> None:
         show_table(["node", "size", "norm, l_inf", "from", "to"], rows, title=title)
 
 
-def _nodes(network: PolynomialNetwork) -> list[dict[str, Any]]:
+def _nodes(network: pb.PolynomialNetwork) -> list[dict[str, Any]]:
     """Every node of a network's graph: its name and size, the norm of a map, and where its values provably lie."""
     import torch
 
@@ -228,7 +223,7 @@ def explore(
         raise PolyboundError(f"a page shows one network or two, not {len(runs or ())}")
     shown = [_page_network(run, dataset, data_dir) for run in runs or ["digits", "digits-bound-1"]]
     first, _, data, features = shown[0]
-    networks: dict[str, PolynomialNetwork] = {}
+    networks: dict[str, pb.PolynomialNetwork] = {}
     for name, model, others, named in shown:
         if others.digest != data.digest:
             names = f"{data.name} and {others.name}"
@@ -244,7 +239,7 @@ def explore(
 
 def _page_network(
     run: str, dataset: str | None, data_dir: Path | None
-) -> tuple[str, PolynomialNetwork, Images_, list[Feature] | None]:
+) -> tuple[str, pb.PolynomialNetwork, pb.data.Dataset, list[pb.report.Feature] | None]:
     """A name, a network, its test images and, of a saved classifier, the names and units of its features.
 
     The file of a classifier has no samples, so that the page begins with the means of all features.

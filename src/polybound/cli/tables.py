@@ -7,17 +7,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import polybound as pb
-
-if TYPE_CHECKING:
-    from polybound.evaluation import Evaluation, Row
-    from polybound.evaluation import Table as Scores
 
 STORED = "*"
 """The mark of a score that was read and not measured."""
@@ -83,14 +79,14 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 # Scores.
 
 
-def labelled(scores: Scores) -> list[dict[str, Any]]:
+def labelled(scores: pb.Table) -> list[dict[str, Any]]:
     """Rows with their labels, which tell each from all others, and what follows from their counts."""
     free = (*pb.evaluation.ATTACK_COLUMNS, *pb.evaluation.SEED_COLUMNS[1:], "available")
     names = pb.evaluation.network_labels(scores.rows, free)
     return [{**pb.evaluation.row_facts(row), "label": name} for name, row in zip(names, scores, strict=True)]
 
 
-def mean_rows(scores: Scores) -> list[dict[str, Any]]:
+def mean_rows(scores: pb.Table) -> list[dict[str, Any]]:
     """Mean and standard deviation over the seeds of each configuration, in percent."""
     parts = scores.configurations()
     free = (*pb.evaluation.ATTACK_COLUMNS, *pb.evaluation.SEED_COLUMNS, "available")
@@ -106,7 +102,7 @@ def mean_rows(scores: Scores) -> list[dict[str, Any]]:
     return found
 
 
-def show_scores(result: Evaluation, scores: Scores) -> None:
+def show_scores(result: pb.Evaluation, scores: pb.Table) -> None:
     """Print all scores: of one network a line each with its interval, of several a line each network."""
     rows = labelled(scores)
     marks = [STORED if result.is_stored(row) else "" for row in rows]
@@ -124,28 +120,28 @@ def show_scores(result: Evaluation, scores: Scores) -> None:
     _show_notes(result, scores)
 
 
-def show_means(result: Evaluation, scores: Scores) -> None:
+def show_means(result: pb.Evaluation, scores: pb.Table) -> None:
     """Print means over seeds, in percent."""
     rows = mean_rows(scores)
     _show_networks(rows, [f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["seeds"] > 1 else "") for row in rows])
     _show_notes(result, scores)
 
 
-def _attack(row: Row) -> str:
+def _attack(row: pb.evaluation.Row) -> str:
     """The heading of a column of scores."""
     parts = [row["attack"], *([] if row["protocol"] == "-" else [row["protocol"]])]
     parts += ["attacked"] if row["counted"] == "attacked" else []
     return " ".join([*parts, *([f"attack seed {row['attack_seed']}"] if row["attack_seed"] else [])])
 
 
-def _network(row: Row) -> str:
+def _network(row: pb.evaluation.Row) -> str:
     """The network that was measured, and the data."""
     defended = f", {row['defence']} denoising" if row["defence"] else ""
     samples = f", {row['data.samples']:,} training samples" if row.get("data.samples") else ""
     return f"{row['dataset']} {row['split']}{defended}{samples}: {row['label']}"
 
 
-def _show_networks(rows: Sequence[Row], texts: Sequence[str]) -> None:
+def _show_networks(rows: Sequence[pb.evaluation.Row], texts: Sequence[str]) -> None:
     """Print a line for each network, a column for each attack; means have a column with the number of seeds."""
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for row, text in zip(rows, texts, strict=True):
@@ -158,7 +154,7 @@ def _show_networks(rows: Sequence[Row], texts: Sequence[str]) -> None:
     show_table(header, [[name, *(cells.get(head, "") for head in header[1:])] for (name, _), cells in lines.items()])
 
 
-def _show_notes(result: Evaluation, scores: Scores) -> None:
+def _show_notes(result: pb.Evaluation, scores: pb.Table) -> None:
     stored = sum(map(result.is_stored, scores))
     if stored:
         print_wrapped(f"{STORED} stored in the run's folder, not measured now: {stored} of {len(scores)} scores")

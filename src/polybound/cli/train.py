@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -16,10 +16,6 @@ import polybound as pb
 from polybound.cli.commands import NETWORKS, AsJson, DataDir, Runs, app, command, option, progress
 from polybound.cli.tables import note, show_table
 from polybound.errors import PolyboundError, check_int, require
-
-if TYPE_CHECKING:
-    from polybound.runs import Run, Spec, TrainingProgress
-    from polybound.training import Recipe
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ def read_options(recipe: str, given: Mapping[str, Any], settings: list[str]) -> 
 _NOT_THE_RECIPES = ("dataset", "model", "rank", "seeds", "bounds", "validation", "samples", "recipe")
 
 
-def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
+def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[pb.Spec]:
     """A spec for every seed and bound."""
     if options.get("dataset") is None:
         raise PolyboundError("no data set: pass --dataset NAME, one that `polybound data list` shows")
@@ -152,7 +148,7 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     plain = {name: value for name, value in options.items() if name not in _NOT_THE_RECIPES and name not in mine}
     name, samples, features, deep = options.get("recipe", "default"), 1, 1, False
 
-    def recipes() -> list[Recipe]:
+    def recipes() -> list[pb.Recipe]:
         changes = [plain | ({} if bound is None else {"bound": bound}) for bound in bounds or [None]]
         return [pb.Recipe.named(name, samples, features, change, deep=deep) for change in changes]
 
@@ -167,13 +163,13 @@ def unfold(options: Mapping[str, Any], data_dir: Path | None) -> list[Spec]:
     return list({spec.address: spec for spec in specs}.values())
 
 
-def _train(specs: list[Spec], root: Path, data_dir: Path | None, device: str, events: bool) -> list[Run]:
+def _train(specs: list[pb.Spec], root: Path, data_dir: Path | None, device: str, events: bool) -> list[pb.Run]:
     """Train one stack, with a progress bar and, if asked for, TensorBoard events."""
     logs = {spec.address: _EventLog(pb.Run.of(spec, root).path) for spec in specs} if events else {}
     many = f"{len(specs)} runs" if len(specs) > 1 else "1 run"
     with progress(many) as step:
 
-        def show(state: TrainingProgress) -> None:
+        def show(state: pb.runs.TrainingProgress) -> None:
             for address, line in state.lines.items() if logs else ():
                 logs[address].add(line)
             text = f"{many}, epoch {state.epoch}/{state.epochs} loss {state.losses.mean():.3f}"
@@ -210,7 +206,7 @@ class _EventLog:
             self._writer.close()
 
 
-def _show(specs: list[Spec], runs: list[Run], data_dir: Path | None, as_json: bool) -> None:
+def _show(specs: list[pb.Spec], runs: list[pb.Run], data_dir: Path | None, as_json: bool) -> None:
     """Measure the clean accuracy of all runs, and show them."""
     alive = [run.path for run in runs if run.failure is None]
     found = pb.evaluate_runs(alive, [], data_dir=data_dir).scores.rows if alive else []
