@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from polybound._version import __version__
 from polybound.cli import certify, demo, evaluate, experiments, show, train  # noqa: F401 - they declare commands
-from polybound.cli.commands import DATA, INTERRUPTED, NETWORKS, app, say_stopped
+from polybound.cli.commands import DATA, INTERRUPTED, NETWORKS, app, note
 from polybound.cli.data import data_app, runs_app
 from polybound.cli.deploy import encrypt_app
 from polybound.errors import PolyboundError
@@ -47,21 +47,15 @@ def main() -> None:
             load_plugins()
         _command()()
     except KeyboardInterrupt:  # before there is a command
-        say_stopped("nothing was begun")
+        note("stopped: nothing was begun")
         sys.exit(INTERRUPTED)
-    except PolyboundError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except (PolyboundError, OSError) as error:
+        of_file = isinstance(error, OSError) and error.filename and error.strerror
+        note(f"error: {error.filename}: {error.strerror}" if of_file else f"error: {error}")  # type: ignore[union-attr]
+        sys.exit(2)
 
 
 @cache
 def _command() -> Callable[[], Any]:
     """The tree of commands; typer makes it from the signatures of all functions, which takes a while."""
     return get_command(app)
-
-
-def _fail(message: str) -> None:
-    # One line, whatever a library put into its message.
-    print(f"polybound: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)

@@ -72,9 +72,9 @@ def hint(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def say_stopped(what_is_kept: str) -> None:
-    """Print one line on standard error, after Ctrl-C."""
-    print(f"polybound: stopped: {what_is_kept}", file=sys.stderr)
+def note(text: str) -> None:
+    """Print a line on standard error that a user must see."""
+    print(f"polybound: {' '.join(text.split())}", file=sys.stderr)
 
 
 def progress(text: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
@@ -211,7 +211,7 @@ def command(
             try:
                 function(**values)
             except KeyboardInterrupt:
-                say_stopped(stopped)
+                note(f"stopped: {stopped}")
                 raise typer.Exit(INTERRUPTED) from None
 
         keyword = inspect.Parameter.KEYWORD_ONLY

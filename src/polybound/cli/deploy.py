@@ -28,10 +28,11 @@ from polybound.cli.commands import (
     argument,
     command,
     make_app,
+    note,
     option,
 )
 from polybound.cli.networks import draw, find_network, read_images
-from polybound.cli.tables import note, show_facts, show_table
+from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
 from polybound.progress import Show, progress_bar
 

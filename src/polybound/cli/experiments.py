@@ -24,11 +24,11 @@ from polybound.cli.commands import (
     argument,
     command,
     hint,
+    note,
     option,
     progress,
 )
-from polybound.cli.show import FIGURE_1, draw_figure
-from polybound.cli.tables import note, print_wrapped, show_table
+from polybound.cli.tables import print_wrapped, show_table
 from polybound.errors import PolyboundError, check_choice, existing_folder
 
 # What the commands about experiments have in common: their options, and the experiments that those choose.
@@ -37,6 +37,8 @@ from polybound.errors import PolyboundError, check_choice, existing_folder
 Names = Annotated[
     list[str], typer.Argument(metavar="NAME", help="Experiments, see `polybound experiments`, or TOML files.")
 ]
+FIGURE_1 = {"name": "figure-1", "paper": "Figure 1", "title": "Schematic of CCP and NCP"}
+"""The figure of the paper that needs no experiment."""
 STOPPED = "what was trained and measured is saved; the same command goes on"
 
 
@@ -123,7 +125,8 @@ def reproduce(
     Figure 1, a schematic, is drawn as SVG; it has nothing to train and takes no options but --output.
     """
     if names == [FIGURE_1["name"]]:
-        draw_figure(output, as_json)
+        drawn = pb.report.draw_figure_1(output or Path(f"{FIGURE_1['name']}.svg"))
+        print(json.dumps({"file": str(drawn)}, indent=2) if as_json else f"wrote {drawn}")
         return
     chosen = changes.experiments(names)
     target = output or Path(f"{Path(names[0]).stem}.html")

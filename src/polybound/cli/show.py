@@ -94,13 +94,6 @@ def _nodes(network: pb.PolynomialNetwork) -> list[dict[str, Any]]:
     return found
 
 
-# `polybound draw`, and Figure 1 for `polybound reproduce figure-1`.
-
-
-FIGURE_1 = {"name": "figure-1", "paper": "Figure 1", "title": "Schematic of CCP and NCP"}
-"""The figure of the paper that needs no experiment."""
-
-
 @command(
     app,
     "polybound draw pn-4",
@@ -143,12 +136,6 @@ def draw(
     made = pb.report.draw_network(network, output or Path(f"{name}.svg"), title=name if title is None else title)
     facts = {"file": str(made), "kind": type(network).__name__, "degree": network.degree, "features": network.features}
     print(json.dumps(facts | {"classes": network.classes}, indent=2) if as_json else f"wrote {made}")
-
-
-def draw_figure(output: Path | None, as_json: bool) -> None:
-    """Draw the paper's Figure 1."""
-    made = pb.report.draw_figure_1(output or Path(f"{FIGURE_1['name']}.svg"))
-    print(json.dumps({"file": str(made)}, indent=2) if as_json else f"wrote {made}")
 
 
 # `polybound card`: what a network is and measures, on a page.

@@ -26,11 +26,6 @@ def width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 
-def note(text: str) -> None:
-    """A line on standard error."""
-    print(f"polybound: {' '.join(text.split())}", file=sys.stderr)
-
-
 def show_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, lead: int = 1, title: str = "", notes: Sequence[str] = ()
 ) -> None:
