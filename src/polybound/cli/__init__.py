@@ -12,9 +12,10 @@ from typer.main import get_command
 
 from polybound._version import __version__
 from polybound.cli import certify, demo, evaluate, experiments, show, train  # noqa: F401 - they declare commands
-from polybound.cli.commands import DATA, INTERRUPTED, NETWORKS, app, note
+from polybound.cli.commands import INTERRUPTED, app, note
 from polybound.cli.data import data_app, runs_app
 from polybound.cli.deploy import encrypt_app
+from polybound.cli.options import DATA, NETWORKS
 from polybound.errors import PolyboundError
 from polybound.registry import load_plugins
 

@@ -11,21 +11,9 @@ from typing import Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import (
-    NETWORKS,
-    AsJson,
-    DataDir,
-    Dataset,
-    Images,
-    Network,
-    Radii,
-    app,
-    command,
-    option,
-    progress,
-    typed_options,
-)
+from polybound.cli.commands import app, command, progress, typed_options
 from polybound.cli.networks import find_network
+from polybound.cli.options import NETWORKS, AsJson, DataDir, Dataset, Images, Network, Radii, option
 from polybound.cli.tables import show_table
 from polybound.errors import PolyboundError, writable_file
 

@@ -1,4 +1,4 @@
-"""How every command is declared and ends: options that commands share, `--quiet`, progress bars, Ctrl-C.
+"""How every command is declared and ends: its examples, `--quiet`, progress bars, Ctrl-C.
 
 The modules of the command line import `polybound` alone, whose rooms are loaded when first used: help stays fast.
 """
@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -23,40 +23,10 @@ from typer.core import TyperCommand, TyperGroup
 from polybound.errors import ArgumentError, PolyboundError
 from polybound.progress import progress_bar
 
-# Options that several commands have.
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data lies.")]
-Dataset = Annotated[str | None, typer.Option(help="The data set; by default the run's own.")]
-Radii = Annotated[
-    list[float] | None, typer.Option(metavar="<float>", help="Radius of the ball, in units of the data; repeatable.")
-]
-Images = Annotated[int, typer.Option("-n", "--images", min=1, help="Number of test images.")]
-Runs = Annotated[Path, typer.Option(help="Folder of the run folders.")]
-Network = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A run folder, a model's file, an ONNX file or a bundled network.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no hints, only results.")]
-
-
-def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """An option, as the default of a command's parameter or of a record's field: its help, names and settings."""
-    return field(default=default, metadata={"typer": typer.Option(*names, help=text, **settings)})
-
-
-def argument(text: str, metavar: str, *, default: Any = inspect.Parameter.empty) -> Any:
-    """An argument, as the default of a command's parameter: its help, and what stands for it in the usage."""
-    return field(default=default, metadata={"typer": typer.Argument(help=text, metavar=metavar)})
-
-
-NETWORKS, DATA, EXPERIMENTS, TOOLS = "Networks", "Data and runs", "The paper's experiments", "Other tools"
-"""Headings of the list of commands."""
-
-
 # What is shown on standard error, unless `--quiet` is given.
 
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no hints, only results.")]
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import AsJson, app, argument, command, make_app, option, progress
+from polybound.cli.commands import app, command, make_app, progress
+from polybound.cli.options import AsJson, argument, option
 from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
 from polybound.errors import PolyboundError
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import polybound as pb
-from polybound.cli.commands import NETWORKS, AsJson, app, command, hint, option, progress
+from polybound.cli.commands import app, command, hint, progress
+from polybound.cli.options import NETWORKS, AsJson, option
 from polybound.cli.tables import print_wrapped, show_table
 from polybound.errors import PolyboundError
 

@@ -17,21 +17,9 @@ from rich.markup import escape
 
 import polybound as pb
 from polybound.atomic import write_atomically
-from polybound.cli.commands import (
-    TOOLS,
-    AsJson,
-    DataDir,
-    Images,
-    Network,
-    Radii,
-    app,
-    argument,
-    command,
-    make_app,
-    note,
-    option,
-)
+from polybound.cli.commands import app, command, make_app, note
 from polybound.cli.networks import draw, find_network, read_images
+from polybound.cli.options import TOOLS, AsJson, DataDir, Images, Network, Radii, argument, option
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
 from polybound.progress import Show, progress_bar

@@ -11,7 +11,8 @@ from typing import Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import NETWORKS, AsJson, DataDir, app, argument, command, note, option, progress
+from polybound.cli.commands import app, command, note, progress
+from polybound.cli.options import NETWORKS, AsJson, DataDir, argument, option
 from polybound.cli.tables import labelled, mean_rows, print_wrapped, show_means, show_scores
 from polybound.errors import PolyboundError, check_choice, require, writable_file
 

@@ -14,20 +14,8 @@ from typing import Annotated, Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import (
-    EXPERIMENTS,
-    AsCsv,
-    AsJson,
-    DataDir,
-    Runs,
-    app,
-    argument,
-    command,
-    hint,
-    note,
-    option,
-    progress,
-)
+from polybound.cli.commands import app, command, hint, note, progress
+from polybound.cli.options import EXPERIMENTS, AsCsv, AsJson, DataDir, Runs, argument, option
 from polybound.cli.tables import print_wrapped, show_table
 from polybound.errors import PolyboundError, check_choice, existing_folder
 

@@ -11,21 +11,9 @@ from rich.console import Console
 
 import polybound as pb
 from polybound.atomic import write_atomically
-from polybound.cli.commands import (
-    NETWORKS,
-    AsJson,
-    DataDir,
-    Dataset,
-    Images,
-    Network,
-    app,
-    argument,
-    command,
-    is_quiet,
-    option,
-    progress,
-)
+from polybound.cli.commands import app, command, is_quiet, progress
 from polybound.cli.networks import find_network
+from polybound.cli.options import NETWORKS, AsJson, DataDir, Dataset, Images, Network, argument, option
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, writable_file
 

@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 import polybound as pb
-from polybound.cli.commands import NETWORKS, AsJson, DataDir, Runs, app, command, note, option, progress
+from polybound.cli.commands import app, command, note, progress
+from polybound.cli.options import NETWORKS, AsJson, DataDir, Runs, option
 from polybound.cli.tables import show_table
 from polybound.errors import PolyboundError, check_int, require
 
