@@ -10,23 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polybound import evaluation
 from polybound.attacks import parse_attack
-from polybound.evaluation import ATTACK_COLUMNS, CLEAN, SEED_COLUMNS, Table, certified_radius_of, labels
+from polybound.evaluation import ATTACK_COLUMNS, CLEAN, SEED_COLUMNS, Table, certified_radius_of
 from polybound.experiments import Experiment, growth_studies, published_value, ratios, row_kind, studies
+from polybound.report import labels
 from polybound.report.elements import Figure, Images, Line, Panel
-from polybound.report.labels import (
-    BOUND,
-    METHODS,
-    PROTOCOLS,
-    attack_label,
-    column_name,
-    dataset_label,
-    level_text,
-    levels,
-    model_label,
-    network_names,
-    place_label,
-)
+from polybound.report.labels import BOUND, METHODS, attack_label, dataset_label, model_label, place_label
 from polybound.runs import LoadedModel
 
 Point = tuple[float, float, float | None, str]
@@ -41,7 +31,7 @@ def _lines(table: Table, free: Sequence[str], name: str, points: Callable[[Table
     """
     parts = table.configurations(*free)
     alone = len(parts) == 1 and name
-    names = [""] if alone else labels([part.rows[0] for part in parts], (*free, *SEED_COLUMNS))
+    names = [""] if alone else evaluation.labels([part.rows[0] for part in parts], (*free, *SEED_COLUMNS))
     found = []
     for more, part in zip(names, parts, strict=True):
         if made := list(points(part)):
@@ -60,9 +50,9 @@ def _against_clean(attacked: Mapping[str, Any], pattern: Mapping[str, float]) ->
     """The points of a line of clean and attacked accuracies, from the tightest method to the loosest."""
 
     def points(part: Table) -> list[Point]:
-        ordered = sorted(part.configurations(*ATTACK_COLUMNS), key=lambda one: levels(one.rows[0]))
+        ordered = sorted(part.configurations(*ATTACK_COLUMNS), key=lambda one: labels.levels(one.rows[0]))
         cells = [(one.rows[0], one.where(attack=CLEAN).cell(), one.where(attacked).cell()) for one in ordered]
-        return [(round(x.mean, 2), y.mean, y.std, level_text(row, pattern)) for row, x, y in cells if x and y]
+        return [(round(x.mean, 2), y.mean, y.std, labels.level_text(row, pattern)) for row, x, y in cells if x and y]
 
     return points
 
@@ -127,7 +117,7 @@ def _curve_panel(experiment: Experiment, table: Table, protocol: str, dataset: s
         made = _lines(known, free, name, lambda part: _over(column)(part.best_epoch()))
         lines += made
         published += _published_marks(experiment, rows, made, dataset, of) if protocol != "sound" else []
-    title += "" if protocol == "-" else f", {PROTOCOLS[protocol]}"
+    title += "" if protocol == "-" else f", {labels.PROTOCOLS[protocol]}"
     log, zero = experiment.x != "steps", experiment.x in ("bound", "steps")
     label = _X_LABELS[experiment.x]
     return Panel(title, label, "accuracy in %", lines, log_x=log, from_zero=zero, published=published)
@@ -245,7 +235,7 @@ def run_figures(table: Table, headings: Sequence[tuple[str, Table]], loaded: Seq
         lines = [
             line
             for column, mine in known.groups(*ATTACK_COLUMNS).items()
-            for line in _lines(mine, (BOUND,), column_name(*column), _over(BOUND))
+            for line in _lines(mine, (BOUND,), labels.column_name(*column), _over(BOUND))
         ]
         if len(known.values(BOUND)) > 1:
             over_bounds += _in_parts(heading, "bound", "accuracy in %", lines, log_x=True, from_zero=True)
@@ -253,7 +243,7 @@ def run_figures(table: Table, headings: Sequence[tuple[str, Table]], loaded: Seq
             points = _against_clean(dict(zip(ATTACK_COLUMNS, column, strict=True)), {})
             lines = _lines(part, (BOUND, "method.weight", "method.eps", *ATTACK_COLUMNS), "", points)
             if column[0] != CLEAN and sum(len(line.x) for line in lines) > 1:
-                title = f"{heading}: {column_name(*column)}"
+                title = f"{heading}: {labels.column_name(*column)}"
                 against += _in_parts(title, "clean accuracy in %", "accuracy under attack in %", lines)
     point = "A point is a configuration, mean over its seeds. At the points, where there is room: the bound or weight."
     made = [
@@ -275,8 +265,10 @@ def _losses(loaded: Sequence[LoadedModel]) -> list[Panel]:
     panels = []
     for mine in groups.values():
         lines = []
-        named = zip(network_names(mine), mine, strict=True)
-        for name, one in sorted(named, key=lambda of: (str(of[1].about.get("method")), levels(of[1].about), of[0])):
+        named = zip(labels.network_names(mine), mine, strict=True)
+        for name, one in sorted(
+            named, key=lambda of: (str(of[1].about.get("method")), labels.levels(of[1].about), of[0])
+        ):
             history = [] if one.run is None else one.run.history()
             known = [line for line in history if "epoch" in line and isinstance(line.get("loss"), int | float)]
             points = [(float(line["epoch"]), float(line["loss"])) for line in known]

@@ -10,20 +10,10 @@ from polybound import evaluation, experiments
 from polybound.evaluation import ATTACK_COLUMNS, CLEAN, SEED_COLUMNS, Cell, MixedError, Row, Table, value_label
 from polybound.experiments import Comparison, Experiment, Published, paper_method, published
 from polybound.models import CCP, NCP
+from polybound.report import labels
 from polybound.report.elements import Table as Shown
 from polybound.report.elements import Value
-from polybound.report.labels import (
-    BOUND,
-    METHODS,
-    PROTOCOLS,
-    attack_label,
-    column_name,
-    dataset_label,
-    levels,
-    model_label,
-    network_names,
-    place_label,
-)
+from polybound.report.labels import BOUND, METHODS, attack_label, dataset_label, model_label, place_label
 from polybound.runs import LoadedModel
 from polybound.theory import gamma, lipschitz, theta
 
@@ -95,7 +85,7 @@ def paper_table(experiment: Experiment, table: Table) -> Shown:
                         comparisons.append(experiments.judge(value, cell, part, protocol))
                         verdict = {"within": "met", "off": "missed"}.get(comparisons[-1].verdict, "not judged")
                     verdicts[len(cells), place] = verdict
-                label = "here" if protocol == "-" else PROTOCOLS[protocol]
+                label = "here" if protocol == "-" else labels.PROTOCOLS[protocol]
                 cells.append([attack_label(attack), label, *found])
     notes = ["Bold: the highest mean of its line, among the methods that were run."] if bold else []
     if met := [name for name in _MEANINGS if name in verdicts.values()]:
@@ -269,7 +259,7 @@ def scores_table(table: Table) -> Shown:
     def order(part: Table) -> tuple[object, ...]:
         """Methods together, by bound, weight or radius, full measurements before limited ones."""
         row = part.rows[0]
-        return str(row["method"]), levels(row), -row["total"], str(row)
+        return str(row["method"]), labels.levels(row), -row["total"], str(row)
 
     for heading, part in by_heading(table):
         groups.append((len(cells), heading))
@@ -286,9 +276,9 @@ def scores_table(table: Table) -> Shown:
         "published": "also images that are misclassified as they are, as in the paper",
         "sound": "images that are right as they are and attacked",
     }
-    known = [name for name in PROTOCOLS if name in table.values("protocol")]
-    notes = [f"{name}: {PROTOCOLS[name]}, counting {counted[name]}." for name in known]
-    header = ["method", "seeds", "images", *(column_name(*column) for column in columns)]
+    known = [name for name in labels.PROTOCOLS if name in table.values("protocol")]
+    notes = [f"{name}: {labels.PROTOCOLS[name]}, counting {counted[name]}." for name in known]
+    header = ["method", "seeds", "images", *(labels.column_name(*column) for column in columns)]
     return Shown("Accuracy in %", header, cells, groups, notes=notes)
 
 
@@ -303,14 +293,14 @@ def bounds_table(loaded: Sequence[LoadedModel]) -> Shown:
         about = pair[1].about
         return (
             *(str(about.get(key, "")) for key in ("data", "model", "method")),
-            levels(about),
+            labels.levels(about),
             int(about.get("seed") or 0),
             pair[0],
         )
 
     dense = [one for one in loaded if isinstance(one.model, CCP | NCP)]
     cells: list[list[Value]] = []
-    for name, one in sorted(zip(network_names(dense), dense, strict=True), key=order):
+    for name, one in sorted(zip(labels.network_names(dense), dense, strict=True), key=order):
         constants = [lipschitz(one.model, method=method).value for method in ("paper", "rowwise")]
         cells.append([name, *map(float, (theta(one.model), gamma(one.model), *constants))])
     note = "In the l_inf norm, for inputs in [-1, 1]. theta: norm of the product of all factors; gamma: its relaxation."
