@@ -8,20 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from polybound import deploy
+from polybound import deploy, evaluation
 from polybound.attacks import PAPER_ATTACKS
 from polybound.data import Dataset, digest_of, load
 from polybound.defences import Defence, parse_defence
 from polybound.errors import PolyboundError
-from polybound.evaluation import (
-    EvaluatedModel,
-    Evaluation,
-    EvaluationSpec,
-    Progress,
-    Score,
-    evaluate_models,
-    short_digest,
-)
+from polybound.evaluation import EvaluatedModel, Evaluation, EvaluationSpec, Score
 from polybound.models import PolynomialNetwork, weights_digest
 from polybound.models import load as load_network
 from polybound.runs.folder import Run, find_runs, is_run
@@ -42,7 +34,7 @@ def evaluate_runs(
     epoch: int | None = None,
     dataset: str | None = None,
     data_dir: Folder | None = None,
-    progress: Progress | None = None,
+    progress: evaluation.Progress | None = None,
     **options: Any,
 ) -> Evaluation:
     """Evaluate run folders and model files, those of one architecture and data set together; runs keep their scores.
@@ -111,7 +103,7 @@ def evaluate_runs(
         rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         raise PolyboundError(f"{path}: {why}{rest}" if path else "no run to evaluate")
     return replace(
-        evaluate_models(found, spec, progress),
+        evaluation.evaluate_models(found, spec, progress),
         skipped=skipped,
         paths={str(one.about["run"]): str(one.path) for one in loaded},
         warnings=[warning for one in loaded for warning in one.warnings],
@@ -154,13 +146,13 @@ def load_model(path: Folder, epoch: int | None = None) -> LoadedModel:
     path = Path(path)
     if path.is_file():
         model = deploy.from_onnx(path) if path.suffix == ".onnx" else load_network(path)
-        weights, about = short_digest(weights_digest(model)), {"run": str(path)}
+        weights, about = evaluation.short_digest(weights_digest(model)), {"run": str(path)}
         return LoadedModel(model=model, weights=weights, name=path.name, about=about, path=path)
     run = Run(path)
     model, spec = run.model(epoch), run.spec()
     loaded = LoadedModel(
         model=model,
-        weights=short_digest(run.digest(epoch) or ""),
+        weights=evaluation.short_digest(run.digest(epoch) or ""),
         name=path.name,
         about={**spec.columns(), "run": spec.address, "epoch": spec.recipe.epochs if epoch is None else epoch},
         scores=run.scores(),

@@ -17,22 +17,14 @@ import torch
 from filelock import Timeout
 from torch import Tensor
 
+from polybound import training
 from polybound.constraints import Projection
 from polybound.data import Dataset
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import stack
 from polybound.runs.folder import Checkpoint, Run, checkpoints, lock_file, lock_names, locked, path_for
 from polybound.runs.spec import Spec
-from polybound.training import (
-    Callback,
-    ProjectAfterStep,
-    Projected,
-    Recipe,
-    Trainer,
-    epoch_facts,
-    join_methods,
-    training_set,
-)
+from polybound.training import Callback, ProjectAfterStep, Projected, Recipe, Trainer
 
 
 @dataclass(frozen=True)
@@ -173,7 +165,7 @@ def common_recipe(specs: Sequence[Spec]) -> Recipe:
             names = ", ".join(same.difference(first))
             raise PolyboundError(f"{spec.label} cannot train together with {first.label}: {names} differ")
     try:
-        return replace(first.recipe, method=join_methods([spec.recipe.method for spec in specs]))
+        return replace(first.recipe, method=training.join_methods([spec.recipe.method for spec in specs]))
     except PolyboundError as error:
         raise PolyboundError(f"these runs cannot train together: {error}") from None
 
@@ -246,7 +238,7 @@ class Session(Callback):
         self.shown, self.saved = 0.0, time.monotonic()
         if validation is not None:
             like = next(self.model.parameters())
-            self.validation = training_set(self.model, validation, loss=self.recipe.loss).to(like)
+            self.validation = training.training_set(self.model, validation, loss=self.recipe.loss).to(like)
         state = self.state
         while state.epoch < self.epochs:
             recipe = common_recipe([self.specs[i] for i in self.members]) if state.parted else self.recipe.plain()
@@ -325,7 +317,7 @@ class Session(Callback):
         """Add a line to every run's history: of the epoch, or of what went wrong in it."""
         places = (~torch.isfinite(losses)).nonzero().flatten().tolist()
         diagnosed = {place: trainer.diagnosis(place, losses) for place in places}
-        facts = epoch_facts(trainer, losses, self.validation)
+        facts = training.epoch_facts(trainer, losses, self.validation)
         failures = {place: f"its weights are no longer finite: {why}" for place, why in trainer.failures.items()}
         failures |= diagnosed
         rate, seconds = trainer.recipe.rate(trainer.epoch - 1), round(trainer.seconds / len(self.members), 4)
