@@ -369,7 +369,7 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
 
 def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
     """A registered data set may be another one in another folder."""
-    monkeypatch.setattr("polybound.experiments.results.Digests", lambda where=None: lambda _name: str(where))
+    monkeypatch.setattr("polybound.experiments.results.digests", lambda where=None: lambda _name: str(where))
     experiment = find_experiment("table-10")
     assert search_job(experiment, tmp_path / "a").key != search_job(experiment, tmp_path / "b").key
 
