@@ -39,7 +39,7 @@ from polybound.experiments import (
     search_job,
     sweep,
 )
-from polybound.experiments.results import Digests
+from polybound.experiments.results import digests
 from polybound.experiments.sweep import jobs_of
 from polybound.report import build_report
 from polybound.report.draw import draw
@@ -116,7 +116,7 @@ def first_panels(monkeypatch):
 def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs, tmp_path, name):
     experiment, folder = tiny(name), shared_runs
     sweep([experiment], folder, data_dir=tiny_data, workers=1)
-    jobs = jobs_of(experiment, folder, Digests(tiny_data), tiny_data)
+    jobs = jobs_of(experiment, folder, digests(tiny_data), tiny_data)
     assert jobs and all(job.done(folder) for job in jobs)
     (made,) = build_report([experiment], folder, tmp_path / "report.html", data_dir=tiny_data).sections
     parts = {kind: [part for part in made.parts if isinstance(part, kind)] for kind in (Shown, Figure)}
@@ -214,7 +214,7 @@ def test_a_sweep_on_workers_is_a_sweep_alone(small, swept, tmp_path):
 
 def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
     def methods(experiment):
-        jobs = jobs_of(experiment, tmp_path, Digests(None))
+        jobs = jobs_of(experiment, tmp_path, digests(None))
         return [[spec.recipe.method.name for spec in job.specs] for job in jobs]
 
     bounds = ["projection"] * 3
@@ -228,7 +228,7 @@ def test_what_has_no_bound_trains_with_the_bounds_where_it_can(small, tmp_path):
 
 def test_jobs_that_share_a_run_share_a_lock(small, tmp_path):
     def locks(**changes):
-        return [set(job.locks) for job in jobs_of(replace(small, **changes), tmp_path, Digests(None))]
+        return [set(job.locks) for job in jobs_of(replace(small, **changes), tmp_path, digests(None))]
 
     first, second = locks()
     assert not first & second
@@ -378,7 +378,7 @@ def test_without_a_projection_there_is_nothing_to_search(tmp_path, tiny_data):
     experiment = find_experiment("table-11")
 
     def kinds(**changes):
-        jobs = jobs_of(experiment.changed(**changes), tmp_path, Digests(tiny_data), tiny_data)
+        jobs = jobs_of(experiment.changed(**changes), tmp_path, digests(tiny_data), tiny_data)
         return {type(job).__name__ for job in jobs}
 
     assert kinds() == {"StudyJob", "StackJob"}
