@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from polybound.certificates import PreparedNetwork
 from polybound.errors import PolyboundError, check_choice, check_int, check_norm
-from polybound.estimator import files
+from polybound.estimator.files import Stored
 from polybound.estimator.scaling import Array, InputScaling, WeightedSamples, merged, repeated, scaled_weights
 from polybound.models import CCP, NCP, PolynomialNetwork
 from polybound.theory import Bound
@@ -30,7 +29,7 @@ _PATIENCE = 10
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class PolynomialEstimator(Stored, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A polynomial network on scaled inputs; `PolynomialClassifier` and `PolynomialRegressor` say the rest."""
 
     degree: Any = 3
@@ -224,23 +223,6 @@ class PolynomialEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     def _read_more(self, content: dict[str, Any]) -> None:
         """Read the content that `_more_to_write` wrote."""
         raise NotImplementedError
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the fitted estimator to a safetensors file; `load` reads it. Nothing is pickled.
-
-        `polybound.load` reads the network of the same file.
-        """
-        check_is_fitted(self)
-        files.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Self:
-        """Read an estimator that `save` wrote: it predicts, certifies and goes on as the one that was written.
-
-        Raises:
-            FileFormatError: the file is damaged, or holds something else.
-        """
-        return files.load(cls, path)
 
 
 def check_masked(name: str, values: Any) -> None:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from math import isfinite
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils.validation import check_is_fitted
 
 from polybound._version import __version__
 from polybound.attacks import Attack
@@ -22,62 +23,69 @@ from polybound.registry import Component
 from polybound.theory import Bound, Generalisation
 from polybound.training import Adversary, History
 
-if TYPE_CHECKING:
-    from polybound.estimator.base import PolynomialEstimator
-
 _KEY = "polybound-estimator"
 _PARTS = ("margin_error", "complexity", "deviation")
-E = TypeVar("E", bound="PolynomialEstimator")
 
 
-def save(estimator: PolynomialEstimator, path: str | PathLike[str]) -> None:
-    """Write a fitted estimator; the file appears whole or not at all."""
-    content: dict[str, Any] = {
-        "version": __version__,
-        "kind": type(estimator).__name__,
-        "parameters": {name: _parameter(name, value) for name, value in estimator.get_params(deep=False).items()},
-        "scaling": estimator.scaling_.as_dict(),
-        "seed": estimator._batch_seed,
-        "epochs": estimator.n_iter_,
-        "history": estimator.history_.lines,
-        "bounds": {name: _bound(bound) for name, bound in estimator.bounds_.items()},
-        "feature names": [str(name) for name in getattr(estimator, "feature_names_in_", ())],
-    } | estimator._more_to_write()
-    save_network(estimator.model_, path, {_KEY: json.dumps(content, allow_nan=False, default=_plain)})
+class Stored:
+    """An estimator that can be written to a file and read."""
 
+    def save(self: Any, path: str | PathLike[str]) -> None:
+        """Write the fitted estimator to a safetensors file; `load` reads it. Nothing is pickled.
 
-def load(kind: type[E], path: str | PathLike[str]) -> E:
-    """Read an estimator of a kind."""
-    network, text = load_network(path), read_metadata(path).get(_KEY)
-    if text is None:
-        raise FileFormatError(f"{path}: a network, but not an estimator; polybound.load reads it")
-    try:
-        content = json.loads(text)
-        if content["kind"] != kind.__name__:
-            raise FileFormatError(f"{path}: holds a {content['kind']}, not a {kind.__name__}")
-        parameters = dict(content["parameters"])
-        if isinstance(parameters.get("class_weight"), list):
-            parameters["class_weight"] = dict(parameters["class_weight"])
-        estimator = kind(**parameters)
-        estimator.model_ = network.eval()
-        mean, std = read_scaling(content["scaling"], network.features)
-        estimator.scaling_ = InputScaling(mean, std, float(content["scaling"]["weight"]))
-        estimator._batch_seed, estimator.n_iter_ = int(content["seed"]), int(content["epochs"])
-        estimator.n_features_in_ = network.features
-        estimator.history_ = History([dict(line) for line in content["history"]])
-        estimator.bounds_ = {}
-        for name, bound in content["bounds"].items():
-            made = Generalisation if set(_PARTS) <= set(bound) else Bound
-            numbers = {part: float(bound[part]) for part in ("value", *_PARTS) if part in bound}
-            estimator.bounds_[name] = made(**bound | numbers | {"assumptions": tuple(bound["assumptions"])})
-        if names := content["feature names"]:
-            estimator.feature_names_in_ = np.array(names, dtype=object)
-        estimator._read_more(content)
-    except FileFormatError:
-        raise
-    except (PolyboundError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise FileFormatError(f"{path}: its metadata are not those of a {kind.__name__} ({reason(error)})") from error
-    return estimator
+        `polybound.load` reads the network of the same file.
+        """
+        check_is_fitted(self)
+        content: dict[str, Any] = {
+            "version": __version__,
+            "kind": type(self).__name__,
+            "parameters": {name: _parameter(name, value) for name, value in self.get_params(deep=False).items()},
+            "scaling": self.scaling_.as_dict(),
+            "seed": self._batch_seed,
+            "epochs": self.n_iter_,
+            "history": self.history_.lines,
+            "bounds": {name: _bound(bound) for name, bound in self.bounds_.items()},
+            "feature names": [str(name) for name in getattr(self, "feature_names_in_", ())],
+        } | self._more_to_write()
+        save_network(self.model_, path, {_KEY: json.dumps(content, allow_nan=False, default=_plain)})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read an estimator that `save` wrote: it predicts, certifies and goes on as the one that was written.
+
+        Raises:
+            FileFormatError: the file is damaged, or holds something else.
+        """
+        network, text, kind = load_network(path), read_metadata(path).get(_KEY), cls.__name__
+        if text is None:
+            raise FileFormatError(f"{path}: a network, but not an estimator; polybound.load reads it")
+        try:
+            content = json.loads(text)
+            if content["kind"] != kind:
+                raise FileFormatError(f"{path}: holds a {content['kind']}, not a {kind}")
+            parameters = dict(content["parameters"])
+            if isinstance(parameters.get("class_weight"), list):
+                parameters["class_weight"] = dict(parameters["class_weight"])
+            estimator: Any = cls(**parameters)
+            estimator.model_ = network.eval()
+            mean, std = read_scaling(content["scaling"], network.features)
+            estimator.scaling_ = InputScaling(mean, std, float(content["scaling"]["weight"]))
+            estimator._batch_seed, estimator.n_iter_ = int(content["seed"]), int(content["epochs"])
+            estimator.n_features_in_ = network.features
+            estimator.history_ = History([dict(line) for line in content["history"]])
+            estimator.bounds_ = {}
+            for name, bound in content["bounds"].items():
+                made = Generalisation if set(_PARTS) <= set(bound) else Bound
+                numbers = {part: float(bound[part]) for part in ("value", *_PARTS) if part in bound}
+                estimator.bounds_[name] = made(**bound | numbers | {"assumptions": tuple(bound["assumptions"])})
+            if names := content["feature names"]:
+                estimator.feature_names_in_ = np.array(names, dtype=object)
+            estimator._read_more(content)
+        except FileFormatError:
+            raise
+        except (PolyboundError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+            raise FileFormatError(f"{path}: its metadata are not those of a {kind} ({reason(error)})") from error
+        return estimator  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
