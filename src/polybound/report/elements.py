@@ -268,23 +268,22 @@ def place_texts(panel: Panel, x_range: Range, y_range: Range) -> list[list[str]]
             count = 1 + int(hypot(x1 - x0, y1 - y0) / 3.0)
             steps = [step / count for step in range(1, count)]
             taken += [around(x0 + step * (x1 - x0), y0 + step * (y1 - y0), 0.5, 0.5) for step in steps]
-    found: list[list[str]] = []
-    for line, points in zip(panel.lines, spots, strict=True):
-        found.append([])
-        for text, (x, y) in zip(line.texts or [""] * len(points), points, strict=True):
-            half_width, half_height = 3.1 * len(text), 6.0
-            for name, (right, up) in PLACES.items() if text else ():
-                reach = 3.0 if right and up else 4.0
-                middle = x + right * (half_width + reach), y + up * (half_height + reach)
-                left, bottom, end, top = box = around(*middle, half_width, half_height)
-                inside = left >= 0 and bottom >= 0 and end <= 330 and top <= 240
-                if inside and not any(left < e and b < end and bottom < t and d < top for b, d, e, t in taken):
-                    found[-1].append(name)
-                    taken.append(box)
-                    break
-            else:
-                found[-1].append("")
-    return found
+
+    def place(text: str, x: float, y: float) -> str:
+        half_width, half_height = 3.1 * len(text), 6.0
+        for name, (right, up) in PLACES.items() if text else ():
+            reach = 3.0 if right and up else 4.0
+            middle = x + right * (half_width + reach), y + up * (half_height + reach)
+            left, bottom, end, top = box = around(*middle, half_width, half_height)
+            inside = left >= 0 and bottom >= 0 and end <= 330 and top <= 240
+            if inside and not any(left < e and b < end and bottom < t and d < top for b, d, e, t in taken):
+                taken.append(box)
+                return name
+        return ""
+
+    texts = [line.texts or [""] * len(points) for line, points in zip(panel.lines, spots, strict=True)]
+    pairs = zip(texts, spots, strict=True)
+    return [[place(text, *spot) for text, spot in zip(mine, points, strict=True)] for mine, points in pairs]
 
 
 # What a report is made of.
