@@ -40,7 +40,6 @@ def test_inputs_of_another_shape_are_refused_as_the_model_does(shape: tuple[int,
         lambda: pb.certify(model, fine, y, x[:1]),
         lambda: pb.certify(model, fine, y, box=(x, x)),
         lambda: pb.certify(model, fine, y, 0.1, domain=(one - 1, one + 1)),
-        lambda: pb.certified_radius(model, fine, y, scale=one + 1),
     ):
         with pytest.raises(pb.PolyboundError, match="shape"):
             refused()

@@ -15,7 +15,7 @@ from polybound.certificates.bounds.baselines import relax
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.forms import Margins
 from polybound.certificates.graphs import GraphMargins, PreparedGraph, graph_margins, prepared
-from polybound.certificates.input_sets import Domain, InputSet, as_float64, checked_labels, input_set
+from polybound.certificates.input_sets import Domain, InputSet, checked_labels, input_set
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search import boxes
 from polybound.certificates.search.balls import verifier
@@ -260,12 +260,9 @@ def certified_accuracy(
     data: Any,
     eps: float | Tensor | None = None,
     *,
-    box: tuple[Tensor, Tensor] | None = None,
     images: int | None = None,
-    norm: str | float = "inf",
-    method: Method = "auto",
     budget: float = 1.0,
-    workers: int = 1,
+    **options: Any,
 ) -> float:
     """The share of inputs that are verified: no attack within eps can bring the accuracy below it.
 
@@ -273,12 +270,9 @@ def certified_accuracy(
         model: a model, or its factors.
         data: a data set, with inputs `x`, labels `y` and the `domain` that perturbations stay in.
         eps: how far an entry can move, in the units of the inputs, as in `certify`.
-        box: as in `certify`.
         images: how many inputs, from the first on; all by default.
-        norm: of the ball, "inf" or "2", as in `certify`.
-        method: as in `certify`.
         budget: seconds of branch and bound for each input.
-        workers: processes, as in `certify`.
+        **options: others of `certify`.
 
     >>> import polybound as pb
     >>> model = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
@@ -288,8 +282,7 @@ def certified_accuracy(
     x, y = data.x[:images], data.y[:images]
     if not len(x):
         raise PolyboundError("no inputs to certify")
-    options: dict[str, Any] = {"norm": norm, "method": method, "budget": budget, "workers": workers}
-    found = certify(model, x, y, eps, box=box, domain=data.domain, **options)
+    found = certify(model, x, y, eps, domain=data.domain, budget=budget, **options)
     return found.count("verified") / len(x)
 
 
@@ -299,8 +292,6 @@ def certified_accuracy(
 @dataclass(frozen=True, eq=False, repr=False)
 class Radius:
     """For each input, a radius that is proven robust and one that is not: the true radius lies between them.
-
-    Both are in units of `scale`: feature d moves by at most `certified * scale_d`.
 
     Attributes:
         certified: (images,); 0 where nothing is certified, also of misclassified inputs.
@@ -326,13 +317,12 @@ def certified_radius(
     *,
     largest: float = 1.0,
     tolerance: float = 1e-3,
-    scale: Tensor | None = None,
     domain: Domain | None = (-1.0, 1.0),
     norm: str | float = "inf",
     method: Method = "auto",
     budget: float = 1.0,
 ) -> Radius:
-    """Bracket the largest r for which every x' with `|x' - x| <= r * scale` is classified as x is labelled.
+    """Bracket the largest r for which every x' with `|x' - x| <= r` is classified as x is labelled.
 
     All inputs are bisected together; a counterexample moves the upper end to its own distance.
 
@@ -342,10 +332,8 @@ def certified_radius(
         y: labels.
         largest: no radius above this is tried.
         tolerance: how close the bracket gets, where everything is decided, but no closer than float64 numbers are.
-        scale: how far each feature moves for a radius of 1, of the shape of one input, not negative; 1 by default,
-            which is the norm itself. Features of scale 0 stay as they are.
         domain: as in `certify`.
-        norm: "inf" or "2"; with "2" and a scale, of `(x' - x) / scale`.
+        norm: "inf" or "2".
         method: as in `certify`.
         budget: seconds of branch and bound for each input and radius.
 
@@ -362,36 +350,17 @@ def certified_radius(
     inputs = input_set(net, x, 0.0, None, domain, norm)
     points, norm = inputs.x, inputs.norm
     labels = checked_labels(net, y, len(points))
-    units = None
-    if scale is not None:
-        units = as_float64(scale, "scale")
-        if not net.takes(units.shape):
-            raise PolyboundError(f"scale must have the shape of one input, {net.shape}, got {tuple(units.shape)}")
-        if not (torch.isfinite(units) & (units >= 0)).all() or not units.any():
-            raise PolyboundError("scale must be finite and not negative, and not zero everywhere")
-        units = units.reshape(-1)
     options: dict[str, Any] = {"domain": domain, "norm": norm, "method": method, "budget": budget}
     attacked = torch.full((len(points),), torch.inf, dtype=torch.float64)
 
-    def scaled(radii: Tensor) -> Tensor:
-        """`radii * units` rounded up, (images, features); without units the radii themselves."""
-        if units is None:
-            return radii
-        eps = radii.unsqueeze(1) * units
-        return torch.where((units == 0) | (units == 1), eps, torch.nextafter(eps, eps.new_tensor(torch.inf)))
-
-    def distance(away: Tensor) -> Tensor:
-        """The least radius whose box or ball holds a point that far away, up to rounding."""
-        part = away.abs() if units is None else away.abs()[units > 0] / units[units > 0]
-        return length(part) if norm == "2" else part.max()
-
     def tried(rows: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-        found = certify(net, points[rows], labels[rows], scaled(radii), **options)
+        found = certify(net, points[rows], labels[rows], radii, **options)
         held = torch.tensor([status == "verified" for status in found.status])
         least = radii.clone()
         for index, (row, point) in enumerate(zip(rows.tolist(), found.counterexample, strict=True)):
             if point is not None:
-                away = distance(point.reshape(-1) - points[row])
+                away = (point.reshape(-1) - points[row]).abs()
+                away = length(away) if norm == "2" else away.max()
                 attacked[row] = min(attacked[row], away * (1 + 2.0**-50))
                 # The sides are rounded outwards: a point may be a rounding farther off than what was tried.
                 least[index] = min(least[index], away)
