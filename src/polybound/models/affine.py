@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-POOLINGS: dict[int, Callable[[Tensor, int], Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+POOLINGS: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 _PROBES = 64
 """Unit vectors that a map is applied to at once: float64 convolutions copy every window of all of them."""
@@ -183,7 +183,7 @@ class Conv(Affine):
         return self._grouped(x, self.shape, self.out_shape, CONVOLUTIONS[self.dims])
 
     def adjoint(self, y: Tensor) -> Tensor:
-        return self._grouped(y, self.out_shape, self.shape, _CONV_TRANSPOSE[self.dims])
+        return self._grouped(y, self.out_shape, self.shape, TRANSPOSED[self.dims])
 
     def _grouped(self, x: Tensor, source: Sequence[int], target: Sequence[int], op: Callable[..., Tensor]) -> Tensor:
         # All runs of a stack are the groups of one convolution.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import pi, prod
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
+from polybound.models.base import ModelOptions
 from polybound.models.deep import DeepNetwork, Norm, Quadratic
 
 
@@ -27,10 +29,7 @@ class BoxNet(DeepNetwork):
         kernels: their sizes.
         strides: how far their windows are apart.
         hidden: width of the dense layer.
-        runs: None; such networks have no stacks.
-        seed: of the initial weights.
-        device: where the parameters live.
-        dtype: their type.
+        **options: see `DeepNetwork`.
 
     >>> import torch, polybound as pb
     >>> net = pb.models.BoxNet((1, 28, 28), pixels=2, seed=0)
@@ -49,13 +48,9 @@ class BoxNet(DeepNetwork):
         kernels: Sequence[int] = (5, 4),
         strides: Sequence[int] = (2, 2),
         hidden: int = 200,
-        *,
-        runs: int | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(shape, classes, runs, seed)
+        super().__init__(shape, classes, **options)
         self.pixels, self.hidden = check_int("pixels", pixels, 0), check_int("hidden", hidden)
         self.channels, self.kernels, self.strides = (
             tuple(check_int(name, number) for number in numbers)
@@ -70,7 +65,7 @@ class BoxNet(DeepNetwork):
             raise PolyboundError(f"BoxNet takes at most 20 squares after one another, got {squares}")
         self.degree = 2**squares
         size: tuple[int, ...] = self.shape
-        with torch.device(device or "cpu"):
+        with self._place():
             parts: list[nn.Module] = [Quadratic(self.features, self.pixels, step=True)] if self.pixels else []
             parts.append(nn.Unflatten(1, self.shape))
             for width, kernel, stride in zip(self.channels, self.kernels, self.strides, strict=True):
@@ -80,9 +75,7 @@ class BoxNet(DeepNetwork):
                     raise PolyboundError(f"images of shape {self.shape} are too small for kernels {self.kernels}")
             parts += [nn.Flatten(), nn.Linear(prod(size), self.hidden, bias=False), Norm(self.hidden)]
             self.body, self.head = nn.Sequential(*parts, Quadratic(self.hidden)), nn.Linear(self.hidden, self.classes)
-        if dtype is not None:
-            self.to(dtype)
-        self.reset_parameters()
+        self._finish()
 
     def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
         for part in self.body:

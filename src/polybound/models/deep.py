@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import Conv
-from polybound.models.base import Config, PolynomialNetwork
+from polybound.models.base import Config, ModelOptions, PolynomialNetwork
 from polybound.models.factors import Factors, WeightGroup
 from polybound.models.graphs.files import graph_from_spec, graph_spec
 from polybound.models.graphs.graph import Applied, Graph
@@ -52,18 +54,19 @@ class Norm(nn.Module):
 
 
 class ProductBlock(nn.Module):
-    """`x + norm(a(x) * b(x) + a(x))` with two 3x3 convolutions a and b: a product with a skip.
+    """`x + norm(a(x) * b(x) + a(x))` with two 3x3 convolutions a and b, or two matrices: a product with a skip.
 
     The block starts as the map `x + norm(a(x))`, b being small.
 
     Args:
         channels: of its input and its output.
+        image: whether a and b are convolutions.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, image: bool = True) -> None:
         super().__init__()
-        self.a = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.b = nn.Conv2d(channels, channels, 3, padding=1)
+        make = partial(nn.Conv2d, kernel_size=3, padding=1) if image else nn.Linear
+        self.a, self.b = make(channels, channels, bias=False), make(channels, channels)
         self.norm = Norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,20 +122,42 @@ class Quadratic(nn.Module):
 class DeepNetwork(PolynomialNetwork):
     """A polynomial network that is told by its graph, and trained by autograd.
 
+    Its weights start uniform, of variance `1 / (2 fan_in)`. Maps that a product multiplies by have half of that
+    standard deviation, so that the products start small.
+
     Args:
         shape: of one input.
         classes: number of outputs.
-        seed: of the initial weights.
+        **options: `seed`, `device` and `dtype`; see `PolynomialNetwork`. It has no stacks.
     """
 
     has_stacks = False
 
-    def __init__(
-        self, shape: Sequence[int], classes: int, runs: int | None = None, seed: int | Sequence[int] | None = None
-    ) -> None:
-        if runs is not None:
+    _gates: tuple[str, ...] = (".b.weight",)
+    """Ends of the names of such maps' weights."""
+
+    def __init__(self, shape: Sequence[int], classes: int, **options: Unpack[ModelOptions]) -> None:
+        if options.get("runs") is not None:
             raise PolyboundError(f"a {type(self).__name__} has no stacks: its runs are trained one by one")
-        super().__init__(shape, classes, 1, None, seed)
+        super().__init__(shape, classes, 1, **options)
+
+    def _place(self) -> torch.device:
+        """Where new parameters go: in `with self._place():`."""
+        return torch.device(self._device or "cpu")
+
+    def _finish(self) -> None:
+        """Draw the first weights, in the type that was asked for."""
+        if self._dtype is not None:
+            self.to(self._dtype)
+        self.reset_parameters()
+
+    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
+        for name, weight in weights.items():
+            if weight.ndim >= 2:
+                limit = (1.5 / weight[0].numel()) ** 0.5 * (0.5 if name.endswith(self._gates) else 1.0)
+                weight.uniform_(-limit, limit, generator=generator)
+            else:
+                weight.fill_(1.0 if name.endswith("weight") else 0.0)
 
     def __repr__(self) -> str:
         parts = [f"{name}={getattr(self, name)!r}" for name in self._arguments or ("shape", "classes", "degree")]
@@ -308,10 +333,7 @@ class PolyNet(DeepNetwork):
         classes: number of outputs.
         width: channels of the first blocks.
         blocks: how many product blocks there are before each pooling and at the end.
-        runs: None; such networks have no stacks.
-        seed: of the initial weights.
-        device: where the parameters live.
-        dtype: their type.
+        **options: see `DeepNetwork`.
 
     >>> import torch, polybound as pb
     >>> net = pb.PolyNet((1, 28, 28), width=8, blocks=(1, 1), seed=0)
@@ -327,13 +349,9 @@ class PolyNet(DeepNetwork):
         classes: int = 10,
         width: int = 32,
         blocks: Sequence[int] = (1, 1, 1),
-        *,
-        runs: int | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(shape, classes, runs, seed)
+        super().__init__(shape, classes, **options)
         self.width = check_int("width", width)
         self.blocks = tuple(check_int("blocks", count, 0) for count in blocks)
         if len(self.shape) != 3 or min(self.shape[1:]) < 2 ** (len(self.blocks) - 1):
@@ -344,7 +362,7 @@ class PolyNet(DeepNetwork):
         if not 1 <= sum(self.blocks) <= 20:
             raise PolyboundError(f"PolyNet takes from 1 to 20 blocks, got {sum(self.blocks)}")
         self.degree = 2 ** sum(self.blocks)
-        with torch.device(device or "cpu"):
+        with self._place():
             layers: list[nn.Module] = [nn.Conv2d(self.shape[0], width, 3, padding=1, bias=False), Norm(width)]
             channels = width
             for stage, count in enumerate(self.blocks):
@@ -353,17 +371,7 @@ class PolyNet(DeepNetwork):
                     channels *= 2
                 layers += [ProductBlock(channels) for _ in range(count)]
             self.body, self.head = nn.Sequential(*layers), nn.Linear(channels, classes)
-        if dtype is not None:
-            self.to(dtype)
-        self.reset_parameters()
-
-    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
-        for name, weight in weights.items():
-            if weight.ndim >= 2:
-                limit = (6.0 / weight[0].numel()) ** 0.5 * (0.25 if name.endswith(".b.weight") else 0.5)
-                weight.uniform_(-limit, limit, generator=generator)
-            else:
-                weight.fill_(1.0 if name.endswith("weight") else 0.0)
+        self._finish()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x).reshape(-1, *self.shape).contiguous(memory_format=torch.channels_last)  # faster on CPUs

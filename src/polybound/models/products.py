@@ -4,35 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Unpack
 
-import torch
 from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
-from polybound.models.deep import DeepNetwork, Norm
-
-
-class _Built(DeepNetwork):
-    """A network whose constructor makes the parts; their weights are uniform, of variance `1 / (2 fan_in)`.
-
-    Maps that a product multiplies by have half of that standard deviation, so that the products start small.
-    """
-
-    _gates: tuple[str, ...] = ()
-    """Ends of the names of such maps' weights."""
-
-    def _finish(self, dtype: torch.dtype | None) -> None:
-        if dtype is not None:
-            self.to(dtype)
-        self.reset_parameters()
-
-    def _initialise(self, weights: dict[str, Tensor], generator: torch.Generator | None) -> None:
-        for name, weight in weights.items():
-            if weight.ndim >= 2:
-                limit = (1.5 / weight[0].numel()) ** 0.5 * (0.5 if name.endswith(self._gates) else 1.0)
-                weight.uniform_(-limit, limit, generator=generator)
-            else:
-                weight.fill_(1.0 if name.endswith("weight") else 0.0)
+from polybound.models.base import ModelOptions
+from polybound.models.deep import DeepNetwork, Norm, ProductBlock
 
 
 class Polynomial(nn.Module):
@@ -61,7 +39,7 @@ class Polynomial(nn.Module):
         return self.norm(self.C(h))  # type: ignore[no-any-return]
 
 
-class PiNet(_Built):
+class PiNet(DeepNetwork):
     """A product of polynomials (Chrysos et al., 2020): the output of each polynomial is the input of the next.
 
     On images the polynomials are convolutional, with average pooling between them.
@@ -71,10 +49,7 @@ class PiNet(_Built):
         classes: number of outputs.
         width: size of the hidden vectors, or channels.
         degrees: of the polynomials; the network has their product as its degree.
-        runs: None; such networks have no stacks.
-        seed: of the initial weights.
-        device: where the parameters live.
-        dtype: their type.
+        **options: see `DeepNetwork`.
 
     >>> import torch, polybound as pb
     >>> net = pb.models.PiNet((1, 8, 8), width=8, degrees=(2, 3), seed=0)
@@ -90,13 +65,9 @@ class PiNet(_Built):
         classes: int = 10,
         width: int = 32,
         degrees: Sequence[int] = (2, 2, 2),
-        *,
-        runs: int | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(shape, classes, runs, seed)
+        super().__init__(shape, classes, **options)
         self.width = check_int("width", width)
         self.degrees = tuple(check_int("degrees", degree) for degree in degrees)
         self.degree, self.image = prod(self.degrees), len(self.shape) == 3
@@ -105,13 +76,13 @@ class PiNet(_Built):
         if self.image and min(self.shape[1:]) < 2 ** (len(self.degrees) - 1):
             raise PolyboundError(f"images of {self.shape} are too small for {len(self.degrees) - 1} poolings")
         self._gates = tuple(f"U.{n}.weight" for n in range(1, max(self.degrees)))
-        with torch.device(device or "cpu"):
+        with self._place():
             first = self.shape[0] if self.image else self.features
             self.polynomials = nn.ModuleList(
                 Polynomial(width if n else first, width, degree, self.image) for n, degree in enumerate(self.degrees)
             )
             self.head = nn.Linear(width, classes)
-        self._finish(dtype)
+        self._finish()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x)
@@ -123,20 +94,7 @@ class PiNet(_Built):
         return self.head(x.mean((2, 3)) if self.image else x)  # type: ignore[no-any-return]
 
 
-class _Block(nn.Module):
-    """`x + norm(a(x) * b(x) + a(x))` with two matrices a and b."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(width, width, bias=False), nn.Linear(width, width)
-        self.norm = Norm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a(x)
-        return x + self.norm(a * self.b(x) + a)  # type: ignore[no-any-return]
-
-
-class PolyMLP(_Built):
+class PolyMLP(DeepNetwork):
     """A network for tables: a map, product blocks with skips, a map.
 
     Args:
@@ -144,10 +102,7 @@ class PolyMLP(_Built):
         classes: number of outputs.
         width: size of the hidden vectors.
         blocks: how many; each multiplies the degree by two.
-        runs: None; such networks have no stacks.
-        seed: of the initial weights.
-        device: where the parameters live.
-        dtype: their type.
+        **options: see `DeepNetwork`.
 
     >>> import torch, polybound as pb
     >>> net = pb.models.PolyMLP((4,), 3, width=8, seed=0)
@@ -156,7 +111,6 @@ class PolyMLP(_Built):
     """
 
     _arguments = ("shape", "classes", "width", "blocks")
-    _gates = (".b.weight",)
 
     def __init__(
         self,
@@ -164,20 +118,16 @@ class PolyMLP(_Built):
         classes: int = 10,
         width: int = 64,
         blocks: int = 2,
-        *,
-        runs: int | None = None,
-        seed: int | Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(shape, classes, runs, seed)
+        super().__init__(shape, classes, **options)
         self.width, self.blocks = check_int("width", width), check_int("blocks", blocks, 1, 20)
         self.degree = 2**self.blocks
-        with torch.device(device or "cpu"):
+        with self._place():
             self.stem = nn.Linear(self.features, width)
-            self.body = nn.Sequential(*(_Block(width) for _ in range(self.blocks)))
+            self.body = nn.Sequential(*(ProductBlock(width, image=False) for _ in range(self.blocks)))
             self.head = nn.Linear(width, classes)
-        self._finish(dtype)
+        self._finish()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(self.stem(self._flat(x))))  # type: ignore[no-any-return]

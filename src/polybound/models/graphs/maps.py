@@ -12,14 +12,9 @@ from math import prod
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from polybound.models.affine import Affine, Chain
-
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+from polybound.models.affine import CONVOLUTIONS, POOLINGS, TRANSPOSED, Affine, Chain
 
 
 class _Described(Affine):
@@ -236,11 +231,11 @@ class Convolution(_Described):
         options: dict[str, Any] = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
         images = x.reshape(-1, *shape)
         if not transposed:
-            y = _CONVOLVE[self.dims](images, self.weight, padding=self.padding, **options)
+            y = CONVOLUTIONS[self.dims](images, self.weight, padding=self.padding, **options)
             for axis, n in enumerate(target[1:], 2):
                 y = y.narrow(axis, 0, n)  # a transposed one with output padding sees no more
         else:
-            op = _TRANSPOSED[self.dims]
+            op = TRANSPOSED[self.dims]
             y = op(images, self.weight, padding=self.padding, output_padding=tuple(left), **options)
         return y.reshape(*x.shape[:-1], prod(target))
 
@@ -274,7 +269,7 @@ class AveragePool(_Described):
         return prod(self.size) + 2
 
     def linear(self, x: Tensor) -> Tensor:
-        pool = _AVERAGE[self.dims]
+        pool = POOLINGS[self.dims]
         y = pool(x.reshape(-1, *self.shape), self.size, self.stride, self.padding, count_include_pad=True)
         return y.reshape(*x.shape[:-1], self.outputs)
 
@@ -283,7 +278,7 @@ class AveragePool(_Described):
         sizes = zip(self.shape[1:], self.size, self.stride, self.padding, strict=True)
         left = tuple((n + 2 * p - k) % s for n, k, s, p in sizes)
         ones = y.new_ones(1, 1, *self.size)
-        x = _TRANSPOSED[self.dims](images, ones, stride=self.stride, padding=self.padding, output_padding=left)
+        x = TRANSPOSED[self.dims](images, ones, stride=self.stride, padding=self.padding, output_padding=left)
         return x.reshape(*y.shape[:-1], self.inputs)
 
 
