@@ -133,7 +133,7 @@ class ConvGradients(JacobianGradients):
         for tile, samples, images in self._parts(x, tiles):
             buffer = self._reuse(ActivationBuffer, self.sizes, images.n, tile.size)
             tile.collect(images, buffer, logit_grad(tile.forward(images, buffer), tile.runs, samples))
-        return self._written(tiles, found, swapped=self.sizes.swapped)
+        return self._written(tiles, found)
 
     def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
@@ -157,11 +157,11 @@ class ConvGradients(JacobianGradients):
                 by_logits = d[tile.runs, :, samples] if number == 0 else torch.zeros_like(v[..., samples])
                 tile.collect_moving(images, directions, tangents, by_logits, v[..., samples])
         found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
-        return self._written(tiles, found, swapped=False)
+        return self._written(tiles, found)
 
-    def _written(self, tiles: list[Tile], found: dict[str, Tensor], *, swapped: bool) -> Pairs:
+    def _written(self, tiles: list[Tile], found: dict[str, Tensor]) -> Pairs:
         for tile in tiles:
-            tile.write_gradients(found, swapped=swapped)
+            tile.write_gradients(found)
         return [(self.parameters[name], gradient) for name, gradient in found.items()]
 
     def _images_of(self, batch: int) -> int:
@@ -231,7 +231,6 @@ class Tile:
         self.rows = self._by_window(self.kernels.rows)
         self.across = [[kernel.t() for kernel in kernels] for kernels in self.rows]
         self.composed = False  # while the parameters are frozen
-        self.swapped: tuple[list[list[Tensor]], list[Tensor]] | None = None
 
     def _by_window(self, kernels: list[Tensor]) -> list[list[Tensor]]:
         return [
@@ -242,7 +241,6 @@ class Tile:
     def compose(self) -> None:
         """Compute all kernels from the current parameters."""
         self.kernels.compose()
-        self.swapped = None
         self.Q.copy_(self.C[..., :-1])
 
     def forward(self, images: Im2Col, buffer: ActivationBuffer) -> Tensor:
@@ -319,10 +317,10 @@ class Tile:
             if level.wide:
                 self.collected[1][number].baddbmm_(images.lines[number], buffer.strips[number].mT)
 
-    def write_gradients(self, into: dict[str, Tensor], *, swapped: bool) -> None:
+    def write_gradients(self, into: dict[str, Tensor]) -> None:
         """Put the gradients by the parameters of these runs into those of all."""
         rows, lines, _, of_Q, of_beta = self.collected
-        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs], swapped)
+        of_P = self.kernels.gradients(rows, lines, into["K"][self.runs])
         into["C"][self.runs, :, :-1] = of_Q
         into["C"][self.runs, :, -1:] = of_beta
         if "P" in into:
@@ -341,23 +339,17 @@ class Tile:
 
         That by the factors comes in their place; or, by the given steps, into another buffer, and they stay.
         """
-        rows, lines = self.rows, self.kernels.lines
-        if self.sizes.swapped:
-            if self.swapped is None:
-                rows_by_level, lines = self.kernels.swapped()
-                self.swapped = self._by_window(rows_by_level), lines
-            rows, lines = self.swapped
         gradient.clear()
         buffer.begin(torch.bmm(self.Q.mT, d))
         for number in reversed(range(len(self.levels))):
-            kernels, windows = rows[number], gradient.windows[number]
+            kernels, windows = self.rows[number], gradient.windows[number]
             for place, block in enumerate(into.blocks[number]):
                 run(block.backward if steps is None else steps[number][place])
                 for r, (row, _) in enumerate(block.rows, block.part.start):
                     windows[r].addmm_(kernels[r], row)
         for number, level in enumerate(self.levels):
             if level.wide:
-                torch.bmm(lines[number], into.strips[number], out=gradient.lines[number])
+                torch.bmm(self.kernels.lines[number], into.strips[number], out=gradient.lines[number])
 
 
 class Tangents:

@@ -53,11 +53,6 @@ class Geometry:
         """One level for each resolution of the factors, the finest first."""
         return _levels(self)
 
-    @property
-    def swapped(self) -> bool:
-        """Whether gradients by the first two factors take each other's place: there is no pooling in between."""
-        return self.degree > 1 and 1 not in self.pool
-
     def empty(self, *sizes: int) -> Tensor:
         """Memory that is not yet filled."""
         return torch.empty(sizes, dtype=self.dtype, device=self.device)

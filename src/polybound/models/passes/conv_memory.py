@@ -96,19 +96,10 @@ class Kernels:
                 into[:, :depth] = torch.matmul(level.A_lines, lines).view(2, depth, into.shape[-1])
                 into[:, depth:] = torch.matmul(level.a_lines, edges)
 
-    def swapped(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Rows and lines of all levels, those of the first two factors in each other's place."""
-        order = [1, 0, *range(2, self.levels[0].count)]
-        rows, lines = (
-            t.view(*t.shape[:-1], -1, len(order), self.runs * self.outputs)[..., order, :].view(t.shape)
-            for t in (self.rows[0], self.lines[0])
-        )
-        return [rows, *self.rows[1:]], [lines, *self.lines[1:]]
-
-    def gradients(self, rows: list[Tensor], lines: list[Tensor], of_K: Tensor, swapped: bool) -> Tensor:
+    def gradients(self, rows: list[Tensor], lines: list[Tensor], of_K: Tensor) -> Tensor:
         """From the gradients by `rows` and `lines`, that by [P, c], (e, m, i S S + 1); that by K goes into `of_K`.
 
-        The transpose of `compose`, step by step. With `swapped`, the first two factors are in each other's place.
+        The transpose of `compose`, step by step.
         """
         taps, constants, units = torch.empty_like(self.taps), torch.empty_like(self.constants), self.runs * self.outputs
         for level, table, by_rows, by_lines in zip(self.levels, self.tables, rows, lines, strict=True):
@@ -133,8 +124,6 @@ class Kernels:
                 by_counts += by_edges.view_as(by_counts)
             flat = by_columns.view(level.count, len(level.B), -1)
             torch.matmul(level.B.mT, flat, out=taps[level.factors])
-        if swapped:
-            taps, constants = (torch.cat([t[1:2], t[:1], t[2:]]) for t in (taps, constants))
         by_taps, by_constants = self._parts(self.M)
         self._scaled(taps.view(by_taps.shape), by_taps)
         self._scaled(constants.view(by_constants.shape), by_constants)
@@ -230,19 +219,11 @@ class ActivationBuffer:
         ]
 
     def _backward(self, level: Level, part: slice, into: ActivationBuffer) -> list[Step]:
-        """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter into the place of h_n, here or elsewhere.
-
-        The gradient by the second factor comes in the place of the first and the other way round, where there is no
-        pooling in between: each is multiplied with the same, and nothing is moved.
-        """
+        """`dy_(n-1) = dy_n h_n` and `dh_n = dy_n y_(n-1)`, the latter into the place of h_n, here or elsewhere."""
         steps: list[Step] = []
         for n in range(level.factors.stop, level.factors.start, -1):
             pooled, slope = n in self.sizes.pool, self.slope_of(n, part)
             factor, place = (with_pool_dims(buffer.factors[n][part], pooled) for buffer in (self, into))
-            if n == 2 and self.sizes.swapped:
-                first, first_place = (with_pool_dims(buffer.factors[1][part], pooled) for buffer in (self, into))
-                steps.append(partial(torch.mul, first, slope, out=first_place))
-                return [*steps, partial(torch.mul, factor, slope, out=place)]
             if n == 1:
                 return [*steps, partial(place.copy_, slope)]
             before, before_slope = (with_pool_dims(t[n - 1][part], pooled) for t in (self.products, self.slopes))
