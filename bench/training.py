@@ -227,7 +227,8 @@ def convolution_rows(name: str, shape: tuple[int, int, int], runs: int) -> list[
     bare = BareConvolutions(runs, shape)
 
     def layered() -> None:
-        with mock.patch("polybound.models.conv.can_collapse", return_value=False):
+        by_layers = {"apply": lambda model, x, *weights: model._by_layers(x, *weights)}
+        with mock.patch.multiple("polybound.models.conv._ByHand", **by_layers):
             layers.step_(x, y, 1e-3, NOTHING)
 
     stacked, one, products, autograd = interleaved(

@@ -1,7 +1,5 @@
 """Forward passes against the paper's recursions written out; initialisation; stacks; input shapes."""
 
-from unittest import mock
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,8 +42,8 @@ def test_pn_conv_layer_by_layer():
 
 
 @st.composite
-def collapsible(draw):
-    """A convolutional network whose linear parts collapse, and inputs shared by its runs or one batch for each."""
+def convolutional(draw):
+    """A convolutional network of images, and inputs shared by its runs or one batch for each."""
     degree, runs = draw(st.integers(1, 4)), draw(st.sampled_from([None, 1, 3]))
     pool = draw(st.sets(st.integers(1, degree), max_size=2))
     kernel = draw(st.sampled_from([1, 3, 5, 7]))
@@ -57,18 +55,27 @@ def collapsible(draw):
     return randomise(model, draw(seeds), 0.5), torch.randn(*batches, *shape, dtype=F64)
 
 
-@given(collapsible())
-def test_collapsed_convolutions_are_the_layers_with_their_gradients(case):
+@given(convolutional())
+def test_the_closed_form_under_autograd_is_the_layers_with_their_gradients(case):
     model, x = case
-    logits = model(x)
-    d = torch.randn_like(logits)
-    gradients = torch.autograd.grad(logits, list(model.parameters()), d)
-    with mock.patch("polybound.models.conv.can_collapse", return_value=False):
-        layered = model(x)
-        expected = torch.autograd.grad(layered, list(model.parameters()), d)
+    shared = x.ndim == 4
+    parameters, x = list(model.parameters()), x.requires_grad_()
+    d = torch.randn_like(model(x))
+
+    def both(logits):
+        """Gradients, and those of the square of the gradient by the input."""
+        gradients = torch.autograd.grad(logits, [x, *parameters], d, create_graph=True)
+        return [*gradients, *torch.autograd.grad(gradients[0].square().sum(), parameters, allow_unused=True)]
+
+    logits, flat = model(x), (x.flatten(-3).unsqueeze(0) if shared else x.flatten(-3))
+    layered = model._by_layers(flat, *parameters)
+    layered = layered if model.runs else layered[0]
     torch.testing.assert_close(logits, layered)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(gradient, wanted)
+    plain = torch.autograd.grad(model(x), [x, *parameters], d)
+    for gradient, again, wanted in zip(both(logits), [*plain, *both(logits)[len(plain) :]], both(layered), strict=True):
+        if wanted is not None:
+            torch.testing.assert_close(gradient, wanted)
+            torch.testing.assert_close(again, wanted)
 
 
 @given(networks(runs=(3,)), seeds)

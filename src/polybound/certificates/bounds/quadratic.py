@@ -170,7 +170,7 @@ def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
     """
     absolute = At.abs()
     worst = float(absolute.sum(1).max()) * float(absolute.sum(0).max())
-    return _proven(_scaled(searchable(At), steps), At @ At.T, _off(absolute @ absolute.sum(0), At.shape[1]), worst)
+    return _proven(_scaled(searchable(At), steps, gram=False), At @ At.T, _off(absolute @ absolute.sum(0), At.shape[1]), worst)
 
 
 def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> Tensor:
@@ -182,7 +182,7 @@ def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> 
         units: how many products each entry is a sum of.
         steps: how often the scaling is moved.
     """
-    return _proven(_scaled_gram(searchable(gram), steps), gram, _off(rows, units), float(rows.max()))
+    return _proven(_scaled(searchable(gram), steps, gram=True), gram, _off(rows, units), float(rows.max()))
 
 
 def _off(rows: Tensor, units: int) -> float:
@@ -202,46 +202,32 @@ def _proven(best: Tensor, gram: Tensor, off: float, worst: float) -> Tensor:
     return torch.full_like(best, worst * (1 + 1e-9) + off)
 
 
-def _scaled(At: Tensor, steps: int) -> Tensor:
-    """The search for that diagonal: subspace iterations, while the scaling moves. Proves nothing."""
-    features, units = At.shape
-    s = torch.ones(features, dtype=At.dtype)
-    few = min(8, units, features)
-    basis = torch.randn(units, few, generator=torch.Generator().manual_seed(0), dtype=At.dtype)
-    best, least = s * float(At.square().sum()), torch.inf
-    for t in range(steps):
-        K = At / s.sqrt().unsqueeze(1)
-        for _ in range(3 if 0 < t < steps - 1 else 20):
-            basis = torch.linalg.qr(K.T @ (K @ basis)).Q
-        moved = K @ basis
-        values, turn = torch.linalg.eigh(moved.T @ moved)
-        top = float(values[-1])
-        if not top > 0.0:
-            break
-        if float(s.sum()) * top * (1 + 1e-3) < least:
-            least, best = float(s.sum()) * top, s * top
-        leading = moved @ turn / values.clamp_min(2.0**-500).sqrt()
-        s = _moved(s, leading, values, t)
-    return best
+def _scaled(M: Tensor, steps: int, gram: bool) -> Tensor:
+    """The search for that diagonal: subspace iterations, while the scaling moves. Proves nothing.
 
-
-def _scaled_gram(gram: Tensor, steps: int) -> Tensor:
-    """The search of `_scaled` with the Gram matrix."""
-    features = len(gram)
-    s = torch.ones(features, dtype=gram.dtype)
-    basis = torch.randn(features, min(8, features), generator=torch.Generator().manual_seed(0), dtype=gram.dtype)
-    best, least = s * float(gram.diagonal().sum()), torch.inf
+    Args:
+        M: A^T, (features, units), or `A^T A`.
+        steps: how often the scaling is moved.
+        gram: which of them it is.
+    """
+    s = torch.ones(len(M), dtype=M.dtype)
+    basis = torch.randn(M.shape[1], min(8, *M.shape), generator=torch.Generator().manual_seed(0), dtype=M.dtype)
+    best, least = s * float(M.diagonal().sum() if gram else M.square().sum()), torch.inf
     for t in range(steps):
         root = s.sqrt().unsqueeze(1)
+        K = M if gram else M / root
         for _ in range(3 if 0 < t < steps - 1 else 20):
-            basis = torch.linalg.qr(gram @ (basis / root) / root).Q
-        values, turn = torch.linalg.eigh(basis.T @ (gram @ (basis / root) / root))
+            moved = K @ (basis / root) / root if gram else K.T @ (K @ basis)
+            basis = torch.linalg.qr(moved).Q
+        moved = K @ (basis / root) / root if gram else K @ basis
+        values, turn = torch.linalg.eigh((basis if gram else moved).T @ moved)
         top = float(values[-1])
         if not top > 0.0:
             break
         if float(s.sum()) * top * (1 + 1e-3) < least:
             least, best = float(s.sum()) * top, s * top
-        s = _moved(s, basis @ turn, values, t)
+        leading = basis @ turn if gram else moved @ turn / values.clamp_min(2.0**-500).sqrt()
+        s = _moved(s, leading, values, t)
     return best
 
 
