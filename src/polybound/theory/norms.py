@@ -159,25 +159,9 @@ def matrix_norm(matrix: Tensor, p: float) -> Tensor:
     return norm_2 if p == 2.0 else _interpolate(p, matrix_norm(matrix, 1.0), norm_2, matrix_norm(matrix, inf))
 
 
-def windowed_norm(step: Windowed, p: float, *, lifted: bool = False, unit: float = 0.0) -> Tensor:
-    """`||W||_p` as `matrix_norm` has it, of a map that is written out window by window.
-
-    Args:
-        step: the map.
-        p: the exponent.
-        lifted: whether to take `[[W, b], [0, unit]]` in the place of W.
-        unit: 1 or 0.
-    """
-    absolute, terms = step.absolute(), step.inputs + step.outputs + 2
-    constant = absolute.constant if lifted else torch.zeros_like(step.constant)
-    if isinf(p):
-        rows = absolute.linear(step.constant.new_ones(1, step.inputs)).squeeze(0) + constant
-        return outward(rows.amax(-1).clamp_min(unit), terms)
-    if p == 1.0:
-        columns = absolute.adjoint(step.constant.new_ones(1, step.outputs)).squeeze(0)
-        return outward(torch.maximum(columns.amax(-1), constant.sum(-1) + unit), terms)
-    if p != 2.0:
-        return _interpolate(p, *(windowed_norm(step, q, lifted=lifted, unit=unit) for q in (1.0, 2.0, inf)))
+def _windowed_norm(step: Windowed, lifted: bool, unit: float) -> Tensor:
+    """The l2 norm of a map that is written out window by window, or of `[[W, b], [0, unit]]`, from its Gram matrix."""
+    constant = step.constant if lifted else torch.zeros_like(step.constant)
     exponent = power_of_two(torch.cat([step.weight.flatten(), constant, constant.new_tensor([unit])]), 1)
     scaled = Windowed(times_power_of_two(step.weight, -exponent), step.constant, step.windows)
     gram = scaled.gram()
@@ -226,15 +210,17 @@ def _norm(step: Affine, p: float, lifted: bool = False, unit: float = 0.0) -> Te
     """`||W||_p`, or that of `[[W, b], [0, unit]]`."""
     if isinstance(step, Identity):
         return step.constant.new_ones(step.lead)
-    if isinstance(step, Dense | Windowed):
-        rows, shifts = step.rounding()
-        lost = rounding_norm(rows + shifts if lifted else rows, p)
-        if isinstance(step, Windowed):
-            return windowed_norm(step, p, lifted=lifted, unit=unit) + lost
-        return matrix_norm(lift(step, bool(unit)) if lifted else step.weight, p) + lost
+    if isinstance(step, Dense):
+        return matrix_norm(lift(step, bool(unit)) if lifted else step.weight, p) + _lost(step, p, lifted)
+    if isinstance(step, Windowed) and step.off is not None:
+        exact = Windowed(step.weight, step.constant, step.windows)
+        return _norm(exact, p, lifted, unit) + _lost(step, p, lifted)
     if p not in (1.0, 2.0, inf):
         return _interpolate(p, *(_norm(step, q, lifted, unit) for q in (1.0, 2.0, inf)))
-    absolute, terms = step.absolute(), (step.inputs if isinf(p) else step.outputs) + step.terms
+    if p == 2.0 and isinstance(step, Windowed):
+        return _windowed_norm(step, lifted, unit)
+    terms = (step.inputs if isinf(p) else step.outputs) + step.terms
+    absolute, terms = step.absolute(), step.inputs + step.outputs + 2 if isinstance(step, Windowed) else terms
     if isinf(p):
         ones = step.constant.new_ones(1, step.inputs)
         rows = (absolute(ones) if lifted else absolute.linear(ones)).squeeze(-2).expand(*step.lead, -1)
@@ -249,6 +235,12 @@ def _norm(step: Affine, p: float, lifted: bool = False, unit: float = 0.0) -> Te
     blocks[..., 0, 1] = matrix_norm(absolute.constant.unsqueeze(-2), 2.0)
     blocks[..., 1, 1] = unit
     return matrix_norm(blocks, 2.0)
+
+
+def _lost(step: Dense | Windowed, p: float, lifted: bool) -> Tensor:
+    """What writing a map out may have taken from its norm."""
+    rows, shifts = step.rounding()
+    return rounding_norm(rows + shifts if lifted else rows, p)
 
 
 def _spectral(step: Affine) -> Tensor:

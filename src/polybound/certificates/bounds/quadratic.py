@@ -170,7 +170,8 @@ def dominating_diagonal(At: Tensor, steps: int = 40) -> Tensor:
     """
     absolute = At.abs()
     worst = float(absolute.sum(1).max()) * float(absolute.sum(0).max())
-    return _proven(_scaled(searchable(At), steps, gram=False), At @ At.T, _off(absolute @ absolute.sum(0), At.shape[1]), worst)
+    off = _off(absolute @ absolute.sum(0), At.shape[1])
+    return _proven(_scaled(searchable(At), steps, gram=False), At @ At.T, off, worst)
 
 
 def dominating_gram(gram: Tensor, rows: Tensor, units: int, steps: int = 40) -> Tensor:
