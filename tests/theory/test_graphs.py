@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.graphs import F64, graphs
 from polybound.models import GraphNetwork
-from polybound.theory.graphs import composed_lipschitz, jacobian_bounds
+from polybound.theory.lipschitz import composed_lipschitz, jacobian_bounds
 from polybound.theory.norms import matrix_norm, operator_norm
 
 

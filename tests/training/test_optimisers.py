@@ -12,8 +12,7 @@ from polybound.training import OPTIMISERS, Callback, Cosine, Trainer, training_s
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
-from polybound.training.muon import Muon
-from polybound.training.optim import SGD, AdamW, Descent, Momentum
+from polybound.training.optim import SGD, AdamW, Descent, Momentum, Muon
 
 F64 = torch.float64
 MODELS = {

@@ -8,8 +8,8 @@ ccp, ncp, conv the three models; PN-Conv's forward pass
 files, zoo     models on disk, and by name
 passes         gradients by hand, several times as fast as autograd
 graphs         any network as a graph: nodes, algebras, tracing of modules
-deep, boxnet   modules of a user's own, PolyNet and its parts, graphs as networks; BoxNet, made for certificates
-products       Pi-nets, and a network for tables
+deep           modules of a user's own, PolyNet and its parts, graphs as networks
+products       Pi-nets, a network for tables, and BoxNet, made for certificates
 """
 
 from polybound.models.affine import Affine as Affine
@@ -23,7 +23,6 @@ from polybound.models.base import PolynomialNetwork as PolynomialNetwork
 from polybound.models.base import factors_of as factors_of
 from polybound.models.base import polynomial as polynomial
 from polybound.models.base import stack as stack
-from polybound.models.boxnet import BoxNet as BoxNet
 from polybound.models.ccp import CCP as CCP
 from polybound.models.conv import ConvCCP as ConvCCP
 from polybound.models.deep import DeepNetwork as DeepNetwork
@@ -72,6 +71,7 @@ from polybound.models.passes.base import JacobianGradients as JacobianGradients
 from polybound.models.passes.base import ManualGradients as ManualGradients
 from polybound.models.passes.dense import closed_form as closed_form
 from polybound.models.passes.dense import has_closed_form as has_closed_form
+from polybound.models.products import BoxNet as BoxNet
 from polybound.models.products import PiNet as PiNet
 from polybound.models.products import PolyMLP as PolyMLP
 from polybound.models.windows import SAVING as SAVING

@@ -15,12 +15,11 @@ from safetensors.torch import save as to_bytes
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
 from polybound.models.base import PolynomialNetwork
-from polybound.models.boxnet import BoxNet
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.deep import GraphNetwork, PolyNet
 from polybound.models.ncp import NCP
-from polybound.models.products import PiNet, PolyMLP
+from polybound.models.products import BoxNet, PiNet, PolyMLP
 
 _KINDS: dict[str, type[PolynomialNetwork]] = {
     kind.__name__: kind for kind in (CCP, NCP, ConvCCP, PolyNet, PiNet, PolyMLP, BoxNet, GraphNetwork)

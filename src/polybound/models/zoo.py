@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, Unpack
 
 from polybound.errors import ArgumentError, PolyboundError, check_int
 from polybound.models.base import ModelOptions, PolynomialNetwork
-from polybound.models.boxnet import BoxNet
 from polybound.models.ccp import CCP
 from polybound.models.conv import ConvCCP
 from polybound.models.deep import PolyNet
 from polybound.models.files import load
 from polybound.models.ncp import NCP
-from polybound.models.products import PiNet, PolyMLP
+from polybound.models.products import BoxNet, PiNet, PolyMLP
 from polybound.registry import Registry
 
 ModelBuilder = Callable[..., PolynomialNetwork]

@@ -27,7 +27,6 @@ from polybound.training.methods import cross_entropies as cross_entropies
 from polybound.training.methods import join_methods as join_methods
 from polybound.training.methods import projection_kind as projection_kind
 from polybound.training.methods import register_method as register_method
-from polybound.training.muon import Muon as Muon
 from polybound.training.optim import OPTIMISERS as OPTIMISERS
 from polybound.training.optim import SCHEDULES as SCHEDULES
 from polybound.training.optim import SGD as SGD
@@ -35,6 +34,7 @@ from polybound.training.optim import AdamW as AdamW
 from polybound.training.optim import Constant as Constant
 from polybound.training.optim import Cosine as Cosine
 from polybound.training.optim import Momentum as Momentum
+from polybound.training.optim import Muon as Muon
 from polybound.training.optim import OneCycle as OneCycle
 from polybound.training.optim import Optimiser as Optimiser
 from polybound.training.optim import Schedule as Schedule
