@@ -76,7 +76,7 @@ def bounds_of(graph, inputs, forms, most, dtype):
             found["layers"][row] = math.nan
         x[row, zonotopes.inputs.index] += zonotopes.inputs.values[row] * touch[0, : given.inputs]
         if row < 2:
-            found["semidefinite"][row] = semidefinite(given, d, touch, turns=2, steps=2)
+            found["semidefinite"][row] = semidefinite(given, d, touch, steps=2, enough=-math.inf)
     return found, inputs.inside(rows, x)
 
 

@@ -48,6 +48,10 @@ GRAPH_METHODS = {
 _MEMORY = 2**27
 """Numbers that the boxes of a chunk of images may have."""
 
+_FEW = (2.0, 1.0, 0.5)
+_LEFT = 0.3
+"""Steps of the first attack on all images, and the share of the margin that it must leave for the whole to be tried."""
+
 _STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
 
 
@@ -73,7 +77,8 @@ class PreparedGraph:
         self.group = max(1, _MEMORY // (self.generators * width))
         self.maps = Maps(self.graph)
         # What gradient steps go through: they prove nothing.
-        self.quick = self.graph.transform(torch.Tensor.float) if self.maps.single else self.graph
+        self.dtype = torch.float32 if self.maps.single else torch.float64
+        self.quick = self.graph.transform(lambda t: t.to(self.dtype) if t.is_floating_point() else t)
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether this is the shape of one input: the network's own, or flat."""
@@ -154,6 +159,9 @@ def graph_margins(
 
 _NEAR = 0.25
 """Alpha is tried where the bound so far lies below zero by at most this share of the margin at the input."""
+
+_GAIN = 0.7
+"""After one step of alpha, the bound must lie below zero by at most this share of what it did, to go on."""
 
 _WRITTEN = 6000
 """Generators up to which the semidefinite bound writes out its matrix."""
@@ -236,11 +244,20 @@ class _Chunk:
                 self.found.counterexample.setdefault(image, (point, int(rivals[row])))
 
     def by_attack(self, images: Tensor, _: Tensor) -> None:
-        """Gradient steps towards the strongest rival; the least margins seen are judged."""
-        self.descend(torch.unique(images), None)
+        """Gradient steps towards the strongest rival; many only where a few come near."""
+        images = torch.unique(images)
+        left = self.descend(images, None, steps=_FEW)
+        self.descend(images[left < _LEFT], None)
 
-    def descend(self, images: Tensor, targets: Tensor | None, start: Tensor | None = None) -> None:
-        """Gradient steps towards targets, or the strongest rival, from the inputs or given points."""
+    def descend(
+        self, images: Tensor, targets: Tensor | None, start: Tensor | None = None, steps: Sequence[float] = _STEPS
+    ) -> Tensor:
+        """Gradient steps towards targets, or the strongest rival, from the inputs or given points.
+
+        Returns the share that is left of the margins, (images,).
+        """
+        if not len(images):
+            return torch.zeros(0)
         labels = self.labels[images].unsqueeze(1)
 
         def margin(logits: Tensor) -> Tensor:
@@ -250,7 +267,9 @@ class _Chunk:
                 rivals = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
             return logits.gather(1, labels).squeeze(1) - rivals
 
-        self.confirm(_descended(self.net, self.inputs, images, margin, start), images)
+        first, best, where = _descended(self.net, self.inputs, images, margin, start, steps)
+        self.confirm(where, images)
+        return best / first
 
     def search(self, images: Tensor, rivals: Tensor, start: Tensor) -> None:
         """Gradient steps from points, one for each pair, and from random corners."""
@@ -273,12 +292,20 @@ class _Chunk:
         self._raise(images, rivals, self._with_balls(backward_bounds))
 
     def by_alpha(self, images: Tensor, rivals: Tensor) -> None:
-        """The best planes that some gradient steps find; not where intervals have exploded."""
+        """The best planes that some gradient steps find; not where intervals have exploded, or one step gains little.
+
+        An image is left to the next stages as soon as one of its rivals is.
+        """
         with torch.no_grad():
-            logits = self.net.graph(self.inputs.x[images])
+            logits = self.net.quick(self.inputs.x[images].to(self.net.dtype))
         rows = torch.arange(len(images))
-        near = self.found.bound[images, rivals] > -_NEAR * (logits[rows, self.labels[images]] - logits[rows, rivals])
-        self._raise(images[near], rivals[near], self._with_balls(optimised_bounds))
+        least = -_NEAR * (logits[rows, self.labels[images]] - logits[rows, rivals])
+        for steps in (1, 5):
+            bound = self.found.bound[images, rivals]
+            hopeful = (bound <= 0) & ~torch.isin(images, images[bound <= least])
+            images, rivals = images[hopeful], rivals[hopeful]
+            self._raise(images, rivals, self._with_balls(partial(optimised_bounds, steps=steps)))
+            least = _GAIN * bound[hopeful]
 
     def _with_balls(self, bound: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda boxes, forms, images: bound(boxes, forms, ball=_limits(self.inputs, images))
@@ -323,7 +350,7 @@ class _Group:
         Where they did not, the network was trained by intervals, and planes have found what there is to be found.
         """
         self.chunk.take("generators", self.generators, self.images)
-        self.chunk.take("attack", self.chunk.descend, self.images)
+        self.chunk.take("attack", self.attack, self.images)
         for image in torch.split(self.raised, 1):
             self.chunk.take("last", partial(self.layers, self.last), image)
             if not all(self.last):
@@ -341,6 +368,12 @@ class _Group:
         bound = self.backward.expansion(torch.arange(len(rows)), [False] * len(self.last)).bound
         self.raised = torch.unique(images[bound > self.chunk.found.bound[images, rivals]])
         self.chunk.lift(images, rivals, bound)
+
+    def attack(self, images: Tensor, rivals: Tensor) -> None:
+        """Gradient steps towards each rival that is open."""
+        left = self.chunk.descend(images, rivals, steps=_FEW) < _LEFT
+        open_ = torch.tensor([image not in self.chunk.found.counterexample for image in images.tolist()])
+        self.chunk.descend(images[left & open_], rivals[left & open_])
 
     def layers(self, joint: list[bool], images: Tensor, rivals: Tensor) -> None:
         """The terms of some products together."""
@@ -417,7 +450,7 @@ def graph_ranges(
                     found[rivals] = torch.maximum(found[rivals], torch.maximum(single, layered(terms)[0]))
         # The sum with the constant is rounded once.
         bound[some] = torch.nextafter(found + c, torch.full_like(c, -torch.inf)).reshape(-1, rows)
-        points = inputs.inside(of, _descended(net, inputs, of, partial(_total, w)))
+        points = inputs.inside(of, _descended(net, inputs, of, partial(_total, w))[2])
         reached = -interval_bounds(GraphBoxes.over(net.graph, points, points), -w)
         value[some] = torch.nextafter(reached + c, torch.full_like(c, torch.inf)).reshape(-1, rows)
         where[some] = points.reshape(len(some), rows, -1)
@@ -439,17 +472,18 @@ def _descended(
     images: Tensor,
     objective: Callable[[Tensor], Tensor],
     start: Tensor | None = None,
-) -> Tensor:
-    """Where gradient steps within the sets see the least objective of the outputs, from the inputs or given points."""
+    steps: Sequence[float] = _STEPS,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first and the least objective of the outputs that gradient steps within the sets see, and where that is."""
     lower, upper = (side[images] for side in inputs.inner)
     radius, x = (upper - lower) / 2, inputs.x[images] if start is None else start
-    dtype = torch.float32 if net.maps.single else torch.float64
-    best, where = torch.full((len(images),), torch.inf, dtype=dtype), x
-    for step in (*_STEPS, 0.0):
-        leaf = x.to(dtype, copy=True).requires_grad_()
+    best, where, first = torch.full((len(images),), torch.inf, dtype=net.dtype), x, torch.zeros(0)
+    for step in (*steps, 0.0):
+        leaf = x.to(net.dtype, copy=True).requires_grad_()
         with torch.enable_grad():
             value = objective(net.quick(leaf))
             (slope,) = torch.autograd.grad(value.sum(), leaf)
+        first = first if len(first) else value.detach()
         slope, better = slope.double(), value.detach() < best
         best = torch.where(better, value.detach(), best)
         where = torch.where(better.unsqueeze(1), x, where)
@@ -460,4 +494,4 @@ def _descended(
             x = torch.minimum(torch.maximum(x, lower), upper)
         else:
             x = torch.minimum(torch.maximum(x - step * radius * slope.sign(), lower), upper)
-    return where
+    return first, best, where

@@ -31,13 +31,14 @@ and the value and slope of the tangent are rounded by is at most a small multipl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.balls import nearest
 from polybound.certificates.bounds.graphs import Forms, pull
-from polybound.certificates.bounds.quadratic import minorant, spectral_shift
+from polybound.certificates.bounds.quadratic import least_eigenvalues, psd_deficit, spectral_shift
 from polybound.certificates.bounds.zonotopes import INPUT, Factors, Walked, Zonotope
 from polybound.models import Graph, Input, Product
 
@@ -45,6 +46,9 @@ _U = 2.0**-52
 """Twice the unit roundoff."""
 
 _LEAST = 2.0**-900
+
+_ENTRIES = 2**21
+"""Entries that the Gram matrices may have together whose eigenvalues are found at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +128,16 @@ class Expansion:
         layers = [replace(layer, g=layer.g[some]) for layer in self.layers]
         kept = {name: getattr(self, name)[some] for name in ("constant", "linear", "lost", "images")}
         return replace(self, layers=layers, **kept)
+
+    def single(self) -> Expansion:
+        """The same in float32, for guesses; balls stay in float64."""
+        if self.limits is not None:
+            return self
+        layers = []
+        for one in self.layers:
+            A = one.A.float()
+            layers.append(replace(one, A=A, B=A if one.A is one.B else one.B.float(), g=one.g.float()))
+        return replace(self, linear=self.linear.float(), layers=layers)
 
     def off(self, size: Tensor) -> Tensor:
         """What a bound of these terms is rounded by at most, (rows,), `size` being all other numbers that are added."""
@@ -272,32 +286,38 @@ def layered(given: Expansion, steps: int = 10) -> tuple[Tensor, Tensor, Tensor]:
             weight = torch.where(layer.g != 0, weight.clamp_min(2.0**-1000), 0.0)
             pairs = [(minus, weight * (layer.g > 0)), (plus, weight * (layer.g <= 0))]
         s = d.new_zeros(len(d), n)
-        for rows, factor in pairs:
-            absolute = rows.abs()
-            first = rows[: given.inputs].norm(dim=0) if given.limits is not None else absolute[: given.inputs].sum(0)
+        for part, factor in pairs:
+            absolute = part.abs()
+            first = part[: given.inputs].norm(dim=0) if given.limits is not None else absolute[: given.inputs].sum(0)
             norms = first + absolute[given.inputs :].sum(0)
             own = s[:, : given.inputs]
             s = s + (factor * norms) @ absolute.T
             if given.limits is not None:  # by Cauchy's inequality, constant on the input's generators
                 s[:, : given.inputs] = own + ((factor * norms) @ first).unsqueeze(1)
-        s = given.flat(s + s.mean(1, keepdim=True) * 1e-3 + _LEAST)
-        for row in range(len(d)):
-            if not bool((weight[row] > 0).any()):
-                continue
-            chosen = minus if square else torch.where(layer.g[row] > 0, minus, plus)
-            used = (weight[row] > 0).nonzero().squeeze(1)
-            X = chosen[:, used] * weight[row, used].sqrt() / s[row].sqrt().unsqueeze(1)
-            d[row, :n] += _largest_eigenvalue(X) * s[row] * (1 + 8 * _U)
+        # One pattern for all forms: what is multiplied by it is then multiplied once.
+        s = s / s.sum(1, keepdim=True).clamp_min(_LEAST)
+        s = given.flat(s.mean(0, keepdim=True) + 1e-3 / n)
+        # Of each unit what some form needs, q_i or p_i.
+        signs = layer.g > 0 if not square else torch.zeros_like(layer.g, dtype=torch.bool)
+        needed = torch.stack([((weight > 0) & (signs == sign)).any(0) for sign in (True, False)])
+        if bool(needed.any()):
+            place = (needed.flatten().cumsum(0) - 1).clamp_min(0).reshape(needed.shape)
+            columns = torch.cat([minus[:, needed[0]], plus[:, needed[1]]], 1) / s.sqrt().T
+            live = needed.any(0)
+            chosen = torch.where(signs, place[0], place[1])[:, live]
+            d[:, :n] += _largest_eigenvalues(columns, chosen, weight[:, live]).unsqueeze(1) * s * (1 + 8 * _U)
     v = _minimiser(given, d, given.inside(-given.linear.sign()), steps)
     return _tangent(given, d, v), d, v
 
 
-def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6, steps: int = 30) -> float:
-    """A lower bound of one form by a diagonal for all layers at once, which moves.
+def semidefinite(
+    given: Expansion, d: Tensor, v: Tensor, turns: int = 10, steps: int = 10, enough: float = 0.0
+) -> float:
+    """A lower bound of one form by a diagonal for all layers at once, which moves; -inf where that is not enough.
 
-    `H / 2 + diag(mu) / 2` is the Q of above, positive semidefinite but for a deficit that Cholesky proves. The diagonal
-    moves by the rule of chains: at the optimum the leading eigenvectors weigh each coordinate by what a unit of its
-    shift costs.
+    The diagonal moves by the rule of chains: at the optimum the leading eigenvectors weigh each coordinate by what a
+    unit of its shift costs. Eigenvalues are guessed; that `H / 2 + diag(mu) / 2`, the Q of above, is positive
+    semidefinite but for a deficit is proven by Cholesky, once the bound would be enough.
 
     Args:
         given: one form, with the terms of all products.
@@ -305,42 +325,77 @@ def semidefinite(given: Expansion, d: Tensor, v: Tensor, turns: int = 6, steps: 
         v: where its tangent touches.
         turns: diagonals that are tried.
         steps: towards the point where each of their tangents touches.
+        enough: what the bound must be above.
     """
+    quick = given.single()
+    pattern = given.flat(d + d.mean() * 0.01 + _LEAST)
+    pattern = pattern / pattern.mean()
+    best, before = -torch.inf, -torch.inf
+    for turn in range(turns):
+        root = pattern.to(quick.linear.dtype).sqrt()
+        least, size, mass = least_eigenvalues(partial(_scaled, quick, root), root)
+        mu = pattern * torch.maximum(least + 1e-3 * size, 1e-6 * size).double().unsqueeze(1)
+        v = _minimiser(given, mu / 2, v, steps)
+        before, best = best, max(best, float(_tangent(given, mu / 2, v)))
+        if best > enough:
+            return _proven(given, mu, v)
+        # Go on where at this pace the form could be closed in the turns that are left.
+        if turn > 0 and not best + (turns - turn) * (best - before) > enough:
+            break
+        price = mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
+        price, mass = price / price.sum(1, keepdim=True).clamp_min(_LEAST), mass.double()
+        moved = 0.5 / (1 + turn / 2) * (mass - price) / (mass + price).clamp_min(1e-12)
+        pattern = given.flat(pattern * torch.exp(moved))
+    return -torch.inf
+
+
+def _scaled(given: Expansion, root: Tensor, u: Tensor) -> Tensor:
+    return _times(given, u / root)[1] / root
+
+
+def _proven(given: Expansion, mu: Tensor, v: Tensor) -> float:
+    """The bound of a diagonal that is widened until Cholesky proves it."""
     H = v.new_zeros(1, v.shape[1], v.shape[1])
     for layer in given.layers:
         n = len(layer.A)
         half = (layer.A * layer.g) @ layer.B.T
         H[0, :n, :n] += half + half.T
-    pattern = given.flat(2 * d + d.mean() * 0.02 + _LEAST)
-    best = -torch.inf
-    for turn in range(turns):
-        mu, deficit, mass = spectral_shift(H, pattern)
-        v = _minimiser(given, mu / 2, v, steps)
-        base, p = minorant(given.linear, H, mu, deficit, v)
-        cost, away = given.cost(mu.clamp_min(0.0)) / 2, given.away(p)
-        off = given.off(4 * mu.abs().sum(1) + away + base.abs())
-        bound = float((given.constant + base - away - cost - off).nan_to_num(-torch.inf, -torch.inf, -torch.inf))
-        before, best = best, max(best, bound)
-        # Go on where at this pace the form could be closed in the turns that are left.
-        if best > 0 or (turn > 0 and best + (turns - turn) * (best - before) < 0):
-            break
-        price = mu.clamp_min(0.0) * (1.0 - v.square()).clamp_min(0.0)
-        price = price / price.sum(1, keepdim=True).clamp_min(_LEAST)
-        pattern = given.flat(pattern * torch.exp(0.5 * (mass - price) / (mass + price).clamp_min(1e-12)))
-    return best
+    for more in (1.0, 1.003, 1.03):
+        deficit = psd_deficit(H + torch.diag_embed(mu * more))
+        if bool(deficit < torch.inf):
+            # `(u - v)'Q(u - v)` is at least half of the deficit times the square of a length of at most 2 sqrt(n).
+            bound = _tangent(given, mu * more / 2, v) - 2 * v.shape[1] * deficit
+            return float(torch.nextafter(bound, torch.full_like(bound, -torch.inf)))
+    return -torch.inf
 
 
-def _largest_eigenvalue(X: Tensor) -> float:
-    """At least the largest eigenvalue of `X X'`, for X (n, m): of the smaller Gram matrix, by Cholesky, or its trace.
+def _largest_eigenvalues(columns: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+    """At least the largest eigenvalues of `X X'`, (rows,), or its trace: X are columns times roots of weights.
 
     A computed Gram matrix is off by at most `gamma |X'| |X|`, whose norm is at most its trace; so is the rounding
     of the entries of X themselves.
+
+    Args:
+        columns: (n, several).
+        chosen: which of them each row has, (rows, units).
+        weight: (rows, units).
     """
-    K = X.T @ X if X.shape[1] <= X.shape[0] else X @ X.T
-    K = (K + K.T) / 2
-    mu, deficit, _ = spectral_shift(-K.unsqueeze(0), torch.ones(1, len(K), dtype=K.dtype))
-    trace = float(K.diagonal().sum())
-    return min(float(mu.amax() + deficit[0]), trace) + trace * (max(X.shape) + 64) * 4 * _U + _LEAST
+    rows, units = weight.shape
+    size, root = len(columns), weight.sqrt()
+    gram = columns.T @ columns if units <= size else None
+    found = []
+    for some in torch.split(torch.arange(rows), max(1, _ENTRIES // min(units, size) ** 2)):
+        if gram is not None:
+            K = gram[chosen[some].unsqueeze(2), chosen[some].unsqueeze(1)]
+            K = K * root[some].unsqueeze(2) * root[some].unsqueeze(1)
+        else:
+            X = columns[:, chosen[some]].transpose(0, 1) * root[some].unsqueeze(1)
+            K = X @ X.transpose(1, 2)
+        K = (K + K.transpose(1, 2)) / 2
+        mu, deficit, _ = spectral_shift(-K, torch.ones_like(K[:, 0]))
+        trace = K.diagonal(dim1=1, dim2=2).sum(1)
+        found.append(torch.fmin(mu.amax(1) + deficit, trace) + trace * (max(units, size) + 64) * 4 * _U + _LEAST)
+    return torch.cat(found)
 
 
 def _times(given: Expansion, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,14 +415,9 @@ def _times(given: Expansion, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _minimiser(given: Expansion, d: Tensor, v: Tensor, steps: int) -> Tensor:
-    """About where the convex function is least: accelerated projected steps. Proves nothing, so float32 will do."""
-    if given.limits is None:
-        layers = [
-            replace(one, A=one.A.float(), B=one.A.float() if one.A is one.B else one.B.float(), g=one.g.float())
-            for one in given.layers
-        ]
-        given = replace(given, linear=given.linear.float(), layers=layers)
-        d, v = d.float(), v.float()
+    """About where the convex function is least: accelerated projected steps. Proves nothing."""
+    given = given.single()
+    d, v = d.to(given.linear.dtype), v.to(given.linear.dtype)
     scale = given.flat(d + d.mean(1, keepdim=True) * 1e-2 + _LEAST)
     probe = torch.randn(d.shape, generator=torch.Generator().manual_seed(0), dtype=d.dtype)
     size = torch.ones_like(d[:, :1])

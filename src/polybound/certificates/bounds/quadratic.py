@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -89,11 +91,10 @@ def spectral_shift(H: Tensor, pattern: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     scale = pattern.sqrt()
     scaled = searchable(H / scale.unsqueeze(-1) / scale.unsqueeze(-2))
-    values, vectors = torch.linalg.eigh(scaled) if H.shape[-1] <= _SMALL else _lanczos(scaled)
-    least, size = -values[:, 0], values.abs().amax(-1)
-    few = values[:, :6]
-    nearness = torch.softmax(-30 * (few - few[:, :1]) / size.clamp_min(2.0**-500).unsqueeze(-1), -1)
-    mass = (vectors[..., : few.shape[-1]].square() @ nearness.unsqueeze(-1)).squeeze(-1)
+    if H.shape[-1] <= _SMALL:
+        least, size, mass = _leading(*torch.linalg.eigh(scaled))
+    else:
+        least, size, mass = least_eigenvalues(lambda v: (scaled @ v.unsqueeze(-1)).squeeze(-1), pattern)
     mu = torch.zeros_like(pattern)
     deficit = torch.full_like(least, torch.inf)
     for more in (1e-10, 1e-3, 1e-2, 0.1):
@@ -109,15 +110,32 @@ _SMALL = 96
 """Up to this size all eigenvalues are computed; above it, the least are approached by Lanczos' iteration."""
 
 
-def _lanczos(H: Tensor, steps: int = 24) -> tuple[Tensor, Tensor]:
-    """Approximate eigenvalues, rising, and eigenvectors in the columns; the least value less its error."""
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(H.shape[:-1], generator=generator, dtype=H.dtype)
+def _leading(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The least eigenvalue's opposite, the largest size of one, and the mass of `spectral_shift`."""
+    least, size = -values[:, 0], values.abs().amax(-1)
+    few = values[:, :6]
+    least_size = 2.0**-500 if values.dtype == torch.float64 else 2.0**-100
+    nearness = torch.softmax(-30 * (few - few[:, :1]) / size.clamp_min(least_size).unsqueeze(-1), -1)
+    return least, size, (vectors[..., : few.shape[-1]].square() @ nearness.unsqueeze(-1)).squeeze(-1)
+
+
+def least_eigenvalues(
+    apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 24
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Guesses by Lanczos' iteration: the least eigenvalue less its error, negated, the largest size, and the mass.
+
+    Args:
+        apply: symmetric matrices times vectors, (problems, n).
+        like: a tensor of that shape and precision.
+        steps: at most.
+    """
+    steps, generator = min(steps, like.shape[-1]), torch.Generator().manual_seed(0)
+    v = torch.randn(like.shape, generator=generator, dtype=like.dtype)
     basis = [v / v.norm(dim=-1, keepdim=True)]
-    T = H.new_zeros(len(H), steps, steps)
+    T = like.new_zeros(len(like), steps, steps)
     length = torch.zeros_like(v[:, 0])
     for t in range(steps):
-        v = (H @ basis[t].unsqueeze(-1)).squeeze(-1)
+        v = apply(basis[t])
         T[:, t, t] = (v * basis[t]).sum(-1)
         span = torch.stack(basis, -1)
         for _ in range(2):  # twice is enough to stay orthogonal
@@ -125,11 +143,11 @@ def _lanczos(H: Tensor, steps: int = 24) -> tuple[Tensor, Tensor]:
         length = v.norm(dim=-1)
         if t + 1 < steps:
             T[:, t, t + 1] = T[:, t + 1, t] = length
-            basis.append(v / length.clamp_min(2.0**-500).unsqueeze(-1))
-    values, vectors = torch.linalg.eigh(T)
+            basis.append(v / length.clamp_min(2.0**-500 if v.dtype == torch.float64 else 2.0**-100).unsqueeze(-1))
+    values, vectors = (part.to(T.dtype) for part in torch.linalg.eigh(searchable(T.double())))
     # An eigenvalue of H lies within this distance of the least value found.
     values[:, 0] -= length * vectors[:, -1, 0].abs()
-    return values, torch.stack(basis, -1) @ vectors
+    return _leading(values, torch.stack(basis, -1) @ vectors)
 
 
 # Proofs that a matrix is positive semidefinite.
