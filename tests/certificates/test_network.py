@@ -78,8 +78,7 @@ def test_a_plain_module_is_refused_in_one_line_that_says_what_is_taken(tmp_path)
         lambda: pb.report.build_explorer({"net": net}, data, tmp_path / "page.html"),
     ):
         with pytest.raises(
-            pb.PolyboundError,
-            match=r"^needs a polynomial network .*CCP.*, got Sequential|^relu in 2: no polyn",
+            pb.PolyboundError, match=r"^needs a polynomial network .*CCP.*, got Sequential|^relu in 2: no polyn"
         ):
             refused()
     with pytest.raises(pb.PolyboundError, match=r"needs a torch\.nn\.Module"):

@@ -106,11 +106,7 @@ SLACKS = {
         lambda: float(forms.enclosed(NET, torch.ones(1, CLASSES, dtype=F64), torch.zeros(1, dtype=F64), ONE)[1]),
         CLASSES * U * float(NET(ONE).abs().sum()),
     ),
-    "baselines": (
-        baselines,
-        lambda: float(baselines._down(NET, ONE[0, :1], ONE[0, :1], 0 * ONE[0, :1])),
-        2 * PATH * U,
-    ),
+    "baselines": (baselines, lambda: float(baselines._down(NET, ONE[0, :1], ONE[0, :1], 0 * ONE[0, :1])), 2 * PATH * U),
     # Products of 2 RANK forms, and a difference; their size is what is granted for each unit.
     "absorbed": (second_order, absorbed, (2 * RANK + 4) * U * absorbed() / ((2 * RANK + D + 16) * ULP)),
     # A root halves the relative error of a sum of D squares.
@@ -129,11 +125,7 @@ SLACKS = {
         lambda: float(quadratic.minorant(0 * ONE, EYE, ONE, 0 * ONE[:, 0], ONE)[0]),
         2 * (D + 4) * U * 2 * D,
     ),
-    "separable": (
-        quadratic,
-        lambda: float(quadratic.least_separable(0 * ONE[:, 0], ONE, ONE)),
-        (D + 2) * U * 2 * D,
-    ),
+    "separable": (quadratic, lambda: float(quadratic.least_separable(0 * ONE[:, 0], ONE, ONE)), (D + 2) * U * 2 * D),
     "dominant": (
         quadratic,
         lambda: float(quadratic.diagonally_dominant(torch.ones(1, D, D, dtype=F64))[0][0, 0]),
@@ -143,9 +135,7 @@ SLACKS = {
     "psd_deficit": (quadratic, lambda: float(quadratic.psd_deficit(EYE)), (D + 2) * U * D),
     "trust": (
         trust,
-        lambda: float(
-            trust.trust_region(NET, quadratic_of(EYE), EYE, 0 * ONE[:, 0], 0 * ONE[:, 0], (-ONE, ONE))[0],
-        ),
+        lambda: float(trust.trust_region(NET, quadratic_of(EYE), EYE, 0 * ONE[:, 0], 0 * ONE[:, 0], (-ONE, ONE))[0]),
         2 * (PATH + D) * U * 2 * D,
     ),
 }

@@ -1,4 +1,4 @@
-"""Certificates of networks whose weights are at the ends of the number range, judged by rational arithmetic."""
+"""Exact values and certificates of networks whose weights are at the ends of the number range, in rational arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.networks import F64, ccps, convs, ncps
+from helpers.networks import F64, apply_map, ccps, convs, exact_map, ncps
 from helpers.profiles import examples
 from polybound.certificates import PreparedNetwork
 from polybound.certificates.proofs.exact import exact_logits
@@ -164,3 +164,17 @@ def test_proofs_of_a_bfloat16_model_are_saved_and_checked(tmp_path):
     found = pb.certify(model, x, label, 0.001, keep=True)
     pb.certificates.save_certificates(tmp_path / "proof.json", model, found, x, (-1.0, 1.0))
     assert pb.certificates.check_file(tmp_path / "proof.json", model)["verified"] == 1
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(model=st.one_of(ccps(), ncps(), convs()), seed=st.integers(0, 1000), size=st.sampled_from([1e-300, 1.0, 1e150]))
+def test_exact_outputs_are_those_of_the_definition(model, seed, size):
+    factors = model.factors().double()
+    x = size * torch.randn(model.features, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x[0] = [0.0, 5e-324, -1.0][seed % 3]
+    point = [Fraction(value) for value in x.tolist()]
+    A, S = ([exact_map(step) for step in steps] for steps in (factors.A, factors.S))
+    y = [value * Fraction(s) for value, s in zip(apply_map(A[0], point), factors.s1.tolist(), strict=True)]
+    for a, s in zip(A[1:], S, strict=True):
+        y = [left * right for left, right in zip(apply_map(a, point), apply_map(s, y), strict=True)]
+    assert exact_logits(factors, x) == apply_map(exact_map(factors.C), y)

@@ -157,10 +157,7 @@ def place(tmp_path_factory):
     with torch.no_grad():
         bad.V.view(-1)[7] = nan
     bad.save(folder / "nan.safetensors")
-    headers = {
-        "deep": DEEP,
-        "huge": json.dumps({"kind": "CCP", "config": model.config() | {"rank": 10**30}}),
-    }
+    headers = {"deep": DEEP, "huge": json.dumps({"kind": "CCP", "config": model.config() | {"rank": 10**30}})}
     for name, header in headers.items():
         save_file(state, folder / f"{name}.safetensors", metadata={"polybound": header})
     (folder / "deep-checkpoint" / ".checkpoints").mkdir(parents=True)
@@ -184,10 +181,7 @@ def scores(place, cli):
         "run"
     ]
     header, row = csv.reader((Path(run) / "scores.csv").read_text().splitlines())
-    for name, changes in {
-        "scores": {},
-        "many": {"correct": "many"},
-    }.items():
+    for name, changes in {"scores": {}, "many": {"correct": "many"}}.items():
         with (place / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([header, [changes.get(key, old) for key, old in zip(header, row, strict=True)]])
 

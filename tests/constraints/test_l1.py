@@ -304,12 +304,7 @@ def test_operators(kernel: tuple[int, ...], stack: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "arguments"),
-    [
-        ((3, 4), {"kernel_dims": 4}),
-        ((3, 4), {"kernel_dims": -1}),
-        ((3, 4), {"kernel_dims": 1}),
-        ((4,), {}),
-    ],
+    [((3, 4), {"kernel_dims": 4}), ((3, 4), {"kernel_dims": -1}), ((3, 4), {"kernel_dims": 1}), ((4,), {})],
 )
 def test_bad_operators(shape: tuple[int, ...], arguments: dict[str, object]) -> None:
     with pytest.raises(PolyboundError):

@@ -97,10 +97,7 @@ IMAGES = {
     "cut": (GOOD[:-30], "not an image"),
     "flipped": (GOOD[:45] + bytes([GOOD[45] ^ 0xFF]) + GOOD[46:], "not an image"),
     "a format that runs programs": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 6\n", "not an image"),
-    "too many pixels": (
-        GOOD[:16] + (2**15).to_bytes(4, "big") * 2 + GOOD[24:29] + GOOD[29:],
-        "",
-    ),
+    "too many pixels": (GOOD[:16] + (2**15).to_bytes(4, "big") * 2 + GOOD[24:29] + GOOD[29:], ""),
 }
 
 

@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.data import (
-    FAMILIES,
-    nsynth_members,
-    refused,
-    splits_of,
-    tarred,
-    tiny_nsynth,
-    tone,
-    wav,
-    write,
-)
+from helpers.data import FAMILIES, nsynth_members, refused, splits_of, tarred, tiny_nsynth, tone, wav, write
 from polybound.data import load, nsynth
 from polybound.data.nsynth import first_second, log_mel
 from polybound.errors import PolyboundError

@@ -1,4 +1,4 @@
-"""The estimators among scikit-learn's tools, their files, and what they refuse."""
+"""The estimators among scikit-learn's checks and tools, their files, and what they refuse."""
 
 import numpy as np
 import pandas as pd
@@ -10,6 +10,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import polybound as pb
 
@@ -55,11 +56,7 @@ def test_calibration(fitted):
 def test_a_fit_depends_on_neither_order_nor_repetition_nor_form(fitted):
     X, y = IRIS
     order = np.random.default_rng(0).permutation(len(X))
-    for inputs, labels in (
-        (X[order], y[order]),
-        (np.vstack([X, X]), np.hstack([y, y])),
-        (sparse.csr_matrix(X), y),
-    ):
+    for inputs, labels in ((X[order], y[order]), (np.vstack([X, X]), np.hstack([y, y])), (sparse.csr_matrix(X), y)):
         other = quick().fit(inputs, labels)
         assert np.array_equal(other.decision_function(sparse.csc_matrix(X)), fitted.decision_function(X))
 
@@ -417,3 +414,9 @@ def test_one_class_and_no_weight_are_refused(rows, options, weight, message):
     X, y = IRIS
     with pytest.raises(ValueError, match=message):
         quick(**options).fit(X[:rows], y[:rows], sample_weight=weight)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([pb.PolynomialClassifier(epochs=20), pb.PolynomialRegressor(epochs=20)])
+def test_scikit_learn_accepts_the_estimators(estimator, check):
+    check(estimator)

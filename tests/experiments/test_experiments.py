@@ -8,16 +8,7 @@ import pytest
 
 import polybound.experiments.results as results
 import polybound.report.build as build
-from helpers.data import (
-    nsynth_members,
-    put_mnist,
-    tarred,
-    tiny_cifar,
-    tiny_emnist,
-    tiny_mnist,
-    tiny_nsynth,
-    write,
-)
+from helpers.data import nsynth_members, put_mnist, tarred, tiny_cifar, tiny_emnist, tiny_mnist, tiny_nsynth, write
 from helpers.reports import row_like, rows_like_the_paper, spec_like
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
@@ -467,3 +458,18 @@ def test_scores_stand_in_for_run_folders_that_are_not_there(small, tmp_path):
     rows = experiment_scores(small, tmp_path / "runs").rows
     assert any(row["correct"] for row in rows)
     assert experiment_scores(small, tmp_path / "runs", scores=wrong).rows == rows  # folders come first
+
+
+CANONICAL = {"attacks": ("fgsm-0.03137254901960784", "fgsm-0.1"), "defences": ("gaussian", "median:size=5")}
+
+
+def test_names_become_canonical_however_an_experiment_is_made():
+    asked = {"attacks": ["fgsm-8/255", "FGSM-0.10"], "defences": ["gaussian:size=3", "median:size=5"]}
+    made = Experiment("mine", "mine", **asked)
+    assert {name: getattr(made, name) for name in CANONICAL} == CANONICAL
+    assert made.changed(attacks=("fgsm-1/4",)).attacks == ("fgsm-0.25",)
+    search = dict(find_experiment("table-10").search) | {"attack": "fgsm-1/100"}
+    assert find_experiment("table-10").changed(search=search) == find_experiment("table-10")
+    for twice in ({"attacks": ("fgsm-0.1", "fgsm-1/10")}, {"defences": ("gaussian", "gaussian:size=3")}):
+        with pytest.raises(PolyboundError, match="given twice"):
+            made.changed(**twice)

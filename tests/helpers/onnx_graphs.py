@@ -181,10 +181,7 @@ BY_HAND = {
         pb.NCP,
         6,
         lambda: Written(
-            nested,
-            A=linears((16, 4), (16, 6), (16, 5)),
-            S=linears((4, 6), (6, 5), bias=True),
-            last=nn.Linear(5, 3),
+            nested, A=linears((16, 4), (16, 6), (16, 5)), S=linears((4, 6), (6, 5), bias=True), last=nn.Linear(5, 3)
         ),
     ),
     "convolutions": (pb.ConvCCP, None, convolutions),

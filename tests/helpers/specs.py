@@ -87,12 +87,7 @@ SCHEDULE_OPTIONS = {
     "one-cycle": {**steps_of, "rise": below_one},
 }
 LOSS_OPTIONS = {"cross-entropy": {"label_smoothing": below_one}, "squared": {}}
-OPTIONS = {
-    "method": METHOD_OPTIONS,
-    "optimiser": OPTIMISER_OPTIONS,
-    "schedule": SCHEDULE_OPTIONS,
-    "loss": LOSS_OPTIONS,
-}
+OPTIONS = {"method": METHOD_OPTIONS, "optimiser": OPTIMISER_OPTIONS, "schedule": SCHEDULE_OPTIONS, "loss": LOSS_OPTIONS}
 REGISTRIES = {"method": METHODS, "optimiser": OPTIMISERS, "schedule": SCHEDULES, "loss": LOSSES}
 PARTS = {
     "data": {"name": words, "digest": digests, "samples": st.integers(0, 10**5), "held_out": below_one},

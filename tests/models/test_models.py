@@ -1,4 +1,7 @@
-"""Forward passes against the paper's recursions written out; initialisation; stacks; input shapes."""
+"""Forward passes against the paper's recursions written out; initialisation; stacks; shapes; trained examples."""
+
+import re
+from importlib.resources import files
 
 import pytest
 import torch
@@ -8,7 +11,8 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.networks import F64, networks, randomise, seeds
-from polybound.models import zoo
+from polybound.models import EXAMPLES, example_origin, zoo
+from polybound.runs import Spec
 
 
 def inputs(model, seed, batch=3):
@@ -263,3 +267,35 @@ def test_models_that_are_not_registered(name, rank, message):
     for unknown in (pb.paper_model, pb.models.paper_rank):
         with pytest.raises(pb.PolyboundError, match="model must be one of pn-4, pn-10"):
             unknown("own")
+
+
+DEEP = [name for name in EXAMPLES if name.endswith("-polynet")]
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_example_is_a_polynet_of_its_spec(name, cli):
+    network, spec = pb.example(name), Spec.from_dict(example_origin(name)["spec"])
+    assert isinstance(network, pb.PolyNet) and not network.training
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
+    like = pb.paper_model(spec.model.name, shape=network.shape, parameters=dict(spec.model.parameters))
+    assert network.config() == like.config() and spec.data.digest == pb.data.digest_of(spec.data.name)
+    assert files("polybound.models").joinpath("trained", f"{name}.safetensors").stat().st_size <= 2_000_000
+    assert network.degree == 2 ** sum(network.blocks) == network.graph().degree
+
+
+def test_info_prints_the_degree(cli):
+    assert cli("info", "mnist-polynet", "--json").json["degree"] == pb.example("mnist-polynet").degree == 8
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_example_classifies_as_its_origin_says(name):
+    origin = example_origin(name)
+    dataset = origin["spec"]["data"]["name"]
+    if pb.data.missing(dataset):
+        pytest.skip(f"no {dataset}")
+    test = pb.data.load(dataset, "test")
+    network = pb.example(name)
+    with torch.no_grad():
+        right = int((network(test.x[:200]).argmax(1) == test.y[:200]).sum())
+    stated = int(re.search(r"(\d+) of the first 200", origin["note"]).group(1))
+    assert abs(right - stated) <= 1  # where two logits nearly agree, processors may not

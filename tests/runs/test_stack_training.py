@@ -15,17 +15,7 @@ import polybound as pb
 from helpers.processes import run_code
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
-from polybound.runs import (
-    Checkpoint,
-    DataSpec,
-    ModelSpec,
-    Run,
-    Spec,
-    checkpoints,
-    find_runs,
-    interrupted,
-    train_runs,
-)
+from polybound.runs import Checkpoint, DataSpec, ModelSpec, Run, Spec, checkpoints, find_runs, interrupted, train_runs
 from polybound.runs.folder import path_for
 from polybound.training import METHODS, Adversary, Plain, Trainer
 
