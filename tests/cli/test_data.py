@@ -1,23 +1,14 @@
 """`polybound data`: list, get and verify as their users see them."""
 
-# ruff: noqa: F401, F811 (fixtures are imported, and named again as arguments)
-
 import gzip
-import io
-import json
-import os
-import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from unittest.mock import patch
 
 import pytest
 
 from helpers.data import (
     nsynth_members,
+    put_cifar,
     put_mnist,
-    root,
+    serve_mnist,
     tarred,
     tiny_cifar,
     tiny_emnist,
@@ -25,10 +16,7 @@ from helpers.data import (
     tiny_nsynth,
     write,
 )
-from helpers.server import server
-from polybound.cli.data import data_app
-from polybound.data import MissingDataError, names
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.data import names
 
 
 @pytest.fixture
@@ -61,8 +49,7 @@ def test_list(data, root, monkeypatch):
 
 
 def test_get(data, root, server, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch, bases=[server.url])
-    server.files.update({f"/{name}.gz": gzip.compress(content) for name, content in contents.items()})
+    contents = serve_mnist(server, monkeypatch)
     printed = data("get", "tiny", "--data-dir", root).out
     assert printed.split() == [str(root / "tiny" / f"{name}.gz") for name in sorted(contents, key=order)]
     assert "already in" in data("get", "tiny", "--data-dir", root).out
@@ -75,9 +62,7 @@ def order(name):
 
 
 def test_get_does_not_ask_for_what_is_there_in_another_form(data, root, monkeypatch):
-    binary, _, _ = tiny_cifar(monkeypatch)
-    for name, content in binary.items():
-        write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
+    put_cifar(root / "cifar10", tiny_cifar(monkeypatch)[0])
     assert "already in" in data("get", "cifar10", "--data-dir", root).out
     assert "already in" in data("get", "digits", "--data-dir", root).out
 
@@ -120,11 +105,9 @@ def test_verify_other_formats(data, root, monkeypatch, damaged):
     code = 2 if damaged else 0
     content, _, members = tiny_emnist(monkeypatch)
     archive = write(root / "emnist" / "gzip.zip", content[:-1] if damaged else content)
-    binary, _, _ = tiny_cifar(monkeypatch)
-    for name, batch in binary.items():
-        write(root / "cifar10" / "cifar-10-batches-bin" / name, batch)
+    batches = put_cifar(root / "cifar10", tiny_cifar(monkeypatch)[0])
     if damaged:
-        (root / "cifar10" / "cifar-10-batches-bin" / "test_batch.bin").unlink()
+        (batches / "test_batch.bin").unlink()
     notes = tarred(nsynth_members("test"))
     tiny_nsynth(monkeypatch, {"test": notes})
     write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", notes + b"x" if damaged else notes)

@@ -5,27 +5,15 @@ import tarfile
 import numpy as np
 import pytest
 
-from helpers.data import refused, sha, tarred, tiny_cifar, write
+from helpers.data import CIFAR, put_cifar, refused, sha, tarred, tiny_cifar, write
 from polybound.data import MissingDataError, load
-
-BIN = "cifar-10-batches-bin"
-
-
-def put(root, contents, archived, where="cifar10"):
-    if archived:
-        members = {f"{BIN}/{name}": content for name, content in contents.items()}
-        content = tarred(members | {f"{BIN}/readme.html": b"<html>"})
-        return write(root / where / "cifar-10-binary.tar.gz", content)
-    for name, content in contents.items():
-        write(root / where / BIN / name, content)
-    return root / where / BIN
 
 
 @pytest.mark.parametrize("archived", [True, False])
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_reads_what_was_written(root, monkeypatch, split, archived):
     batches, arrays, _ = tiny_cifar(monkeypatch)
-    put(root, batches, archived)
+    put_cifar(root / "cifar10", batches, archived)
     data = load("cifar10", split, data_dir=root, download=False)
     images, labels = arrays[split]
     assert data.shape == (3, 4, 4) and data.y.tolist() == labels.tolist() and data.class_names[6] == "frog"
@@ -34,7 +22,7 @@ def test_reads_what_was_written(root, monkeypatch, split, archived):
 
 def test_the_folder_may_lie_in_the_data_directory_itself(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch)
-    put(root, batches, archived=False, where=".")
+    put_cifar(root, batches)
     assert len(load("cifar10", data_dir=root, download=False)) == 20
 
 
@@ -48,7 +36,7 @@ def test_with_only_the_python_version_the_binary_one_is_asked_for(root, monkeypa
         text = str(caught.value)
         assert "\n" not in text and text.endswith(f"put cifar-10-binary.tar.gz into {root}/cifar10")
     # It does not stand in the way of a binary version elsewhere.
-    put(tmp_path / "system", batches, archived=False)
+    put_cifar(tmp_path / "system" / "cifar10", batches)
     assert path.exists() and len(load("cifar10", data_dir=root, download=False)) == 20
 
 
@@ -59,7 +47,7 @@ def test_damaged_and_swapped_batches_are_refused(root, monkeypatch, archived):
     whole, other = batches[name], batches["data_batch_4.bin"]
     flipped = whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]
     for changed in (flipped, whole[:-1], whole + b"x", b"", other):
-        path = put(root, batches | {name: changed}, archived)
+        path = put_cifar(root / "cifar10", batches | {name: changed}, archived)
         text = refused("cifar10", path, data_dir=root)
         assert name in text
 
@@ -67,7 +55,7 @@ def test_damaged_and_swapped_batches_are_refused(root, monkeypatch, archived):
 def test_checksums_are_compared_before_anything_is_parsed(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch)
     monkeypatch.setattr("polybound.data.sources.CifarSource.parse", lambda *_: pytest.fail("parsed"))
-    path = put(root, batches | {"data_batch_1.bin": batches["data_batch_2.bin"]}, archived=False)
+    path = put_cifar(root / "cifar10", batches | {"data_batch_1.bin": batches["data_batch_2.bin"]})
     assert sha(batches["data_batch_2.bin"])[:12] in refused("cifar10", path, data_dir=root)
 
 
@@ -75,7 +63,7 @@ def test_checksums_are_compared_before_anything_is_parsed(root, monkeypatch):
 def test_missing_batches_are_refused(root, monkeypatch, archived):
     batches, _, _ = tiny_cifar(monkeypatch)
     del batches["data_batch_5.bin"]
-    path = put(root, batches, archived)
+    path = put_cifar(root / "cifar10", batches, archived)
     if archived:
         assert "data_batch_5.bin" in refused("cifar10", path, data_dir=root)
     else:
@@ -93,11 +81,11 @@ def test_records_that_do_not_fit_are_refused(root, monkeypatch):
         (b"\x0a" + whole[1:], "label 10"),
         (whole * 60, "longer than"),
     ):
-        path = put(root, batches | {"data_batch_1.bin": changed}, archived=False)
+        path = put_cifar(root / "cifar10", batches | {"data_batch_1.bin": changed})
         assert word in refused("cifar10", path, data_dir=root)
 
 
-def entry(kind, name=f"{BIN}/data_batch_1.bin", target=""):
+def entry(kind, name=f"{CIFAR}/data_batch_1.bin", target=""):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info
@@ -109,7 +97,7 @@ TARS = {
     "device": entry(tarfile.CHRTYPE),
     "pipe": entry(tarfile.FIFOTYPE),
     "absolute path": entry(tarfile.REGTYPE, "/etc/evil"),
-    "path upwards": entry(tarfile.REGTYPE, f"{BIN}/../../evil"),
+    "path upwards": entry(tarfile.REGTYPE, f"{CIFAR}/../../evil"),
     "folder upwards": entry(tarfile.DIRTYPE, "../evil"),
 }
 
@@ -117,18 +105,18 @@ TARS = {
 @pytest.mark.parametrize("info", TARS.values(), ids=TARS)
 def test_tar_members_that_are_no_plain_files_are_refused(root, monkeypatch, info):
     batches, _, _ = tiny_cifar(monkeypatch, digests=False)
-    content = tarred({f"{BIN}/{name}": data for name, data in batches.items()}, extra=[info])
+    content = tarred({f"{CIFAR}/{name}": data for name, data in batches.items()}, extra=[info])
     path = write(root / "cifar10" / "cifar-10-binary.tar.gz", content)
     assert "nothing of it is used" in refused("cifar10", path, data_dir=root)
 
 
 def test_tar_bombs_are_not_unpacked(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch, digests=False)
-    members = {f"{BIN}/{name}": data for name, data in batches.items()}
+    members = {f"{CIFAR}/{name}": data for name, data in batches.items()}
     path = root / "cifar10" / "cifar-10-binary.tar.gz"
-    write(path, tarred({f"{BIN}/readme.html": bytes(20_000_000)} | members))
+    write(path, tarred({f"{CIFAR}/readme.html": bytes(20_000_000)} | members))
     assert "unpacks to more" in refused("cifar10", path, data_dir=root)
-    write(path, tarred(members | {f"{BIN}/data_batch_1.bin": bytes(20_000)}))
+    write(path, tarred(members | {f"{CIFAR}/data_batch_1.bin": bytes(20_000)}))
     assert "has 20000 bytes" in refused("cifar10", path, data_dir=root)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from helpers.data import (
     nsynth_members,
+    put_cifar,
     put_mnist,
     random_bytes,
     read_or_refused,
@@ -29,10 +30,7 @@ def zipped(root, monkeypatch):
 
 
 def batches(root, monkeypatch):
-    members = {
-        f"cifar-10-batches-bin/{name}": batch for name, batch in tiny_cifar(monkeypatch, digests=False)[0].items()
-    }
-    return "cifar10", write(root / "cifar10" / "cifar-10-binary.tar.gz", tarred(members))
+    return "cifar10", put_cifar(root / "cifar10", tiny_cifar(monkeypatch, digests=False)[0], archived=True)
 
 
 def notes(root, monkeypatch):

@@ -9,12 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from helpers.data import (
     nsynth_members,
+    put_cifar,
+    put_images,
     put_mnist,
     random_bytes,
+    serve_mnist,
     sha,
     splits_of,
     tarred,
@@ -112,12 +114,8 @@ def test_parts_of_emnist_and_files_taken_out_of_it_are_told_apart(root, monkeypa
 
 def test_cifar_unpacked_or_not_is_the_same_content(root, tmp_path, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch)
-    write(
-        root / "cifar10" / "cifar-10-binary.tar.gz",
-        tarred({f"cifar-10-batches-bin/{name}": content for name, content in batches.items()}),
-    )
-    for name, content in batches.items():
-        write(tmp_path / "other" / "cifar10" / "cifar-10-batches-bin" / name, content)
+    put_cifar(root / "cifar10", batches, archived=True)
+    put_cifar(tmp_path / "other" / "cifar10", batches)
     digests = {load("cifar10", data_dir=place, download=False).digest for place in (root, tmp_path / "other")}
     assert digests == {digest_of("cifar10", tmp_path / "nowhere")}
 
@@ -162,16 +160,9 @@ def test_npz_files_are_identified_by_their_bytes(root):
     assert load(name).digest == digest_of(name) == sha(path.read_bytes())[:16] != first.digest
 
 
-def put_images(folder, seed=0, count=5):
-    for name, images in zip(("cat", "dog"), random_bytes(2, count, 6, 4, seed=seed), strict=True):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for index, image in enumerate(images):
-            Image.fromarray(image).save(folder / name / f"{index:02d}.png")
-
-
 @pytest.mark.parametrize("layout", ["", "train"])
 def test_folders_are_identified_by_names_and_bytes(root, tmp_path, layout):
-    put_images(root / layout)
+    put_images(root / layout, count=5)
     name = f"folder:{root}"
     first = digest_of(name)
     assert {load(name, split).digest for split in ("train", "test")} == {first}
@@ -339,14 +330,12 @@ def test_missing_parts_of_archives(root, monkeypatch):
     batches, _, _ = tiny_cifar(monkeypatch)
     write(root / "cifar10" / "cifar-10-python.tar.gz", b"of no use")
     assert missing("cifar10", root)
-    for name, content in batches.items():
-        write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
+    put_cifar(root / "cifar10", batches)
     assert not missing("cifar10", root)
 
 
 def test_neither_asks_the_network(root, server, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch, bases=[server.url])
-    server.files.update({f"/{name}.gz": gzip.compress(content) for name, content in contents.items()})
+    serve_mnist(server, monkeypatch)
     promised = digest_of("tiny", root)
     assert missing("tiny", root) and not server.requests and not list(root.iterdir())
     assert load("tiny", data_dir=root).digest == promised and server.requests

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.data import put_mnist, sha, tiny_mnist
+from helpers.data import put_mnist, serve_mnist, sha, tiny_mnist
 from polybound.data import DataFile, MissingDataError, files, load
 from polybound.data.files import DownloadError, fetch
 from polybound.errors import FileFormatError
@@ -35,6 +35,8 @@ def test_a_download(tmp_path, server, file):
     assert (tmp_path / "new" / "big.bin").read_bytes() == CONTENT and left(tmp_path / "new") == ["big.bin"]
     fetch(file, tmp_path / "new" / "big.bin")
     assert server.requests == ["/big.bin"]  # it was there
+    (tmp_path / "other").write_bytes(b"")
+    assert (tmp_path / "new" / "big.bin").stat().st_mode == (tmp_path / "other").stat().st_mode  # as the mask has it
 
 
 def test_progress_is_shown_on_a_terminal_only(tmp_path, server, file, monkeypatch, capsys):
@@ -47,9 +49,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path, server, file, monkeypatc
 
 
 def test_loading_downloads_what_is_missing(root, server, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch, bases=[f"{server.url}/mnist"])
-    for name, content in contents.items():
-        server.files[f"/mnist/{name}.gz"] = gzip.compress(content)
+    contents = serve_mnist(server, monkeypatch, "/mnist")
     put_mnist(root, {name: content for name, content in contents.items() if "labels" in name})
     assert len(load("tiny", data_dir=root)) == 40
     assert server.requests == ["/mnist/train-images-idx3-ubyte.gz"]
@@ -58,8 +58,7 @@ def test_loading_downloads_what_is_missing(root, server, monkeypatch):
 
 
 def test_downloads_go_to_the_cache_if_no_directory_is_given(root, tmp_path, server, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch, bases=[server.url])
-    server.files.update({f"/{name}.gz": gzip.compress(content) for name, content in contents.items()})
+    serve_mnist(server, monkeypatch)
     load("tiny", "test")
     assert len(left(tmp_path / "cache" / "polybound" / "tiny")) == 2 and not (root / "tiny").exists()
 
@@ -78,18 +77,16 @@ def test_nothing_is_left_of_a_download_that_fails(tmp_path, server, file):
     assert left(tmp_path) == [] and len(server.requests) == files.ATTEMPTS
 
 
-def test_a_download_can_be_read_by_whom_the_mask_allows(tmp_path, server, file):
-    fetch(file, tmp_path / "big.bin")
-    (tmp_path / "other").write_bytes(b"")
-    assert (tmp_path / "big.bin").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
 def test_wrong_content_is_not_kept(root, server, file, tmp_path, monkeypatch):
     server.files["/big.bin"] = CONTENT[:-1] + b"x"
     target = tmp_path / "downloads"
     with pytest.raises(FileFormatError, match=r"http://.*/big\.bin: .*SHA-256 of its content is"):
         fetch(file, target / "big.bin")
     assert left(target) == [] and len(server.requests) == 1  # another attempt would bring the same
+    server.files["/big.bin"] = CONTENT * 5
+    with pytest.raises(FileFormatError, match="more than"):
+        fetch(file, target / "big.bin")
+    assert left(target) == []
     # The same for gzipped files, whose content counts; here by way of load.
     tiny_mnist(monkeypatch, bases=[server.url])
     for content in (b"<html>log in first</html>", gzip.compress(b"other"), gzip.compress(bytes(99999))):
@@ -104,13 +101,6 @@ def test_wrong_content_at_one_address_does_not_keep_from_the_next(tmp_path, serv
     urls = (f"{server.url}/other.bin", f"{server.url}/big.bin")
     fetch(DataFile("big.bin", file.size, file.sha256, urls), tmp_path / "big.bin")
     assert (tmp_path / "big.bin").read_bytes() == CONTENT
-
-
-def test_endless_answers_are_cut(tmp_path, server, file):
-    server.files["/big.bin"] = CONTENT * 5
-    with pytest.raises(FileFormatError, match="more than"):
-        fetch(file, tmp_path / "big.bin")
-    assert left(tmp_path) == []
 
 
 @pytest.mark.parametrize("status", [404, 403, 410, 500, 503])

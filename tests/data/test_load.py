@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.data import put_mnist, splits_of, tiny_mnist, write
-from polybound.data import MissingDataError, Samples, files, load, load_digits, names
+from polybound.data import MissingDataError, Samples, load, load_digits, names
 from polybound.data.catalogue import SOURCES
 from polybound.data.dataset import carve
+from polybound.data.files import SYSTEM
 from polybound.errors import PolyboundError
 
 
@@ -57,11 +59,7 @@ def test_importing_is_light():
 # Splits
 
 
-@given(
-    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),
-    share=st.floats(0.05, 0.6),
-    seed=st.integers(-(2**70), 2**70),
-)
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.floats(0.05, 0.6), st.integers(-(2**70), 2**70))
 def test_carving_is_a_stratified_partition(sizes, share, seed):
     y = np.repeat(np.arange(len(sizes)), sizes)
     samples = Samples(np.arange(len(y), dtype=np.float32)[:, None], y, tuple(map(str, sizes)))
@@ -130,6 +128,7 @@ def test_bad_shares_are_refused(root, share):
 
 
 def test_the_order_of_places(root, tmp_path, monkeypatch):
+    assert Path("/usr/share/datasets") == SYSTEM and SOURCES.entries["fashion-mnist"].folders == ("fashion-mnist",)
     _, contents, _ = tiny_mnist(monkeypatch, digests=False)
     variable = tmp_path / "variable"
     places = [root, variable, tmp_path / "cache" / "polybound", tmp_path / "system"]
@@ -171,10 +170,6 @@ def test_what_is_said_if_nothing_is_there(root, tmp_path, monkeypatch):
         load("tiny", data_dir=tmp_path, download=False)
     with pytest.raises(MissingDataError, match="has no address"):
         load("tiny")
-
-
-def test_debian_keeps_them_where_they_are_looked_for():
-    assert str(files.SYSTEM) == "/usr/share/datasets" and SOURCES.entries["fashion-mnist"].folders == ("fashion-mnist",)
 
 
 def test_a_home_directory_is_expanded(root, tmp_path, monkeypatch):

@@ -8,7 +8,17 @@ import pytest
 
 import polybound.experiments.results as results
 import polybound.report.build as build
-from helpers.data import nsynth_members, put_mnist, tarred, tiny_cifar, tiny_emnist, tiny_mnist, tiny_nsynth, write
+from helpers.data import (
+    nsynth_members,
+    put_cifar,
+    put_mnist,
+    tarred,
+    tiny_cifar,
+    tiny_emnist,
+    tiny_mnist,
+    tiny_nsynth,
+    write,
+)
 from helpers.reports import row_like, rows_like_the_paper, spec_like
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
@@ -59,9 +69,7 @@ def tiny_data(tmp_path_factory):
         for part in ("letters", "byclass"):
             content, _, _ = tiny_emnist(patch, part, digest=False)
             write(root / f"emnist-{part}" / "gzip.zip", content)
-        binary, _, _ = tiny_cifar(patch)
-        for name, content in binary.items():
-            write(root / "cifar10" / "cifar-10-batches-bin" / name, content)
+        put_cifar(root / "cifar10", tiny_cifar(patch)[0])
         archives = {"test": tarred(nsynth_members("test"))}
         tiny_nsynth(patch, archives)
         write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", archives["test"])

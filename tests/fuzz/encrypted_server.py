@@ -7,10 +7,8 @@ an error of its own (500), serve an honest client in between, and stay within 1.
 client, and both ends of batches, run in processes of their own: any end but an answer or a refusal is a finding.
 """
 
-import argparse
 import json
 import math
-import random
 import socket
 import subprocess
 import sys
@@ -24,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helpers.campaigns import asked, numbers
 from helpers.encrypted_mutants import head, mutant
 from helpers.encrypted_networks import images, network
 from helpers.encrypted_server import ServerProcess
@@ -35,13 +34,10 @@ MODEL = network(2, 4, 12)
 SHARE = {"server": 0.7, "ends": 0.3}
 
 
-def numbers(count, seconds):
-    """Numbers from 0 on, until there are enough or the time is over; at least one."""
-    end = time.monotonic() + seconds
-    for number in range(count):
-        yield number
-        if time.monotonic() > end:
-            return
+def report(part, seen):
+    """Print how often each kind had each outcome; status 0 is a connection that was closed without an answer."""
+    for (kind, outcome), times in sorted(seen.items()):
+        print(f"  {part}, {kind}: {times} times {outcome}")
 
 
 def attack_server(rng, count, seconds=math.inf):
@@ -85,8 +81,7 @@ def attack_server(rng, count, seconds=math.inf):
         log, most = server.log.read_text(), server.memory("VmHWM") / server.start if server.start else 0.0
         assert "Traceback" not in log, log[-2000:]
         assert most <= 1.5, f"the server has grown to {most:.2f} times its start"
-    for (kind, status), times in sorted(seen.items()):
-        print(f"  {kind}: {times} times {status or 'closed without an answer'}")
+    report("server", seen)
     print(f"  memory: {server.start / 1e6:.0f} MB at the start, at most {most:.2f} times that")
 
 
@@ -185,8 +180,7 @@ def attack_client(rng, count, seconds=math.inf):
             seen[kind, "taken"] += 1
         except PolyboundError:
             seen[kind, "refused"] += 1
-    for (kind, what), times in sorted(seen.items()):
-        print(f"  client, {kind}: {times} {what}")
+    report("client", seen)
 
 
 def attack_batch(rng, count, seconds=math.inf):
@@ -208,37 +202,27 @@ def attack_batch(rng, count, seconds=math.inf):
             seen[kind, "taken"] += 1
         except PolyboundError:
             seen[kind, "refused"] += 1
-    for (kind, what), times in sorted(seen.items()):
-        print(f"  batch, {kind}: {times} {what}")
+    report("batch", seen)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000, help="mutants in all")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="end earlier than that many mutants")
-    parser.add_argument("--seed", type=int, default=None, help="printed; the same seed gives the same mutants")
-    parser.add_argument("--part", choices=SHARE, help="only this one, with all of the mutants")
-    given = parser.parse_args()
-    seed = random.randrange(2**32) if given.seed is None else given.seed
+    given = asked(__doc__, 10_000, part={"choices": SHARE, "help": "only this one, with all of the mutants"})
     if given.part:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(given.seed)
         if given.part == "server":
             attack_server(rng, given.count, given.seconds)
         else:
             attack_client(rng, given.count // 2, given.seconds / 2)
             attack_batch(rng, given.count - given.count // 2, given.seconds / 2)
         return 0
-    print(f"seed {seed}", flush=True)
     failed = 0
     for part, share in SHARE.items():
         count, start = int(given.count * share), time.monotonic()
         print(f"{part}: up to {count} mutants", flush=True)
-        words = ["--part", part, "--count", str(count), "--seed", str(seed), "--seconds", str(given.seconds * share)]
-        code = subprocess.run([sys.executable, __file__, *words]).returncode
-        print(
-            f"{part}: {'ended with code ' + str(code) if code else 'nothing found'}, {time.monotonic() - start:.0f} s",
-            flush=True,
-        )
+        words = f"--part {part} --count {count} --seed {given.seed} --seconds {given.seconds * share}"
+        code = subprocess.run([sys.executable, __file__, *words.split()]).returncode
+        ended = f"ended with code {code}" if code else "nothing found"
+        print(f"{part}: {ended}, {time.monotonic() - start:.0f} s", flush=True)
         failed += code != 0
     return 1 if failed else 0
 

@@ -11,12 +11,10 @@ not show. A third of the cases merge generators into the slack; half of them hav
 merged, or written out as sparse matrices, or applied to all generators.
 """
 
-import argparse
 import json
 import math
 import random
 import sys
-import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helpers.campaigns import asked, numbers
 from helpers.graphs import F64, random_graph
 from polybound.certificates.bounds import zonotopes as zonotopes_module
 from polybound.certificates.bounds.graphs import GraphBoxes, backward_bounds, interval_bounds, optimised_bounds
@@ -139,13 +138,9 @@ def case(number, pick, generator):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    end, finite, kinds, wrong = time.monotonic() + given.seconds, Counter(), Counter(), 0
-    for number in range(-(-given.count // BOXES)):
+    given = asked(__doc__)
+    finite, kinds, wrong = Counter(), Counter(), 0
+    for number in numbers(-(-given.count // BOXES), given.seconds):
         rng = random.Random(given.seed * 10**9 + number)
         generator = torch.Generator().manual_seed(rng.randrange(2**31))
         found, fine, norm = case(number, rng.choice, generator)
@@ -156,8 +151,6 @@ def main():
             print(f"graph {number} of seed {given.seed}: {sorted(set(found))[:4]}", flush=True)
         if (number + 1) % 200 == 0:
             print(f"{sum(kinds.values())} cases, {wrong} wrong", flush=True)
-        if time.monotonic() > end:
-            break
     report = {"cases": sum(kinds.values()), "kinds": kinds, "finite": finite, "wrong": wrong}
     print(json.dumps(report), flush=True)
     sys.exit(bool(wrong))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polybound.data import DataFile, files, load
 from polybound.data.catalogue import SOURCES
@@ -109,6 +110,23 @@ def put_mnist(root, contents, packed=True):
         write(root / "tiny" / (f"{name}.gz" if packed else name), gzip.compress(content) if packed else content)
 
 
+def serve_mnist(server, monkeypatch, where=""):
+    """Such a data set on a server, nothing of it on this machine; its files' bytes."""
+    _, contents, _ = tiny_mnist(monkeypatch, bases=[f"{server.url}{where}"])
+    server.files.update({f"{where}/{name}.gz": gzip.compress(content) for name, content in contents.items()})
+    return contents
+
+
+def put_images(folder, classes=("cat", "dog"), count=10, shape=(6, 4), seed=0):
+    """A folder of PNG images for each class; the images as arrays."""
+    arrays = random_bytes(len(classes), count, *shape, seed=seed)
+    for name, images in zip(classes, arrays, strict=True):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for index, image in enumerate(images):
+            Image.fromarray(image).save(folder / name / f"{index:02d}.png")
+    return arrays
+
+
 def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
     """A part of EMNIST with few images: its zip file's bytes, its arrays, and the members of the zip file.
 
@@ -188,6 +206,19 @@ def tiny_cifar(monkeypatch, digests=True):
         for split, part in (("train", names[:5]), ("test", names[5:]))
     }
     return batches, splits, source
+
+
+CIFAR = "cifar-10-batches-bin"
+
+
+def put_cifar(folder, batches, archived=False):
+    """CIFAR-10's binary batches in a folder, as an archive or unpacked; where they are."""
+    if archived:
+        members = {f"{CIFAR}/{name}": content for name, content in batches.items()}
+        return write(folder / "cifar-10-binary.tar.gz", tarred(members | {f"{CIFAR}/readme.html": b"<html>"}))
+    for name, content in batches.items():
+        write(folder / CIFAR / name, content)
+    return folder / CIFAR
 
 
 def wav(samples, rate=8000, channels=1, width=2):

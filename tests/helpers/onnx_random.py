@@ -1,24 +1,24 @@
 """Random ONNX graphs, and onnxruntime as the judge of how polybound reads them: equal, or refused."""
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import polybound as pb
-from helpers.onnx_operators import Further
 from polybound.deploy import read_onnx
 
 BATCH = 7  # no other size of a graph is a multiple of it
 OPSETS = [6, 8, 10, 11, 12, 13, 15, 18, 20]
 
 
-class Graph(Further):
+class Graph:
     """A graph that grows by one random operator after another; most choices are such that polynomials fit.
 
-    Shapes are whole, with the batch. What goes wrong for onnxruntime as well is part of it: parts of the batch, ranks
-    that grow, sizes that do not fit.
+    ONNX infers the shapes, which are whole, with the batch. What goes wrong for onnxruntime as well is part of it:
+    parts of the batch, ranks that grow, sizes that do not fit.
     """
 
     def __init__(self, seed):
@@ -44,6 +44,10 @@ class Graph(Further):
     def chance(self, share):
         return self.rng.random() < share
 
+    def several(self, options, count):
+        """Some whole numbers, each drawn from the options."""
+        return [int(self.choose(options)) for _ in range(count)]
+
     def tensor(self, array):
         name = f"c{len(self.tensors)}"
         self.tensors[name] = array
@@ -52,13 +56,47 @@ class Graph(Further):
     def whole(self, *values):
         return self.tensor(np.array(values, dtype=np.int64))
 
-    def node(self, operator, inputs, outputs=1, **attributes):
-        names = [f"t{len(self.nodes)}_{i}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(operator, inputs, names, name=f"n{len(self.nodes)}", **attributes))
-        return names[0] if outputs == 1 else names
+    def values_of(self, *shape):
+        """A float tensor of the file."""
+        return self.tensor(self.rng.choice([-1.0, 0.5, 1.0, 2.0, 3.0], size=shape).astype(np.float32))
 
-    def add(self, operator, inputs, shape, **attributes):
-        self.values.append((self.node(operator, inputs, **attributes), tuple(int(size) for size in shape)))
+    def made(self, operator, inputs, outputs=1, **attributes):
+        names = [f"t{len(self.nodes)}_{i}" for i in range(outputs)]
+        return helper.make_node(operator, inputs, names, name=f"n{len(self.nodes)}", **attributes)
+
+    def node(self, operator, inputs, **attributes):
+        """Add a node that computes no value of the input."""
+        self.nodes.append(self.made(operator, inputs, **attributes))
+        return self.nodes[-1].output[0]
+
+    def add(self, operator, inputs, outputs=1, **attributes):
+        """Add a node with the shapes that ONNX infers; where it infers none, now and then as the last one."""
+        node = self.made(operator, inputs, outputs, **attributes)
+        known = dict(self.values) | self.shapes
+        given = dict.fromkeys(word for word in inputs if word)
+        fixed = [numpy_helper.from_array(self.tensors[word], word) for word in given if word in self.tensors]
+        info = [(word, known.get(word)) for word in given if word not in self.tensors]
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [helper.make_tensor_value_info(word, TensorProto.FLOAT, shape) for word, shape in info],
+            [helper.make_tensor_value_info(word, TensorProto.FLOAT, None) for word in node.output],
+            fixed,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        try:
+            found = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph.output
+        except Exception:
+            if self.chance(0.1):
+                self.nodes.append(node)
+                self.values.append((node.output[0], ()))
+            return None
+        self.nodes.append(node)
+        for output in found:
+            sizes = [size.dim_value for size in output.type.tensor_type.shape.dim]
+            if output.type.tensor_type.HasField("shape") and 0 < np.prod(sizes) < 2000:
+                self.values.append((output.name, tuple(sizes)))
+        return node.output[0]
 
     def constant(self, *shape):
         """The name of a constant: as it stands, or computed by nodes of its own."""
@@ -67,26 +105,24 @@ class Graph(Further):
             values = np.full(shape, self.choose([1.0, 2.0]), dtype=np.float32)
         way = self.choose(["plain", "node", "computed", "sliced", "moved", "expanded"], [60, 10, 10, 10, 10, 3])
         if way == "node":
-            value = numpy_helper.from_array(values)
-            return self.node("Constant", [], value=value)
-        if way == "computed":
+            name = self.node("Constant", [], value=numpy_helper.from_array(values))
+        elif way == "computed":
             other = self.rng.choice([0.5, 1.0, 2.0, 4.0, 3.0], size=shape).astype(np.float32)
             operator = self.choose(["Add", "Sub", "Mul", "Div"])
-            return self.node(operator, [self.tensor(values), self.tensor(other)])
-        if way == "sliced" and shape and self.opset >= 10:
+            name = self.node(operator, [self.tensor(values), self.tensor(other)])
+        elif way == "sliced" and shape and self.opset >= 10:
             # Every second entry along the last axis, by steps with axes or without.
-            wide = np.repeat(values, 2, axis=-1)
-            starts = [0] * len(shape)
-            ends = [*shape[:-1], 2 * shape[-1]]
-            steps = [1] * (len(shape) - 1) + [2]
-            return self.node(
-                "Slice", [self.tensor(wide), self.whole(*starts), self.whole(*ends), "", self.whole(*steps)]
-            )
-        if way == "moved" and shape:
-            return self.node("Transpose", [self.tensor(np.ascontiguousarray(values.T))])
-        if way == "expanded" and shape:
-            return self.node("Expand", [self.tensor(values[..., :1]), self.whole(*shape)])
-        return self.tensor(values)
+            starts, ends, steps = [0] * len(shape), [*shape[:-1], 2 * shape[-1]], [1] * (len(shape) - 1) + [2]
+            wide = self.tensor(np.repeat(values, 2, axis=-1))
+            name = self.node("Slice", [wide, self.whole(*starts), self.whole(*ends), "", self.whole(*steps)])
+        elif way == "moved" and shape:
+            name = self.node("Transpose", [self.tensor(np.ascontiguousarray(values.T))])
+        elif way == "expanded" and shape:
+            name = self.node("Expand", [self.tensor(values[..., :1]), self.whole(*shape)])
+        else:
+            name = self.tensor(values)
+        self.shapes[name] = shape
+        return name
 
     def pick(self, shape=None):
         """A value, late ones more often; of a shape if one is asked for."""
@@ -95,13 +131,18 @@ class Graph(Further):
 
     def grow(self):
         name, shape = self.pick()
-        if len(shape) < 2 or 0 in shape:  # nothing is left to work with
-            return
-        kinds = {"map": 30, "two": 40, "broadcast": 18, "negate": 2, "shape": 10, "part": 12, "transpose": 3, "pool": 4}
-        kinds["further"] = 40
-        getattr(self, str(self.choose(list(kinds), list(kinds.values()))))(name, shape)
+        if len(shape) >= 2:  # else nothing is left to work with
+            getattr(self, f"add_{self.choose(list(KINDS), list(KINDS.values()))}")(name, shape)
 
-    def map(self, name, shape):
+    def axis(self, axis, shape):
+        """The axis, or the same counted from the end, which opsets from 11 on know."""
+        return axis - len(shape) if self.opset >= 11 and self.chance(0.3) else axis
+
+    def inner(self, shape, of_batch=0.0):
+        """An axis, now and then that of the batch."""
+        return int(self.rng.integers(0 if self.chance(of_batch) else 1, len(shape)))
+
+    def add_map(self, name, shape):
         """Gemm, MatMul or a convolution, whichever fits."""
         wide = int(self.choose([2, 3]))
         if len(shape) == 2 and self.chance(0.8):
@@ -115,70 +156,85 @@ class Graph(Further):
                     attributes[option] = float(self.choose([0.5, 2.0, 3.0]))
             if self.opset < 7 and self.chance(0.5):
                 attributes["broadcast"] = 1
-            self.add("Gemm", inputs, (shape[0], wide), **attributes)
+            self.add("Gemm", inputs, **attributes)
         elif len(shape) >= 3 and self.chance(0.7):
-            dims = len(shape) - 2
-            kernel = [int(self.choose([1, 2, 3], [1, 1, 4])) for _ in range(dims)]
+            kernel = [int(self.choose([1, 2, 3], [1, 1, 4])) for _ in shape[2:]]
             group = 2 if shape[1] % 2 == 0 and self.chance(0.2) else 1
             wide = wide - wide % group
-            attributes = self.window(kernel, shape) | ({"group": group} if group > 1 else {})
             bias = [self.constant(wide)] if self.chance(0.5) else []
             inputs = [name, self.constant(wide, shape[1] // group, *kernel), *bias]
-            self.add("Conv", inputs, (shape[0], wide, *self.swept(shape, kernel, attributes)), **attributes)
+            self.add("Conv", inputs, **self.window(kernel), **({"group": group} if group > 1 else {}))
         else:
-            self.add("MatMul", [name, self.constant(shape[-1], wide)], (*shape[:-1], wide))
+            self.add("MatMul", [name, self.constant(shape[-1], wide)])
 
-    def window(self, kernel, shape):
+    def window(self, kernel):
         """Attributes of a sliding window."""
         dims = len(kernel)
         if all(size % 2 for size in kernel) and self.chance(0.7):
             pads = [size // 2 for size in kernel] * 2
             return {"auto_pad": str(self.choose(["SAME_UPPER", "SAME_LOWER"]))} if self.chance(0.2) else {"pads": pads}
-        attributes = {"pads": [int(self.choose([0, 1])) for _ in range(2 * dims)]}
+        attributes = {"pads": self.several([0, 1], 2 * dims)}
         if self.chance(0.3):
-            attributes["strides"] = [int(self.choose([1, 2])) for _ in range(dims)]
+            attributes["strides"] = self.several([1, 2], dims)
         if self.chance(0.2):
-            attributes["dilations"] = [int(self.choose([1, 2])) for _ in range(dims)]
+            attributes["dilations"] = self.several([1, 2], dims)
         if self.chance(0.1):
             attributes["auto_pad"] = "VALID"
             del attributes["pads"]
         return attributes
 
-    def swept(self, shape, kernel, attributes):
-        """The sizes that a window leaves; those of auto_pad are of stride one."""
-        if attributes.get("auto_pad", "").startswith("SAME"):
-            return shape[2:]
-        dims, sizes = len(kernel), []
-        for d, (size, wide) in enumerate(zip(shape[2:], kernel, strict=True)):
-            pads = attributes.get("pads", [0] * 2 * dims)
-            stride, step = attributes.get("strides", [1] * dims)[d], attributes.get("dilations", [1] * dims)[d]
-            left = size + pads[d] + pads[d + dims] - (wide - 1) * step - 1
-            sizes.append(max(0, (-(-left // stride) if attributes.get("ceil_mode") else left // stride) + 1))
-        return sizes
+    def add_transposed(self, name, shape):
+        dims = len(shape) - 2
+        if not 1 <= dims <= 2:
+            return
+        kernel, wide = self.several([1, 2, 3], dims), int(self.choose([1, 2]))
+        group = 2 if shape[1] % 2 == 0 and self.chance(0.3) else 1
+        attributes = {"group": group} if group > 1 else {}
+        for option, share, options in (
+            ("strides", 0.6, [1, 2]),
+            ("dilations", 0.3, [1, 2]),
+            ("output_padding", 0.3, [0, 1]),
+        ):
+            if self.chance(share):
+                attributes[option] = self.several(options, dims)
+        if self.chance(0.4):
+            attributes["pads"] = self.several([0, 1], 2 * dims)
+        if self.chance(0.1):
+            attributes["auto_pad"] = str(self.choose(["SAME_UPPER", "VALID"]))
+            attributes.pop("pads", None)
+        bias = self.choose([[], [""], [self.values_of(wide * group)]])
+        self.add("ConvTranspose", [name, self.values_of(shape[1], wide, *kernel), *bias], **attributes)
 
-    def pool(self, name, shape):
+    def add_pool(self, name, shape):
         if len(shape) < 3:
             return
         kernel = [int(self.choose([2, 3], [3, 1]))] * (len(shape) - 2)
-        attributes = {"strides": kernel} if self.chance(0.7) else self.window(kernel, shape)
+        attributes = {"strides": kernel} if self.chance(0.7) else self.window(kernel)
         attributes.pop("dilations", None)
         if self.opset >= 7 and self.chance(0.3):
             attributes["count_include_pad"] = 1
         if self.opset >= 10 and self.chance(0.1):
             attributes["ceil_mode"] = 1
-        sizes = self.swept(shape, kernel, attributes)
-        self.add("AveragePool", [name], (*shape[:2], *sizes), kernel_shape=kernel, **attributes)
+        self.add("AveragePool", [name], kernel_shape=kernel, **attributes)
 
-    def two(self, name, shape):
+    def add_global_pool(self, name, shape):
+        if len(shape) >= 3:
+            self.add("GlobalAveragePool", [name])
+
+    def add_normal(self, name, shape):
+        statistics = [self.values_of(shape[1]) for _ in range(3)]
+        var = self.tensor(self.rng.choice([0.25, 1.0, 2.0], size=shape[1]).astype(np.float32))
+        attributes = {"epsilon": float(self.choose([1e-5, 0.5]))} if self.chance(0.7) else {}
+        if self.opset >= 14 and self.chance(0.3):
+            attributes["training_mode"] = 0
+        self.add("BatchNormalization", [name, *statistics, var], **attributes)
+
+    def add_two(self, name, shape):
         operator = self.choose(["Mul", "Add", "Sub"], [3, 1, 1])
-        other, wide = self.pick(shape) if self.chance(0.97) else self.pick()
-        try:
-            result = np.broadcast_shapes(shape, wide)
-        except ValueError:
-            return
-        self.add(operator, [name, other] if self.chance(0.5) else [other, name], result)
+        other, _ = self.pick(shape) if self.chance(0.97) else self.pick()
+        self.add(operator, [name, other] if self.chance(0.5) else [other, name])
 
-    def broadcast(self, name, shape):
+    def add_broadcast(self, name, shape):
         """A value and a constant whose shape broadcasts, in one of many ways."""
         operator = self.choose(["Mul", "Add", "Sub", "Div"], [4, 3, 3, 1])
         sizes = list(shape[1:])[int(self.rng.integers(len(shape))) :]
@@ -189,87 +245,86 @@ class Graph(Further):
             sizes = [1] * int(self.choose([1, 2])) + sizes
         if self.chance(0.05):
             sizes = [int(self.choose([2, 4])), *sizes]
-        attributes, inputs = {}, [name, self.constant(*sizes)]
         if self.opset < 7 and sizes != list(shape):
             # Old opsets align a shape anywhere, by attributes, and do not repeat single entries.
             place = int(self.rng.integers(1, len(shape)))
-            inputs[1] = self.constant(*shape[place : place + 1])
-            attributes, sizes = {"broadcast": 1, "axis": place}, list(shape)
-        elif operator in ("Sub", "Add", "Mul") and self.chance(0.3):
-            inputs.reverse()
-        try:
-            self.add(operator, inputs, np.broadcast_shapes(shape, tuple(sizes)), **attributes)
-        except ValueError:
+            self.add(operator, [name, self.constant(*shape[place : place + 1])], broadcast=1, axis=place)
             return
+        inputs = [name, self.constant(*sizes)]
+        if operator != "Div" and self.chance(0.3):
+            inputs.reverse()
+        self.add(operator, inputs)
 
-    def negate(self, name, shape):
-        self.add(str(self.choose(["Neg", "Identity"])), [name], shape)
+    def add_many(self, name, shape):
+        others = [self.pick(shape)[0] for _ in range(int(self.choose([0, 1, 2])))]
+        if self.chance(0.4):
+            others.append(self.values_of(*self.choose([shape[1:], shape[-1:], (1,)])))
+        inputs = [name, *others]
+        self.add(str(self.choose(["Sum", "Mean"])), [inputs[i] for i in self.rng.permutation(len(inputs))])
 
-    def transpose(self, name, shape):
+    def add_power(self, name, shape):
+        value = float(self.choose([2, 3, 1, 4, 0.5, -1, 0], [8, 4, 1, 1, 1, 1, 1]))
+        sizes = self.choose([(), (1,), (1,) * (len(shape) + 1), shape[-1:]], [6, 3, 1, 1])
+        kind = np.int64 if self.opset >= 12 and value == int(value) and self.chance(0.3) else np.float32
+        self.add("Pow", [name, self.tensor(np.full(sizes, value, dtype=kind))])
+
+    def add_cumulated(self, name, shape):
+        place = self.tensor(np.array(self.axis(self.inner(shape), shape), dtype=np.int64))
+        self.add("CumSum", [name, place], **{flag: 1 for flag in ("exclusive", "reverse") if self.chance(0.3)})
+
+    def add_negate(self, name, shape):
+        self.add(str(self.choose(["Neg", "Identity"])), [name])
+
+    def add_transpose(self, name, shape):
         order = [0, *(1 + self.rng.permutation(len(shape) - 1)).tolist()]
         if self.chance(0.1):
             order = self.rng.permutation(len(shape)).tolist()
-        self.add("Transpose", [name], [shape[place] for place in order], perm=order)
+        self.add("Transpose", [name], perm=order)
 
-    def shape(self, name, shape):
+    def add_shape(self, name, shape):
         """Reshape, Flatten, Squeeze or Unsqueeze."""
         size = int(np.prod(shape[1:]))
         kind = str(self.choose(["reshape", "flatten", "squeeze", "unsqueeze", "dynamic"]))
         if kind == "flatten":
             axis = int(self.choose([1, 1 - len(shape), 2, 0], [6, 2, 1, 1]))
-            if abs(axis) > len(shape) or (axis < 0 and self.opset < 11):
-                return
-            at = axis % len(shape) if axis < 0 else axis
-            self.add("Flatten", [name], (np.prod(shape[:at]), np.prod(shape[at:])), axis=axis)
+            if axis >= 0 or self.opset >= 11:
+                self.add("Flatten", [name], axis=axis)
         elif kind == "squeeze" and 1 in shape:
             axes = [place for place, wide in enumerate(shape) if wide == 1 and self.chance(0.8)]
             if not axes or self.chance(0.1):
-                self.add("Squeeze", [name], [wide for wide in shape if wide != 1])
+                self.add("Squeeze", [name])
             else:
-                left = [wide for place, wide in enumerate(shape) if place not in axes]
-                self.axes("Squeeze", name, [self.maybe_negative(axis, shape) for axis in axes], left)
+                self.along("Squeeze", name, *(self.axis(axis, shape) for axis in axes))
         elif kind == "unsqueeze":
-            axis = int(self.choose([1, 2, len(shape), 0], [4, 2, 2, 1]))
-            if axis <= len(shape):
-                self.axes("Unsqueeze", name, [axis], [*shape[:axis], 1, *shape[axis:]])
+            self.along("Unsqueeze", name, int(self.choose([1, 2, len(shape), 0], [4, 2, 2, 1])))
         elif kind == "dynamic" and self.opset >= 10:
             batch = self.node("Slice", [self.node("Shape", [name]), self.whole(0), self.whole(1), self.whole(0)])
             target = self.node("Concat", [batch, self.whole(-1)], axis=0)
-            self.add("Reshape", [name, target], (shape[0], size))
+            self.values.append((self.node("Reshape", [name, target]), (shape[0], size)))
         elif kind == "reshape":
             rest = self.choose([(size,), (-1,), (2, -1), (1, -1), (size, 1)])
             known = int(np.prod([wide for wide in rest if wide > 0]))
-            new = [size // known if wide < 0 else wide for wide in rest]
-            if int(np.prod(new)) != size:
-                return
             first = int(self.choose([0, -1, 1, self.size], [8, 1, 1, 1]))
             if first == -1:
-                rest = tuple(new)
+                rest = tuple(size // known if wide < 0 else wide for wide in rest)
             allow = {"allowzero": 1} if self.opset >= 14 and self.chance(0.1) else {}
-            self.add("Reshape", [name, self.whole(first, *rest)], (1 if first == 1 else shape[0], *new), **allow)
+            self.add("Reshape", [name, self.whole(first, *rest)], **allow)
 
-    def maybe_negative(self, axis, shape):
-        """The axis, or the same counted from the end, which opsets from 11 on know."""
-        return axis - len(shape) if self.opset >= 11 and self.chance(0.3) else axis
-
-    def axes(self, operator, name, axes, shape):
+    def along(self, operator, name, *axes):
         """An operator whose axes are an attribute in old opsets and an operand in new ones."""
         if self.opset < 13:
-            self.add(operator, [name], shape, axes=axes)
-        else:
-            self.add(operator, [name, self.whole(*axes)], shape)
+            return self.add(operator, [name], axes=axes)
+        return self.add(operator, [name, self.whole(*axes)])
 
-    def part(self, name, shape):
+    def add_part(self, name, shape):
         """Slice, Gather or Split, now and then of the batch."""
-        kind = self.choose(["slice", "slice", "gather", "split"])
-        axis = int(self.rng.integers(0 if self.chance(0.1) else 1, len(shape)))
+        kind, axis = self.choose(["slice", "slice", "gather", "split"]), self.inner(shape, of_batch=0.1)
         size = shape[axis]
         if kind == "slice":
-            self.slice(name, shape, axis)
+            self.add_slice(name, shape, axis)
         elif kind == "gather":
             index = self.rng.integers(-size, size, size=self.choose([(), (1,), (2,), (2, 1)])).astype(np.int64)
-            wide = [*shape[:axis], *index.shape, *shape[axis + 1 :]]
-            self.add("Gather", [name, self.tensor(index)], wide, axis=self.maybe_negative(axis, shape))
+            self.add("Gather", [name, self.tensor(index)], axis=self.axis(axis, shape))
         elif size > 1:
             first = size // 2 if size % 2 == 0 and self.chance(0.5) else int(self.rng.integers(1, size))
             inputs, attributes = [name], {"axis": axis}
@@ -279,21 +334,17 @@ class Graph(Further):
                 attributes |= {"num_outputs": 2} if self.opset >= 18 else {}
             else:
                 inputs.append(self.whole(first, size - first))
-            parts = self.node("Split", inputs, outputs=2, **attributes)
-            for part, wide in zip(parts, (first, size - first), strict=True):
-                self.values.append((part, (*shape[:axis], wide, *shape[axis + 1 :])))
+            self.add("Split", inputs, outputs=2, **attributes)
 
-    def slice(self, name, shape, axis):
+    def add_slice(self, name, shape, axis):
         size = shape[axis]
         start, end = int(self.choose([0, 1, -2, -size])), int(self.choose([size, 2**31, -1, size - 1], [4, 2, 1, 1]))
         step = int(self.choose([1, 2, 3, -1], [4, 3, 1, 1]))
         if step < 0:
             start, end = size - 1, -size - 1
-        left = len(range(size)[slice(start, None if end < -size else end, step)])
-        new = (*shape[:axis], left, *shape[axis + 1 :])
         if self.opset < 10:
             if step == 1:
-                self.add("Slice", [name], new, starts=[start], ends=[end], axes=[axis])
+                self.add("Slice", [name], starts=[start], ends=[end], axes=[axis])
             return
         steps = [] if step == 1 and self.chance(0.5) else [step]
         if self.chance(0.5):  # axes by their places: those before are taken whole
@@ -301,13 +352,147 @@ class Graph(Further):
             starts, ends, axes = [0] * axis + [start], [*whole, end], ""
             steps = [1] * axis + steps if steps else []
         else:
-            starts, ends, axes = [start], [end], self.whole(self.maybe_negative(axis, shape))
+            starts, ends, axes = [start], [end], self.whole(self.axis(axis, shape))
         inputs = [name, self.whole(*starts), self.whole(*ends)]
         if steps:
             inputs += [axes, self.whole(*steps)]
         elif axes:
             inputs.append(axes)
-        self.add("Slice", inputs, new)
+        self.add("Slice", inputs)
+
+    def add_gather(self, name, shape):
+        axis = self.inner(shape)
+        if self.opset >= 11 and self.chance(0.6):
+            sizes = list(shape)
+            sizes[axis] = int(self.choose([1, 2]))
+            index = self.tensor(self.rng.integers(-shape[axis], shape[axis], size=sizes).astype(np.int64))
+            self.add("GatherElements", [name, index], axis=self.axis(axis, shape))
+        elif self.opset >= 12:
+            rows = self.rng.integers(0, shape[1], size=(shape[0], 2, 1)).astype(np.int64)
+            if self.chance(0.7):
+                rows[:] = rows[:1]
+            self.add("GatherND", [name, self.tensor(rows)], batch_dims=1)
+
+    def add_reduce(self, name, shape):
+        operator = str(self.choose(["ReduceSum", "ReduceMean", "ReduceSumSquare"]))
+        first = 0 if self.chance(0.05) else 1
+        axes = sorted({int(a) for a in self.rng.integers(first, len(shape), size=self.choose([1, 2]))})
+        axes = [self.axis(axis, shape) for axis in axes]
+        attributes = {"keepdims": int(self.chance(0.6))} if self.chance(0.8) else {}
+        if self.opset >= (13 if operator == "ReduceSum" else 18):
+            if self.chance(0.2):
+                attributes["noop_with_empty_axes"] = 1
+            given = self.choose([[self.whole(*axes)], [self.whole(*axes)], [""], []])
+            self.add(operator, [name, *given], **attributes)
+        else:
+            self.add(operator, [name], **attributes, **({"axes": axes} if self.chance(0.9) else {}))
+
+    def add_tile(self, name, shape):
+        repeats = [1, *self.several([1, 2], len(shape) - 1)]
+        self.add("Tile", [name, self.whole(*(repeats if self.chance(0.9) else [2, *repeats[1:]]))])
+
+    def add_expand(self, name, shape):
+        sizes = [int(self.choose([1, size if size > 1 else 2])) for size in shape]
+        sizes = sizes[int(self.choose([0, 1])) :]
+        if len(sizes) == len(shape):
+            sizes[0] = 1 if self.chance(0.8) else shape[0]
+        self.add("Expand", [name, self.whole(*sizes)])
+
+    def add_pad(self, name, shape):
+        mode = str(self.choose(["constant", "reflect", "edge"], [4, 1, 1]))
+        one, other = ([0, *self.several([0, 1, 2], len(shape) - 1)] for _ in range(2))
+        if self.chance(0.05):
+            one[0] = 1
+        attributes = {} if mode == "constant" and self.chance(0.5) else {"mode": mode}
+        if self.opset < 11:
+            self.add("Pad", [name], pads=one + other, **attributes, **({"value": 2.0} if self.chance(0.3) else {}))
+            return
+        fill = self.choose([[], [""], [self.tensor(np.float32(self.choose([0.0, 1.5])))]])
+        if self.opset >= 18 and self.chance(0.5):
+            axis = self.inner(shape)
+            inputs = [name, self.whole(one[axis], other[axis]), *(fill or [""]), self.whole(axis)]
+        else:
+            inputs = [name, self.whole(*one, *other), *fill]
+        self.add("Pad", inputs, **attributes)
+
+    def add_concat(self, name, shape):
+        axis = self.inner(shape, of_batch=0.05)
+        left = (*shape[:axis], *shape[axis + 1 :])
+        sizes_of = {other: sizes for other, sizes in self.values if len(sizes) == len(shape)}
+        others = [other for other, sizes in sizes_of.items() if (*sizes[:axis], *sizes[axis + 1 :]) == left]
+        chosen = [str(self.choose(others)) for _ in range(int(self.choose([1, 2])))]
+        if self.chance(0.2):
+            chosen.append(self.values_of(*shape))
+        self.add("Concat", [name, *chosen], axis=self.axis(axis, shape))
+
+    def add_stack(self, name, shape):
+        """Two tensors along a new dimension, each by Unsqueeze."""
+        axes = [self.along("Unsqueeze", one, 1) for one in (name, self.pick(shape)[0])]
+        if all(axes):
+            self.add("Concat", axes, axis=1)
+
+    def add_depth(self, name, shape):
+        if len(shape) == 4 and self.chance(0.5):
+            self.add("SpaceToDepth", [name], blocksize=2)
+        elif len(shape) == 4:
+            mode = {"mode": str(self.choose(["DCR", "CRD"]))} if self.opset >= 11 and self.chance(0.6) else {}
+            self.add("DepthToSpace", [name], blocksize=2, **mode)
+
+    def add_resize(self, name, shape):
+        factors = np.float32([1, 1, *(self.choose([1, 2, 3, 0.5], [3, 4, 2, 1]) for _ in shape[2:])])
+        if self.opset < 10:
+            if self.opset >= 9:
+                self.add("Upsample", [name, self.tensor(factors)], mode="nearest")
+            elif self.opset >= 7:
+                self.add("Upsample", [name], mode="nearest", scales=[float(f) for f in factors])
+            return
+        attributes = {"mode": str(self.choose(["nearest", "linear"], [6, 1]))} if self.chance(0.9) else {}
+        if self.opset == 10:
+            self.add("Resize", [name, self.tensor(factors)], **attributes)
+            return
+        if self.chance(0.8):
+            ways = ["asymmetric", "half_pixel", "align_corners", "pytorch_half_pixel"]
+            attributes["coordinate_transformation_mode"] = str(self.choose(ways, [6, 2, 1, 1]))
+        if self.chance(0.8):
+            attributes["nearest_mode"] = str(self.choose(["floor", "round_prefer_floor", "ceil"], [4, 2, 1]))
+        empty = "" if self.opset >= 13 else self.tensor(np.zeros(0, dtype=np.float32))
+        if self.chance(0.7):
+            self.add("Resize", [name, empty, self.tensor(factors)], **attributes)
+        else:
+            sizes = [int(size * factor) for size, factor in zip(shape, factors, strict=True)]
+            self.add("Resize", [name, empty, empty, self.whole(*sizes)], **attributes)
+
+    def add_matmul(self, name, shape):
+        wide = int(self.choose([1, 2, 3]))
+        kind = self.choose(["values", "left", "stack", "vector"])
+        if kind == "values" and len(shape) >= 3:
+            order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+            turned = self.add("Transpose", [self.pick(shape)[0]], perm=order)
+            self.add("MatMul", [name, turned] if self.chance(0.5) else [turned, name])
+        elif kind == "left":
+            self.add("MatMul", [self.values_of(wide, shape[-2]), name])
+        elif kind == "stack" and len(shape) >= 3:
+            self.add("MatMul", [name, self.values_of(*self.choose([(1,), shape[-3:-2]]), shape[-1], wide)])
+        elif kind == "vector":
+            self.add("MatMul", [name, self.values_of(shape[-1])])
+
+    def add_gemm(self, name, shape):
+        if len(shape) != 2:
+            return
+        wide = int(self.choose([2, 3]))
+        fitting = [other for other, sizes in self.values if sizes in ((shape[0], wide), (shape[0], 1))]
+        bias = self.choose([[], [""], [str(self.choose(fitting))]] if fitting else [[], [""]])
+        attributes = {key: float(self.choose([0.5, 3.0])) for key in ("alpha", "beta") if self.chance(0.4)}
+        self.add("Gemm", [name, self.values_of(shape[1], wide), *bias], **attributes)
+
+    def add_dropout(self, name, shape):
+        inputs, attributes = [name], {}
+        if self.opset >= 12:
+            training = self.tensor(np.array(self.chance(0.2)))
+            inputs += self.choose([[], ["", training], [self.tensor(np.float32(0.3))]])
+        elif self.chance(0.5):
+            attributes["ratio"] = 0.25
+        self.add("Dropout", inputs, **attributes)
 
     def model(self, kind, opset=None):
         """The graph as a file's content, in float32 or float64."""
@@ -315,23 +500,27 @@ class Graph(Further):
         name, shape = self.values[-1]
         nodes = [helper.make_node("Identity", [name], ["output"], name="last")]
         nodes = [*(_doubled(node) if kind == TensorProto.DOUBLE else node for node in self.nodes), *nodes]
+        arrays = {n: a.astype(dtype) if a.dtype == np.float32 else a for n, a in self.tensors.items()}
         graph = helper.make_graph(
             nodes,
             "grown",
             [helper.make_tensor_value_info("input", kind, [self.batch, *self.values[0][1][1:]])],
             [helper.make_tensor_value_info("output", kind, [f"size{place}" for place in range(len(shape))])],
-            [
-                numpy_helper.from_array(array.astype(dtype) if array.dtype == np.float32 else array, name)
-                for name, array in self.tensors.items()
-            ],
+            [numpy_helper.from_array(array, name) for name, array in arrays.items()],
         )
-        return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", opset or self.opset)], ir_version=8
-        ).SerializeToString()
+        opsets = [helper.make_opsetid("", opset or self.opset)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
     def inputs(self):
         """Inputs that float32 computes exactly with, as far as it goes."""
         return self.rng.integers(-4, 5, size=self.values[0][1]).astype(np.float64) / 2
+
+
+# How often each operator, or group of them, is taken.
+KINDS = {"map": 30, "two": 40, "broadcast": 18, "negate": 2, "shape": 10, "part": 12, "transpose": 3, "pool": 4}
+KINDS |= dict.fromkeys(("reduce", "concat", "matmul"), 4)
+FURTHER = "transposed normal global_pool many power cumulated tile expand pad depth gather resize gemm dropout stack"
+KINDS |= dict.fromkeys(FURTHER.split(), 2)
 
 
 def _doubled(node):
