@@ -133,6 +133,17 @@ def no_pictures(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def digits_run(tmp_path_factory):
+    """The folder of a run on digits, a fifth of them held out; whoever writes into it has a copy."""
+    from polybound.runs import DataSpec, Spec, train_runs
+    from polybound.training import Recipe
+
+    spec = Spec(DataSpec.of("digits", held_out=0.2), recipe=Recipe.from_options(epochs=5, learning_rate=0.02))
+    (run,) = train_runs([spec], tmp_path_factory.mktemp("digits"))
+    return run.path
+
+
+@pytest.fixture(scope="session")
 def cli():
     """`polybound` in this process: `cli("evaluate", run, "--json").json`."""
     return run_command

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polybound as pb
-from helpers.networks import F64, networks
+from helpers.networks import F64, Written, networks
 from helpers.profiles import examples
 from polybound.attacks import APGD, APGDT, FGSM, PGD, TPGD, Attack, RandomSearch, Square, parse_attack
 from polybound.attacks.classifier import Classifier
@@ -123,17 +123,10 @@ def robust(model, data, attack, **options):
 def test_closed_forms_and_autograd_find_the_same(digits):
     (model, _), data = digits
 
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = model
-
-        def forward(self, x):
-            return self.inner(x)
-
+    plain = Written(lambda m, x: m.inner(x), inner=model)
     for attack in (FGSM(0.1), PGD(0.1, 5), TPGD(0.1, 2, 0.05), APGD(0.1, 5), APGDT(0.1, 3), Square(0.1, 5)):
         by_hand = attack(model, data.x, data.y, domain=data.domain)
-        by_graph = attack(Plain(), data.x, data.y, domain=data.domain)
+        by_graph = attack(plain, data.x, data.y, domain=data.domain)
         assert ((by_hand - by_graph).abs() > 1e-5).float().mean() < 1e-3
 
 
@@ -219,13 +212,9 @@ def test_a_saturated_classifier_is_broken_all_the_same(digits):
 
 def test_a_constant_classifier_and_one_that_overflows():
     x, y = torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)
-
-    class Constant(nn.Module):
-        def forward(self, x):
-            return x.new_tensor([1.0, 0.0, 0.0]).expand(len(x), 3)
-
+    constant = Written(lambda m, x: x.new_tensor([1.0, 0.0, 0.0]).expand(len(x), 3))
     for attack in (FGSM(0.1), PGD(0.1, 3), APGD(0.1, 5, loss="dlr"), APGDT(0.1, 2), TPGD(0.1, 2)):
-        found = attack(Constant(), x, y, domain=(0, 1))
+        found = attack(constant, x, y, domain=(0, 1))
         assert torch.isfinite(found).all()
     wild = pb.CCP(4, 3, 3, degree=4, seed=0)
     with torch.no_grad():

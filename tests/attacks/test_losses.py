@@ -40,14 +40,14 @@ def test_slopes_are_the_gradient_up_to_a_positive_factor(kind, seed, classes, sc
     for e in range(E):
         for n in range(N):
             z = logits[e, :, n].clone().requires_grad_()
-            textbook = {
-                "ce": lambda tiny, z=z, n=n: F.cross_entropy(z, y[n]),
-                "kl": lambda tiny, z=z, n=n, e=e: F.kl_div(
-                    z.log_softmax(0), clean[e, :, n].softmax(0), reduction="sum"
-                ),
-                "dlr": lambda tiny, z=z, n=n: textbook_dlr(z, y[n], tiny),
-                "targeted": lambda tiny, z=z, n=n, e=e: textbook_targeted(z, y[n], target[e, n], tiny),
-            }[kind]
+
+            def textbook(tiny, z=z, e=e, n=n):
+                if kind == "ce":
+                    return F.cross_entropy(z, y[n])
+                if kind == "kl":
+                    return F.kl_div(z.log_softmax(0), clean[e, :, n].softmax(0), reduction="sum")
+                return textbook_dlr(z, y[n], tiny) if kind == "dlr" else textbook_targeted(z, y[n], target[e, n], tiny)
+
             # Without the 1e-12, which has a gradient of its own where y is third and the DLR constant.
             (gradient,) = torch.autograd.grad(textbook(0.0), z)
             logit_grad = loss.logit_grad(logits)[e, :, n]
@@ -106,9 +106,8 @@ def test_labels_may_be_those_of_each_run(seed, classes):
             assert torch.equal(together.logit_grad(logits)[e], alone.logit_grad(logits[e : e + 1])[0])
         keep = torch.tensor([3, 0])
         assert torch.equal(together.pick(keep).logit_grad(logits[..., keep]), together.logit_grad(logits)[..., keep])
-    assert torch.equal(
-        is_correct(logits, own), torch.stack([is_correct(logits[e : e + 1], own[e])[0] for e in range(E)])
-    )
+    apart = torch.stack([is_correct(logits[e : e + 1], own[e])[0] for e in range(E)])
+    assert torch.equal(is_correct(logits, own), apart)
 
 
 def test_one_class_has_no_rival():

@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import polybound as pb
+from helpers.networks import Written
 from polybound.attacks import FGSM, PGD, TPGD, parse_attack
 from polybound.errors import PolyboundError
 
@@ -22,15 +22,9 @@ def peer(name):
         return pytest.importorskip(name)
 
 
-class Scaled(nn.Module):
+def scaled_to_units(model):
     """The model, for images in [0, 1]."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(2 * x - 1)
+    return Written(lambda m, x: m.inner(2 * x - 1), inner=model)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +45,7 @@ def accuracy(model, images, y):
 def test_torchattacks(subject, eps):
     suite = peer("torchattacks")
     model, x, y = subject
-    scaled, images = Scaled(model), (x + 1) / 2
+    scaled, images = scaled_to_units(model), (x + 1) / 2
     pairs = [
         (FGSM(eps), suite.FGSM(scaled, eps=eps / 2)),
         (PGD(eps, 20, eps / 10), suite.PGD(scaled, eps=eps / 2, alpha=eps / 20, steps=20)),
@@ -90,7 +84,7 @@ def test_torchattacks_on_a_network_that_is_too_sure_of_itself(subject):
     theirs = torch.cat([judge(image, label) for image, label in zip(x[some].split(1), y[some].split(1), strict=True)])
     published = step(sure, x[some], y[some], domain=(-1, 1), protocol="published")
     assert ((published - theirs).abs() > 1e-4).float().mean() < 0.001
-    scaled = Scaled(sure)
+    scaled = scaled_to_units(sure)
     fooled = accuracy(scaled, suite.FGSM(scaled, eps=0.1)((x + 1) / 2, y), y)
     assert accuracy(sure, step(sure, x, y, domain=(-1, 1)), y) < fooled - 0.1
 
@@ -100,7 +94,7 @@ def test_torchattacks_targeted_apgd(subject):
     model, x, y = subject
     clean = model(x).argmax(-1) == y
     for protocol in ("sound", "published"):
-        wrapped = Scaled(model) if protocol == "sound" else model
+        wrapped = scaled_to_units(model) if protocol == "sound" else model
         images, eps = ((x + 1) / 2, 0.1) if protocol == "sound" else (x, 0.2)
         theirs = suite.APGDT(wrapped, eps=eps, steps=1)(images, y)
         ours = parse_attack("apgdt-1:eps=0.2")(model, x, y, domain=(-1, 1), protocol=protocol)

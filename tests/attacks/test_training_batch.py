@@ -6,19 +6,7 @@ import torch.nn.functional as F
 
 import polybound as pb
 from helpers.networks import F64
-from polybound.attacks import (
-    APGD,
-    APGDT,
-    FGSM,
-    PGD,
-    TPGD,
-    Classifier,
-    RandomSearch,
-    Square,
-    adversarial_batch,
-    clip_range,
-    parse_attack,
-)
+from polybound.attacks import APGD, FGSM, PGD, TPGD, Classifier, RandomSearch, Square, adversarial_batch, clip_range
 from polybound.errors import PolyboundError
 
 SHAPE, RUNS, BATCH = (1, 6, 6), 4, 16
@@ -39,7 +27,7 @@ ATTACKS = {
     "tpgd": TPGD(0.1, 3, 0.05),
     "apgd": APGD(0.2, 8),
     "apgd 2": APGD(0.5, 5, norm="2", loss="dlr", restarts=2),
-    "apgdt": APGDT(0.2, 3, targets=3),
+    "apgdt": pb.APGDT(0.2, 3, targets=3),
     "random": RandomSearch(0.2, 4),
     "random 2": RandomSearch(0.5, 3, norm="2"),
     "square": Square(0.2, 6),
@@ -102,14 +90,8 @@ def test_each_run_gets_what_it_would_get_alone(name, kind, groups):
     assert torch.equal(x, before) and found.shape == (RUNS, BATCH, 36)
     for e in range(RUNS):
         group = slice(e * groups // RUNS, e * groups // RUNS + 1)
-        alone = adversarial_batch(
-            attack,
-            Classifier(model.run(e), SHAPE),
-            x[group],
-            y[group],
-            domain=(-1, 1),
-            generators=generators(groups)[group],
-        )
+        mine, options = Classifier(model.run(e), SHAPE), {"domain": (-1, 1), "generators": generators(groups)[group]}
+        alone = adversarial_batch(attack, mine, x[group], y[group], **options)
         torch.testing.assert_close(found[e : e + 1], alone, rtol=0, atol=1e-9)
     # A search that does not succeed returns the image.
     assert (found[0] - x[0]).abs().max() > 0.01 or (kind != "ccp" and isinstance(attack, APGD | RandomSearch))
@@ -159,7 +141,7 @@ def test_an_attack_of_another_library():
     pytest.importorskip("foolbox")
     model = MODELS["ccp"](runs=RUNS, seed=0)
     x, y = batches(2, dtype=torch.float32)
-    attack, classifier = parse_attack("foolbox-0.1"), Classifier(model, SHAPE)
+    attack, classifier = pb.parse_attack("foolbox-0.1"), Classifier(model, SHAPE)
     found = adversarial_batch(attack, classifier, x, y, domain=(-1, 1), generators=generators(2))
     assert found.shape == (RUNS, BATCH, 36)
     assert ((found - x.repeat_interleave(2, 0)).abs() <= 0.1 + 1e-6).all()

@@ -129,9 +129,8 @@ def test_every_bound_lies_below_every_value(model, seed, eps):
     c, r = centre(lower, upper)
     w, constant = net.C[y].unsqueeze(1) - net.C, net.beta[y].unsqueeze(1) - net.beta
     slack = slack_of_margins(net, y, lower, upper)
-    least = torch.stack(
-        [margins_of(net, int(y[i]), points_of(lower[i], upper[i], seed)).amin(0) for i in range(len(y))]
-    )
+    points = [points_of(lower[i], upper[i], seed) for i in range(len(y))]
+    least = torch.stack([margins_of(net, int(y[i]), points[i]).amin(0) for i in range(len(y))])
     for planes in (False, True):
         assert (graph_bound(net, lower, upper, w, constant, slack, planes) <= least + slack / 8).all()
     reach = (c.abs() + r) * (1 + 4 * ULP)

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.networks import F64, ccps, convs, ncps, randomise, seeds
 from helpers.profiles import examples
-from helpers.search import Region, exact_values, judge_decision, rival_forms
+from helpers.search import METHODS, Region, exact_values, inputs_and_radii, judge_decision, rival_forms
 from polybound.certificates.certify import bisected
 
 ENOUGH = 600.0
 """Seconds of branch and bound where all must be decided: far more than any machine needs for what is asked here."""
-METHODS = [("inf", m) for m in ("auto", "second", "first", "crown", "interval", "lipschitz")]
-METHODS += [("2", m) for m in ("auto", "second", "first", "lipschitz")]
-SIZES = torch.tensor([0.0, 1e-160, 1e-12, 1e-4, 0.02, 0.1, 0.5, 1.5], dtype=F64)
 
 
 def networks(max_features=4, max_degree=6):
@@ -27,11 +24,8 @@ def networks(max_features=4, max_degree=6):
 
 
 def drawn(model, seed, images=2):
-    """Inputs, many of them on the domain's sides, a radius of any size for each feature of each, and labels."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(images, model.features, generator=generator, dtype=F64) * 2 - 1
-    x = torch.where(torch.rand(x.shape, generator=generator) < 0.3, x.sign(), x)
-    return x, SIZES[torch.randint(0, len(SIZES), x.shape, generator=generator)], model(x).argmax(1)
+    x, eps = inputs_and_radii(model.features, seed, images)
+    return x, eps, model(x).argmax(1)
 
 
 @settings(max_examples=examples(200))
@@ -159,9 +153,8 @@ def test_second_order_is_tighter_than_all_it_is_compared_with_on_a_trained_netwo
     model = pb.paper_model("pn-4", shape=train.shape, seed=0)
     pb.fit(model, train, "paper", epochs=15, learning_rate=0.02, milestones=())
     x, y = test.x[:60], test.y[:60]
-    found = {
-        method: pb.certify(model, x, y, 0.05, method=method, budget=ENOUGH) for norm, method in METHODS if norm == "inf"
-    }
+    methods = [method for norm, method in METHODS if norm == "inf"]
+    found = {method: pb.certify(model, x, y, 0.05, method=method, budget=ENOUGH) for method in methods}
     verified = {method: result.count("verified") for method, result in found.items()}
     assert verified["auto"] >= verified["second"] >= verified["first"] >= verified["interval"] >= verified["lipschitz"]
     assert verified["second"] >= verified["crown"]
@@ -275,14 +268,6 @@ def test_a_tolerance_below_the_spacing_of_numbers():
 # Several processes.
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def asked(images=70):
     model = pb.CCP(6, 4, 3, 3, seed=0, dtype=F64)
     with torch.no_grad():
@@ -301,7 +286,7 @@ def assert_same(a, b):
         assert (p is None) == (q is None) and (p is None or torch.equal(p, q))
 
 
-def test_workers_decide_the_same(one_thread):
+def test_workers_decide_the_same():
     model, x, y = asked()
     seen = []
     for options in (
@@ -324,9 +309,8 @@ def test_blocks_keep_the_sides_of_boxes_and_the_places_of_proofs():
     assert torch.equal(found.box[0], lower) and torch.equal(found.box[1], upper) and found.eps is None
     assert {image for image, _ in found.proofs} == set(range(40))
     one = pb.certify(model, x[35:36], y[35:36], box=(lower[35:36], upper[35:36]), keep=True)
-    assert one.status == found.status[35:36] and {(35, rival) for _, rival in one.proofs} == {
-        key for key in found.proofs if key[0] == 35
-    }
+    assert one.status == found.status[35:36]
+    assert {(35, rival) for _, rival in one.proofs} == {key for key in found.proofs if key[0] == 35}
 
 
 def test_few_images_of_a_large_network_are_several_blocks():

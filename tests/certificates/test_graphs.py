@@ -10,6 +10,7 @@ from torch import nn
 
 import polybound as pb
 from helpers.graphs import F64, graphs
+from helpers.networks import Written, layers
 from polybound.certificates.bounds.graphs import (
     GraphBoxes,
     backward_bounds,
@@ -155,16 +156,12 @@ def test_stages_are_ordered_by_strength(network):
 def test_plain_modules_are_traced_with_the_shape_of_their_inputs():
     torch.manual_seed(0)
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(64, 6), nn.Linear(64, 6), nn.Linear(6, 10)
+    def forward(m, x):
+        y = m.a(x.flatten(1))
+        return m.c((y * m.b(x.flatten(1)) + y).square())
 
-        def forward(self, x):
-            y = self.a(x.flatten(1))
-            return self.c((y * self.b(x.flatten(1)) + y).square())
-
-    module, test = Net(), pb.data.load_digits("test")
+    module = Written(forward, **layers(64, 6, "ab"), c=nn.Linear(6, 10))
+    test = pb.data.load_digits("test")
     labels = module(test.x[:4]).argmax(1)
     found = pb.certify(module, test.x[:4], labels, 1e-4)
     assert found.count("verified") == 4

@@ -6,20 +6,12 @@ import pytest
 
 import polybound as pb
 from helpers.tampering import forge
-from polybound.runs import DataSpec, Spec, train_runs
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    recipe = pb.Recipe.from_options(epochs=5, learning_rate=0.02, milestones=())
-    (run,) = train_runs([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path_factory.mktemp("runs"))
-    return run.path
-
-
-@pytest.fixture(scope="module")
-def trained(run, tmp_path_factory):
+def trained(digits_run, tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "digits.safetensors"
-    path.write_bytes((run / "model.safetensors").read_bytes())
+    path.write_bytes((digits_run / "model.safetensors").read_bytes())
     return path
 
 
@@ -53,8 +45,8 @@ def test_certify_save_and_check(cli, refused, trained, tmp_path):
     assert "changed after it was written" in refused("certify", trained, "--check", proofs)
 
 
-def test_table_and_run_folder(cli, run):
-    found = cli("certify", run, "--eps", 0.02, "--eps", 0.1, "--images", 5, "--method", "first")
+def test_table_and_run_folder(cli, digits_run):
+    found = cli("certify", digits_run, "--eps", 0.02, "--eps", 0.1, "--images", 5, "--method", "first")
     assert found.code == 0, found.err
     assert all(word in found.out for word in ("certified", "attacked", "undecided", "0.02", "0.1"))
 

@@ -4,18 +4,7 @@ import gzip
 
 import pytest
 
-from helpers.data import (
-    nsynth_members,
-    put_cifar,
-    put_mnist,
-    serve_mnist,
-    tarred,
-    tiny_cifar,
-    tiny_emnist,
-    tiny_mnist,
-    tiny_nsynth,
-    write,
-)
+from helpers import data as on_disk
 from polybound.data import names
 
 
@@ -32,8 +21,8 @@ def data(cli):
 
 
 def test_list(data, root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents)
+    _, contents, _ = on_disk.tiny_mnist(monkeypatch)
+    on_disk.put_mnist(root, contents)
     shown = data("list", "--data-dir", root).out
     for word in (*names(), "CC BY-SA", "3x32x32", "62"):
         assert word in shown
@@ -41,47 +30,43 @@ def test_list(data, root, monkeypatch):
     assert rows["tiny"]["found"] == str(root / "tiny") and rows["mnist"]["found"] is None
     assert "cs.toronto.edu" in rows["cifar10"]["source"] and rows["kmnist"]["licence"] == "CC BY-SA 4.0"
     assert rows["digits"]["found"] and rows["emnist-byclass"]["classes"] == 62
-    assert rows["fashion-mnist"]["samples"] == {"train": 60000, "test": 10000} and rows["cifar10"]["shape"] == [
-        3,
-        32,
-        32,
-    ]
+    assert rows["fashion-mnist"]["samples"] == {"train": 60000, "test": 10000}
+    assert rows["cifar10"]["shape"] == [3, 32, 32]
 
 
 def test_get(data, root, server, monkeypatch):
-    contents = serve_mnist(server, monkeypatch)
+    contents = on_disk.serve_mnist(server, monkeypatch)
     printed = data("get", "tiny", "--data-dir", root).out
-    assert printed.split() == [str(root / "tiny" / f"{name}.gz") for name in sorted(contents, key=order)]
+    assert printed.split() == [
+        str(root / "tiny" / f"{name}.gz")
+        for name in sorted(contents, key=lambda name: (name.startswith("t10k"), "labels" in name))
+    ]
     assert "already in" in data("get", "tiny", "--data-dir", root).out
     assert len(server.requests) == 4
     data("verify", "tiny", "--data-dir", root)
 
 
-def order(name):
-    return name.startswith("t10k"), "labels" in name
-
-
 def test_get_does_not_ask_for_what_is_there_in_another_form(data, root, monkeypatch):
-    put_cifar(root / "cifar10", tiny_cifar(monkeypatch)[0])
+    on_disk.put_cifar(root / "cifar10", on_disk.tiny_cifar(monkeypatch)[0])
     assert "already in" in data("get", "cifar10", "--data-dir", root).out
     assert "already in" in data("get", "digits", "--data-dir", root).out
 
 
 def test_get_says_what_is_wrong(data, root, server, monkeypatch):
-    tiny_mnist(monkeypatch, bases=[server.url])
+    on_disk.tiny_mnist(monkeypatch, bases=[server.url])
     assert "put train-images" in data("get", "tiny", "--data-dir", root, code=2).err
     server.files["/train-images-idx3-ubyte.gz"] = b"junk"
     assert "what it sent is not kept" in data("get", "tiny", "--data-dir", root, code=2).err
 
 
 def test_verify_names_every_bad_file(data, root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents)
+    _, contents, _ = on_disk.tiny_mnist(monkeypatch)
+    on_disk.put_mnist(root, contents)
     good = data("verify", "tiny", "--data-dir", root)
     assert good.out.count("ok  ") == 4 and good.err == ""
     bad = ["train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"]
     for name in bad:
-        write(root / "tiny" / f"{name}.gz", gzip.compress(contents[name][:-1]))
+        on_disk.write(root / "tiny" / f"{name}.gz", gzip.compress(contents[name][:-1]))
     result = data("verify", "tiny", "--data-dir", root, code=2)
     lines = result.err.splitlines()
     assert len(lines) == 2 and result.out.count("ok  ") == 2
@@ -92,9 +77,9 @@ def test_verify_names_every_bad_file(data, root, monkeypatch):
 
 
 def test_verify_says_what_is_missing(data, root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
+    _, contents, _ = on_disk.tiny_mnist(monkeypatch)
     del contents["t10k-labels-idx1-ubyte"]
-    put_mnist(root, contents)
+    on_disk.put_mnist(root, contents)
     result = data("verify", "tiny", "--data-dir", root, code=2)
     assert result.out.count("ok  ") == 3 and "put t10k-labels-idx1-ubyte.gz into" in result.err
     assert "is not in" in data("verify", "mnist", "--data-dir", root, code=2).err
@@ -103,14 +88,14 @@ def test_verify_says_what_is_missing(data, root, monkeypatch):
 @pytest.mark.parametrize("damaged", [False, True])
 def test_verify_other_formats(data, root, monkeypatch, damaged):
     code = 2 if damaged else 0
-    content, _, members = tiny_emnist(monkeypatch)
-    archive = write(root / "emnist" / "gzip.zip", content[:-1] if damaged else content)
-    batches = put_cifar(root / "cifar10", tiny_cifar(monkeypatch)[0])
+    content, _, members = on_disk.tiny_emnist(monkeypatch)
+    archive = on_disk.write(root / "emnist" / "gzip.zip", content[:-1] if damaged else content)
+    batches = on_disk.put_cifar(root / "cifar10", on_disk.tiny_cifar(monkeypatch)[0])
     if damaged:
         (batches / "test_batch.bin").unlink()
-    notes = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": notes})
-    write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", notes + b"x" if damaged else notes)
+    notes = on_disk.tarred(on_disk.nsynth_members("test"))
+    on_disk.tiny_nsynth(monkeypatch, {"test": notes})
+    on_disk.write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", notes + b"x" if damaged else notes)
     for name, count in (("emnist-letters", 1), ("cifar10", 6), ("nsynth", 1)):
         result = data("verify", name, "--data-dir", root, code=code)
         assert result.out.count("ok  ") == count - damaged and result.err.count("\n") == damaged
@@ -118,7 +103,7 @@ def test_verify_other_formats(data, root, monkeypatch, damaged):
     # Members taken out of the zip file are checked one by one.
     archive.unlink()
     for name, member in members.items():
-        write(root / "emnist" / name, member[:-9] if damaged and "train-labels" in name else member)
+        on_disk.write(root / "emnist" / name, member[:-9] if damaged and "train-labels" in name else member)
     assert data("verify", "emnist-letters", "--data-dir", root, code=code).out.count("ok  ") == 4 - damaged
 
 

@@ -6,27 +6,23 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.networks import Written, layers
 
 
-class Own(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = torch.nn.Linear(64, 6), torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
+def own():
+    def forward(m, x):
+        y = m.a(x.flatten(1)) * m.b(x.flatten(1))
+        return m.c(y * y + y)
 
-    def forward(self, x):
-        y = self.a(x.flatten(1)) * self.b(x.flatten(1))
-        return self.c(y * y + y)
+    return pb.polynomial(Written(forward, **layers(64, 6, "ab"), c=torch.nn.Linear(6, 10)), (1, 8, 8))
 
 
 @pytest.fixture(params=["polynet", "own"])
 def deep(request, tmp_path):
     torch.manual_seed(0)
-    made = {
-        "polynet": lambda: pb.PolyNet((1, 8, 8), width=2, blocks=(1, 1), seed=0),
-        "own": lambda: pb.polynomial(Own(), (1, 8, 8)),
-    }
+    net = own() if request.param == "own" else pb.PolyNet((1, 8, 8), width=2, blocks=(1, 1), seed=0)
     path = tmp_path / f"{request.param}.safetensors"
-    made[request.param]().save(path)
+    net.save(path)
     return path
 
 

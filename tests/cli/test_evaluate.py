@@ -9,24 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import polybound as pb
-from polybound.runs import DataSpec, Run, Spec, train_runs
+from polybound.runs import Run
 
 ATTACK = ("--attacks", "fgsm-0.1", "--protocol", "both", "--limit", 80)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    recipe = pb.Recipe.from_options(epochs=2, learning_rate=0.02)
-    spec = Spec(DataSpec.of("digits", held_out=0.2), recipe=recipe)
-    (run,) = train_runs([spec], tmp_path_factory.mktemp("runs"))
-    return run.path
-
-
 @pytest.fixture
-def folder(trained, tmp_path):
+def folder(digits_run, tmp_path):
     """A run on which nothing was measured yet."""
-    return Path(shutil.copytree(trained, tmp_path / trained.name))
+    return Path(shutil.copytree(digits_run, tmp_path / digits_run.name))
 
 
 def test_pictures_examples_and_checks(cli, folder, tmp_path):
@@ -91,4 +82,5 @@ def test_a_folder_that_cannot_be_written_is_a_warning(cli, folder, monkeypatch):
 
     monkeypatch.setattr("polybound.runs.folder.write_atomically", read_only)
     result = cli("evaluate", folder, *ATTACK)
-    assert result.code == 0 and "fgsm-0.1" in result.out and folder.name in result.err
+    assert result.code == 0 and "fgsm-0.1" in result.out and not (folder / "scores.csv").exists()
+    assert folder.name in result.err and "could not be kept there (Permission denied)" in " ".join(result.err.split())

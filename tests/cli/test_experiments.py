@@ -61,11 +61,8 @@ def test_reproduce_and_report(cli, refused, recipe, tmp_path):
     made = cli("report", *folders, *output, "--json").json
     (section,) = made["sections"]
     figures = {figure["title"]: figure["panels"] for figure in section["figures"]}
-    assert list(figures) == [
-        "Accuracy over the bounds",
-        "Clean accuracy against accuracy under attack",
-        "The loss during training",
-    ]
+    titles = ["Accuracy over the bounds", "Clean accuracy against accuracy under attack", "The loss during training"]
+    assert list(figures) == titles
     (bounds,), _, (training,) = figures.values()
     assert [line["x"] for line in bounds["lines"]] == [[0.5, 1.0]] * 3  # clean, and under both protocols
     assert [line["label"] for line in training["lines"]] == ["none", "projection, bound 0.5", "projection, bound 1"]

@@ -13,7 +13,6 @@ import torch
 import polybound as pb
 from helpers.onnx_graphs import off, run
 from helpers.processes import run_code
-from polybound.runs import DataSpec, Spec, train_runs
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +62,10 @@ def test_onnx_files_are_models_to_every_command(cli, net, model_file):
     assert cli("bounds", net, "--json").json == cli("bounds", model_file, "--json").json
     words = ("--dataset", "digits", "--eps", "0.05", "-n", "20", "--json")
     (one,), (other,) = (cli("certify", file, *words).json["rows"] for file in (net, model_file))
-    assert {key: one[key] for key in ("verified", "falsified")} == {
-        key: other[key] for key in ("verified", "falsified")
-    }
+    assert (one["verified"], one["falsified"]) == (other["verified"], other["falsified"])
     words = ("--dataset", "digits", "--attacks", "fgsm-0.1", "--limit", "50", "--json")
-    assert (
-        cli("evaluate", net, *words).json["scores"][0]["correct"]
-        == cli("evaluate", model_file, *words).json["scores"][0]["correct"]
-    )
+    one, other = (cli("evaluate", file, *words).json["scores"][0] for file in (net, model_file))
+    assert one["correct"] == other["correct"]
 
 
 def test_a_benchmark_by_one_command(cli, model_file, tmp_path):
@@ -80,22 +75,21 @@ def test_a_benchmark_by_one_command(cli, model_file, tmp_path):
     answers = set()
     for line in (tmp_path / "b" / "instances.csv").read_text().splitlines():
         network, question, seconds = line.split(",")
-        answer = cli(
-            "verify", tmp_path / "b" / network, tmp_path / "b" / question, "--timeout", seconds, "-o", tmp_path / "r"
-        )
+        files = [tmp_path / "b" / name for name in (network, question)]
+        answer = cli("verify", *files, "--timeout", seconds, "-o", tmp_path / "r")
         assert answer.code == 0 and (tmp_path / "r").read_text() == answer.out
         answers.add(answer.out.splitlines()[0])
     assert answers <= {"sat", "unsat"} and "sat" in answers
 
 
-def test_run_folders_know_their_data(cli, tmp_path):
-    recipe = pb.Recipe.from_options(epochs=1)
-    (run,) = train_runs([Spec(DataSpec.of("digits"), recipe=recipe)], tmp_path / "runs")
-    assert cli("export", run.path, tmp_path / "net.onnx", "--no-bounds").code == 0
+def test_run_folders_know_their_data(cli, digits_run, tmp_path):
+    assert cli("export", digits_run, tmp_path / "net.onnx", "--no-bounds").code == 0
     assert pb.deploy.read_onnx(tmp_path / "net.onnx").metadata.class_names == tuple("0123456789")
-    assert cli("export", run.path, "--vnnlib", "--eps", "0.1", "-n", "2", "--no-bounds", "-o", tmp_path / "b").code == 0
+    assert (
+        cli("export", digits_run, "--vnnlib", "--eps", "0.1", "-n", "2", "--no-bounds", "-o", tmp_path / "b").code == 0
+    )
     [network] = (tmp_path / "b" / "onnx").iterdir()
-    assert network.name == f"{run.path.name}.onnx"
+    assert network.name == f"{digits_run.name}.onnx"
 
 
 def test_correct_images_only(cli, model_file, tmp_path, model):

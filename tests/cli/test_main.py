@@ -88,9 +88,8 @@ def test_demo(cli, tmp_path, monkeypatch):
 
 def test_train(cli, tmp_path):
     config = tmp_path / "recipe.toml"
-    config.write_text(
-        'dataset = "digits"\nmethod = "projection"\nbounds = [1.0, 2.0]\nlearning_rate = 0.02\nstart = 1\n'
-    )
+    given = 'dataset = "digits"\nmethod = "projection"\nbounds = [1.0, 2.0]\nlearning_rate = 0.02\nstart = 1\n'
+    config.write_text(given)
     words = ("--recipe", config, "--epochs", 2, "--seed", 0, "--seed", 1, "--runs", tmp_path / "runs")
     rows = cli("train", *words, "--json").json["runs"]
     assert [(row["seed"], row["method.bound"]) for row in rows] == [(0, 1.0), (0, 2.0), (1, 1.0), (1, 2.0)]
@@ -137,10 +136,9 @@ def test_train_by_other_optimisers(cli, tmp_path):
     words = ["--dataset", "digits", "--epochs", "4", "--samples", "300", "--runs", tmp_path, "--json"]
     words += ["--learning-rate", "0.003", "--label-smoothing", "0.1", "--schedule", "cosine", "--weight-decay", "0.5"]
     (row,) = cli("train", *words, "--optimiser", "adamw").json["runs"]
-    recipe = Run(Path(row["run"])).spec().recipe
-    assert recipe == pb.Recipe.from_options(
-        optimiser="adamw", learning_rate=0.003, weight_decay=0.5, schedule="cosine", epochs=4, label_smoothing=0.1
-    )
+    options = {"learning_rate": 0.003, "weight_decay": 0.5, "epochs": 4, "label_smoothing": 0.1}
+    wanted = pb.Recipe.from_options(optimiser="adamw", schedule="cosine", **options)
+    assert Run(Path(row["run"])).spec().recipe == wanted
     assert row["accuracy"] > 0.5 and row["loss.label_smoothing"] == 0.1
     (row,) = cli("train", *words, "--optimiser", "momentum", "--momentum", "0.5").json["runs"]
     assert row["optimiser.momentum"] == 0.5

@@ -134,13 +134,8 @@ def test_a_dry_run_removes_nothing(cli, root):
     shown = cli("runs", "clean", root, "--failed", "--unfinished", "--damaged", "--dry-run")
     assert shown.code == 0 and files(root) == before
     lines = [line.rpartition(": ") for line in shown.out.splitlines()]
-    assert sorted(why for _, _, why in lines) == [
-        "damaged",
-        "failed",
-        "half-written",
-        "its runs are finished",
-        "unfinished",
-    ]
+    reasons = ["damaged", "failed", "half-written", "its runs are finished", "unfinished"]
+    assert sorted(why for _, _, why in lines) == reasons
     assert all(Path(path).exists() for path, _, _ in lines)
 
 

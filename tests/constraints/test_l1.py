@@ -57,37 +57,31 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
 
+KINDS = {
+    "normal": lambda normal, uniform, draw: normal,
+    "uniform": lambda normal, uniform, draw: 2.0 * uniform - 1.0,
+    "constant": lambda normal, uniform, draw: draw(st.floats(0.01, 100.0)) * normal.sign(),
+    "ties": lambda normal, uniform, draw: torch.round(2.0 * normal),
+    "sparse": lambda normal, uniform, draw: normal * (uniform < 0.2),
+    "spike": lambda normal, uniform, draw: 1e-4 * normal.index_fill(1, torch.tensor(0), draw(st.floats(-1e8, 1e8))),
+    "cluster": lambda normal, uniform, draw: 1e3 + uniform * 10.0 ** draw(st.integers(-7, 2)),
+    "range": lambda normal, uniform, draw: normal * 10.0 ** (30.0 * uniform - 15.0),
+    "geometric": lambda normal, uniform, draw: (
+        normal.sign() * draw(st.floats(1.1, 4.0)) ** torch.arange(normal.shape[1]).clamp(max=40)
+    ),
+}
+
+
 @st.composite
 def rows(draw: st.DrawFn, max_dim: int = 70) -> Tensor:
     """A few rows of one of many kinds: smooth, tied, constant, sparse, spiked, clustered, of a huge range."""
     dtype = draw(st.sampled_from([FLOAT, DOUBLE]))
     shape = (draw(st.integers(1, 6)), draw(st.integers(1, max_dim)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    kind = draw(
-        st.sampled_from(["normal", "uniform", "constant", "ties", "sparse", "spike", "cluster", "range", "geometric"])
-    )
+    kind = draw(st.sampled_from(list(KINDS)))
     normal = torch.randn(shape, generator=generator, dtype=DOUBLE)
     uniform = torch.rand(shape, generator=generator, dtype=DOUBLE)
-    if kind == "normal":
-        x = normal
-    elif kind == "uniform":
-        x = 2.0 * uniform - 1.0
-    elif kind == "constant":
-        x = draw(st.floats(0.01, 100.0)) * normal.sign()
-    elif kind == "ties":
-        x = torch.round(2.0 * normal)
-    elif kind == "sparse":
-        x = normal * (uniform < 0.2)
-    elif kind == "spike":
-        x = 1e-4 * normal
-        x[:, 0] = draw(st.floats(-1e4, 1e4))
-    elif kind == "cluster":
-        x = 1e3 + uniform * 10.0 ** draw(st.integers(-7, 2))
-    elif kind == "range":
-        x = normal * 10.0 ** (30.0 * uniform - 15.0)
-    else:
-        x = normal.sign() * draw(st.floats(1.1, 4.0)) ** torch.arange(shape[1]).clamp(max=40)
-    return (x * 10.0 ** draw(st.integers(-8, 8))).to(dtype)
+    return (KINDS[kind](normal, uniform, draw) * 10.0 ** draw(st.integers(-8, 8))).to(dtype)
 
 
 @st.composite

@@ -14,46 +14,38 @@ from helpers.profiles import examples
 from polybound.constraints.product import project_product
 from polybound.errors import PolyboundError
 
-KINDS = ["normal", "cauchy", "sparse", "ties", "spike", "decades", "single", "plateaus"]
-OFFSETS = ["none", "residual", "all", "some", "small"]
+
+def plateaus(rng, d):
+    """Several scales, each with about the same l1 mass: R tau(R) goes up and down many times."""
+    levels = 10.0 ** -rng.uniform(0, 3, 4)
+    v = np.repeat(levels, np.maximum(1, (rng.uniform(0.5, 2, 4) / levels / 10).astype(int)))[:d]
+    return np.pad(v, (0, d - len(v)))
+
+
+ROWS = {
+    "normal": lambda rng, d: rng.standard_normal(d),
+    "cauchy": lambda rng, d: rng.standard_cauchy(d),
+    "sparse": lambda rng, d: rng.standard_normal(d) * (rng.random(d) < 0.3),
+    "ties": lambda rng, d: rng.integers(-3, 4, d).astype(float),
+    "spike": lambda rng, d: np.append(rng.uniform(0.5, 3), np.full(d - 1, rng.choice([0.01, 0.1, 0.5]))),
+    "decades": lambda rng, d: 10.0 ** rng.uniform(-6, 1, d),
+    "single": lambda rng, d: np.where(np.arange(d) == rng.integers(d), rng.standard_normal(), 0.0),
+    "plateaus": plateaus,
+}
+OFFSETS = {
+    "none": lambda rng, k: np.zeros(k),
+    "residual": lambda rng, k: np.array([0.0] + [1.0] * (k - 1)),
+    "all": lambda rng, k: np.ones(k),
+    "some": lambda rng, k: rng.choice([0.0, 0.3, 1.0], k),
+    "small": lambda rng, k: 10.0 ** rng.uniform(-4, 0, k),
+}
+KINDS = list(ROWS)
 
 
 def make_row(rng, d, kind):
-    if kind == "normal":
-        v = rng.standard_normal(d)
-    elif kind == "cauchy":
-        v = rng.standard_cauchy(d)
-    elif kind == "sparse":
-        v = rng.standard_normal(d) * (rng.random(d) < 0.3)
-    elif kind == "ties":
-        v = rng.integers(-3, 4, d).astype(float)
-    elif kind == "spike":
-        v = np.full(d, rng.choice([0.01, 0.1, 0.5]))
-        v[0] = rng.uniform(0.5, 3)
-    elif kind == "decades":
-        v = 10.0 ** rng.uniform(-6, 1, d)
-    elif kind == "single":
-        v = np.zeros(d)
-        v[rng.integers(d)] = rng.standard_normal()
-    else:  # several scales, each with about the same l1 mass: R tau(R) goes up and down many times
-        levels = 10.0 ** -rng.uniform(0, 3, 4)
-        v = np.repeat(levels, np.maximum(1, (rng.uniform(0.5, 2, 4) / levels / 10).astype(int)))[:d]
-        v = np.pad(v, (0, d - len(v)))
-    if not v.any():
-        v[0] = 1.0
+    v = ROWS[kind](rng, d)
+    v[0] = v[0] if v.any() else 1.0
     return v * rng.choice([0.1, 1, 1, 1, 10])
-
-
-def make_offset(rng, k, kind):
-    if kind == "none":
-        return np.zeros(k)
-    if kind == "residual":
-        return np.array([0.0] + [1.0] * (k - 1))
-    if kind == "all":
-        return np.ones(k)
-    if kind == "some":
-        return rng.choice([0.0, 0.3, 1.0], k)
-    return 10.0 ** rng.uniform(-4, 0, k)
 
 
 @st.composite
@@ -64,7 +56,7 @@ def units(draw, k, logs=(1e-3, 0.1, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 15.0
     v = np.stack([make_row(rng, d, draw(st.sampled_from(KINDS))) for _ in range(k)])
     if k > 1 and draw(st.integers(0, 6)) == 0:
         v[1] = v[0]
-    beta = make_offset(rng, k, draw(st.sampled_from(OFFSETS)))
+    beta = OFFSETS[draw(st.sampled_from(list(OFFSETS)))](rng, k)
     total = (np.abs(v).sum(1) + beta).prod()
     bound = total * math.exp(-draw(st.sampled_from(logs)) * rng.uniform(0.5, 1.5))
     if bound < beta.prod():
@@ -279,9 +271,8 @@ def test_parameters_and_views():
     expected = project_product(v, 2.0)
     assert not expected.requires_grad and not torch.equal(expected, v)
     wide = torch.randn(6, 3, 8).transpose(0, 2)[1:5]
-    torch.testing.assert_close(
-        project_product(wide, 2.0), project_product(wide.contiguous(), 2.0), rtol=1e-6, atol=1e-7
-    )
+    plain = project_product(wide.contiguous(), 2.0)
+    torch.testing.assert_close(project_product(wide, 2.0), plain, rtol=1e-6, atol=1e-7)
 
 
 def test_nothing_to_do():
@@ -318,12 +309,8 @@ def test_bad_input(weights, bound, offset):
 def test_extreme_numbers_neither_overflow_nor_leave_the_set(seed, k, dtype):
     rng = np.random.default_rng(seed)
     decades = 30 if dtype == torch.float32 else rng.choice([5, 40])
-    rows = (
-        rng.standard_normal((k, 3, 5))
-        * 10.0 ** rng.uniform(-decades, decades, (k, 3, 1))
-        * (rng.random((k, 3, 5)) < 0.8)
-    )
-    v = torch.tensor(rows, dtype=dtype)
+    rows = rng.standard_normal((k, 3, 5)) * 10.0 ** rng.uniform(-decades, decades, (k, 3, 1))
+    v = torch.tensor(rows * (rng.random((k, 3, 5)) < 0.8), dtype=dtype)
     beta = torch.tensor(rng.choice([0.0, 0.0, 1e-30, 1e-10, 1.0, 1e5], k))[:, None]
     bound = max(math.exp(rng.uniform(-600, 600)), float(beta.prod()))
     w = project_product(v, bound, offset=beta)

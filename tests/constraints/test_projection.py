@@ -20,10 +20,6 @@ def snapshot(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def unchanged(model, before):
-    return all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
 @given(networks(runs=(None, 2)), bounds, st.sampled_from(["inf", "2", "product"]), st.booleans())
 def test_inside_and_idempotent(model, bound, norm, single_precision):
     if single_precision:
@@ -36,7 +32,7 @@ def test_inside_and_idempotent(model, bound, norm, single_precision):
     assert projection.contains()
     before = snapshot(model)
     projection.apply_()
-    assert unchanged(model, before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 @given(ccps(), bounds)
@@ -73,9 +69,8 @@ def test_pn_conv_as_published():
     before = snapshot(model)
     projection = pb.Projection(model, 0.5)
     assert projection.names == ("pre", "U1", "U2", "U3", "U4", "C")
-    assert {name: float(b) for name, b in projection.bounds().items()} == dict.fromkeys(projection.names, 0.5) | {
-        "U1": 1.0
-    }
+    wanted = dict.fromkeys(projection.names, 0.5) | {"U1": 1.0}
+    assert {name: float(b) for name, b in projection.bounds().items()} == wanted
     projection.apply_()
     for i, radius in enumerate((1.0, 0.5, 0.5, 0.5)):
         kernel = pb.project_linf_operator(before["K"][i], radius, kernel_dims=2)
@@ -124,13 +119,8 @@ def test_spectral_projection_of_kernels_bounds_the_operator():
 
 
 def test_any_module_of_linear_and_conv_layers():
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(8, 8, 3, groups=4, bias=False),
-        nn.Flatten(),
-        nn.Linear(32, 5),
-    )
+    first, second = nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 8, 3, groups=4, bias=False)
+    net = nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(32, 5))
     projection = pb.Projection(net, bound=0.9)
     assert projection.names == ("0", "2", "4")
     projection.apply_()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import polybound as pb
+from helpers.networks import Written
 from polybound.errors import PolyboundError
 from polybound.models import Applied
 from polybound.theory import operator_norm
@@ -12,20 +13,16 @@ from polybound.theory import operator_norm
 DIGITS = pb.data.load_digits("train")
 
 
-class Own(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(1, 4, 4, stride=2, padding=1), nn.Conv2d(1, 4, 4, stride=2, padding=1, bias=False)
-        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(64, 3)
-
-    def forward(self, x):
-        return self.head(self.norm(self.a(x) * self.b(x)).flatten(1))
+def own():
+    a, b = (nn.Conv2d(1, 4, 4, stride=2, padding=1, bias=bias) for bias in (True, False))
+    parts = {"a": a, "b": b, "norm": nn.BatchNorm2d(4), "head": nn.Linear(64, 3)}
+    return Written(lambda m, x: m.head(m.norm(m.a(x) * m.b(x)).flatten(1)), **parts)
 
 
 def networks():
     torch.manual_seed(0)
-    own = pb.polynomial(Own(), DIGITS.shape)
-    nets = [pb.PolyNet(DIGITS.shape, width=4, blocks=(1, 1), seed=0), pb.models.PolyMLP((64,), width=6, seed=0), own]
+    nets = [pb.PolyNet(DIGITS.shape, width=4, blocks=(1, 1), seed=0), pb.models.PolyMLP((64,), width=6, seed=0)]
+    nets.append(pb.polynomial(own(), DIGITS.shape))
     for net in nets:
         net.train()
         with torch.no_grad():
@@ -86,16 +83,12 @@ def test_single_maps_by_name():
 
 
 def test_kernels_without_a_norm_on_the_torus_are_refused():
-    class Grouped(nn.Module):
-        def __init__(self, **options):
-            super().__init__()
-            self.a, self.head = nn.Conv2d(2, 2, 3, **options), nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.head(self.a(x).square().mean((2, 3)))
+    def forward(m, x):
+        return m.head(m.a(x).square().mean((2, 3)))
 
     for options in ({"groups": 2}, {"dilation": 2}):
-        net = pb.polynomial(Grouped(**options), (2, 8, 8))
+        module = Written(forward, a=nn.Conv2d(2, 2, 3, **options), head=nn.Linear(2, 2))
+        net = pb.polynomial(module, (2, 8, 8))
         with pytest.raises(PolyboundError, match=r"the l2 norm of module\.a\.weight depends on the size of its input"):
             pb.Projection(net, 1.0, norm="2")
         pb.Projection(net, 1.0).apply_()

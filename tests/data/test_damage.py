@@ -4,42 +4,36 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.data import (
-    nsynth_members,
-    put_cifar,
-    put_mnist,
-    random_bytes,
-    read_or_refused,
-    tarred,
-    tiny_cifar,
-    tiny_emnist,
-    tiny_mnist,
-    tiny_nsynth,
-    write,
-)
+from helpers import data as on_disk
 from polybound.data import load
 
 
 def gzipped(root, monkeypatch):
-    put_mnist(root, tiny_mnist(monkeypatch, digests=False)[1])
+    on_disk.put_mnist(root, on_disk.tiny_mnist(monkeypatch, digests=False)[1])
     return "tiny", root / "tiny" / "train-images-idx3-ubyte.gz"
 
 
 def zipped(root, monkeypatch):
-    return "emnist-letters", write(root / "emnist" / "gzip.zip", tiny_emnist(monkeypatch, digest=False)[0])
+    return "emnist-letters", on_disk.write(
+        root / "emnist" / "gzip.zip", on_disk.tiny_emnist(monkeypatch, digest=False)[0]
+    )
 
 
 def batches(root, monkeypatch):
-    return "cifar10", put_cifar(root / "cifar10", tiny_cifar(monkeypatch, digests=False)[0], archived=True)
+    return "cifar10", on_disk.put_cifar(
+        root / "cifar10", on_disk.tiny_cifar(monkeypatch, digests=False)[0], archived=True
+    )
 
 
 def notes(root, monkeypatch):
-    tiny_nsynth(monkeypatch, {})
-    return "nsynth", write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", tarred(nsynth_members("test")))
+    on_disk.tiny_nsynth(monkeypatch, {})
+    return "nsynth", on_disk.write(
+        root / "nsynth" / "nsynth-test.jsonwav.tar.gz", on_disk.tarred(on_disk.nsynth_members("test"))
+    )
 
 
 def arrays(root, _):
-    np.savez(root / "data.npz", X=random_bytes(20, 6, 4), y=np.arange(20) % 2)
+    np.savez(root / "data.npz", X=on_disk.random_bytes(20, 6, 4), y=np.arange(20) % 2)
     return f"folder:{root / 'data.npz'}", root / "data.npz"
 
 
@@ -62,7 +56,7 @@ def test_damage_is_refused_or_harmless(root, monkeypatch, make):
     whole, good, refusals = path.read_bytes(), load(name, data_dir=root, download=False), 0
     for content in damaged(whole):
         path.write_bytes(content)
-        read = read_or_refused(path, lambda: load(name, data_dir=root, download=False))
+        read = on_disk.read_or_refused(path, lambda: load(name, data_dir=root, download=False))
         assert read is None or make in (batches, notes) or torch.equal(read.x, good.x)
         refusals += read is None
         assert read is None or len(content) > 0.9 * len(whole)

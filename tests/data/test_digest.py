@@ -10,22 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.data import (
-    nsynth_members,
-    put_cifar,
-    put_images,
-    put_mnist,
-    random_bytes,
-    serve_mnist,
-    sha,
-    splits_of,
-    tarred,
-    tiny_cifar,
-    tiny_emnist,
-    tiny_mnist,
-    tiny_nsynth,
-    write,
-)
+from helpers import data as on_disk
 from polybound.data import Dataset, Directories, Identity, MissingDataError, digest_of, load, load_digits, missing
 from polybound.data import names as data_names
 from polybound.data.catalogue import SOURCES
@@ -59,12 +44,12 @@ def test_digests_are_known_without_the_data(root, name):
 
 
 def test_all_of_a_data_set_has_one_digest(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
-    put_mnist(root, contents)
+    _, contents, _ = on_disk.tiny_mnist(monkeypatch)
+    on_disk.put_mnist(root, contents)
     options = {"data_dir": root, "download": False}
     before = digest_of("tiny", root)
     loaded = [load("tiny", split, **options) for split in ("train", "test")]
-    loaded += splits_of("tiny", validation=0.25, **options)
+    loaded += on_disk.splits_of("tiny", validation=0.25, **options)
     assert {data.digest for data in loaded} == {before} and len(before) == 16 and int(before, 16)
     # The files themselves are not looked into: loading does that.
     shutil.rmtree(root / "tiny")
@@ -73,28 +58,28 @@ def test_all_of_a_data_set_has_one_digest(root, monkeypatch):
 
 def test_packed_or_plain_is_the_same_content(root, tmp_path, monkeypatch):
     for digests in (True, False):
-        _, contents, _ = tiny_mnist(monkeypatch, digests=digests)
-        put_mnist(root, contents, packed=True)
-        put_mnist(tmp_path / "plain", contents, packed=False)
+        _, contents, _ = on_disk.tiny_mnist(monkeypatch, digests=digests)
+        on_disk.put_mnist(root, contents, packed=True)
+        on_disk.put_mnist(tmp_path / "plain", contents, packed=False)
         assert digest_of("tiny", root) == digest_of("tiny", tmp_path / "plain") == load("tiny", data_dir=root).digest
 
 
 def test_files_without_known_checksums_are_read(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch)
+    _, contents, _ = on_disk.tiny_mnist(monkeypatch)
     known = digest_of("tiny", root)
-    tiny_mnist(monkeypatch, digests=False)
+    on_disk.tiny_mnist(monkeypatch, digests=False)
     with pytest.raises(MissingDataError, match=r"put train-images-idx3-ubyte\.gz into"):
         digest_of("tiny", root)
-    put_mnist(root, contents)
+    on_disk.put_mnist(root, contents)
     assert digest_of("tiny", root) == known
     label = contents["t10k-labels-idx1-ubyte"]
-    put_mnist(root, contents | {"t10k-labels-idx1-ubyte": label[:-1] + bytes([(label[-1] + 1) % 10])})
+    on_disk.put_mnist(root, contents | {"t10k-labels-idx1-ubyte": label[:-1] + bytes([(label[-1] + 1) % 10])})
     assert load("tiny", "train", data_dir=root).digest == digest_of("tiny", root) != known
 
 
 def test_parts_of_emnist_and_files_taken_out_of_it_are_told_apart(root, monkeypatch):
-    content, _, members = tiny_emnist(monkeypatch)
-    archive = write(root / "emnist" / "gzip.zip", content)
+    content, _, members = on_disk.tiny_emnist(monkeypatch)
+    archive = on_disk.write(root / "emnist" / "gzip.zip", content)
     letters = load("emnist-letters", data_dir=root, download=False).digest
     assert letters == digest_of("emnist-letters", root)
     source = SOURCES.entries["emnist-letters"]
@@ -102,7 +87,7 @@ def test_parts_of_emnist_and_files_taken_out_of_it_are_told_apart(root, monkeypa
     archive.unlink()
     assert digest_of("emnist-letters", root) == letters  # of what a download would bring
     for name, member in members.items():
-        write(root / "emnist" / name, member)
+        on_disk.write(root / "emnist" / name, member)
     loose = load("emnist-letters", "train", data_dir=root, download=False).digest
     assert loose == load("emnist-letters", "test", data_dir=root, download=False).digest != letters
     labels = root / "emnist" / "gzip" / "emnist-letters-test-labels-idx1-ubyte.gz"
@@ -113,27 +98,30 @@ def test_parts_of_emnist_and_files_taken_out_of_it_are_told_apart(root, monkeypa
 
 
 def test_cifar_unpacked_or_not_is_the_same_content(root, tmp_path, monkeypatch):
-    batches, _, _ = tiny_cifar(monkeypatch)
-    put_cifar(root / "cifar10", batches, archived=True)
-    put_cifar(tmp_path / "other" / "cifar10", batches)
+    batches, _, _ = on_disk.tiny_cifar(monkeypatch)
+    on_disk.put_cifar(root / "cifar10", batches, archived=True)
+    on_disk.put_cifar(tmp_path / "other" / "cifar10", batches)
     digests = {load("cifar10", data_dir=place, download=False).digest for place in (root, tmp_path / "other")}
     assert digests == {digest_of("cifar10", tmp_path / "nowhere")}
 
 
 def test_nsynth_tells_its_versions_apart(root, monkeypatch):
-    official, cut = tarred(nsynth_members("test")), tarred(nsynth_members("test", rate=16000))
-    train = tarred(nsynth_members("train", ((0, 4), (1, 4), (2, 4)), first=20))
-    tiny_nsynth(monkeypatch, {"train": train, "validation": b"not there", "test": official})
+    official, cut = (
+        on_disk.tarred(on_disk.nsynth_members("test")),
+        on_disk.tarred(on_disk.nsynth_members("test", rate=16000)),
+    )
+    train = on_disk.tarred(on_disk.nsynth_members("train", ((0, 4), (1, 4), (2, 4)), first=20))
+    on_disk.tiny_nsynth(monkeypatch, {"train": train, "validation": b"not there", "test": official})
     archives = dict(SOURCES.entries["nsynth"].archives)
-    archives["test"] = replace(archives["test"], sha256=(sha(official), sha(cut)))
+    archives["test"] = replace(archives["test"], sha256=(on_disk.sha(official), on_disk.sha(cut)))
     monkeypatch.setitem(SOURCES.entries, "nsynth", replace(SOURCES.entries["nsynth"], archives=archives))
     promised = digest_of("nsynth", root)
-    path = write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", official)
+    path = on_disk.write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", official)
     assert load("nsynth", data_dir=root, download=False).digest == digest_of("nsynth", root) == promised
     path.write_bytes(cut)
     shortened = load("nsynth", "test", data_dir=root, download=False).digest
     assert shortened == digest_of("nsynth", root) != promised
-    write(root / "nsynth" / "nsynth-train.jsonwav.tar.gz", train)
+    on_disk.write(root / "nsynth" / "nsynth-train.jsonwav.tar.gz", train)
     whole = load("nsynth", "train", data_dir=root, download=False).digest
     assert whole == digest_of("nsynth", root) and whole not in (promised, shortened)
     path.write_bytes(b"neither")
@@ -153,21 +141,21 @@ def test_another_definition_of_the_spectrograms_is_other_content(root, monkeypat
 def test_npz_files_are_identified_by_their_bytes(root):
     path, y = root / "data.npz", np.arange(20) % 2
     name = f"folder:{path}"
-    np.savez(path, X=random_bytes(20, 6, 4), y=y)
+    np.savez(path, X=on_disk.random_bytes(20, 6, 4), y=y)
     first = load(name)
-    assert first.digest == load(name, "test").digest == digest_of(name) == sha(path.read_bytes())[:16]
-    np.savez(path, X=random_bytes(20, 6, 4, seed=1), y=y)
-    assert load(name).digest == digest_of(name) == sha(path.read_bytes())[:16] != first.digest
+    assert first.digest == load(name, "test").digest == digest_of(name) == on_disk.sha(path.read_bytes())[:16]
+    np.savez(path, X=on_disk.random_bytes(20, 6, 4, seed=1), y=y)
+    assert load(name).digest == digest_of(name) == on_disk.sha(path.read_bytes())[:16] != first.digest
 
 
 @pytest.mark.parametrize("layout", ["", "train"])
 def test_folders_are_identified_by_names_and_bytes(root, tmp_path, layout):
-    put_images(root / layout, count=5)
+    on_disk.put_images(root / layout, count=5)
     name = f"folder:{root}"
     first = digest_of(name)
     assert {load(name, split).digest for split in ("train", "test")} == {first}
-    write(root / ".hidden", b"x")
-    write(root / layout / "cat" / ".hidden", b"x")
+    on_disk.write(root / ".hidden", b"x")
+    on_disk.write(root / layout / "cat" / ".hidden", b"x")
     assert digest_of(name) == first
     shutil.copytree(root, tmp_path / "copy")
     assert digest_of(f"folder:{tmp_path}/copy") == first  # wherever it lies
@@ -181,14 +169,14 @@ def test_folders_are_identified_by_names_and_bytes(root, tmp_path, layout):
 
 
 def test_every_split_of_a_folder_counts(root):
-    put_images(root / "train")
-    put_images(root / "test", seed=1)
+    on_disk.put_images(root / "train")
+    on_disk.put_images(root / "test", seed=1)
     first = load(f"folder:{root}").digest
-    write(root / "extra" / "notes.txt", b"of no split")
+    on_disk.write(root / "extra" / "notes.txt", b"of no split")
     assert digest_of(f"folder:{root}") == first
-    put_images(root / "test", seed=2)
+    on_disk.put_images(root / "test", seed=2)
     second = load(f"folder:{root}").digest
-    put_images(root / "validation", seed=3)
+    on_disk.put_images(root / "validation", seed=3)
     assert len({first, second, load(f"folder:{root}").digest}) == 3
 
 
@@ -280,7 +268,7 @@ def test_a_subset_is_a_fixed_choice():
 
 def test_an_identity_says_which_samples_these_are():
     content = digest_of("digits")
-    train, validation, test = splits_of("digits", validation=0.25, seed=5)
+    train, validation, test = on_disk.splits_of("digits", validation=0.25, seed=5)
     assert train.identity == Identity(content, "train", 0.25, 5) == replace(validation.identity, split="train")
     assert test.identity == Identity(content, "test") and load("digits", seed=5).identity == Identity(content, "train")
     twice = train.subset(50).subset(5)
@@ -307,35 +295,35 @@ def test_an_identity_is_that_of_the_samples_alone(changed):
 
 
 def test_missing(root, monkeypatch):
-    _, contents, _ = tiny_mnist(monkeypatch, bases=["http://127.0.0.1:9/closed"])
+    _, contents, _ = on_disk.tiny_mnist(monkeypatch, bases=["http://127.0.0.1:9/closed"])
     assert missing("tiny") and missing("tiny", root)
-    put_mnist(root, {name: content for name, content in contents.items() if "labels" in name})
+    on_disk.put_mnist(root, {name: content for name, content in contents.items() if "labels" in name})
     assert missing("tiny", root)
-    put_mnist(root, contents)
+    on_disk.put_mnist(root, contents)
     assert not missing("tiny", root) and missing("tiny")
     assert not missing("digits") and not missing(f"folder:{root}") and missing(f"folder:{root}/nothing")
     assert missing("nsynth", root) and missing("cifar10", root) and not (root / "nsynth").exists()
 
 
 def test_missing_parts_of_archives(root, monkeypatch):
-    content, _, members = tiny_emnist(monkeypatch)
+    content, _, members = on_disk.tiny_emnist(monkeypatch)
     assert missing("emnist-letters", root)
     for name, member in sorted(members.items()):
         assert missing("emnist-letters", root)
-        write(root / "emnist" / name, member)
+        on_disk.write(root / "emnist" / name, member)
     assert not missing("emnist-letters", root)
     shutil.rmtree(root / "emnist")
-    write(root / "emnist" / "gzip.zip", content)
+    on_disk.write(root / "emnist" / "gzip.zip", content)
     assert not missing("emnist-letters", root)
-    batches, _, _ = tiny_cifar(monkeypatch)
-    write(root / "cifar10" / "cifar-10-python.tar.gz", b"of no use")
+    batches, _, _ = on_disk.tiny_cifar(monkeypatch)
+    on_disk.write(root / "cifar10" / "cifar-10-python.tar.gz", b"of no use")
     assert missing("cifar10", root)
-    put_cifar(root / "cifar10", batches)
+    on_disk.put_cifar(root / "cifar10", batches)
     assert not missing("cifar10", root)
 
 
 def test_neither_asks_the_network(root, server, monkeypatch):
-    serve_mnist(server, monkeypatch)
+    on_disk.serve_mnist(server, monkeypatch)
     promised = digest_of("tiny", root)
     assert missing("tiny", root) and not server.requests and not list(root.iterdir())
     assert load("tiny", data_dir=root).digest == promised and server.requests

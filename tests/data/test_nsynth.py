@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.data import FAMILIES, nsynth_members, refused, splits_of, tarred, tiny_nsynth, tone, wav, write
+from helpers import data as on_disk
 from polybound.data import load, nsynth
 from polybound.data.nsynth import first_second, log_mel
 from polybound.errors import PolyboundError
@@ -16,9 +16,9 @@ TEST = "nsynth-test.jsonwav.tar.gz"
 
 def put_test_split(root, monkeypatch):
     """The official test split alone."""
-    content = tarred(nsynth_members("test"))
-    tiny_nsynth(monkeypatch, {"test": content})
-    write(root / "nsynth" / TEST, content)
+    content = on_disk.tarred(on_disk.nsynth_members("test"))
+    on_disk.tiny_nsynth(monkeypatch, {"test": content})
+    on_disk.write(root / "nsynth" / TEST, content)
 
 
 def test_spectrogram_against_its_definition():
@@ -57,37 +57,35 @@ def test_a_sine_of_full_scale_is_loud_in_its_band_only():
 
 
 def test_the_first_second_whatever_the_rate():
-    slow, rate = first_second(wav(tone(440, 8000), 8000), "a.wav")
-    fast, doubled = first_second(wav(tone(440, 16000, seconds=4), 16000), "b.wav")
+    slow, rate = first_second(on_disk.wav(on_disk.tone(440, 8000), 8000), "a.wav")
+    fast, doubled = first_second(on_disk.wav(on_disk.tone(440, 16000, seconds=4), 16000), "b.wav")
     assert (rate, doubled) == (8000, 16000) and slow.shape == fast.shape == (8000,)
     assert np.abs(log_mel(np.stack([slow, fast]))[0] - log_mel(np.stack([slow, fast]))[1])[0, 3:9].max() < 0.05
     steps = np.arange(16000).astype("<i2")
-    assert first_second(wav(steps.tobytes(), 16000), "c.wav")[0] == pytest.approx((np.arange(8000) * 2 + 0.5) / 32768)
-
-
-def quarter(content):
-    return content[: len(content) // 4]
+    assert first_second(on_disk.wav(steps.tobytes(), 16000), "c.wav")[0] == pytest.approx(
+        (np.arange(8000) * 2 + 0.5) / 32768
+    )
 
 
 WAVS = {
-    "truncated": (quarter(wav(tone(440))), "truncated"),
-    "half a second": (wav(tone(440, seconds=0.5)), "shorter than a second"),
-    "stereo": (wav(tone(440, seconds=2), channels=2), "2 channels"),
-    "8 bits": (wav(bytes(8000), width=1), "8 bits"),
-    "44.1 kHz": (wav(tone(440, 44100), 44100), "44100 Hz"),
+    "truncated": (on_disk.wav(on_disk.tone(440))[:4000], "truncated"),
+    "half a second": (on_disk.wav(on_disk.tone(440, seconds=0.5)), "shorter than a second"),
+    "stereo": (on_disk.wav(on_disk.tone(440, seconds=2), channels=2), "2 channels"),
+    "8 bits": (on_disk.wav(bytes(8000), width=1), "8 bits"),
+    "44.1 kHz": (on_disk.wav(on_disk.tone(440, 44100), 44100), "44100 Hz"),
     "not a wav file": (b"ID3" + bytes(500), "damaged"),
-    "floats": (wav(tone(440)).replace(b"fmt \x10\0\0\0\x01\0", b"fmt \x10\0\0\0\x03\0"), "damaged"),
+    "floats": (on_disk.wav(on_disk.tone(440)).replace(b"fmt \x10\0\0\0\x01\0", b"fmt \x10\0\0\0\x03\0"), "damaged"),
 }
 
 
 @pytest.mark.parametrize(("content", "word"), WAVS.values(), ids=WAVS)
 def test_wrong_wav_files_are_refused(root, monkeypatch, content, word):
-    tiny_nsynth(monkeypatch, {})
-    members = nsynth_members("test")
+    on_disk.tiny_nsynth(monkeypatch, {})
+    members = on_disk.nsynth_members("test")
     name = "nsynth-test/audio/brass_acoustic_005-001-100.wav"
     assert name in members
-    path = write(root / "nsynth" / TEST, tarred(members | {name: content}))
-    text = refused("nsynth", path, data_dir=root)
+    path = on_disk.write(root / "nsynth" / TEST, on_disk.tarred(members | {name: content}))
+    text = on_disk.refused("nsynth", path, data_dir=root)
     assert name in text and word in text
 
 
@@ -95,24 +93,27 @@ NOTE = "brass_acoustic_005-001-100"
 
 
 def examples(change):
-    members = nsynth_members("test")
+    members = on_disk.nsynth_members("test")
     content = json.loads(members["nsynth-test/examples.json"])
     change(content)
     return members | {"nsynth-test/examples.json": json.dumps(content).encode()}
 
 
 def without(name):
-    members = nsynth_members("test")
+    members = on_disk.nsynth_members("test")
     del members[name]
     return members
 
 
 ARCHIVES = {
-    "JSON broken": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"{"}, "not JSON"),
-    "JSON too deep": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"[" * 30000}, "not JSON"),
-    "JSON is a list": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b"[1]"}, "not an object"),
-    "JSON of numbers": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b'{"a": 1}'}, "not an object"),
-    "JSON too long": (lambda: nsynth_members("test") | {"nsynth-test/examples.json": b" " * 99999}, "at most"),
+    "JSON broken": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b"{"}, "not JSON"),
+    "JSON too deep": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b"[" * 30000}, "not JSON"),
+    "JSON is a list": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b"[1]"}, "not an object"),
+    "JSON of numbers": (
+        lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b'{"a": 1}'},
+        "not an object",
+    ),
+    "JSON too long": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b" " * 99999}, "at most"),
     "no JSON": (lambda: without("nsynth-test/examples.json"), "holds no nsynth-test/examples.json"),
     "missing key": (lambda: examples(lambda e: e[NOTE].pop("instrument_family")), "instrument_family None"),
     "unknown family": (lambda: examples(lambda e: e[NOTE].update(instrument_family=3)), "no note of NSynth's"),
@@ -127,23 +128,23 @@ ARCHIVES = {
 
 @pytest.mark.parametrize(("members", "word"), ARCHIVES.values(), ids=ARCHIVES)
 def test_wrong_archives_are_refused(root, monkeypatch, members, word):
-    tiny_nsynth(monkeypatch, {})
-    path = write(root / "nsynth" / TEST, tarred(members()))
-    assert word in refused("nsynth", path, data_dir=root)
+    on_disk.tiny_nsynth(monkeypatch, {})
+    path = on_disk.write(root / "nsynth" / TEST, on_disk.tarred(members()))
+    assert word in on_disk.refused("nsynth", path, data_dir=root)
 
 
 def test_doubled_notes_are_refused(root, monkeypatch):
-    tiny_nsynth(monkeypatch, {})
-    members = nsynth_members("test")
+    on_disk.tiny_nsynth(monkeypatch, {})
+    members = on_disk.nsynth_members("test")
     doubled = {f"./{name}": content for name, content in members.items() if NOTE in name} | members
-    path = write(root / "nsynth" / TEST, tarred(doubled))
-    assert "twice" in refused("nsynth", path, data_dir=root)
+    path = on_disk.write(root / "nsynth" / TEST, on_disk.tarred(doubled))
+    assert "twice" in on_disk.refused("nsynth", path, data_dir=root)
 
 
 def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch):
     put_test_split(root, monkeypatch)
     train, test = (load("nsynth", split, data_dir=root, download=False) for split in ("train", "test"))
-    assert len(train) + len(test) == 18 and train.shape == (1, 32, 32) and train.class_names == FAMILIES
+    assert len(train) + len(test) == 18 and train.shape == (1, 32, 32) and train.class_names == on_disk.FAMILIES
     assert sorted(set(test.y.tolist())) == sorted(set(train.y.tolist())) == [0, 1, 2]
     # Two notes of an instrument are one tone and another; no tone of train is in test.
     assert not {x.numpy().tobytes() for x in train.x} & {x.numpy().tobytes() for x in test.x}
@@ -152,7 +153,7 @@ def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch
     assert torch.equal(again.x, test.x)  # the test split has no seed
     with pytest.raises(PolyboundError, match="no official validation"):
         load("nsynth", "validation", data_dir=root, download=False)
-    rest, validation, _ = splits_of("nsynth", validation=0.3, data_dir=root, download=False)
+    rest, validation, _ = on_disk.splits_of("nsynth", validation=0.3, data_dir=root, download=False)
     assert len(rest) + len(validation) == len(train) and "divided" in validation.note
 
 
@@ -168,21 +169,21 @@ def test_groups_stay_together_when_validation_is_carved(root, monkeypatch):
         return samples
 
     monkeypatch.setattr("polybound.data.nsynth.read_notes", spying)
-    splits = splits_of("nsynth", validation=0.3, data_dir=root, download=False)
+    splits = on_disk.splits_of("nsynth", validation=0.3, data_dir=root, download=False)
     sides = [{instruments[x.numpy().tobytes()] for x in split.x} for split in splits]
     assert sum(map(len, sides)) == len(set.union(*sides)) == 9
 
 
 def test_official_splits_if_all_archives_are_there(root, monkeypatch):
     members = {
-        "train": nsynth_members("train", ((0, 4), (1, 4), (2, 4)), first=20),
-        "validation": nsynth_members("valid", ((0, 2), (1, 2), (2, 2)), first=40, rate=16000),
-        "test": nsynth_members("test"),
+        "train": on_disk.nsynth_members("train", ((0, 4), (1, 4), (2, 4)), first=20),
+        "validation": on_disk.nsynth_members("valid", ((0, 2), (1, 2), (2, 2)), first=40, rate=16000),
+        "test": on_disk.nsynth_members("test"),
     }
-    contents = {split: tarred(part) for split, part in members.items()}
-    tiny_nsynth(monkeypatch, contents)
+    contents = {split: on_disk.tarred(part) for split, part in members.items()}
+    on_disk.tiny_nsynth(monkeypatch, contents)
     for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
-        write(root / "nsynth" / f"nsynth-{part}.jsonwav.tar.gz", contents[split])
+        on_disk.write(root / "nsynth" / f"nsynth-{part}.jsonwav.tar.gz", contents[split])
     found = {split: load("nsynth", split, data_dir=root, download=False) for split in contents}
     assert {split: len(data) for split, data in found.items()} == {"train": 24, "validation": 12, "test": 18}
     assert all(data.note == "" for data in found.values())
@@ -221,5 +222,5 @@ def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
 
 def test_without_a_cache_it_works_too(root, monkeypatch, tmp_path):
     put_test_split(root, monkeypatch)
-    write(tmp_path / "cache" / "polybound", b"a file in the place of the folder")
+    on_disk.write(tmp_path / "cache" / "polybound", b"a file in the place of the folder")
     assert len(load("nsynth", data_dir=root, download=False)) > 0

@@ -87,17 +87,19 @@ def test_evaluation_with_a_defence():
     assert result.find("clean").correct == int(clean)
 
 
-def test_bad_defences():
-    with pytest.raises(PolyboundError, match="odd size"):
-        MedianDenoiser(2)
-    with pytest.raises(PolyboundError, match="too large"):
-        GaussianDenoiser(9)(torch.zeros(1, 1, 4, 4))
-    with pytest.raises(PolyboundError, match="sigma"):
-        GaussianDenoiser(3, -1.0)
-    with pytest.raises(PolyboundError, match="needs images"):
-        GuidedDenoiser((64,))
-    with pytest.raises(PolyboundError, match="protocol must be"):
-        GuidedDenoiser((1, 8, 8), protocol="honest")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MedianDenoiser(2), "odd size"),
+        (lambda: GaussianDenoiser(9)(torch.zeros(1, 1, 4, 4)), "too large"),
+        (lambda: GaussianDenoiser(3, -1.0), "sigma"),
+        (lambda: GuidedDenoiser((64,)), "needs images"),
+        (lambda: GuidedDenoiser((1, 8, 8), protocol="honest"), "protocol must be"),
+    ],
+)
+def test_bad_defences(make, message):
+    with pytest.raises(PolyboundError, match=message):
+        make()
 
 
 odd, sizes = st.integers(0, 20).map(lambda n: 2 * n + 1), st.floats(0.0, 100.0) | st.sampled_from([1, 2.0, 1e-9])

@@ -66,29 +66,32 @@ def test_verify_agrees_with_certify_on_real_images(tmp_path):
     assert counts["unsat"] > 6 and counts["sat"] > 1
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(model=st.one_of(ccps(max_features=2), ncps(max_features=2)), seed=st.integers(0, 1000))
-def test_any_linear_conditions_against_brute_force(model, seed, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("verify")
-    [file] = to_onnx(model, folder / "net.onnx", bounds=False)
-    rng = np.random.default_rng(seed)
-    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 41, dtype=torch.float64)] * model.features)
-    outputs = model(grid.reshape(-1, model.features)).detach().numpy()
+def against_brute_force(network, function, x, seed, folder, timeout):
+    """Random polytopes of outputs: no answer is contradicted by points of the box [-1, 1]."""
+    [file] = to_onnx(network, folder / "net.onnx", bounds=False)
+    rng, outputs = np.random.default_rng(seed), function(x).detach().numpy()
     spread = np.abs(outputs).max() + 1
     polytopes = [
-        (np.round(rng.normal(size=(rows, model.classes)), 3), np.round(rng.normal(size=rows) * spread, 3))
+        (np.round(rng.normal(size=(rows, network.classes)), 3), np.round(rng.normal(size=rows) * spread * 1.5, 3))
         for rows in rng.integers(1, 4, size=rng.integers(1, 4))
     ]
     question = folder / "p.vnnlib"
-    question.write_text(as_vnnlib(model.features, model.classes, polytopes))
-    verdict = verify(file, question, timeout=5)
-    inside = any((outputs @ W.T <= c - 1e-9 * spread).all(1).any() for W, c in polytopes)
-    if inside:
+    question.write_text(as_vnnlib(network.features, network.classes, polytopes))
+    verdict = verify(file, question, timeout=timeout)
+    if any((outputs @ W.T <= c - 1e-9 * spread).all(1).any() for W, c in polytopes):
         assert verdict.answer != "unsat"
     if verdict.answer == "sat":
         assert float(verdict.inputs.abs().max()) <= 1
-        value = model(verdict.inputs.unsqueeze(0)).detach().numpy()[0]
+        value = function(verdict.inputs.unsqueeze(0)).detach().numpy()[0]
         assert any((W @ value <= c + 1e-9 * spread).all() for W, c in polytopes)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(model=st.one_of(ccps(max_features=2), ncps(max_features=2)), seed=st.integers(0, 1000))
+def test_any_linear_conditions_against_brute_force(model, seed, tmp_path_factory):
+    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 41, dtype=torch.float64)] * model.features)
+    x = grid.reshape(-1, model.features)
+    against_brute_force(model, model, x, seed, tmp_path_factory.mktemp("verify"), timeout=5)
 
 
 def as_vnnlib(inputs, outputs, polytopes):
@@ -106,24 +109,8 @@ def as_vnnlib(inputs, outputs, polytopes):
 @settings(max_examples=examples(50), deadline=None)
 @given(graph=graphs(most=8, degree=8), seed=st.integers(0, 1000))
 def test_any_graph_against_brute_force(graph, seed, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("verify")
-    [file] = to_onnx(GraphNetwork.of(graph), folder / "net.onnx")
     x = torch.rand(500, graph.features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
-    outputs = graph(x).numpy()
-    rng, spread = np.random.default_rng(seed), np.abs(outputs).max() + 1
-    polytopes = [
-        (np.round(rng.normal(size=(rows, graph.classes)), 3), np.round(rng.normal(size=rows) * spread * 2, 3))
-        for rows in rng.integers(1, 3, size=rng.integers(1, 3))
-    ]
-    question = folder / "p.vnnlib"
-    question.write_text(as_vnnlib(graph.features, graph.classes, polytopes))
-    verdict = verify(file, question, timeout=0.2)
-    if any((outputs @ W.T <= c - 1e-9 * spread).all(1).any() for W, c in polytopes):
-        assert verdict.answer != "unsat"
-    if verdict.answer == "sat":
-        assert float(verdict.inputs.abs().max()) <= 1
-        value = graph(verdict.inputs.unsqueeze(0)).numpy()[0]
-        assert any((W @ value <= c + 1e-9 * spread).all() for W, c in polytopes)
+    against_brute_force(GraphNetwork.of(graph), graph, x, seed, tmp_path_factory.mktemp("verify"), timeout=0.2)
 
 
 SUMS = "a = Mul input input; b = Mul a a; c = Mul b three; output = Sub c a"  # 3 x^4 - x^2, least at x^2 = 1/6: -1/12

@@ -164,10 +164,8 @@ def run_here(cells):
         value, printed = None, io.StringIO()
         with redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(
-                compile(ast.Module([*lines, *([] if isinstance(last, ast.Expr) else [last])], []), "cell", "exec"),
-                names,
-            )
+            whole = ast.Module([*lines, *([] if isinstance(last, ast.Expr) else [last])], [])
+            exec(compile(whole, "cell", "exec"), names)
             if isinstance(last, ast.Expr):
                 value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
         texts = [printed.getvalue(), "" if value is None else pformat(value)]

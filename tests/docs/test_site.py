@@ -28,15 +28,10 @@ def test_a_page_asks_for_nothing_and_fits(browser, name):
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas_are_drawn_by_the_browser(browser, name):
     browser.open(SITE / f"{name}.html")
-    assert (
-        browser.run(
-            "[...document.querySelectorAll('math')].filter(math => math.getBoundingClientRect().width > 0).length"
-        )
-        > 50
-    )
-    assert "$" not in browser.run(
-        "[...document.querySelectorAll('article p, article li')].map(e => e.innerText).join('')"
-    )
+    drawn = "[...document.querySelectorAll('math')].filter(math => math.getBoundingClientRect().width > 0).length"
+    assert browser.run(drawn) > 50
+    words = "[...document.querySelectorAll('article p, article li')].map(e => e.innerText).join('')"
+    assert "$" not in browser.run(words)
 
 
 def test_the_search_finds_something_from_disk(browser):

@@ -14,21 +14,9 @@ from helpers import specs as drawn
 from helpers.profiles import examples
 from helpers.reports import row_like, rows_like_the_paper, spec_like
 from polybound.errors import PolyboundError
-from polybound.evaluation import (
-    Cell,
-    MixedError,
-    Score,
-    Table,
-    best_place,
-    column_label,
-    difference,
-    labels,
-    read_table,
-    score_of,
-    wilson,
-)
+from polybound.evaluation import Cell, MixedError, best_place, difference, labels, read_table, score_of, wilson
 
-SCORE = Score("w", "digits", "d", "test", 0.0, "clean", "-", 0, "", "-", 20, 20, 0)
+SCORE = pb.Score("w", "digits", "d", "test", 0.0, "clean", "-", 0, "", "-", 20, 20, 0)
 
 
 def row(seed=0, correct=10, **changes):
@@ -37,22 +25,22 @@ def row(seed=0, correct=10, **changes):
 
 
 def test_a_cell_is_the_mean_over_seeds():
-    cell = Table([row(0, 10), row(1, 12), row(2, 17)]).cell()
+    cell = pb.Table([row(0, 10), row(1, 12), row(2, 17)]).cell()
     assert cell == Cell(pytest.approx(65.0), pytest.approx(stdev([50, 60, 85])), (0, 1, 2), 20, 20, 100)
-    assert str(cell) == "65.00 ± 18.03" and str(Table([row(3, 15)]).cell()) == "75.00"
-    assert Table().cell() is None
+    assert str(cell) == "65.00 ± 18.03" and str(pb.Table([row(3, 15)]).cell()) == "75.00"
+    assert pb.Table().cell() is None
     with pytest.raises(MixedError, match=r"several values of adversary \(none, fgsm-0\.1\)"):
-        Table([row(0), row(1, adversary="fgsm-0.1")]).cell()
+        pb.Table([row(0), row(1, adversary="fgsm-0.1")]).cell()
 
 
 def test_rows_without_a_seed_are_told_apart_by_their_run():
     """Those of `evaluate` and of model files: what is no seed is not averaged."""
     left = ("seed", "method", "method.weight")
     plain = [{key: value for key, value in row(i).items() if key not in left} for i in (0, 1)]
-    assert Table(plain[:1]).cell() == Cell(50.0, 0.0, (), 20, 20, 100)
+    assert pb.Table(plain[:1]).cell() == Cell(50.0, 0.0, (), 20, 20, 100)
     with pytest.raises(MixedError, match=r"several values of run \(run 0, run 1\)"):
-        Table(plain).cell()
-    assert [len(part) for part in Table(plain).configurations()] == [1, 1]
+        pb.Table(plain).cell()
+    assert [len(part) for part in pb.Table(plain).configurations()] == [1, 1]
     assert labels(plain) == ["run run 0, weights w0", "run run 1, weights w1"]
     found = pb.evaluate(pb.CCP(64, 3, 10, 2, runs=2, seed=0), pb.data.load_digits("test"), [], limit=10)
     with pytest.raises(MixedError, match="values of run"):
@@ -60,7 +48,7 @@ def test_rows_without_a_seed_are_told_apart_by_their_run():
 
 
 def test_where_only_values_groups():
-    table = Table([row(0), row(1), row(0, attack="fgsm-0.1"), row(0, **{"method.weight": {"C": 1.0}})])
+    table = pb.Table([row(0), row(1), row(0, attack="fgsm-0.1"), row(0, **{"method.weight": {"C": 1.0}})])
     assert len(table) == 4 and len(table.where(attack="clean")) == 3
     assert len(table.where({"method.weight": 0.1}, seed=0)) == 2
     assert len(table.where(adversary=None)) == 4 and len(table.where(adversary="x")) == 0
@@ -74,10 +62,10 @@ def test_where_only_values_groups():
 
 
 def test_a_number_is_the_same_in_all_its_forms_and_a_missing_value_is_none():
-    missing = Table([row(0, **{"method.x": None}), row(1)])
+    missing = pb.Table([row(0, **{"method.x": None}), row(1)])
     assert len(missing.configurations()) == 1 and missing.cell().seeds == (0, 1)
     assert read_table(missing.to_csv()).cell() == missing.cell()
-    table = Table([row(0, **{"method.bound": 1}), row(1, **{"method.bound": 1.0})])
+    table = pb.Table([row(0, **{"method.bound": 1}), row(1, **{"method.bound": 1.0})])
     assert table.cell().seeds == (0, 1) and len(table.configurations()) == 1 and table.values("method.bound") == [1]
     assert sum(map(len, table.groups("method.bound").values())) == 2 and len(set(labels(table.rows))) == 1
 
@@ -85,51 +73,53 @@ def test_a_number_is_the_same_in_all_its_forms_and_a_missing_value_is_none():
 def test_the_best_says_what_it_is_the_best_of():
     counts = {0.5: (10, 12), 1.0: (15, 13), 2.0: (14, 13)}
     rows = [row(seed, count, **{"method.bound": b}) for b, mine in counts.items() for seed, count in enumerate(mine)]
-    table = Table(rows)
+    table = pb.Table(rows)
     assert table.best("method.bound").chosen == ("method.bound", 1.0, 3) and table.best("method.bound").mean == 70.0
     assert [value for value, _ in table.cells_by("method.bound")] == [0.5, 1.0, 2.0]
     # A bound that fewer seeds have may be ahead by luck.
-    lucky = table + Table([row(0, 20, **{"method.bound": 4.0})])
+    lucky = table + pb.Table([row(0, 20, **{"method.bound": 4.0})])
     assert lucky.best("method.bound") == table.best("method.bound")
-    assert Table(rows[:2]).best("method.bound") == Table(rows[:2]).cell() and Table().best("method.bound") is None
+    assert (
+        pb.Table(rows[:2]).best("method.bound") == pb.Table(rows[:2]).cell() and pb.Table().best("method.bound") is None
+    )
     # Which one it is must be said, also if it had no competition.
-    alone = Table([*rows[:2], row(0, 20, **{"method.bound": 4.0})]).best("method.bound")
+    alone = pb.Table([*rows[:2], row(0, 20, **{"method.bound": 4.0})]).best("method.bound")
     assert alone.chosen == ("method.bound", 0.5, 1)
     with pytest.raises(MixedError, match="schedule"):
-        Table([*rows, row(0, **{"method.bound": 0.5, "schedule.epochs": 3})]).best("method.bound")
-    mixed = Table([row(0, **{"method.bound": value}) for value in (10.0, "x", 9, {"C": 1.0}, None)])
+        pb.Table([*rows, row(0, **{"method.bound": 0.5, "schedule.epochs": 3})]).best("method.bound")
+    mixed = pb.Table([row(0, **{"method.bound": value}) for value in (10.0, "x", 9, {"C": 1.0}, None)])
     assert [value for value, _ in mixed.cells_by("method.bound")][:2] == [9, 10.0]
 
 
 def test_the_best_epoch_says_what_it_is_the_best_of():
     rows = [row(0, 10, epoch=75), row(0, 12, epoch=100), row(1, 15, epoch=75), row(1, 11, epoch=100)]
-    best = Table(rows).best_epoch()
+    best = pb.Table(rows).best_epoch()
     assert [entry["correct"] for entry in best] == [12, 15] and best.cell().epoch == "best of 75, 100"
     assert best.cell().mean == pytest.approx(100 * 27 / 40)
-    assert Table(rows[1::2]).best_epoch().rows == rows[1::2] and len(Table().best_epoch()) == 0
+    assert pb.Table(rows[1::2]).best_epoch().rows == rows[1::2] and len(pb.Table().best_epoch()) == 0
     # Other columns are no epochs.
-    others = Table([*rows, *(entry | {"method.weight": 9.0} for entry in rows)])
+    others = pb.Table([*rows, *(entry | {"method.weight": 9.0} for entry in rows)])
     assert len(others.best_epoch()) == 4
     with pytest.raises(MixedError, match=r"method\.weight"):
         others.best_epoch().cell()
     again = best.best_epoch()
     assert again.cell() == best.cell()
     nothing = [{key: value for key, value in entry.items() if key != "epoch"} for entry in rows[:1]]
-    assert Table(nothing).best_epoch().cell().mean == 50.0
+    assert pb.Table(nothing).best_epoch().cell().mean == 50.0
     with pytest.raises(MixedError, match="epoch"):  # one seed had two epochs to choose from, the other one
-        Table([*rows[:2], rows[3]]).best_epoch().cell()
+        pb.Table([*rows[:2], rows[3]]).best_epoch().cell()
 
 
 def test_the_file():
-    table = Table([row(0, adversary="fgsm-0.1", **{"method.bound": {"C": 1.0}}), row(1, data="1e5")])
+    table = pb.Table([row(0, adversary="fgsm-0.1", **{"method.bound": {"C": 1.0}}), row(1, data="1e5")])
     text = table.to_csv()
     assert text.startswith("data,method,adversary,seed,epoch,method.bound,method.weight,run,weights,dataset,")
-    assert read_table(text).rows == table.rows and read_table(Table().to_csv()).rows == []
+    assert read_table(text).rows == table.rows and read_table(pb.Table().to_csv()).rows == []
     frame = pytest.importorskip("pandas") and table.frame()
     assert list(frame.columns) == table.columns() and len(frame) == 2
 
 
-TEXT = Table([row(0), row(1)]).to_csv()
+TEXT = pb.Table([row(0), row(1)]).to_csv()
 HEADER = TEXT.splitlines()[0].split(",")
 
 
@@ -178,8 +168,8 @@ def test_damaged_files_are_refused_or_read_but_never_crash(noise, at, length):
 @given(st.lists(drawn.scores(), max_size=4))
 def test_scores_survive_a_file(scores):
     rows = [{"run": "r", **score.as_dict()} for score in scores]
-    assert read_table(Table(rows).to_csv()).rows == rows
-    assert list(map(score_of, read_table(Table(rows).to_csv()))) == scores
+    assert read_table(pb.Table(rows).to_csv()).rows == rows
+    assert list(map(score_of, read_table(pb.Table(rows).to_csv()))) == scores
 
 
 # Whatever two rows differ in, there is not one number for both.
@@ -226,7 +216,7 @@ def differ(one, other):
 @given(st.data())
 def test_no_number_and_no_label_stands_for_two(field, data):
     one, other = data.draw(differing_rows(field))
-    table, mixed = Table([one, other]), differ(one, other)
+    table, mixed = pb.Table([one, other]), differ(one, other)
     if not mixed:
         return
     with pytest.raises(MixedError) as caught:
@@ -234,7 +224,7 @@ def test_no_number_and_no_label_stands_for_two(field, data):
     assert any(f"several values of {name} (" in str(caught.value) for name in mixed)
     assert [part.rows for part in table.configurations()] == [[one], [other]]
     first, second = labels(table.rows)
-    assert first != second and any(column_label(name) in first for name in mixed)
+    assert first != second and any(pb.evaluation.column_label(name) in first for name in mixed)
     again = read_table(table.to_csv())
     assert again.rows == table.rows
     for part, entry in zip(again.configurations(), (one, other), strict=True):
@@ -263,7 +253,7 @@ def test_every_cell_is_a_recomputation_from_the_counts(base, drawn_counts):
     by_seed = {}
     for seed, count in counts:
         by_seed.setdefault(seed, set()).add(count)
-    table = Table(rows)
+    table = pb.Table(rows)
     if any(len(found) > 1 for found in by_seed.values()):
         for make in (table.cell, table.best_epoch, lambda: table.best("epoch")):
             with pytest.raises(MixedError, match="measured twice"):
@@ -288,17 +278,17 @@ def test_neighbouring_numbers_have_labels_of_their_own(number, steps):
 
 def of_one_seed(correct, total, **changes):
     row = row_like(spec_like(), "clean", "-", 0.0)
-    return Table([{**row, "correct": correct, "total": total, "available": 1000, **changes}])
+    return pb.Table([{**row, "correct": correct, "total": total, "available": 1000, **changes}])
 
 
 def test_several_seeds_are_paired():
     from scipy.stats import ttest_rel
 
-    rows = Table(rows_like_the_paper())
+    rows = pb.Table(rows_like_the_paper())
     ours = rows.where({"method.bound": 1.0, "protocol": "published"})
     theirs = rows.where(method="none", attack="fgsm-0.1")
     assert difference(ours, theirs).points == pytest.approx(33.51)
-    spread = Table({**row, "correct": row["correct"] + 10 * row["seed"]} for row in theirs)
+    spread = pb.Table({**row, "correct": row["correct"] + 10 * row["seed"]} for row in theirs)
     found = difference(ours, spread)
     counts = [[row["correct"] / 100 for row in table] for table in (ours, spread)]
     test = ttest_rel(*counts)
@@ -323,7 +313,7 @@ def test_what_cannot_be_compared():
     assert difference(of_one_seed(1, 5), of_one_seed(1, 20)) is None  # other images
     assert difference(of_one_seed(1, 5), of_one_seed(1, 5, digest="other")) is None
     assert difference(of_one_seed(1, 5), of_one_seed(1, 5, seed=1)) is None
-    assert difference(of_one_seed(1, 5), Table()) is None
+    assert difference(of_one_seed(1, 5), pb.Table()) is None
 
 
 def test_the_best_lacks_nothing():

@@ -8,38 +8,13 @@ import pytest
 
 import polybound.experiments.results as results
 import polybound.report.build as build
-from helpers.data import (
-    nsynth_members,
-    put_cifar,
-    put_mnist,
-    tarred,
-    tiny_cifar,
-    tiny_emnist,
-    tiny_mnist,
-    tiny_nsynth,
-    write,
-)
+from helpers import data as on_disk
 from helpers.reports import row_like, rows_like_the_paper, spec_like
+from polybound import experiments
 from polybound.data.catalogue import SOURCES
 from polybound.errors import PolyboundError
 from polybound.evaluation import MixedError, Table
-from polybound.experiments import (
-    BOUNDS,
-    DATASETS,
-    Experiment,
-    compare,
-    experiment_names,
-    experiment_scores,
-    find_experiment,
-    preview,
-    published,
-    ratios,
-    read_runs,
-    read_scores,
-    row_kind,
-    search_job,
-    sweep,
-)
+from polybound.experiments import Experiment, compare, experiment_scores, find_experiment, preview, read_scores, sweep
 from polybound.experiments.results import digests
 from polybound.experiments.sweep import jobs_of
 from polybound.report import build_report
@@ -62,17 +37,17 @@ def tiny_data(tmp_path_factory):
     """All data sets of the paper, a few images each."""
     root = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
-        source, contents, _ = tiny_mnist(patch, size=(8, 8))
-        put_mnist(root, contents)
+        source, contents, _ = on_disk.tiny_mnist(patch, size=(8, 8))
+        on_disk.put_mnist(root, contents)
         for name in ("fashion-mnist", "kmnist", "mnist"):
             patch.setitem(SOURCES.entries, name, replace(source, name=name))
         for part in ("letters", "byclass"):
-            content, _, _ = tiny_emnist(patch, part, digest=False)
-            write(root / f"emnist-{part}" / "gzip.zip", content)
-        put_cifar(root / "cifar10", tiny_cifar(patch)[0])
-        archives = {"test": tarred(nsynth_members("test"))}
-        tiny_nsynth(patch, archives)
-        write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", archives["test"])
+            content, _, _ = on_disk.tiny_emnist(patch, part, digest=False)
+            on_disk.write(root / f"emnist-{part}" / "gzip.zip", content)
+        on_disk.put_cifar(root / "cifar10", on_disk.tiny_cifar(patch)[0])
+        archives = {"test": on_disk.tarred(on_disk.nsynth_members("test"))}
+        on_disk.tiny_nsynth(patch, archives)
+        on_disk.write(root / "nsynth" / "nsynth-test.jsonwav.tar.gz", archives["test"])
         yield root
 
 
@@ -89,13 +64,13 @@ def tiny(name):
         experiment = experiment.changed(models=experiment.models[::2])
     if experiment.search:
         experiment = replace(experiment, search=dict(experiment.search) | {"points": 4})
-    if experiment.bounds == BOUNDS:
-        experiment = experiment.changed(bounds=BOUNDS[4::4])
+    if experiment.bounds == experiments.BOUNDS:
+        experiment = experiment.changed(bounds=experiments.BOUNDS[4::4])
     return experiment.changed(bounds=experiment.bounds[:1]) if experiment.layout == "tradeoff" else experiment
 
 
 def test_all_are_there():
-    assert sorted(experiment_names()) == sorted(NAMES)
+    assert sorted(experiments.experiment_names()) == sorted(NAMES)
 
 
 @pytest.fixture
@@ -129,7 +104,7 @@ def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs,
         assert any("2 of 100 epochs" in note for note in made.notes)
     if experiment.kind == "search":
         scores = read_scores(tmp_path / "report" / f"{name}-scores.csv")
-        assert {row_kind(row) for row in scores} == {"", "single", "layer-wise"}
+        assert {experiments.row_kind(row) for row in scores} == {"", "single", "layer-wise"}
     page = (tmp_path / "report.html").read_text()
     assert made.title in page.replace("&#39;", "'")
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)  # nothing to be fetched
@@ -138,12 +113,12 @@ def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs,
 def check_table(experiment, table):
     groups = [heading for _, heading in table.groups]
     assert len(groups) == len(experiment.datasets) * len(experiment.models)
-    assert groups[0].startswith(DATASETS[experiment.datasets[0]])
+    assert groups[0].startswith(experiments.DATASETS[experiment.datasets[0]])
     if experiment.layout == "chosen":
         assert [row[0] for row in table.rows] == ["no projection", "projection", "Jacobian", "L2"]
         assert len(table.header) == 3 + len(experiment.attacks)
     elif experiment.published:
-        values = [value for value in published() if value.table == experiment.published]
+        values = [value for value in experiments.published() if value.table == experiment.published]
         methods = list(dict.fromkeys(value.method for value in values))
         assert len(table.header) == 2 + len(methods)
         values = [value for value in values if value.model.lower() in experiment.models]
@@ -159,7 +134,7 @@ def check_table(experiment, table):
 
 def check_figure(experiment, figure):
     if experiment.kind == "samples":
-        assert [row.title for row in figure.images] == [DATASETS[name] for name in experiment.datasets]
+        assert [row.title for row in figure.images] == [experiments.DATASETS[name] for name in experiment.datasets]
         return
     assert figure.panels and all(panel.lines for panel in figure.panels)
     assert all(len(line.x) == len(line.y) > 0 for panel in figure.panels for line in panel.lines)
@@ -169,9 +144,8 @@ def check_figure(experiment, figure):
     elif experiment.kind == "initial":
         assert [panel.x_label for panel in figure.panels] == ["hidden rank", "degree"]
     elif experiment.layout == "curves":
-        over = {"bound": sorted(experiment.bounds), "rank": [4, 8, 16, 32, 64], "steps": [1, 2, 5, 10, 20, 40]}[
-            experiment.x
-        ]
+        values = {"bound": sorted(experiment.bounds), "rank": [4, 8, 16, 32, 64], "steps": [1, 2, 5, 10, 20, 40]}
+        over = values[experiment.x]
         assert all(list(line.x) == over for panel in figure.panels for line in panel.lines)
         assert all(panel.log_x == (experiment.x != "steps") for panel in figure.panels)
         protocols = 2 if experiment.attacks else 1
@@ -249,9 +223,8 @@ def test_a_preview_counts_a_run_once(small, tmp_path):
 
 def test_experiments_that_share_runs_do_not_see_each_others_scores(small, tmp_path):
     attacks = ("pgd-0.1-1-0.1", "pgd-0.1-2-0.05")
-    steps = replace(
-        small, name="steps", layout="curves", methods=("projection",), attacks=attacks, x="steps", lines="model"
-    )
+    curves = {"layout": "curves", "x": "steps", "lines": "model"}
+    steps = replace(small, name="steps", methods=("projection",), attacks=attacks, **curves)
     sweep([small, steps], tmp_path, workers=1)
     assert set(experiment_scores(small, tmp_path).values("attack")) == {"clean", "fgsm-0.1"}
     assert set(experiment_scores(steps, tmp_path).values("attack")) == {"clean", *attacks}
@@ -292,7 +265,9 @@ def test_comparison_with_the_paper():
     shifted = compared(rows_like_the_paper(4.0))
     assert shifted["none", "clean"].verdict == "off"
     assert shifted["none", "clean"].deviations == pytest.approx(4.0 / (0.18**2 + 1.0) ** 0.5)  # ours have 1 point
-    assert shifted["none", "fgsm-0.1"].verdict == "within"  # 2 published standard deviations are 5.48 points
+    assert (
+        shifted["none", "fgsm-0.1"].verdict == "within"
+    )  # 2 experiments.published standard deviations are 5.48 points
     assert {c.verdict for c in compared(rows_like_the_paper(epochs=10)).values()} == {"reduced"}
     (sound,) = [c for c in compared(rows_like_the_paper(), "sound").values() if c.paper.attack != "clean"]
     assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
@@ -317,25 +292,17 @@ def test_other_data_are_not_judged():
 def test_variants_of_a_method_are_compared_one_by_one_and_other_ranks_left_out():
     seeds = (-1, 0, 1)
     plain = [row for row in rows_like_the_paper() if row["attack"] == "clean"]
-    penalised = [
-        row_like(spec_like(seed, method="l2", weight=w), "clean", "-", a)
-        for seed in seeds
-        for w, a in ((1, 80), (2, 87))
-    ]
-    wide = [row_like(spec_like(seed, rank=64), "clean", "-", 50.0) for seed in seeds]
-    deep = [
-        row_like(spec_like(seed, "pn-10", rank), "clean", "-", 50.0 + rank / 4)
-        for seed in seeds
-        for rank in (16, 64, 128)
-    ]
+    penalised, wide, deep = [], [], []
+    for seed in seeds:
+        for weight, accuracy in ((1, 80), (2, 87)):
+            penalised.append(row_like(spec_like(seed, method="l2", weight=weight), "clean", "-", accuracy))
+        wide.append(row_like(spec_like(seed, rank=64), "clean", "-", 50.0))
+        deep += [row_like(spec_like(seed, "pn-10", rank), "clean", "-", 50.0 + rank / 4) for rank in (16, 64, 128)]
     found = {(c.paper.method, c.variant): c for c in of_table_1(Table([*plain, *penalised, *wide]))}
     (tenth,) = of_table_1(Table(deep))
     assert tenth.ours.mean == pytest.approx(66.0)  # the rank that the experiments have
-    assert {key: c.verdict for key, c in found.items()} == {
-        ("none", ""): "within",
-        ("l2", "weight 1"): "off",
-        ("l2", "weight 2"): "within",
-    }
+    wanted = {("none", ""): "within", ("l2", "weight 1"): "off", ("l2", "weight 2"): "within"}
+    assert {key: c.verdict for key, c in found.items()} == wanted
     assert found["none", ""].ours.mean == pytest.approx(87.28)
 
 
@@ -356,8 +323,8 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
     named = find_experiment("table-10")
     wanted = {"dataset": "digits", "values": [1.0, 2.0], "points": 30, "finalists": 2, "seeds": 2}
     small = replace(named, budget=0.02, samples=200, limit=20, search=dict(named.search) | wanted)
-    search_job(small).run(tmp_path, None)
-    result = search_job(small).result(tmp_path)
+    experiments.search_job(small).run(tmp_path, None)
+    result = experiments.search_job(small).result(tmp_path)
     trials = result["trials"]
     assert len({tuple(trial["bounds"].values()) for trial in trials}) == len(trials) == 30
     whole = [trial["full"] for trial in trials if trial["full"] is not None]
@@ -370,7 +337,9 @@ def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
     """A registered data set may be another one in another folder."""
     monkeypatch.setattr("polybound.experiments.results.digests", lambda where=None: lambda _name: str(where))
     experiment = find_experiment("table-10")
-    assert search_job(experiment, tmp_path / "a").key != search_job(experiment, tmp_path / "b").key
+    assert (
+        experiments.search_job(experiment, tmp_path / "a").key != experiments.search_job(experiment, tmp_path / "b").key
+    )
 
 
 def test_without_a_projection_there_is_nothing_to_search(tmp_path, tiny_data):
@@ -398,7 +367,7 @@ def test_growth_is_of_one_data_set_and_model_a_panel(tmp_path):
     panels = {panel.title: panel for panel in report.sections[0].parts[0].panels}
     names = ("digits, PN-4", "digits, NCP-4")
     assert set(panels) == {*names, *(f"{name} without regularisation" for name in names)}
-    found = ratios(growth, tmp_path / "runs")
+    found = experiments.ratios(growth, tmp_path / "runs")
     for name, model in zip(names, growth.models, strict=True):
         (line,) = panels[name].lines
         wanted = {
@@ -423,9 +392,7 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
     sweep([several], tmp_path, workers=1)
     table = experiment_scores(several, tmp_path)
     for part in table.groups("method", "method.bound").values():
-        epochs = {
-            protocol: set(part.where(protocol=protocol).values("epoch")) for protocol in ("-", "published", "sound")
-        }
+        epochs = {name: set(part.where(protocol=name).values("epoch")) for name in ("-", "published", "sound")}
         assert epochs == {"-": {6, 8}, "published": {6, 8}, "sound": {8}}
     assert set(table.groups("method", "method.bound")) == {("none", None), ("projection", 100.0), ("projection", 1.0)}
     assert table.values("schedule.epochs") == [8]
@@ -448,7 +415,7 @@ def test_the_best_of_several_epochs_counts_under_the_published_protocol_alone(tm
 def test_scores_stand_in_for_run_folders_that_are_not_there(small, tmp_path):
     whole = replace(small, attacks=("fgsm-0.1", "fgsm-0.01"), limit=0)
     sweep([small, whole], tmp_path / "runs", workers=1)
-    kept, _ = read_runs(tmp_path / "runs")
+    kept, _ = experiments.read_runs(tmp_path / "runs")
     assert set(kept.values("total")) == {50, 360}
     for experiment in (small, whole):
         rows = experiment_scores(experiment, tmp_path / "runs").rows

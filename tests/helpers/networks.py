@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import torch
 from hypothesis import strategies as st
+from torch import nn
 
 import polybound as pb
 from polybound.models import Chain
@@ -18,6 +19,24 @@ def randomise(model, seed, scale):
         for parameter in model.parameters():
             parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=F64))
     return model
+
+
+class Written(nn.Module):
+    """A network in plain torch: parts by name, tensors among them as parameters, and a function of them and the input."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if type(part) is torch.Tensor else part)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def layers(inputs, outputs, names, **options):
+    """Linear layers of one size, by names of one letter each."""
+    return {name: nn.Linear(inputs, outputs, **options) for name in names}
 
 
 seeds = st.integers(0, 2**32 - 1)
@@ -93,3 +112,19 @@ def exact_map(step):
 def apply_map(step, x):
     """`W x + b` of such a matrix and constants."""
     return [sum((w * v for w, v in zip(row, x, strict=True) if w), b) for row, b in zip(*step, strict=True)]
+
+
+class ExactChain:
+    """The definition of a chain of products in fractions, number by number; it knows nothing of the package's formulas."""
+
+    def __init__(self, factors):
+        self.A, self.S = ([exact_map(step) for step in steps] for steps in (factors.A, factors.S))
+        self.C, self.s1 = exact_map(factors.C), [Fraction(v) for v in factors.s1.tolist()]
+
+    def __call__(self, x):
+        """The logits at a point, whose values are numbers or fractions."""
+        x = [Fraction(v) for v in x]
+        y = [a * b for a, b in zip(apply_map(self.A[0], x), self.s1, strict=True)]
+        for A, S in zip(self.A[1:], self.S, strict=True):
+            y = [a * b for a, b in zip(apply_map(A, x), apply_map(S, y), strict=True)]
+        return apply_map(self.C, y)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import polybound as pb
+from helpers.networks import Written
 from polybound.deploy.onnx.files import run_onnx
 from polybound.models import Bounded, GraphNetwork, Intervals
 
@@ -96,19 +97,6 @@ def export(module, path, example, dynamo):
     return path
 
 
-class Written(nn.Module):
-    """A network in plain torch: layers by name, and a function of them and the input."""
-
-    def __init__(self, function, **layers):
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
 def linears(*sizes, bias=False):
     return nn.ModuleList(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in sizes)
 
@@ -161,12 +149,8 @@ def convolutions():
 
 
 def strided():
-    layers = {name: nn.Conv2d(1, 3, 2, stride=2) for name in ("one", "other")}
-    return Written(lambda net, x: net.last((net.one(x) * net.other(x)).flatten(1)), **layers, last=nn.Linear(12, 3))
-
-
-def parameter(*shape):
-    return nn.Parameter(torch.randn(*shape) / 4)
+    maps = {name: nn.Conv2d(1, 3, 2, stride=2) for name in ("one", "other")}
+    return Written(lambda net, x: net.last((net.one(x) * net.other(x)).flatten(1)), **maps, last=nn.Linear(12, 3))
 
 
 BY_HAND = {
@@ -176,7 +160,7 @@ BY_HAND = {
     # The output's constant needs a unit of its own.
     "weighted": (pb.CCP, 6, chain(lambda h, y: 0.5 * h * y - y * 0.25, end=lambda y: y * 2 + 1)),
     "tree": (pb.CCP, 6, lambda: Written(tree, maps=linears(*[(16, 5)] * 4, bias=True), last=nn.Linear(5, 3))),
-    "stacked": (pb.CCP, 5, lambda: Written(stacked, U=parameter(3, 5, 16), C=parameter(3, 5))),
+    "stacked": (pb.CCP, 5, lambda: Written(stacked, U=torch.randn(3, 5, 16) / 4, C=torch.randn(3, 5) / 4)),
     "nested": (
         pb.NCP,
         6,

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import polybound as pb
-from helpers.networks import F64, apply_map, exact_map, randomise
+from helpers.networks import F64, ExactChain, randomise
 from polybound.certificates import save_certificates
 from polybound.certificates.proofs.arb import PRECISION
 from polybound.certificates.proofs.check import Checker
@@ -379,13 +379,7 @@ def _ends(entry):
     ]
 
 
-_RULES = {
-    "first": set(),
-    "slopes": set(),
-    "point": set(),
-    "ball": set(),
-    "ball slopes": set(),
-    "outside": set(),
+_RULES = {name: set() for name in ("first", "slopes", "point", "ball", "ball slopes", "outside")} | {
     "second": {"on", "v", "mu", "box", "then", "monotone"},
     "absorbed": {"on", "v", "mu", "box", "then", "monotone"},
     "trust": {"on", "v", "lam", "nu"},
@@ -470,9 +464,7 @@ class Judge:
 
     def __init__(self, subject):
         self.subject, self.model = subject, subject.model
-        factors, features = subject.factors, subject.features
-        self.A, self.S = ([exact_map(step) for step in steps] for steps in (factors.A, factors.S))
-        self.C, self.s1 = exact_map(factors.C), [Fraction(v) for v in factors.s1.tolist()]
+        features, self.exact = subject.features, ExactChain(subject.factors)
         axes = np.linspace(-1, 1, {1: 65, 2: 13, 3: 7}.get(features, 4))
         grid = np.stack(np.meshgrid(*[axes] * features, indexing="ij"), -1).reshape(-1, features)
         self.units = np.concatenate([np.random.default_rng(0).uniform(-1, 1, (200, features)), grid])
@@ -500,7 +492,7 @@ class Judge:
             label, rival, classes = entry["label"], entry["rival"], self.subject.classes
             if label == rival or not (0 <= label < classes > rival >= 0):
                 return False
-            logits = self._exact(entry["counterexample"])
+            logits = self.exact(entry["counterexample"])
             return logits[label] <= logits[rival] and region.holds([Fraction(v) for v in entry["counterexample"]])
         if entry["status"] == "verified":
             label, classes = entry["label"], self.subject.classes
@@ -557,15 +549,8 @@ class Judge:
                         return True
         return False
 
-    def _exact(self, point):
-        x = [Fraction(v) for v in point]
-        y = [a * b for a, b in zip(apply_map(self.A[0], x), self.s1, strict=True)]
-        for A, S in zip(self.A[1:], self.S, strict=True):
-            y = [a * b for a, b in zip(apply_map(A, x), apply_map(S, y), strict=True)]
-        return apply_map(self.C, y)
-
     def _value(self, form, point):
-        pairs = zip(form[0], self._exact(point), strict=True)
+        pairs = zip(form[0], self.exact(point), strict=True)
         return sum((Fraction(float(w)) * value for w, value in pairs), Fraction(float(form[1])))
 
 

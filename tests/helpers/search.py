@@ -22,6 +22,19 @@ def rival_forms(model, label):
     return torch.stack([eye[label] - eye[rival] for rival in range(model.classes) if rival != label])
 
 
+METHODS = [("inf", m) for m in ("auto", "second", "first", "crown", "interval", "lipschitz")]
+METHODS += [("2", m) for m in ("auto", "second", "first", "lipschitz")]
+SIZES = (0.0, 1e-160, 1e-12, 1e-9, 1e-4, 1e-3, 0.02, 0.05, 0.1, 0.3, 0.5, 1.5)
+
+
+def inputs_and_radii(features, seed, images):
+    """Inputs, many of them on the domain's sides, and a radius of any size for each feature of each."""
+    generator, sizes = torch.Generator().manual_seed(seed), torch.tensor(SIZES, dtype=F64)
+    x = torch.rand(images, features, generator=generator, dtype=F64) * 2 - 1
+    x = torch.where(torch.rand(x.shape, generator=generator) < 0.3, x.sign(), x)
+    return x, sizes[torch.randint(0, len(sizes), x.shape, generator=generator)]
+
+
 class Region:
     """A box, or the l_2 ball of some radii within it, around one input; the sides are exact."""
 

@@ -46,14 +46,9 @@ starts = st.one_of(epochs, st.floats(0, 0.99))
 below_one = st.one_of(st.just(0), st.floats(0, 0.99))
 up_to_one = st.one_of(st.sampled_from([0, 1]), st.floats(0, 1))
 steps_of = {"epochs": whole, "batch_size": whole}
-certified_of = {
-    "eps": numbers,
-    "weight": up_to_one,
-    "remainder": up_to_one,
-    "ramp": up_to_one,
-    "rivals": epochs,
-    "start": starts,
-}
+certified_of = dict.fromkeys(("weight", "remainder", "ramp"), up_to_one)
+certified_of |= {"eps": numbers, "rivals": epochs, "start": starts}
+betas_of = {"beta1": below_one, "beta2": below_one}
 METHOD_OPTIONS = {
     "none": {},
     "l2": {"weight": numbers},
@@ -71,14 +66,8 @@ METHOD_OPTIONS = {
 OPTIMISER_OPTIONS = {
     "sgd": {"learning_rate": numbers},
     "momentum": {"learning_rate": numbers, "momentum": below_one, "weight_decay": numbers},
-    "adamw": {"learning_rate": numbers, "beta1": below_one, "beta2": below_one, "weight_decay": numbers},
-    "muon": {
-        "learning_rate": numbers,
-        "beta": below_one,
-        "beta1": below_one,
-        "beta2": below_one,
-        "weight_decay": numbers,
-    },
+    "adamw": {"learning_rate": numbers, **betas_of, "weight_decay": numbers},
+    "muon": {"learning_rate": numbers, "beta": below_one, **betas_of, "weight_decay": numbers},
 }
 SCHEDULE_OPTIONS = {
     "steps": {**steps_of, "milestones": st.lists(epochs, max_size=3), "factor": numbers},

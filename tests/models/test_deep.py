@@ -1,6 +1,5 @@
 """Deep networks: trained by fit, saved as graphs, and what files may claim."""
 
-import copy
 import json
 
 import pytest
@@ -11,30 +10,26 @@ from torch import nn
 
 import polybound as pb
 from helpers.graphs import graphs
+from helpers.networks import Written, layers
+from helpers.training import digits
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.models import GraphNetwork, PolyNet, Quadratic, TracedNetwork, graph_of, graph_spec, trace
 
 
-class Plain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(64, 8), nn.Linear(64, 8), nn.Linear(8, 10)
-
-    def forward(self, x):
+def plain():
+    def forward(m, x):
         x = x.flatten(1)
-        return self.c(self.a(x) * self.b(x) + self.b(x))
+        return m.c(m.a(x) * m.b(x) + m.b(x))
 
-
-def digits(samples=100):
-    return pb.data.load_digits("train").subset(samples)
+    return Written(forward, **layers(64, 8, "ab"), c=nn.Linear(8, 10))
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: PolyNet((1, 8, 8), width=4, blocks=(1, 1), seed=0), lambda: TracedNetwork(Plain(), (1, 8, 8))]
+    "build", [lambda: PolyNet((1, 8, 8), width=4, blocks=(1, 1), seed=0), lambda: TracedNetwork(plain(), (1, 8, 8))]
 )
 def test_fit_trains_in_place_and_ends_in_evaluation_of_its_graph(build):
     net = build()
-    history = pb.fit(net, digits(), epochs=3, verbose=False)
+    history = pb.fit(net, digits(100), epochs=3, verbose=False)
     assert history["loss"][-1] < history["loss"][0]
     test = pb.data.load_digits("test")
     net.eval()
@@ -72,7 +67,7 @@ def test_every_model_shows_its_graph():
 
 
 def test_chains_are_recognised_in_plain_modules():
-    graph = trace(Plain(), (1, 8, 8))
+    graph = trace(plain(), (1, 8, 8))
     assert graph.chain().degree == 2
     assert PolyNet((1, 8, 8), width=2, blocks=(1,), seed=0).graph().chain() is None
     with pytest.raises(PolyboundError, match="a PolyNet is no single chain of products"):
@@ -108,7 +103,7 @@ def test_models_by_class_come_back_from_files(tmp_path):
 
 
 def test_a_users_module_comes_back_as_its_graph(tmp_path):
-    net = TracedNetwork(Plain(), (1, 8, 8))
+    net = TracedNetwork(plain(), (1, 8, 8))
     net.save(tmp_path / "net.safetensors")
     again, x = pb.load(tmp_path / "net.safetensors"), torch.rand(3, 1, 8, 8)
     assert isinstance(again, GraphNetwork) and again.degree == 2
@@ -126,15 +121,17 @@ def node(spec, kind):
     return next(told for told in spec["nodes"] if kind in told)
 
 
-def damaged(change):
-    spec, tensors = spec_and_tensors()
-    spec = copy.deepcopy(spec)
-    change(spec)
-    return spec, tensors
+def chains(depth):
+    return {"kind": "Chain", "maps": [chains(depth - 1)] if depth else []}
 
 
-def _conv(spec):
-    return next(n["map"] for n in spec["nodes"] if n.get("map", {}).get("kind") == "Conv")
+def save_spec(path, spec, tensors):
+    header = {"kind": "GraphNetwork", "config": {"graph": spec}}
+    save_file(tensors, path, metadata={"polybound": json.dumps(header)})
+
+
+def map_of(spec, kind):
+    return next(n["map"] for n in spec["nodes"] if n.get("map", {}).get("kind") == kind)
 
 
 DAMAGE = {
@@ -142,11 +139,9 @@ DAMAGE = {
     "refers to what comes later": lambda s: node(s, "product").update(product=[1, 10**6]),
     "a negative source": lambda s: node(s, "sum").update(sum=[-1, 1]),
     "a source that is no number": lambda s: s["nodes"][1].update(of=True),
-    "missing tensors": lambda s: _conv(s).update(weight="99"),
-    "another tensor": lambda s: _conv(s).update(
-        weight=next(n["map"]["weight"] for n in s["nodes"] if n.get("map", {}).get("kind") == "Scale")
-    ),
-    "an unknown map": lambda s: _conv(s).update(kind="Relu"),
+    "missing tensors": lambda s: map_of(s, "Conv").update(weight="99"),
+    "another tensor": lambda s: map_of(s, "Conv").update(weight=map_of(s, "Scale")["weight"]),
+    "an unknown map": lambda s: map_of(s, "Conv").update(kind="Relu"),
     "a product of three": lambda s: node(s, "product").update(product=[1, 1, 1]),
     "an empty sum": lambda s: node(s, "sum").update(sum=[]),
     "no node": lambda s: s.update(nodes=[]),
@@ -154,30 +149,21 @@ DAMAGE = {
     "an output that is none": lambda s: s.update(output=10**6),
     "no output": lambda s: s.pop("output"),
     "a shape of zeros": lambda s: s["nodes"][0].update(input=[0, 4]),
-    "a shape that does not fit": lambda s: _conv(s).update(shape=[2, 4, 4]),
-    "a huge shape": lambda s: _conv(s).update(shape=[10**9, 10**9, 4]),
+    "a shape that does not fit": lambda s: map_of(s, "Conv").update(shape=[2, 4, 4]),
+    "a huge shape": lambda s: map_of(s, "Conv").update(shape=[10**9, 10**9, 4]),
     "two inputs": lambda s: s["nodes"].append({"input": [4]}),
     "a node of nothing": lambda s: s["nodes"].append({}),
     "an origin that is none": lambda s: s["nodes"][1].update(origin=5),
-    "a chain without end": lambda s: _conv(s).update(
-        kind="Chain",
-        maps=[
-            {
-                "kind": "Chain",
-                "maps": [{"kind": "Chain", "maps": [{"kind": "Chain", "maps": [{"kind": "Chain", "maps": []}]}]}],
-            }
-        ],
-    ),
+    "a chain without end": lambda s: map_of(s, "Conv").update(chains(5)),
     "tensors of no shape": lambda s: s.update(tensors={"0": "x"}),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damaged_graphs_are_refused_in_one_line(tmp_path, what):
-    spec, tensors = damaged(DAMAGE[what])
-    path = tmp_path / "net.safetensors"
-    header = {"kind": "GraphNetwork", "config": {"graph": spec}}
-    save_file(tensors, path, metadata={"polybound": json.dumps(header)})
+    (spec, tensors), path = spec_and_tensors(), tmp_path / "net.safetensors"
+    DAMAGE[what](spec)
+    save_spec(path, spec, tensors)
     with pytest.raises(FileFormatError) as caught:
         pb.load(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value) and len(str(caught.value)) < 600
@@ -185,10 +171,6 @@ def test_damaged_graphs_are_refused_in_one_line(tmp_path, what):
 
 def test_the_honest_file_is_read(tmp_path):
     spec, tensors = spec_and_tensors()
-    save_file(
-        tensors,
-        tmp_path / "net.safetensors",
-        metadata={"polybound": json.dumps({"kind": "GraphNetwork", "config": {"graph": spec}})},
-    )
+    save_spec(tmp_path / "net.safetensors", spec, tensors)
     assert len(load_file(tmp_path / "net.safetensors")) == len(tensors)
     assert pb.load(tmp_path / "net.safetensors").classes == 3

@@ -79,12 +79,8 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
     model = pb.CCP(4, 3, 2, 2)
     header = {"polybound": json.dumps({"kind": "CCP", "config": model.config()})}
     V, C = model.V.detach(), model.C.detach()
-    for tensors in (
-        {"V": V},
-        {"V": V, "C": C, "D": C.clone()},
-        {"V": V, "C": C[:, :2].clone()},
-        {"V": V, "C": C.int()},
-    ):
+    both = {"V": V, "C": C}
+    for tensors in ({"V": V}, both | {"D": C.clone()}, both | {"C": C[:, :2].clone()}, both | {"C": C.int()}):
         save_file(tensors, path, metadata=header)
         refused(path)
 

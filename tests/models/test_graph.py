@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from helpers.graphs import F64, graphs
+from helpers.networks import Written, layers
 from polybound.errors import PolyboundError
 from polybound.models import (
     Bounded,
@@ -227,19 +227,6 @@ def test_a_graph_without_maps_is_a_chain():
     assert chain(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[1.0, 4.0, 9.0]]
 
 
-class Written(nn.Module):
-    """A function of a few matrices and the input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        for name in "abcd":
-            setattr(self, name, nn.Linear(6, 6, dtype=F64))
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
 CHAINS = {
     # what is written, and the degree of the chain
     "residual": (lambda n, x: n.b(x) * n.a(x) + n.a(x), 2),
@@ -259,7 +246,7 @@ CHAINS = {
 def test_chains_are_recognised(name):
     torch.manual_seed(0)
     function, degree = CHAINS[name]
-    graph = trace(Written(function).requires_grad_(False), (6,))
+    graph = trace(Written(function, **layers(6, 6, "abcd", dtype=F64)).requires_grad_(False), (6,))
     chain = graph.chain()
     assert (chain and chain.degree) == degree
     if chain is not None:

@@ -10,6 +10,7 @@ from hypothesis import given
 import polybound as pb
 from helpers.browser import contrast
 from helpers.graphs import graphs
+from helpers.networks import Written, layers
 from polybound.models import register_model
 from polybound.report import draw_figure_1, draw_network, network_svg
 
@@ -17,20 +18,16 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 HOSTILE = "</title><script>window.owned = 1</script>&amp;<img src=x onerror=alert(1)> \x00\ud800 ]]> _x_ " + 300 * "W"
 
 
-class Wiring(torch.nn.Module):
+def wiring(m, x):
     """Side branches that are used twice, a square, a product that nothing stands above, sums of three."""
+    a, b = m.a(x), m.b(x)
+    c = m.c(a * b)
+    e = (a * c) * (b * c) + x + a
+    g = torch.cat([e * a, m.b(b * b)], 1)[:, 3:11]
+    return m.a_layer_with_a_name_of_forty_letters(g * x + e)
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (torch.nn.Linear(8, 8) for _ in "abc")
-        self.a_layer_with_a_name_of_forty_letters = torch.nn.Linear(8, 4)
 
-    def forward(self, x):
-        a, b = self.a(x), self.b(x)
-        c = self.c(a * b)
-        e = (a * c) * (b * c) + x + a
-        g = torch.cat([e * a, self.b(b * b)], 1)[:, 3:11]
-        return self.a_layer_with_a_name_of_forty_letters(g * x + e)
+LAST = {"a_layer_with_a_name_of_forty_letters": torch.nn.Linear(8, 4)}
 
 
 NETWORKS = {
@@ -48,7 +45,7 @@ NETWORKS = {
     "large": pb.CCP(2_000_000, 1, 12_345, degree=2, seed=0),
     "polynet": pb.PolyNet((3, 32, 32), width=8, blocks=(1, 2, 1), seed=0),
     "twenty blocks": pb.PolyNet((1, 16, 16), width=2, blocks=(9, 11), seed=0),
-    "wiring": pb.polynomial(Wiring(), (8,)),
+    "wiring": pb.polynomial(Written(wiring, **layers(8, 8, "abc"), **LAST), (8,)),
     HOSTILE: pb.CCP(30, 5, 3, degree=2, seed=0),
 }
 
@@ -91,9 +88,8 @@ def test_the_product_form_has_no_sums():
 def test_pn_conv_shares_its_pre_convolution_and_pools():
     svg = network_svg(pb.paper_model("pn-conv", seed=0))
     assert circles(svg) == (3, 3) and texts(svg).count("shared") == 1
-    assert (
-        texts(svg).count("convolution 7 × 7, 16 → 16") == 4 and texts(svg).count("convolution 3 × 3, 1 → 16, bias") == 1
-    )
+    assert texts(svg).count("convolution 7 × 7, 16 → 16") == 4
+    assert texts(svg).count("convolution 3 × 3, 1 → 16, bias") == 1
     # After degrees 2 and 3 on the products' way, and on that of each later factor.
     assert texts(svg).count("average pool 28 × 28 → 14 × 14") == 3
     assert texts(svg).count("average pool 14 × 14 → 7 × 7") == 2
@@ -232,7 +228,5 @@ def test_only_polynomial_networks_have_a_schematic():
 
 
 def test_figure_1_is_listed(cli):
-    assert [one["name"] for one in cli("experiments", "--json").json if "figure" in one["name"]][:2] == [
-        "figure-1",
-        "figure-2",
-    ]
+    names = [one["name"] for one in cli("experiments", "--json").json if "figure" in one["name"]]
+    assert names[:2] == ["figure-1", "figure-2"]

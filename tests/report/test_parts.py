@@ -101,12 +101,8 @@ def test_a_figure_is_read_back_from_its_data(tmp_path):
         again = read_figure(file, figure.title)
         assert figure_to_csv(again) == file.read_text() and again.title == figure.title
         for one, other in zip(figure.panels, again.panels, strict=True):
-            assert (one.title, one.log_x, one.log_y, one.x_label) == (
-                other.title,
-                other.log_x,
-                other.log_y,
-                other.x_label,
-            )
+            for name in ("title", "log_x", "log_y", "x_label"):
+                assert getattr(one, name) == getattr(other, name)
             for line, same in zip([*one.lines, *one.published], [*other.lines, *other.published], strict=True):
                 assert list(line.x) == list(same.x) and list(line.y) == list(same.y) and line.kind == same.kind
     (tmp_path / "bad.csv").write_text("panel,line\na,b\n")
@@ -144,10 +140,8 @@ def test_the_opening_counts_what_the_cells_say(parts):
     found, scores = parts
     summary = summarise(found)
     compared = {one.paper.key: one.verdict for one in compare(scores)}
-    assert (summary.met, summary.missed) == (
-        sum(verdict == "within" for verdict in compared.values()),
-        sum(verdict == "off" for verdict in compared.values()),
-    )
+    verdicts = list(compared.values())
+    assert (summary.met, summary.missed) == (verdicts.count("within"), verdicts.count("off"))
     assert summary.met + summary.missed == len(compared) > 0
     words = [word for part in found for table in part.section.parts for word in getattr(table, "verdicts", {}).values()]
     assert ("met" in words) == (summary.met > 0) and ("missed" in words) == (summary.missed > 0)
@@ -183,9 +177,8 @@ def test_all_published_values_are_missing_where_nothing_was_run(tmp_path):
 
 def test_what_was_asked_for_and_not_run_is_named(tmp_path):
     wanted = [find_experiment(name).changed(seeds=1) for name in ("table-1", "table-7", "figure-3")]
-    spec = (
-        wanted[0].changed(datasets=("fashion-mnist",), models=("pn-4",), methods=("none",)).specs(pb.data.digest_of)[0]
-    )
+    one = wanted[0].changed(datasets=("fashion-mnist",), models=("pn-4",), methods=("none",))
+    spec = one.specs(pb.data.digest_of)[0]
     scores = Table([row_like(spec, "clean", "-", 87.0)])
     made = build_report(wanted, tmp_path, tmp_path / "r.html", scores=scores)
     assert [one.name for one in made.sections] == ["table-1"] and made.summary.met == 1
@@ -197,12 +190,10 @@ def test_what_was_asked_for_and_not_run_is_named(tmp_path):
 def test_bounds_of_runs_are_in_numerical_order_and_names_differ():
     model = pb.models.CCP(4, 2, 2, 2, seed=0)
     about = {"data": "digits", "model": "pn-4", "method": "projection", "seed": 0}
-    loaded = [
-        LoadedModel(
-            path=Path(f"r{n}"), model=model, weights="w", about={**about, "method.bound": bound, "run": f"a{n}"}
-        )
-        for n, bound in enumerate((100.0, 0.5, 20.0, 2.0))
-    ]
+    loaded = []
+    for n, bound in enumerate((100.0, 0.5, 20.0, 2.0)):
+        mine = {**about, "method.bound": bound, "run": f"a{n}"}
+        loaded.append(LoadedModel(path=Path(f"r{n}"), model=model, weights="w", about=mine))
     rows = bounds_table(loaded).rows
     assert [row[0] for row in rows] == [f"projection, bound {bound}" for bound in ("0.5", "2", "20", "100")]
     twins = [replace(loaded[0], path=Path("here")), replace(loaded[0], path=Path("there"))]

@@ -111,12 +111,9 @@ def test_an_address_determines_the_weights_whatever_data_are_handed_over(tmp_pat
     draw, root = data.draw, tmp_path_factory.mktemp("runs")
     share = draw(st.sampled_from([0.0, 0.0, 0.25, 0.5]))
     about = DataSpec.of("digits", samples=draw(st.sampled_from([64, 64, 70])), held_out=share)
-    specs = [
-        Spec(about, SMALL, RECIPE.replace({"bound": bound}), seed)
-        for seed, bound in draw(
-            st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.3, 2.0])), min_size=1, max_size=3, unique=True)
-        )
-    ]
+    pairs = st.tuples(st.integers(0, 1), st.sampled_from([0.3, 2.0]))
+    chosen = draw(st.lists(pairs, min_size=1, max_size=3, unique=True))
+    specs = [Spec(about, SMALL, RECIPE.replace({"bound": bound}), seed) for seed, bound in chosen]
     try:
         runs = train_runs(specs, root, data=draw(handed_over()))
     except PolyboundError as error:

@@ -21,25 +21,11 @@ from helpers.profiles import examples
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.experiments import read_runs
-from polybound.runs import (
-    DataSpec,
-    ModelSpec,
-    Run,
-    Spec,
-    checkpoints,
-    clean_runs,
-    evaluate_run,
-    evaluate_runs,
-    find_runs,
-    interrupted,
-    is_run,
-    list_runs,
-    train_runs,
-)
+from polybound.runs import Run, checkpoints, clean_runs, find_runs, interrupted, is_run, list_runs, train_runs
 from polybound.runs.folder import Checkpoint, cached, path_for
 
 RECIPE = pb.Recipe.from_options(epochs=2, learning_rate=0.02, batch_size=256)
-SPECS = [Spec(DataSpec.of("digits"), recipe=RECIPE, seed=seed) for seed in (0, 1)]
+SPECS = [pb.Spec(pb.DataSpec.of("digits"), recipe=RECIPE, seed=seed) for seed in (0, 1)]
 LIMIT = {"limit": 20}
 
 
@@ -47,7 +33,7 @@ LIMIT = {"limit": 20}
 def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     runs = train_runs(SPECS, root, epochs=(1,))
-    evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
+    pb.evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
     return root
 
 
@@ -69,7 +55,7 @@ def refused_everywhere(run, match):
     with pytest.raises(FileFormatError, match=match):
         run.model()
     with pytest.raises(PolyboundError, match=match):
-        evaluate_run(run.path, "fgsm-0.1", **LIMIT)
+        pb.evaluate_run(run.path, "fgsm-0.1", **LIMIT)
     table, skipped = read_runs(run.path)
     assert len(table) == 0 and list(skipped) == [str(run.path)]
     state = next(one for one in list_runs(run.path.parent) if one.path == run.path)
@@ -115,7 +101,7 @@ def test_a_model_of_another_epoch_is_refused_by_name(runs):
     with pytest.raises(FileFormatError, match=r"epoch-1\.safetensors: not the model that this run trained"):
         runs[0].model(1)
     with pytest.raises(PolyboundError, match=r"epoch-1\.safetensors"):
-        evaluate_run(runs[0].path, "fgsm-0.1", epoch=1)
+        pb.evaluate_run(runs[0].path, "fgsm-0.1", epoch=1)
     assert runs[0].finished()
 
 
@@ -146,7 +132,7 @@ def test_scores_of_other_weights_are_not_shown(runs):
     assert len(runs[0].table()) == len(runs[0].scores()) == 0
     swap(runs[0].path / "scores.csv", (runs[1].path / "scores.csv").read_text())
     assert len(runs[0].table()) == 0
-    result = evaluate_run(runs[0].path, "fgsm-0.1", **LIMIT)
+    result = pb.evaluate_run(runs[0].path, "fgsm-0.1", **LIMIT)
     assert result.scores.values("weights") == [digest] and len(runs[0].table()) == 3
     # The columns of the run are for readers of the file; the run's own spec says what it is.
     rows = runs[0].table().rows
@@ -180,7 +166,7 @@ def test_scores_from_before_lines_had_a_check_are_read_as_unverified(runs, cli):
     assert runs[0].table().rows == rows and len(runs[0].unverified()) == len(rows)
     swap(file, one_more(old))  # which nobody can see
     assert runs[0].table().rows != rows
-    result = evaluate_run(runs[0].path, "fgsm-0.2", **LIMIT)
+    result = pb.evaluate_run(runs[0].path, "fgsm-0.2", **LIMIT)
     assert any(f"{len(rows)} stored scores are unverified" in warning for warning in result.warnings)
     assert len(runs[0].unverified()) == len(rows) < len(runs[0].table())  # new scores make the old ones no better
     shown = cli("runs", "show", runs[0].path)
@@ -207,14 +193,14 @@ def test_damaged_scores_are_one_clear_error_that_names_the_file(runs, spoil):
     assert "\n" not in str(caught.value)
     table, skipped = read_runs(runs[0].path.parent)
     assert table.values("run") == [SPECS[1].address] and "scores.csv" in skipped[str(runs[0].path)]
-    result = evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
+    result = pb.evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
     assert result.scores.values("run") == [SPECS[1].address] and "scores.csv" in result.skipped[str(runs[0].path)]
 
 
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(min_size=1, max_size=6), st.text(st.characters(), max_size=6))
 def test_scores_of_data_with_any_name_are_found_again(tmp_path, name, defence):
-    spec = Spec(DataSpec(f"folder:{name}", "1234567890123456"), recipe=RECIPE)
+    spec = pb.Spec(pb.DataSpec(f"folder:{name}", "1234567890123456"), recipe=RECIPE)
     run = Run.make(spec, Path(mkdtemp(dir=tmp_path)))
     run.write_model(pb.CCP(4, 3, 2, 2, seed=0), [{"epoch": 2}])
     about = run.digest()[:16], f"folder:{name}", "1234567890123456", "test", 0.0, "clean", "-", 0, defence, "-"
@@ -284,7 +270,7 @@ def test_what_can_go(runs):
         file.write_text("mine")
     old = path_for(root, SPECS)
     state_of(SPECS).write(old)
-    young = Spec(DataSpec.of("digits"), recipe=RECIPE, seed=5)
+    young = pb.Spec(pb.DataSpec.of("digits"), recipe=RECIPE, seed=5)
     Run.make(young, root)
     unfinished = path_for(root, [SPECS[0], young])
     state_of([SPECS[0], young]).write(unfinished)
@@ -303,7 +289,7 @@ def test_what_can_go(runs):
 
 
 def test_what_is_being_trained_stays(tmp_path):
-    spec = Spec(DataSpec.of("digits", samples=64), ModelSpec("pn-4", rank=2), RECIPE)
+    spec = pb.Spec(pb.DataSpec.of("digits", samples=64), pb.ModelSpec("pn-4", rank=2), RECIPE)
     run, state = Run.of(spec, tmp_path), path_for(tmp_path, [spec])
     half = [run.path / ".model.safetensors.abcd1234", state.with_name(f".{state.name}.abcd1234")]
     removed = []
@@ -329,7 +315,7 @@ def test_what_was_interrupted(tmp_path):
 
 
 def test_failures(tmp_path):
-    spec = Spec(DataSpec.of("digits"), recipe=RECIPE.replace({"learning_rate": 1e9}))
+    spec = pb.Spec(pb.DataSpec.of("digits"), recipe=RECIPE.replace({"learning_rate": 1e9}))
     (run,) = train_runs([spec], tmp_path)
     assert run.failure.startswith("the loss of run 0 became nan in epoch 1") and "smaller learning rate" in run.failure
     assert run.finished() and not run.model_file().exists() and run.digest() is None and run.digests() == {}
@@ -364,10 +350,8 @@ def test_a_model_may_be_trained_on(runs):
     runs[0].history().clear()
     assert runs[0].finished() and runs[0].history()
     # It is checked against the history however often it was read.
-    lines = [
-        line | ({"weights": {"model.safetensors": "0" * 64}} if "weights" in line else {}) for line in runs[0].history()
-    ]
-    runs[0].write_history(lines)
+    other = {"weights": {"model.safetensors": "0" * 64}}
+    runs[0].write_history([line | (other if "weights" in line else {}) for line in runs[0].history()])
     with pytest.raises(FileFormatError, match="not the model that this run trained"):
         runs[0].model()
 
@@ -404,7 +388,7 @@ def test_what_another_process_writes_is_noticed(runs):
     assert len(runs[0].scores()) == 6
     link = runs[0].path.parent / "link"
     link.symlink_to(runs[0].path, target_is_directory=True)
-    result = evaluate_runs([runs[0].path, link], "fgsm-0.1", limit=7)  # a run by several paths is one
+    result = pb.evaluate_runs([runs[0].path, link], "fgsm-0.1", limit=7)  # a run by several paths is one
     assert len(result.scores) == 3 and sorted({score.total for score in runs[0].scores()}) == [5, 7, 20]
 
 
@@ -451,24 +435,24 @@ def test_other_data_are_another_run(tmp_path):
     file = tmp_path / "mine.npz"
     write_data(file, 0)
     name, root = f"folder:{file}", tmp_path / "runs"
-    old = Spec(DataSpec.of(name), recipe=RECIPE)
+    old = pb.Spec(pb.DataSpec.of(name), recipe=RECIPE)
     (before,) = train_runs([old], root)
-    first = evaluate_run(before.path, "fgsm-0.1")
+    first = pb.evaluate_run(before.path, "fgsm-0.1")
     weights = before.model_file().read_bytes()
     write_data(file, 1)
-    new = Spec(DataSpec.of(name), recipe=RECIPE)
+    new = pb.Spec(pb.DataSpec.of(name), recipe=RECIPE)
     assert set(old.difference(new)) == {"data.digest"} and old.address != new.address
     with pytest.raises(PolyboundError, match="is not the data of this run: these are"):
-        evaluate_run(before.path, "fgsm-0.1")
+        pb.evaluate_run(before.path, "fgsm-0.1")
     with pytest.raises(PolyboundError, match="is not the data of this run: these are"):
-        train_runs([Spec(old.data, recipe=RECIPE, seed=3)], root)
+        train_runs([pb.Spec(old.data, recipe=RECIPE, seed=3)], root)
     (after,) = train_runs([new], root)
-    second = evaluate_run(after.path, "fgsm-0.1")
+    second = pb.evaluate_run(after.path, "fgsm-0.1")
     assert after != before and after.model_file().read_bytes() != weights
     assert first.scores.values("digest") == [old.data.digest] != second.scores.values("digest")
-    both = evaluate_runs([before.path, after.path], "fgsm-0.1")
+    both = pb.evaluate_runs([before.path, after.path], "fgsm-0.1")
     assert both.scores.values("run") == [new.address] and "not the data" in both.skipped[str(before.path)]
     table, skipped = read_runs(root)
     assert not skipped and len(table.configurations()) == 6  # clean, robust and attacked, of either
     write_data(file, 0)
-    assert evaluate_run(before.path, "fgsm-0.1").scores.rows == first.scores.rows
+    assert pb.evaluate_run(before.path, "fgsm-0.1").scores.rows == first.scores.rows

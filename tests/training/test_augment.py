@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,22 +19,11 @@ IMAGES = torch.arange(5 * 2 * 6 * 7.0).reshape(5, 2, 6, 7) + 1
 
 
 def moved(image, down, right, border):
-    """An image moved by hand, entry by entry."""
+    """An image moved by numpy: padded, then cut."""
+    mode = {"repeat": "edge", "reflect": "reflect", "zero": "constant"}[border]
+    wide = np.pad(image.numpy(), ((0, 0), (2, 2), (2, 2)), mode)
     height, width = image.shape[1:]
-    found = torch.zeros_like(image)
-    for i in range(height):
-        for j in range(width):
-            a, b = i + down, j + right
-            if border == "zero" and not (0 <= a < height and 0 <= b < width):
-                continue
-            places = []
-            for place, size in ((a, height), (b, width)):
-                if border == "reflect":
-                    place = -place if place < 0 else place
-                    place = 2 * (size - 1) - place if place >= size else place
-                places.append(min(max(place, 0), size - 1))
-            found[:, i, j] = image[:, places[0], places[1]]
-    return found
+    return torch.from_numpy(wide[:, 2 + down : 2 + down + height, 2 + right : 2 + right + width].copy())
 
 
 @pytest.mark.parametrize("border", ["repeat", "reflect", "zero"])

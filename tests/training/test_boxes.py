@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polybound as pb
+from helpers.networks import Written, layers
 from helpers.training import digits, in_one_go_and_in_two
 from polybound.certificates.bounds.graphs import GraphBoxes, interval_bounds
 from polybound.data import load_digits
@@ -36,23 +37,13 @@ class Many(nn.Module):
         return self.last(x**2 - 0.01 * x**3 + 2 * x)
 
 
-class NoLast(nn.Module):
-    """A network whose last operation is no map."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(5, 3), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.a(x) * self.b(x)
-
-
 def networks():
     torch.manual_seed(0)
     many = pb.polynomial(Many(), (2, 7, 7))
     small = BoxNet((1, 6, 6), 4, 2, (3,), (3,), (2,), hidden=5, seed=1)
     deep = PolyNet((1, 4, 4), 3, width=2, blocks=(1, 1), seed=2)
-    return [many, many.stored(), small, deep, pb.polynomial(NoLast(), (5,))]
+    no_last_map = Written(lambda m, x: m.a(x) * m.b(x), **layers(5, 3, "ab"))
+    return [many, many.stored(), small, deep, pb.polynomial(no_last_map, (5,))]
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -151,15 +142,6 @@ def test_a_resumed_training_has_the_same_radii_and_ends_with_the_same_bits():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
-class Bad(nn.Module):
-    def __init__(self, how):
-        super().__init__()
-        self.how, self.a = how, nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.how(self.a(x))
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -168,7 +150,7 @@ class Bad(nn.Module):
     ],
 )
 def test_what_has_no_rule_is_named(how, said):
-    network = pb.polynomial(Bad(how), (4,))
+    network = pb.polynomial(Written(lambda m, x: how(m.a(x)), a=nn.Linear(4, 4)), (4,))
     x = torch.zeros(2, 4)
     with pytest.raises(PolyboundError, match=said):
         worst_logits(network, x, x, torch.tensor([0, 1]))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from conftest import Terminal
+from helpers.networks import Written, layers
 from helpers.profiles import examples
 from helpers.training import weights_of
 from polybound.data import load_digits
@@ -95,12 +96,7 @@ def test_what_is_no_model_and_no_recipe():
 
 
 X, Y = digits(30)
-
-
-def spoiled(value):
-    x = X.clone()
-    x[7, 3] = value
-    return x
+SEVENTH = torch.tensor([7]), torch.tensor([3])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def spoiled(value):
     [
         (X, digits(50)[1], {}, "30 inputs have 50 labels"),
         (X, None, {}, r"arrays need targets: fit\(model, X, y\)"),
-        (spoiled(nan), Y, {}, "X has NaN in row 7"),
+        (X.index_put(SEVENTH, torch.tensor(nan)), Y, {}, "X has NaN in row 7"),
         (X[:, :5], Y, {}, r"the model takes inputs of shape \(64,\), 64 numbers each; X has the shape \(30, 5\)"),
         (3.0, Y, {}, "X has the shape"),
         (X[:0], Y[:0], {}, "the data is empty"),
@@ -395,28 +391,19 @@ def test_a_start_is_a_share_of_the_epochs():
         pb.fit(model_for(), *digits(), old)
 
 
-class Own(torch.nn.Module):
+def own(forward=lambda m, x: m.c(m.a(x) * m.b(x)), **parts):
     """Two maps and a product, and what a test changes of them."""
-
-    def __init__(self, forward=lambda m, x: m.c(m.a(x) * m.b(x)), **parts):
-        super().__init__()
-        self.a, self.b, self.c = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
-        self.how = forward
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.how(self, x)
+    return Written(forward, **{**layers(4, 4, "ab"), "c": torch.nn.Linear(4, 3)} | parts)
 
 
 def frozen():
-    net = Own()
+    net = own()
     net.a.requires_grad_(False)
     return net
 
 
 def spoilt(value):
-    net = Own()
+    net = own()
     net.b.weight.data[0, 0] = value
     return net
 
@@ -430,12 +417,12 @@ def squared(m, x):
 
 WHOLE = torch.nn.Parameter(torch.arange(4), requires_grad=False)
 TAKEN = {
-    "a module that is used twice": lambda: Own(lambda m, x: m.c(m.a(m.a(x)) * m.a(x))),
-    "a dead branch": lambda: Own(lambda m, x: (m.b(x), m.c(m.a(x) ** 2))[1]),
-    "whole numbers": lambda: Own(lambda m, x: m.c(m.a(x) * m.n * m.b(x)), n=WHOLE),
+    "a module that is used twice": lambda: own(lambda m, x: m.c(m.a(m.a(x)) * m.a(x))),
+    "a dead branch": lambda: own(lambda m, x: (m.b(x), m.c(m.a(x) ** 2))[1]),
+    "whole numbers": lambda: own(lambda m, x: m.c(m.a(x) * m.n * m.b(x)), n=WHOLE),
     "frozen weights": frozen,
-    "a buffer": lambda: Own(lambda m, x: m.c(m.a(x) * m.n.running_mean + m.n(m.b(x))), n=torch.nn.BatchNorm1d(4)),
-    "dropout": lambda: Own(lambda m, x: m.c(m.n(m.a(x)) * m.b(x)), n=torch.nn.Dropout(0.5)),
+    "a buffer": lambda: own(lambda m, x: m.c(m.a(x) * m.n.running_mean + m.n(m.b(x))), n=torch.nn.BatchNorm1d(4)),
+    "dropout": lambda: own(lambda m, x: m.c(m.n(m.a(x)) * m.b(x)), n=torch.nn.Dropout(0.5)),
 }
 
 
@@ -458,10 +445,10 @@ def test_unusual_modules_are_trained_bounded_and_stored(name, tmp_path):
 REFUSED = {
     "NaN": (lambda: spoilt(float("nan")), "not all finite|not finite"),
     "infinity": (lambda: spoilt(float("inf")), "not all finite|not finite"),
-    "no weights": (lambda: Own(lambda m, x: x * x, a=None, b=None, c=None), "has no weights to train"),
-    "degree": (lambda: Own(squared), "the network has degree 2,097,152.*; at most 2\\^20 is taken"),
+    "no weights": (lambda: own(lambda m, x: x * x, a=None, b=None, c=None), "has no weights to train"),
+    "degree": (lambda: own(squared), "the network has degree 2,097,152.*; at most 2\\^20 is taken"),
     "batch statistics": (
-        lambda: Own(lambda m, x: m.c(m.n(m.a(x))), n=torch.nn.BatchNorm1d(4, track_running_stats=False)),
+        lambda: own(lambda m, x: m.c(m.n(m.a(x))), n=torch.nn.BatchNorm1d(4, track_running_stats=False)),
         "batch norm in training mode in n.*with running statistics",
     ),
 }

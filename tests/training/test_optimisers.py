@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import polybound as pb
+from helpers.networks import Written
 from helpers.training import digits
 from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
@@ -24,9 +25,7 @@ MODELS = {
 ORACLES = {
     SGD(0.1): lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     Momentum(0.1, 0.8): lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.8),
-    AdamW(0.1, 0.8, 0.95, 0.3): lambda parameters: torch.optim.AdamW(
-        parameters, lr=0.1, betas=(0.8, 0.95), weight_decay=0.3
-    ),
+    AdamW(0.1, 0.8, 0.95, 0.3): lambda all_: torch.optim.AdamW(all_, lr=0.1, betas=(0.8, 0.95), weight_decay=0.3),
 }
 
 
@@ -85,10 +84,8 @@ def test_a_squared_loss_is_the_mean_over_outputs(optimiser, by_hand):
 def test_methods_are_descended_by_any_optimiser_as_by_autograd(method, optimiser):
     """The penalty of weights is part of the loss, so that its gradient goes through the optimiser's memory."""
     models = [MODELS["ccp"](seed=0) for _ in range(2)]
-    closed, autograd = (
-        make(model, method, None, Descent(model, optimiser))
-        for make, model in zip((engine_for, AutogradEngine), models, strict=True)
-    )
+    closed = engine_for(models[0], method, None, Descent(models[0], optimiser))
+    autograd = AutogradEngine(models[1], method, None, Descent(models[1], optimiser))
     assert type(closed) is (RowsEngine if method.own_loss else ClosedEngine)
     for x, y, _ in batches(models[0], 3):
         closed.step_(x[None], y[None], 0.05, random())
@@ -196,11 +193,8 @@ def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, mo
     resumed = train_runs(specs, tmp_path / "cut")
     for one, other in zip(undisturbed, resumed, strict=True):
         assert one.digest() == other.digest()
-        mine, theirs = (
-            [{key: line[key] for key in ("epoch", "loss", "rate") if key in line} for line in run.history()]
-            for run in (one, other)
-        )
-        assert mine == theirs
+        for mine, theirs in zip(one.history(), other.history(), strict=True):
+            assert all(mine.get(key) == theirs.get(key) for key in ("epoch", "loss", "rate"))
 
 
 def _save_every_step(self, trainer):
@@ -221,9 +215,8 @@ def test_a_run_that_overflows_does_not_take_the_others_along(tmp_path):
             trainer.epoch_losses = losses
 
     both = pb.stack([good, bad])
-    recipe = pb.Recipe.from_options(
-        method="projection", optimiser="adamw", bound=[1.0, 1e9], start=0, every=1, epochs=2
-    )
+    options = {"method": "projection", "optimiser": "adamw", "start": 0, "every": 1, "epochs": 2}
+    recipe = pb.Recipe.from_options(bound=[1.0, 1e9], **options)
     Trainer(both, digits(300), recipe, [0, 0], [Look()]).run()
     alone = pb.paper_model("pn-4", shape=(1, 8, 8), seed=0)
     pb.fit(alone, digits(300), recipe, bound=1.0)
@@ -354,19 +347,15 @@ def test_muon_agrees_with_pytorch():
 def test_steps_do_not_depend_on_how_weights_lie_in_memory(name):
     """A user's module in channels-last format: fused kernels go through memory, whatever the strides."""
 
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(2, 4, 3), torch.nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.c((self.a(x) * self.b(x)).mean((2, 3)))
+    def network():
+        maps = {name: torch.nn.Conv2d(2, 4, 3) for name in "ab"}
+        return Written(lambda m, x: m.c((m.a(x) * m.b(x)).mean((2, 3))), **maps, c=torch.nn.Linear(4, 3))
 
     x, y = torch.rand(32, 2, 6, 6), torch.arange(32) % 3
     found = []
     for layout in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
-        module = Net().to(memory_format=layout)
+        module = network().to(memory_format=layout)
         pb.fit(pb.polynomial(module, (2, 6, 6)), x, y, optimiser=name, learning_rate=0.05, epochs=2, clip=1.0)
         found.append(module.a.weight.detach().clone())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -12,17 +12,7 @@ from helpers.training import weights_of
 from polybound.errors import PolyboundError
 from polybound.registry import Component, Components
 from polybound.runs import DataSpec, Spec, train_runs
-from polybound.training import (
-    METHODS,
-    OPTIMISERS,
-    SCHEDULES,
-    JacobianPenalty,
-    Method,
-    Optimiser,
-    Schedule,
-    cross_entropies,
-    register_method,
-)
+from polybound.training import METHODS, SCHEDULES, Method, Optimiser, Schedule, cross_entropies, register_method
 
 DIGITS = pb.data.load_digits("train")
 
@@ -81,7 +71,7 @@ def test_a_loss_that_replaces_another_is_the_one_that_is_descended():
 
     @register_method
     @dataclass(frozen=True)
-    class Without(JacobianPenalty):
+    class Without(pb.training.JacobianPenalty):
         name: ClassVar[str] = "jacobian-without"
 
         def loss(self, logits, inputs, labels, random):
@@ -119,16 +109,9 @@ def test_a_method_that_acts_after_a_step(tmp_path):
 def test_names_are_taken_once():
     register_method(LargeLogitPenalty)
     register_method(LargeLogitPenalty)  # the same again does no harm
-    for registry, taken, base in (
-        (METHODS, "l2", Method),
-        (OPTIMISERS, "sgd", Optimiser),
-        (SCHEDULES, "steps", Schedule),
-    ):
-
-        @dataclass(frozen=True)
-        class Other(base):
-            name: ClassVar[str] = taken
-
+    parts = ((METHODS, "l2", Method), (pb.training.OPTIMISERS, "sgd", Optimiser), (SCHEDULES, "steps", Schedule))
+    for registry, taken, base in parts:
+        Other = dataclass(frozen=True)(type("Other", (base,), {"name": taken}))
         with pytest.raises(PolyboundError, match=f"there is a.* {registry.what} called '{taken}' already"):
             registry.register(Other)
         assert registry.find(taken) is not Other

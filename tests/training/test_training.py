@@ -4,24 +4,11 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.networks import jacobian
 from helpers.training import weights_of
 from polybound.attacks import Classifier, adversarial_batch
 from polybound.data import Dataset, load_digits
-from polybound.training import (
-    AdamW,
-    Adversary,
-    Callback,
-    Certified,
-    Constant,
-    Cosine,
-    CrossEntropy,
-    JacobianPenalty,
-    Momentum,
-    Plain,
-    Projected,
-    Steps,
-    WeightDecay,
-)
+from polybound.training import AdamW, Adversary, Constant, Cosine, CrossEntropy, JacobianPenalty, Plain, Projected
 from polybound.training.engine import AutogradEngine, StepRandom, engine_for
 from polybound.training.methods import jacobian_penalty
 
@@ -109,11 +96,17 @@ def test_the_schedule():
     assert [recipe.rate(epoch) for epoch in (0, 24, 25, 74, 75, 99)] == pytest.approx(
         [1e-3, 1e-3, 2e-4, 2e-4, 4e-5, 4e-5]
     )
-    methods = {Plain(): 100, Projected(): 50, Projected(start=200): 100, Certified(start=0.5): 50, WeightDecay(): 0}
+    methods = {
+        Plain(): 100,
+        Projected(): 50,
+        Projected(start=200): 100,
+        pb.training.Certified(start=0.5): 50,
+        pb.training.WeightDecay(): 0,
+    }
     assert {method: method.plain_until(100) for method in methods} == methods
     adversary = Adversary("fgsm-0.1")
     assert recipe.phases() == pb.Recipe(JacobianPenalty()).phases() == [0]
-    assert pb.Recipe(adversary=adversary).phases() == pb.Recipe(Certified(start=0.5)).phases() == [0, 50]
+    assert pb.Recipe(adversary=adversary).phases() == pb.Recipe(pb.training.Certified(start=0.5)).phases() == [0, 50]
     assert pb.Recipe(Projected(), Adversary("fgsm-0.1", start=20)).phases() == [0, 20, 50]
     assert pb.Recipe(Projected(start=100), adversary).phases() == [0, 50]
 
@@ -128,14 +121,11 @@ def test_a_shorter_recipe_has_everything_at_its_place():
 
 
 def test_options_find_their_part():
-    recipe = pb.Recipe.from_options(
-        method="projection", adversary="fgsm-0.1", protocol="published", bound=2, start=3, epochs=7
-    )
+    options = {"method": "projection", "bound": 2.0, "start": 3, "epochs": 7}
+    recipe = pb.Recipe.from_options(**options, adversary="fgsm-0.1", protocol="published")
     assert recipe.method == Projected(2.0, start=3) and recipe.adversary == Adversary("fgsm-0.1", "published", 3)
     assert recipe.replace({"adversary_start": 5}).adversary == Adversary("fgsm-0.1", "published", 5)
-    assert recipe.replace({"adversary": None}) == pb.Recipe.from_options(
-        method="projection", bound=2.0, start=3, epochs=7
-    )
+    assert recipe.replace({"adversary": None}) == pb.Recipe.from_options(**options)
     assert recipe.replace({"method": "none"}).adversary == recipe.adversary
     given = {"attack": "pgd-0.1-20-0.01", "start": 9}
     assert pb.Recipe.from_options(adversary=given, start=3, method="projection").adversary.start == 9
@@ -152,7 +142,7 @@ def test_the_adversary_comes_when_it_is_told_to():
 
 
 def test_callbacks_see_every_step_and_can_end_it():
-    class Watch(Callback):
+    class Watch(pb.training.Callback):
         def __init__(self):
             self.steps, self.epochs = [], []
 
@@ -173,7 +163,7 @@ def test_callbacks_see_every_step_and_can_end_it():
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 2), (1, 0), (2, 0), (2, 3), (3, 0)])
 def test_every_end_of_a_training_is_inside_of_its_bounds(epoch, step):
-    class Stop(Callback):
+    class Stop(pb.training.Callback):
         def after_step(self, trainer):
             if (trainer.epoch, trainer.step) == (epoch, step):
                 trainer.stop()
@@ -191,9 +181,8 @@ def test_every_end_of_a_training_is_inside_of_its_bounds(epoch, step):
 def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
     train = load_digits("train")
     model = pb.paper_model("pn-10", shape=train.shape, seed=0)
-    with pytest.raises(
-        pb.NonFiniteError, match=r"the loss of the run became nan in epoch 1: .* of parameter \w+ are not"
-    ):
+    message = r"the loss of the run became nan in epoch 1: .* of parameter \w+ are not"
+    with pytest.raises(pb.NonFiniteError, match=message):
         pb.fit(model, train, epochs=2, learning_rate=1e4)
     good, bad = (pb.paper_model("pn-4", shape=train.shape, seed=0) for _ in range(2))
     with torch.no_grad():
@@ -205,9 +194,7 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_where():
 def test_jacobian_penalty_is_exact_in_expectation():
     model = pb.CCP(6, 4, 3, 3, dtype=torch.float64, seed=0)
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    J = torch.stack(
-        [torch.autograd.functional.jacobian(lambda v: model(v.unsqueeze(0)).squeeze(0), point) for point in x]
-    )
+    J = torch.stack([jacobian(model, point) for point in x])
     exact = jacobian_penalty(model(x), x)
     torch.testing.assert_close(exact, J.square().sum() / 2)
     directions = torch.nn.functional.normalize(torch.randn(4000, 4, 3, dtype=torch.float64), dim=-1)
@@ -253,8 +240,8 @@ def test_options_override_the_default():
     assert recipe(epochs=3, batch_size=10).schedule == Cosine(3, 10)
     assert recipe(batch_size=10).epochs == 30 and recipe(optimiser="adamw").optimiser == recipe().optimiser
     assert recipe(learning_rate=0.5, weight_decay=0.0).optimiser == AdamW(0.5, weight_decay=0.0)
-    assert recipe(milestones=(1, 2), epochs=4).schedule == Steps(4, milestones=(1, 2))
-    assert recipe(momentum=0.5).optimiser == Momentum(0.005, momentum=0.5)
+    assert recipe(milestones=(1, 2), epochs=4).schedule == pb.training.Steps(4, milestones=(1, 2))
+    assert recipe(momentum=0.5).optimiser == pb.training.Momentum(0.005, momentum=0.5)
     assert recipe(optimiser=AdamW(0.1)).optimiser == AdamW(0.1)
     assert recipe(schedule=Constant(7)).schedule == Constant(7) and recipe(schedule="constant").epochs == 188
     assert recipe(loss="squared").loss.name == "squared" and recipe(loss="cross-entropy").loss == CrossEntropy()
