@@ -27,9 +27,9 @@ ROWS = {
     "cauchy": lambda rng, d: rng.standard_cauchy(d),
     "sparse": lambda rng, d: rng.standard_normal(d) * (rng.random(d) < 0.3),
     "ties": lambda rng, d: rng.integers(-3, 4, d).astype(float),
-    "spike": lambda rng, d: np.append(rng.uniform(0.5, 3), np.full(d - 1, rng.choice([0.01, 0.1, 0.5]))),
+    "spike": lambda rng, d: np.append(np.full(d - 1, rng.choice([0.01, 0.1, 0.5])), rng.uniform(0.5, 3))[::-1],
     "decades": lambda rng, d: 10.0 ** rng.uniform(-6, 1, d),
-    "single": lambda rng, d: np.where(np.arange(d) == rng.integers(d), rng.standard_normal(), 0.0),
+    "single": lambda rng, d: np.roll(np.append(rng.standard_normal(), np.zeros(d - 1)), rng.integers(d)),
     "plateaus": plateaus,
 }
 OFFSETS = {
@@ -44,7 +44,8 @@ KINDS = list(ROWS)
 
 def make_row(rng, d, kind):
     v = ROWS[kind](rng, d)
-    v[0] = v[0] if v.any() else 1.0
+    if not v.any():
+        v[0] = 1.0
     return v * rng.choice([0.1, 1, 1, 1, 10])
 
 

@@ -265,9 +265,7 @@ def test_comparison_with_the_paper():
     shifted = compared(rows_like_the_paper(4.0))
     assert shifted["none", "clean"].verdict == "off"
     assert shifted["none", "clean"].deviations == pytest.approx(4.0 / (0.18**2 + 1.0) ** 0.5)  # ours have 1 point
-    assert (
-        shifted["none", "fgsm-0.1"].verdict == "within"
-    )  # 2 experiments.published standard deviations are 5.48 points
+    assert shifted["none", "fgsm-0.1"].verdict == "within"  # 2 published standard deviations are 5.48 points
     assert {c.verdict for c in compared(rows_like_the_paper(epochs=10)).values()} == {"reduced"}
     (sound,) = [c for c in compared(rows_like_the_paper(), "sound").values() if c.paper.attack != "clean"]
     assert sound.protocol == "sound" and sound.ours.mean == pytest.approx(60.0)
@@ -336,10 +334,8 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
 def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
     """A registered data set may be another one in another folder."""
     monkeypatch.setattr("polybound.experiments.results.digests", lambda where=None: lambda _name: str(where))
-    experiment = find_experiment("table-10")
-    assert (
-        experiments.search_job(experiment, tmp_path / "a").key != experiments.search_job(experiment, tmp_path / "b").key
-    )
+    jobs = [experiments.search_job(find_experiment("table-10"), tmp_path / name) for name in "ab"]
+    assert jobs[0].key != jobs[1].key
 
 
 def test_without_a_projection_there_is_nothing_to_search(tmp_path, tiny_data):
