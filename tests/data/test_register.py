@@ -7,47 +7,36 @@ import pytest
 import torch
 
 from helpers.data import sha, splits_of, write
-from polybound.data import (
-    DataFile,
-    Dataset,
-    Directories,
-    MissingDataError,
-    Samples,
-    Source,
-    digest_of,
-    load,
-    missing,
-    names,
-    register,
-)
+from polybound import data as sets
+from polybound.data import Dataset, load, register
 from polybound.errors import PolyboundError
 
 pytestmark = pytest.mark.usefixtures("registries")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spirals(Source):
+class Spirals(sets.Source):
     """Two spirals in the plane, which are one computation and no files."""
 
     turns: float = 2.0
 
-    def read(self, split: str, directories: Directories) -> Samples:
+    def read(self, split: str, directories: sets.Directories) -> sets.Samples:
         if split not in ("train", "test"):
             raise self.no_such_split(split)
         t = np.linspace(0, 1, 40 if split == "train" else 20, dtype=np.float32)
         arm = np.stack([t * np.cos(2 * np.pi * self.turns * t), t * np.sin(2 * np.pi * self.turns * t)], axis=1)
-        return Samples(np.concatenate([arm, -arm]), np.repeat([0, 1], len(t)), ("in", "out"))
+        return sets.Samples(np.concatenate([arm, -arm]), np.repeat([0, 1], len(t)), ("in", "out"))
 
 
-class Bytes(Source):
+class Bytes(sets.Source):
     """Rows of bytes in a file, as small as a source with files can be."""
 
-    FILE = DataFile("rows.bin", 30, (sha(bytes(range(30))),))
+    FILE = sets.DataFile("rows.bin", 30, (sha(bytes(range(30))),))
 
     def read(self, split, directories):
         (path,) = directories.need(self.name, self.folders, (self.FILE,))
         x = np.frombuffer(path.read_bytes(), np.uint8).reshape(10, 3)
-        return Samples(x, np.arange(10) % 2, ("even", "odd"))
+        return sets.Samples(x, np.arange(10) % 2, ("even", "odd"))
 
     def files(self, *, full=False):
         return (self.FILE,)
@@ -61,24 +50,24 @@ def noise(split):
 
 def test_a_source_of_ones_own():
     source = Spirals(name="spirals", title="two spirals")
-    assert register(source) is source and names()[-1] == "spirals"
+    assert register(source) is source and sets.names()[-1] == "spirals"
     train, validation, test = splits_of("spirals", validation=0.25)
     assert (len(train), len(validation), len(test)) == (60, 20, 40) and train.class_names == ("in", "out")
-    assert train.digest == validation.digest == test.digest == digest_of("spirals") and train.held_out == 0.25
+    assert train.digest == validation.digest == test.digest == sets.digest_of("spirals") and train.held_out == 0.25
     register(Spirals(name="spirals-3", turns=3.0))
-    assert digest_of("spirals-3") != digest_of("spirals") and not missing("spirals")
+    assert sets.digest_of("spirals-3") != sets.digest_of("spirals") and not sets.missing("spirals")
     with pytest.raises(PolyboundError, match="spirals has no official validation split"):
         load("spirals", "validation")
 
 
 def test_a_source_with_files(root):
     register(Bytes(name="rows", folders=("rows",)))
-    assert missing("rows", root) and len(digest_of("rows", root)) == 16
-    with pytest.raises(MissingDataError, match=f"put rows.bin into {root}/rows"):
+    assert sets.missing("rows", root) and len(sets.digest_of("rows", root)) == 16
+    with pytest.raises(sets.MissingDataError, match=f"put rows.bin into {root}/rows"):
         load("rows", data_dir=root, download=False)
     write(root / "rows" / "rows.bin", bytes(range(30)))
     data = load("rows", data_dir=root, download=False)
-    assert data.shape == (3,) and data.digest == digest_of("rows", root) and not missing("rows", root)
+    assert data.shape == (3,) and data.digest == sets.digest_of("rows", root) and not sets.missing("rows", root)
 
 
 def test_a_function():
@@ -86,7 +75,7 @@ def test_a_function():
     data = load("noise", "test")
     assert (data.name, data.split, data.domain, data.note) == ("noise", "test", (0.0, 1.0), "made up")
     assert data.x.dtype == torch.float32 and torch.equal(data.x, noise("test").x.float())
-    assert data.digest == load("noise").digest == digest_of("noise")
+    assert data.digest == load("noise").digest == sets.digest_of("noise")
     carved = load("noise", "validation", validation=0.2)
     assert len(carved) == 6 and carved.domain == (0.0, 1.0)
     with pytest.raises(PolyboundError, match="noise has no official validation split"):
@@ -103,7 +92,9 @@ def test_a_decorator_and_a_name():
 
     assert shifted("train").split == "train" and len(load("shifted", "validation")) == 30
     register(noise, name="white-noise")
-    assert names()[-2:] == ("shifted", "white-noise") and digest_of("shifted") != digest_of("white-noise")
+    assert sets.names()[-2:] == ("shifted", "white-noise") and sets.digest_of("shifted") != sets.digest_of(
+        "white-noise"
+    )
 
 
 def test_names_that_are_taken_or_none_are_refused():

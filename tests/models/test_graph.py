@@ -9,21 +9,9 @@ from hypothesis import strategies as st
 
 from helpers.graphs import F64, graphs
 from helpers.networks import Written, layers
+from polybound import models
 from polybound.errors import PolyboundError
-from polybound.models import (
-    Bounded,
-    Builder,
-    Chain,
-    Dense,
-    Fractions,
-    Identity,
-    Intervals,
-    Jet,
-    Jets,
-    Scale,
-    Select,
-    trace,
-)
+from polybound.models import Builder, Dense, Scale, trace
 
 
 def by_matrices(graph, x):
@@ -65,7 +53,7 @@ def test_maps_have_their_adjoint_and_their_absolute_values(graph, seed):
             close(step.adjoint(y), y @ matrix)
             absolute = step.absolute()
             assert bool((absolute.matrix() >= matrix.abs() - 1e-12).all())
-            if not isinstance(step, Chain):
+            if not isinstance(step, models.Chain):
                 close(absolute.matrix(), matrix.abs())
                 close(absolute.constant, step.constant.abs())
 
@@ -73,11 +61,11 @@ def test_maps_have_their_adjoint_and_their_absolute_values(graph, seed):
 @given(graphs(most=10, degree=8), st.integers(0, 99), st.sampled_from([0.0, 1e-9, 0.01, 0.5]))
 def test_intervals_contain_all_values(graph, seed, radius):
     x = points(graph, 1, seed)
-    found = graph.evaluate(Intervals(), Bounded(x - radius, x + radius))
+    found = graph.evaluate(models.Intervals(), models.Bounded(x - radius, x + radius))
     for moved in (x, x + radius * points(graph, 1, seed + 1).sign()):
         inside = torch.maximum(torch.minimum(moved, x + radius), x - radius)
         for row, lower, upper in zip(inside, found.lower, found.upper, strict=True):
-            exact = graph.evaluate(Fractions(), [Fraction(v) for v in row.tolist()])
+            exact = graph.evaluate(models.Fractions(), [Fraction(v) for v in row.tolist()])
             ends = zip(exact, lower.tolist(), upper.tolist(), strict=True)
             assert all(low <= value <= high for value, low, high in ends)
 
@@ -85,8 +73,8 @@ def test_intervals_contain_all_values(graph, seed, radius):
 @given(graphs(), st.integers(0, 99))
 def test_intervals_that_are_not_rounded_are_as_wide(graph, seed):
     x = points(graph, 2, seed)
-    rounded = graph.evaluate(Intervals(), Bounded(x - 0.1, x + 0.1))
-    plain = graph.evaluate(Intervals(outward=False), Bounded(x - 0.1, x + 0.1))
+    rounded = graph.evaluate(models.Intervals(), models.Bounded(x - 0.1, x + 0.1))
+    plain = graph.evaluate(models.Intervals(outward=False), models.Bounded(x - 0.1, x + 0.1))
     width = float((rounded.upper - rounded.lower).max())
     close(rounded.lower, plain.lower, 1e-9 * (1 + width))
     close(rounded.upper, plain.upper, 1e-9 * (1 + width))
@@ -95,7 +83,7 @@ def test_intervals_that_are_not_rounded_are_as_wide(graph, seed):
 @given(graphs(), st.integers(0, 99))
 def test_jets_are_derivatives(graph, seed):
     x, direction = points(graph, 2, seed), points(graph, 2, seed + 1)
-    jet = graph.evaluate(Jets(), Jet(x, direction.unsqueeze(1)))
+    jet = graph.evaluate(models.Jets(), models.Jet(x, direction.unsqueeze(1)))
     value, slope = torch.autograd.functional.jvp(graph, x, direction)
     close(jet.value, value)
     close(jet.slopes.squeeze(1), slope)
@@ -104,7 +92,7 @@ def test_jets_are_derivatives(graph, seed):
 @given(graphs(most=8, degree=8), st.integers(0, 99))
 def test_fractions_are_what_numbers_round(graph, seed):
     x = points(graph, 1, seed)
-    exact = graph.evaluate(Fractions(), [Fraction(v) for v in x[0].tolist()])
+    exact = graph.evaluate(models.Fractions(), [Fraction(v) for v in x[0].tolist()])
     close(graph(x)[0], torch.tensor([float(value) for value in exact], dtype=F64))
 
 
@@ -140,8 +128,8 @@ def test_affine_maps_of_affine_maps_are_one():
     builder = Builder()
     x = builder.input((4,))
     twice = builder.affine(Scale(torch.full((4,), 2.0)), builder.affine(Dense(torch.eye(4)), x))
-    moved = builder.affine(Select(torch.tensor([3, 2, 1, 0]), 4, torch.zeros(())), twice)
-    back = builder.affine(Select(torch.tensor([3, 2, 1, 0]), 4, torch.zeros(())), moved)
+    moved = builder.affine(models.Select(torch.tensor([3, 2, 1, 0]), 4, torch.zeros(())), twice)
+    back = builder.affine(models.Select(torch.tensor([3, 2, 1, 0]), 4, torch.zeros(())), moved)
     assert back == twice
     graph = builder.finish(moved)
     assert [type(node).__name__ for node in graph.nodes] == ["Input", "Applied"]
@@ -266,7 +254,7 @@ def test_sums_of_maps_are_maps_where_nothing_is_rounded(exact, matrices):
     if not exact and not matrices:
         assert chain is None
     else:
-        assert chain.degree == 1 and type(chain.C) is Identity
+        assert chain.degree == 1 and type(chain.C) is models.Identity
         torch.testing.assert_close(chain(eye), graph(eye))
 
 
