@@ -12,8 +12,7 @@ import torch
 
 import helpers.profiles  # noqa: F401 - chooses one
 from helpers.browser import Browser
-from helpers.data import root  # noqa: F401
-from helpers.server import server  # noqa: F401
+from helpers.data import root, server  # noqa: F401
 
 STARTED = pytest.StashKey[float]()
 
