@@ -351,6 +351,13 @@ def test_radii_with_names_are_aligned_by_name(fitted):
     assert np.array_equal(*inside)
 
 
+def test_a_tolerance_below_the_spacing_of_numbers_comes_to_an_end(fitted):
+    X, y = IRIS
+    radii = fitted.certified_radius(X[:1], y[:1], tolerance=1e-300, method="first")
+    rough = fitted.certified_radius(X[:1], y[:1], tolerance=1e-3, method="first")
+    assert (radii >= rough).all() and (radii <= rough + 2e-3 * fitted.scaling_.width).all()
+
+
 def test_weights_that_would_fill_the_memory_are_refused():
     X, y = IRIS
     weights = np.ones(150)
