@@ -15,15 +15,21 @@ from polybound.deploy import OnnxMetadata, to_onnx
 from polybound.models import Builder, GraphNetwork
 
 VARIANTS = {
+    "residual": lambda: pb.CCP(12, 5, 3, 3, seed=0),
     "product": lambda: pb.CCP(12, 5, 3, 3, "product", seed=0, shape=(3, 4)),
+    "degree 1": lambda: pb.CCP(12, 5, 3, 1, seed=0),
     "degree 30": lambda: pb.CCP(12, 5, 3, 30, seed=0),
     "nested": lambda: pb.NCP(12, 5, 3, 3, seed=0, shape=(3, 4)),
+    "nested, degree 1": lambda: pb.NCP(12, 5, 3, 1, seed=0),
+    "conv 1d": lambda: pb.ConvCCP((2, 9), 3, 4, 3, 3, pool=(1, 3), seed=0),
+    "conv 2d": lambda: pb.ConvCCP((3, 7, 6), 2, 4, 3, 5, seed=0),
     "conv 3d": lambda: pb.ConvCCP((1, 5, 6, 4), 2, 3, 2, 3, pre=3, pool=(2,), seed=0),
+    "conv, degree 1": lambda: pb.ConvCCP((2, 6, 6), 3, 4, 1, 3, pool=(1,), seed=0),
     "one of all": lambda: pb.CCP(1, 1, 1, 1, seed=0),
     "doubles": lambda: pb.CCP(6, 4, 3, 3, seed=0, dtype=torch.float64),
-}
-VARIANTS |= {name: lambda name=name: pb.example(name) for name in ("pn-4", "pn-4-bound-1")}
-VARIANTS |= {f"initial {name}": lambda name=name: pb.paper_model(name, seed=0) for name in pb.models.PAPER_MODELS}
+    "pn-4 trained": lambda: pb.example("pn-4"),
+    "pn-4 trained, bound 1": lambda: pb.example("pn-4-bound-1"),
+} | {name: lambda name=name: pb.paper_model(name, seed=0) for name in pb.models.PAPER_MODELS}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -30,8 +30,6 @@ def test_round_trips_are_the_same_polynomial(model, tmp_path_factory):
     assert type(again) is type(model)
     assert bool(((again(x) - wanted).abs() <= 1e-6 * wanted.abs().amax(0).clamp_min(1e-300)).all())
     assert off(read_onnx(file).factors(x), wanted) < 1e-12
-    assert off(run(file, x[:7].reshape(7, *model.shape)), wanted[:7]) < 1e-12  # by onnxruntime
-    assert {node.op_type for node in onnx.load(file).graph.node} <= {"Gemm", "Conv", "Mul", "AveragePool", "Flatten"}
 
 
 @pytest.mark.parametrize(
