@@ -6,8 +6,8 @@
     attack        gradient steps towards the strongest rival
     alpha         the best mixtures of those planes; not where intervals have exploded
     generators    affine arithmetic, every product's remainder a generator of its own
-    attack        gradient steps towards each rival that is open
     last          the second-order terms of the last products together
+    attack        gradient steps towards each rival that is open
     layers        those of all products, a diagonal for each
     search        attacks from where the last two are least, and from random corners
     semidefinite  one diagonal for all, which moves
@@ -49,7 +49,7 @@ _MEMORY = 2**27
 """Numbers that the boxes of a chunk of images may have."""
 
 _FEW = (2.0, 1.0, 0.5)
-_LEFT = 0.3
+_LEFT = 0.2
 """Steps of the first attack on all images, and the share of the margin that it must leave for the whole to be tried."""
 
 _STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
@@ -350,9 +350,9 @@ class _Group:
         Where they did not, the network was trained by intervals, and planes have found what there is to be found.
         """
         self.chunk.take("generators", self.generators, self.images)
-        self.chunk.take("attack", self.attack, self.images)
         for image in torch.split(self.raised, 1):
             self.chunk.take("last", partial(self.layers, self.last), image)
+            self.chunk.take("attack", self.attack, image)
             if not all(self.last):
                 self.chunk.take("layers", partial(self.layers, [True] * len(self.last)), image)
             self.chunk.take("search", self.search, image)
@@ -372,8 +372,8 @@ class _Group:
     def attack(self, images: Tensor, rivals: Tensor) -> None:
         """Gradient steps towards each rival that is open."""
         left = self.chunk.descend(images, rivals, steps=_FEW) < _LEFT
-        open_ = torch.tensor([image not in self.chunk.found.counterexample for image in images.tolist()])
-        self.chunk.descend(images[left & open_], rivals[left & open_])
+        if int(images[0]) not in self.chunk.found.counterexample:
+            self.chunk.descend(images[left], rivals[left])
 
     def layers(self, joint: list[bool], images: Tensor, rivals: Tensor) -> None:
         """The terms of some products together."""

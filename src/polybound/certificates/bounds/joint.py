@@ -269,7 +269,7 @@ def _weights(layer: Layer) -> Tensor:
     return ((b + _LEAST) / (a + _LEAST)).sqrt().clamp(2.0**-300, 2.0**300)
 
 
-def layered(given: Expansion, steps: int = 10) -> tuple[Tensor, Tensor, Tensor]:
+def layered(given: Expansion, steps: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     """Lower bounds (rows,) by a diagonal of each layer, that diagonal, and where the tangent touches."""
     d = torch.zeros_like(given.linear)
     for layer in given.layers:
@@ -421,12 +421,12 @@ def _minimiser(given: Expansion, d: Tensor, v: Tensor, steps: int) -> Tensor:
     scale = given.flat(d + d.mean(1, keepdim=True) * 1e-2 + _LEAST)
     probe = torch.randn(d.shape, generator=torch.Generator().manual_seed(0), dtype=d.dtype)
     size = torch.ones_like(d[:, :1])
-    for _ in range(6):
+    for _ in range(4):
         probe = probe / probe.norm(dim=1, keepdim=True).clamp_min(_LEAST)
         moved = probe / scale.sqrt()
         probe = (_times(given, moved)[1] + 2 * d * moved) / scale.sqrt()
         size = probe.norm(dim=1, keepdim=True)
-    rate = 1.0 / (1.3 * size.clamp_min(1e-3) * scale)
+    rate = 1.0 / (1.5 * size.clamp_min(1e-3) * scale)
     look = v
     t = 1.0
     for _ in range(steps):
