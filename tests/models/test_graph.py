@@ -80,15 +80,6 @@ def test_intervals_that_are_not_rounded_are_as_wide(graph, seed):
     close(rounded.upper, plain.upper, 1e-9 * (1 + width))
 
 
-@given(graphs(), st.integers(0, 99))
-def test_jets_are_derivatives(graph, seed):
-    x, direction = points(graph, 2, seed), points(graph, 2, seed + 1)
-    jet = graph.evaluate(models.Jets(), models.Jet(x, direction.unsqueeze(1)))
-    value, slope = torch.autograd.functional.jvp(graph, x, direction)
-    close(jet.value, value)
-    close(jet.slopes.squeeze(1), slope)
-
-
 @given(graphs(most=8, degree=8), st.integers(0, 99))
 def test_fractions_are_what_numbers_round(graph, seed):
     x = points(graph, 1, seed)

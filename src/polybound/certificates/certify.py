@@ -183,7 +183,8 @@ def certify(
     if nodes is not None:
         check_int("nodes", nodes, 0)
     seconds = budget if budget is not None else 10.0 if nodes is None else inf
-    search = Search(method, seconds, inf if nodes is None else nodes, keep, workers)
+    check_int("workers", workers)
+    search = Search(method, seconds, inf if nodes is None else nodes)
     search.check(get_args(Method), inputs.norm)
     size = boxes.IMAGES
     if isinstance(net, PreparedGraph):
@@ -196,7 +197,7 @@ def certify(
             size = min(size, max(LEAST, -(-len(inputs) // BLOCKS)))
     # The blocks depend on the number of images alone, so that the answers do not depend on the number of workers.
     blocks = [slice(start, start + size) for start in range(0, max(1, len(inputs)), size)]
-    tasks = [(net, inputs.part(block), labels[block], tuple(x.shape[1:]), search) for block in blocks]
+    tasks = [(net, inputs.part(block), labels[block], tuple(x.shape[1:]), search, keep) for block in blocks]
     found: list[Certificates] = []
     for part in in_workers(_certify_block, tasks, workers):
         found.append(part)
@@ -210,10 +211,10 @@ HEAVY, LEAST, BLOCKS = 2**14, 4, 8
 
 
 def _certify_block(
-    task: tuple[PreparedNetwork | PreparedGraph, InputSet, Tensor, tuple[int, ...], Search],
+    task: tuple[PreparedNetwork | PreparedGraph, InputSet, Tensor, tuple[int, ...], Search, bool],
 ) -> Certificates:
     """The certificates of some images; a task has all that another process needs."""
-    net, inputs, labels, shape, search = task
+    net, inputs, labels, shape, search, keep = task
     state: SignProofs | GraphMargins
     if isinstance(net, PreparedGraph):
         state = graph_margins(net, inputs, labels, search.method)
@@ -222,7 +223,7 @@ def _certify_block(
                 branch(net, inputs, labels, state, search.budget, search.nodes)
     else:
         staged = search.method in STAGES
-        state = SignProofs(Margins(net, labels), inputs, search.keep and staged)
+        state = SignProofs(Margins(net, labels), inputs, keep and staged)
         with torch.no_grad():
             if staged:
                 verifier(state, search).run()

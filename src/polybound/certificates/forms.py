@@ -285,10 +285,6 @@ class Cells:
     def __getitem__(self, index: Tensor | slice) -> Cells:
         return Cells(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
-    def narrowed(self, lower: Tensor, upper: Tensor) -> Cells:
-        """The cells with smaller boxes."""
-        return replace(self, lower=lower, upper=upper)
-
     def centre(self) -> tuple[Tensor, Tensor]:
         """Centres and radii."""
         return centre(self.lower, self.upper)
@@ -296,10 +292,6 @@ class Cells:
     def moving(self) -> Tensor:
         """Indices of the coordinates that move in any of the boxes."""
         return torch.nonzero((self.upper > self.lower).any(0)).squeeze(-1)
-
-    def at_nodes(self, node: Tensor) -> Cells:
-        """The cells with other nodes for their proofs."""
-        return replace(self, node=node)
 
 
 def join(parts: list[Cells]) -> Cells:

@@ -61,7 +61,7 @@ class PreparedNetwork:
         A: the maps of the input, written out: as matrices, or, of convolutions, window by window where that is smaller;
             `absolute_A` their absolute values.
         b: their constants.
-        S: the maps in between, None for the identity; `absolute_S` their absolute values.
+        S: the maps in between; `absolute_S` their absolute values.
         s1: the first factor's scale.
         C: the output matrix (classes, units); `beta` its constants.
         absolute: the factors with absolute values in the place of all weights, P.
@@ -90,8 +90,7 @@ class PreparedNetwork:
             self.A = [windowed(a, seen) for a, seen in zip(factors.A, windows, strict=True)]
         self.absolute_A = [a.transform(torch.abs) for a in self.A]
         self.b = [a.constant for a in factors.A]
-        self.S = [None if isinstance(s, Identity) else s for s in factors.S]
-        self.absolute_S = [None if s is None else s.absolute() for s in self.S]
+        self.S, self.absolute_S = factors.S, [step.absolute() for step in factors.S]
         self.s1 = factors.s1
         self.C, self.beta = factors.C.matrix().contiguous(), factors.C.constant
         self.classes = len(self.C)
@@ -143,7 +142,7 @@ class PreparedNetwork:
         """Upper bounds of the spectral norms of the maps in between, proven; 1 for the identity."""
         norms = []
         for step in self.S:
-            if step is None:
+            if isinstance(step, Identity):
                 norms.append(1.0)
             elif isinstance(step, Dense):
                 norms.append(sqrt(float(dominating_diagonal(step.weight.T, steps=1).max())) * (1 + 4 * ULP))
@@ -204,19 +203,15 @@ class PreparedNetwork:
 
     def between(self, y: Tensor, n: int) -> Tensor:
         """The multiplier of factor n (from 0): `S(y)` with its constant, for the product y before it."""
-        step = self.S[n - 1]
-        return y if step is None else step(y)
+        return self.S[n - 1](y)
 
     def radius_between(self, y: Tensor, n: int) -> Tensor:
         """`|S| y`, the radius before factor n of a product with radius y."""
-        step = self.absolute_S[n - 1]
-        return y if step is None else step.linear(y)
+        return self.absolute_S[n - 1].linear(y)
 
     def back(self, y: Tensor, n: int, absolute: bool = False) -> Tensor:
         """`S^T y`, or `|S|^T y`: from factor n back to the product before it; y is (..., units)."""
         step = (self.absolute_S if absolute else self.S)[n - 1]
-        if step is None:
-            return y
         return step.adjoint(y.reshape(-1, y.shape[-1])).reshape(*y.shape[:-1], step.inputs)
 
 

@@ -148,7 +148,7 @@ def output_bounds(
     inputs = input_set(net, x, eps, box, domain, norm)
     if not 0 <= tolerance < torch.inf:
         raise PolyboundError(f"tolerance must not be negative, got {tolerance!r}")
-    search = Search(method, budget, keep=keep, strict=True)
+    search = Search(method, budget, strict=True)
     search.check(get_args(BoundMethod), inputs.norm)
     a, b = checked_forms(net, weights, constant)
     if isinstance(net, PreparedGraph):

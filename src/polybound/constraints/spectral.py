@@ -27,6 +27,7 @@ from polybound.theory import torus_norm, torus_sizes
 
 _EPS = torch.finfo(torch.float64).eps
 _MARGIN = 16 * _EPS  # singular values computed twice, in another batch or layout, may differ by some roundings
+_TOLERANCE, _ITERATIONS = 1e-5, 1000  # of the projection of kernels
 _GRAM = 16.0  # a Gram matrix loses (sigma / radius)^2 roundings; above this ratio a singular value decomposition is due
 
 
@@ -73,33 +74,24 @@ def project_spectral(weight: Tensor, radius: float | Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def project_spectral_conv(
-    kernel: Tensor,
-    radius: float | Tensor,
-    shape: Sequence[int],
-    *,
-    tolerance: float = 1e-5,
-    iterations: int = 1000,
-) -> Tensor:
+def project_spectral_conv(kernel: Tensor, radius: float | Tensor, shape: Sequence[int]) -> Tensor:
     """Project convolution kernels onto the ball of the norm on the torus, `torus_norm`.
 
-    The outcome is ``argmin_K ||K - kernel||_F subject to torus_norm(K, shape) <= radius``, up to the tolerance; the
-    norm of the zero-padded convolution, with whatever padding and stride, is then at most the radius.
+    The outcome is ``argmin_K ||K - kernel||_F subject to torus_norm(K, shape) <= radius``; the norm of the zero-padded
+    convolution, with whatever padding and stride, is then at most the radius. Its squared distance exceeds the least
+    one by no more than a share of 1e-5, as the dual value proves, unless a thousand steps were too few for that.
     It is inside in float64 always, and kernels that are inside already come back bit for bit.
 
     Args:
         kernel: Kernels of shape ``(..., out, in, *k)`` with as many sizes ``k`` as ``shape`` has entries: 1, 2 or 3.
         radius: A number or a tensor that broadcasts to the leading shape ``(...)``; 0 gives zeros, infinity no bound.
         shape: The sizes of the image.
-        tolerance: Stop when the squared distance exceeds the least one by no more than this fraction, as the dual
-            value proves.
-        iterations: The most steps.
 
     Returns:
         The projection, in the shape and precision of ``kernel``. No gradient flows through it.
 
     Raises:
-        PolyboundError: If a shape, a radius or an option is bad or the weights are not finite.
+        PolyboundError: If a shape or a radius is bad or the weights are not finite.
 
     Example:
         >>> kernel = torch.full((1, 1, 3), 1.0, dtype=torch.float64)  # the norm on the torus is 3
@@ -110,15 +102,13 @@ def project_spectral_conv(
     if dims not in (1, 2, 3) or any(n < 1 for n in shape):
         raise PolyboundError(f"a convolution runs over 1, 2 or 3 dimensions of positive sizes, not {tuple(shape)}")
     radii = _checked(kernel, radius, dims + 2)
-    if not tolerance > 0 or iterations < 1:
-        raise PolyboundError(f"tolerance and iterations must be positive, got {tolerance} and {iterations}")
     result = kernel.detach().clone()
     if kernel.numel():
         outside = torus_norm(kernel, shape) > radii
         if bool(outside.any()):
             chosen, r = result[outside].double(), radii[outside]
             pairs = zip(chosen, r.tolist(), strict=True)
-            nearest = torch.stack([_dykstra(one, ball, shape, tolerance, iterations) for one, ball in pairs])
+            nearest = torch.stack([_dykstra(one, ball, shape) for one, ball in pairs])
             result[outside] = _inside(nearest, r * (1 - _MARGIN), kernel.dtype, lambda k: torus_norm(k, shape))
     return result
 
@@ -185,7 +175,7 @@ def _excess(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     return excess, nuclear
 
 
-def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: float, iterations: int) -> Tensor:
+def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int]) -> Tensor:
     """The nearest kernel (out, in, *k) with all transfer matrices in the ball, scaled inside up to rounding.
 
     Most frequencies never touch the ball: only those outside, now or before, take part. The step length adapts, for
@@ -208,7 +198,7 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
     correction = lead = torch.zeros(0, *kernel.shape[:2], dtype=phases.dtype, device=kernel.device)
     taken = ahead = torch.zeros_like(start)  # the taps of the correction and of its extrapolation
     pace, length = 1.0, 1 / phases.numel()
-    for step in range(iterations):
+    for step in range(_ITERATIONS):
         if step % 8 == 0:
             primal = start - taken
             norms = torch.linalg.matrix_norm(_transfer(primal, phases), 2)
@@ -216,7 +206,7 @@ def _dykstra(kernel: Tensor, radius: float, shape: Sequence[int], tolerance: flo
             value = _inner(primal - start, primal - start)
             if value < least:
                 best, least = primal, value
-            if least - dual <= tolerance * least:
+            if least - dual <= _TOLERANCE * least:
                 break
             # The frequencies that have a correction; others rest until they are outside of the ball again.
             used = (correction.abs() + lead.abs()).amax((-2, -1)) > 0

@@ -42,8 +42,6 @@ from polybound.models.files import weights_digest as weights_digest
 from polybound.models.graphs.algebras import Bounded as Bounded
 from polybound.models.graphs.algebras import Fractions as Fractions
 from polybound.models.graphs.algebras import Intervals as Intervals
-from polybound.models.graphs.algebras import Jet as Jet
-from polybound.models.graphs.algebras import Jets as Jets
 from polybound.models.graphs.algebras import Numbers as Numbers
 from polybound.models.graphs.files import graph_from_spec as graph_from_spec
 from polybound.models.graphs.files import graph_spec as graph_spec

@@ -141,6 +141,8 @@ class Identity(Affine):
     def adjoint(self, y: Tensor) -> Tensor:
         return y
 
+    __call__ = linear
+
     def transform(self, change: Callable[[Tensor], Tensor]) -> Identity:
         constant = change(self.constant)
         return Identity(self.inputs, tuple(constant.shape[:-1]), constant)

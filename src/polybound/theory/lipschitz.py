@@ -127,12 +127,7 @@ def lipschitz(
         value = torch.stack(values) if factors.lead else values[0]
         value = value.squeeze(-1) if single else value
         name, title = "Local bound", "local"
-        formula = _JACOBIAN.format(letter)
-        sides = [
-            f"{float(side):g}" if not isinstance(side, Tensor) or side.numel() == 1 else word
-            for side, word in zip(box or (-default, default), ("lower", "upper"), strict=True)
-        ]
-        assumption, how = f"x in the box [{', '.join(sides)}]", f"interval arithmetic {how}"
+        formula, assumption, how = _JACOBIAN.format(letter), _in_box(lower, upper), f"interval arithmetic {how}"
     elif method == "paper":
         R = _lifted_radius(p, radius)
         value = each_run(factors, lambda f: _theorem(f, p, R))
@@ -158,8 +153,7 @@ _JACOBIAN = "|| max |J(x)| ||_{}"
 def _of_graph(graph: Graph, p: float, method: str, letter: str, box: Sides) -> Bound:
     """The bounds of a network that is no chain: "paper" by composition, the others by intervals of the Jacobian."""
     lower, upper, single = _sides(graph.features, box, torch.device("cpu"))
-    where = f"x in the box [{float(lower.min()):g}, {float(upper.max()):g}]"
-    quantity = f"Lipschitz constant, l_{letter}"
+    where, quantity = _in_box(lower, upper), f"Lipschitz constant, l_{letter}"
     if method == "paper":
         value = composed_lipschitz(graph, lower, upper, p)
         formula = f"||W||_{letter} L of an affine map, |y| L_z + |z| L_y of a product"
@@ -168,6 +162,10 @@ def _of_graph(graph: Graph, p: float, method: str, letter: str, box: Sides) -> B
     how = "intervals of the Jacobian's entries, backwards, in float64"
     found, formula = number(values.squeeze(0) if single else values), _JACOBIAN.format(letter)
     return Bound(found, f"{quantity}, by intervals", "Jacobian intervals", formula, (where,), how)
+
+
+def _in_box(lower: Tensor, upper: Tensor) -> str:
+    return f"x in the box [{float(lower.min()):g}, {float(upper.max()):g}]" if len(lower) else "x in no box"
 
 
 def _lifted_radius(p: float, radius: float | None) -> float:

@@ -74,6 +74,10 @@ class _Last(NamedTuple):
     bias: Tensor | None
 
 
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: _apply(function, values, {})
+
+
 class Box:
     """`centre -+ radius`, entry by entry; PyTorch's functions and modules take it as they take a tensor.
 
@@ -109,37 +113,14 @@ class Box:
         del types
         return _apply(func, args, kwargs or {})
 
-    def __add__(self, other: Any) -> Any:
-        return _apply(torch.add, (self, other), {})
-
-    def __sub__(self, other: Any) -> Any:
-        return _apply(torch.sub, (self, other), {})
-
-    def __rsub__(self, other: Any) -> Any:
-        return _apply(torch.rsub, (self, other), {})
-
-    def __mul__(self, other: Any) -> Any:
-        return _apply(torch.mul, (self, other), {})
-
-    def __truediv__(self, other: Any) -> Any:
-        return _apply(torch.div, (self, other), {})
-
-    def __pow__(self, exponent: Any) -> Any:
-        return _apply(torch.pow, (self, exponent), {})
-
-    def __neg__(self) -> Any:
-        return _apply(torch.neg, (self,), {})
-
-    def __matmul__(self, other: Any) -> Any:
-        return _apply(torch.matmul, (self, other), {})
+    __add__ = __radd__ = _operator(torch.add)
+    __sub__, __rsub__, __neg__ = _operator(torch.sub), _operator(torch.rsub), _operator(torch.neg)
+    __mul__ = __rmul__ = _operator(torch.mul)
+    __truediv__, __pow__ = _operator(torch.div), _operator(torch.pow)
+    __matmul__, __getitem__ = _operator(torch.matmul), _operator(Tensor.__getitem__)
 
     def __rmatmul__(self, other: Any) -> Any:
         return _apply(torch.matmul, (other, self), {})
-
-    def __getitem__(self, index: Any) -> Any:
-        return _apply(Tensor.__getitem__, (self, index), {})
-
-    __radd__, __rmul__ = __add__, __mul__
 
     @property
     def bounded(self) -> Bounded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -141,10 +142,8 @@ class Engine(ABC):
 class ClosedEngine(Engine):
     """Losses of the outputs of networks that have closed forms."""
 
-    def __init__(
-        self, model: PolynomialNetwork, method: Method, loss: Loss | None = None, descent: Descent | None = None
-    ) -> None:
-        super().__init__(model, method, loss, descent)
+    def __init__(self, model: PolynomialNetwork, *parts: Any) -> None:
+        super().__init__(model, *parts)
         self.form = closed_form(model)
         self.lifted = isinstance(model, CCP) and model.form == "product"
 

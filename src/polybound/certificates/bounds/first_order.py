@@ -29,6 +29,7 @@ from torch import Tensor
 from polybound.certificates.bounds.slopes import CUBE, Region, Slopes, input_slopes
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs import GRAM_UNITS
+from polybound.models import Identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ class Factored:
             self.q.append(net.between(self.h[n - 1] * before, n))
             terms = [(scale * self.size[n - 1], radius, norm) for scale, radius, norm in self.terms[n - 1]]
             terms.append((before.abs(), self.rho[n - 1], self.norm[n - 1]))
-            if net.S[n - 1] is not None:
+            if not isinstance(net.S[n - 1], Identity):
                 reach = sum((scale * radius for scale, radius, _ in terms), torch.zeros_like(before))
                 total = sum((scale.amax(-1) * norm for scale, _, norm in terms), torch.zeros_like(self.norm[0]))
                 reach = net.radius_between(reach, n)
@@ -183,5 +184,4 @@ def next_slope(box: Factored, n: int, A: Slopes, B: Slopes | None) -> Slopes:
     """B_n from the slopes of the factor before it; none before the first."""
     slope = A.times(box.q[n - 1])
     slope = slope if B is None else slope.plus(B, box.h[n - 1])
-    step = box.net.S[n - 1]
-    return slope if step is None else slope.through(step)
+    return slope.through(box.net.S[n - 1])

@@ -144,8 +144,7 @@ def second_order(
         lam = net.back(lam * box.h[n], n)
         if n > 1:  # the first factor is not multiplied by anything that moves
             L = left[-1] if L is None else left[-1].plus(L, box.h[n])
-            step = net.S[n - 1]
-            L = L if step is None else L.back(step)
+            L = L.back(net.S[n - 1])
             moved = L.radius(region)
             ell = moved + second
 
@@ -355,7 +354,7 @@ def shrink(cells: Cells, bounded: Bounded, target: Tensor | float) -> Cells:
     width = r * delta * (1 + 2.0**-30) + (low.abs() + high.abs()) * (4 * ULP)
     lower[:, bounded.active] = torch.where(sound & (bounded.p < 0), torch.maximum(low, high - width), low)
     upper[:, bounded.active] = torch.where(sound & (bounded.p > 0), torch.minimum(high, low + width), high)
-    return cells.narrowed(lower, upper)
+    return replace(cells, lower=lower, upper=upper)
 
 
 def fix_monotone(net: PreparedNetwork, cells: Cells) -> Cells:
@@ -367,7 +366,7 @@ def fix_monotone(net: PreparedNetwork, cells: Cells) -> Cells:
     slope, away = slopes_over(net, c, r, cells.w)
     away = away * (1 + 4 * net.roundings * ULP) + (net.degree * cells.slack).unsqueeze(-1)
     lower = torch.where(slope < -away, cells.upper, cells.lower)
-    return cells.narrowed(lower, torch.where(slope > away, cells.lower, cells.upper))
+    return replace(cells, lower=lower, upper=torch.where(slope > away, cells.lower, cells.upper))
 
 
 def monotone(net: PreparedNetwork, cells: Cells, second: Second) -> Tensor:

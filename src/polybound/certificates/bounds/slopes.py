@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.network import PreparedNetwork
-from polybound.models import Affine, Pool, Windowed, Windows, gathered, scattered, slots_in_pooled
+from polybound.models import Affine, Identity, Pool, Windowed, Windows, gathered, scattered, slots_in_pooled
 from polybound.theory import ULP
 
 # The regions of u in `x = c + r * u`, the cube and the unit ball, and how far linear forms of u move there.
@@ -220,6 +220,8 @@ class WindowSlopes:
         return replace(wide, weight=total.reshape(wide.weight.shape))
 
     def through(self, step: Affine) -> WindowSlopes:
+        if isinstance(step, Identity):
+            return self
         if self.ratio > 1 or not isinstance(step, Pool):
             raise AssertionError("only slopes in windows of their own are pooled")
         pooled = self.windows.pooled()
@@ -233,6 +235,8 @@ class WindowSlopes:
         return WindowSlopes(weight, pooled.grid, pooled, 1, self.active)
 
     def back(self, step: Affine) -> WindowSlopes:
+        if isinstance(step, Identity):
+            return self
         if not isinstance(step, Pool):
             raise AssertionError("windows have poolings in between")
         grid = step.shape[1:]

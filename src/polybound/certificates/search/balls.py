@@ -133,7 +133,7 @@ class BallVerifier(Verifier):
                 about = cap | {"centre": smaller.c, "radii": smaller.r}
                 step = {"by": "cap", "on": on} | {name: values[row].tolist() for name, values in about.items()}
                 nodes.append(state.cut(cells, row, step | _multipliers(problem, nu, row)))
-            cells, parts = cells[rows].at_nodes(torch.tensor(nodes, dtype=torch.int64)), smaller.rows(rows)
+            cells, parts = replace(cells[rows], node=torch.tensor(nodes, dtype=torch.int64)), smaller.rows(rows)
 
             # The bounds over the smaller balls, within the whole ones.
             c, r = self.balls.x[cells.image].clone(), torch.zeros_like(cells.lower)

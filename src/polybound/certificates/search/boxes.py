@@ -17,7 +17,7 @@ from polybound.certificates.input_sets import centre
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.proofs import GRAM_UNITS
 from polybound.certificates.search.proof_state import ProofState
-from polybound.errors import ArgumentError, check_choice, check_int
+from polybound.errors import ArgumentError, check_choice
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of images that are done, their number, and an empty text."""
@@ -46,16 +46,12 @@ class Search:
         method: as in `certify`.
         budget: seconds of branch and bound for each image.
         nodes: cells that branch and bound splits for each image at most.
-        keep: whether to keep the proofs.
-        workers: processes.
         strict: whether the budget is for all that comes after first order, not for branch and bound only.
     """
 
     method: str = "auto"
     budget: float = 10.0
     nodes: float = inf
-    keep: bool = False
-    workers: int = 1
     strict: bool = False
 
     def check(self, allowed: Sequence[str], norm: str) -> None:
@@ -67,7 +63,6 @@ class Search:
             )
         if not self.budget >= 0:
             raise ArgumentError("budget", f"must be a number of seconds, got {self.budget!r}")
-        check_int("workers", self.workers)
 
 
 class Verifier:
@@ -134,7 +129,7 @@ class Verifier:
         cells = Cells(
             lower[index], upper[index], w, constant, slack, image, claim, bound, level, slack, axis=zero, node=zero
         )
-        cells = cells.at_nodes(state.enter(cells))
+        cells = replace(cells, node=state.enter(cells))
         state.charge("first", images, begun)
         return cells, where[index, row]
 
@@ -154,7 +149,7 @@ class Verifier:
     def slopes(self, cells: Cells) -> Cells:
         """First order once more, by the slopes themselves, where they cancel: in high degrees and nested networks."""
         net, state = self.net, self.state
-        plain = net.degree <= 4 and all(step is None for step in net.S)
+        plain = net.degree <= 4 and net.factors.coupled
         if plain or net.degree < 3 or self.units > GRAM_UNITS:
             return cells
         left, limit = [cells[:0]], max(1, 2**20 // (net.features * self.units))
@@ -279,7 +274,7 @@ class Verifier:
             nodes = state.split(chunk, at)
             lower, upper = chunk.lower.clone(), chunk.upper.clone()
             lower[rows, axis] = upper[rows, axis] = at
-            halves = join([chunk.narrowed(chunk.lower, upper), chunk.narrowed(lower, chunk.upper)]).at_nodes(nodes)
+            halves = replace(join([replace(chunk, upper=upper), replace(chunk, lower=lower)]), node=nodes)
             outside = state.inputs.outside(halves.image, halves.lower, halves.upper)
             if bool(outside.any()):
                 nothing = torch.where(outside, torch.inf, -torch.inf).to(torch.float64)

@@ -62,9 +62,9 @@ class ProofState(ABC):
     def undecided(self, cells: Cells) -> Cells:
         """The cells that are still to be bounded, with the levels that they must exceed."""
 
-    @abstractmethod
-    def aimed(self, cells: Cells, value: Tensor, /) -> Cells:
-        """The cells with targets that suit the least forms seen in them, (N,)."""
+    def aimed(self, cells: Cells, _value: Tensor, /) -> Cells:
+        """The cells with targets that suit the least forms seen in them, (N,); as they are by default."""
+        return cells
 
     @abstractmethod
     def urgency(self, cells: Cells) -> Tensor:
@@ -157,7 +157,7 @@ class ProofState(ABC):
             if fixed[index].any():
                 step["monotone"] = torch.nonzero(fixed[index]).squeeze(1).tolist()
             self._nodes[int(cells.node[index])].update(step)
-        return narrowed.at_nodes(nodes)
+        return replace(narrowed, node=nodes)
 
     def cut(self, cells: Cells, index: int, step: Node) -> int:
         """Enter a step which proves that a form exceeds its target but in one part of the cell; returns its node."""
@@ -332,7 +332,7 @@ class RangeProofs(ProofState):
     def enter(self, cells: Cells) -> Tensor:
         """Open a proof for each cell, with its bound of first order."""
         nodes = super().enter(cells)
-        self.note(cells.at_nodes(nodes), cells.bound, lambda _: {"by": self.inputs.rule("first")})
+        self.note(replace(cells, node=nodes), cells.bound, lambda _: {"by": self.inputs.rule("first")})
         return nodes
 
     def note(self, cells: Cells, bound: Tensor, step: Callable[[int], Node]) -> None:
@@ -363,10 +363,6 @@ class RangeProofs(ProofState):
         for index in torch.nonzero(enough).squeeze(1).tolist():
             self.close(cells, index, float(cells.bound[index]), "")
         return replace(cells, level=level, target=level)[~enough]
-
-    def aimed(self, cells: Cells, _value: Tensor, /) -> Cells:
-        """The cells as they are: `undecided` sets levels and targets."""
-        return cells
 
     def urgency(self, cells: Cells) -> Tensor:
         """The largest gaps first, each as a share of its form's width."""

@@ -1,4 +1,4 @@
-"""The algebras that need nothing but the graph: numbers, intervals, derivatives, fractions.
+"""The algebras that need nothing but the graph: numbers, intervals, fractions.
 
 Each says what an affine map, a sum and a product do to its values; `Graph.evaluate` walks. Values are batches of flat
 vectors unless said otherwise.
@@ -33,32 +33,6 @@ class Numbers:
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """The product, entry by entry."""
         return left * right
-
-
-@dataclass(frozen=True, eq=False)
-class Jet:
-    """A value (batch, size) and its derivatives in some directions, (batch, directions, size)."""
-
-    value: Tensor
-    slopes: Tensor
-
-
-class Jets:
-    """f(x) and its derivative: `W x + b` has `W x'`, a product `(a b)' = a b' + a' b`."""
-
-    def affine(self, step: Affine, value: Jet) -> Jet:
-        """`W x + b`, `W x'`."""
-        moved = step.linear(value.slopes.flatten(0, -2))
-        return Jet(step(value.value), moved.reshape(*value.slopes.shape[:-1], -1))
-
-    def sum(self, values: Sequence[Jet]) -> Jet:
-        """Both sums."""
-        return Jet(reduce(torch.add, [v.value for v in values]), reduce(torch.add, [v.slopes for v in values]))
-
-    def product(self, left: Jet, right: Jet) -> Jet:
-        """`a b`, `a b' + a' b`."""
-        slopes = left.value.unsqueeze(-2) * right.slopes + right.value.unsqueeze(-2) * left.slopes
-        return Jet(left.value * right.value, slopes)
 
 
 @dataclass(frozen=True, eq=False)
