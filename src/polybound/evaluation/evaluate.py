@@ -22,13 +22,12 @@ from polybound.evaluation.measure import (
     Predictions,
     Progress,
     count_images,
-    digest_of_module,
     measure,
     stacks,
 )
 from polybound.evaluation.score import CLEAN, Score, certified_name, certified_radius_of, short_digest
 from polybound.evaluation.table import Row, Table, score_of
-from polybound.models import PolynomialNetwork
+from polybound.models import PolynomialNetwork, weights_digest
 
 
 def evaluate(
@@ -79,7 +78,7 @@ def evaluate(
     models = [
         EvaluatedModel(
             model=member,
-            weights=short_digest(digest_of_module(member)),
+            weights=short_digest(weights_digest(member)),
             name=label,
             about={"run": label},
             defence=defence,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -156,7 +155,7 @@ class EvaluatedModel:
         if self.defence is None:
             return ""
         trained_elsewhere = self.train is None and any(True for _ in self.defence.parameters())
-        return self.defence.name + (f"@{digest_of_module(self.defence)[:16]}" if trained_elsewhere else "")
+        return self.defence.name + (f"@{weights_digest(self.defence)[:16]}" if trained_elsewhere else "")
 
 
 class Predictions:
@@ -321,17 +320,6 @@ def stacks(models: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
     if shared and all(isinstance(one.model, PolynomialNetwork) and one.model.has_stacks for one in models):
         return [list(models)]
     return [[one] for one in models]
-
-
-def digest_of_module(model: nn.Module) -> str:
-    """The SHA-256 of any classifier's weights."""
-    if isinstance(model, PolynomialNetwork):
-        return weights_digest(model)
-    digest = hashlib.sha256(repr(model).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def count_images(data: Dataset, limit: int | None) -> int:

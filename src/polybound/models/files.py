@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
+from torch import nn
 
 from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError, PolyboundError, reason
@@ -92,15 +93,20 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
         raise FileFormatError(f"{path}: not a whole safetensors file ({error})") from error
 
 
-def weights_digest(model: PolynomialNetwork) -> str:
-    """The SHA-256, in hexadecimal, of a model's kind, config and weights: equal for equal models, wherever they are.
+def weights_digest(model: nn.Module) -> str:
+    """The SHA-256, in hexadecimal, of a model's weights and what else it is: equal for equal models, wherever they are.
+
+    Of a polynomial network that is its kind and its config, of any other classifier what `repr` says of it.
 
     >>> import polybound as pb
     >>> weights_digest(pb.CCP(4, 3, 2, degree=2, seed=0)) == weights_digest(pb.CCP(4, 3, 2, degree=2, seed=0))
     True
     """
-    model = model.stored()
-    digest = hashlib.sha256(json.dumps([type(model).__name__, model.config()], sort_keys=True).encode())
+    about = repr(model)
+    if isinstance(model, PolynomialNetwork):
+        model = model.stored()
+        about = json.dumps([type(model).__name__, model.config()], sort_keys=True)
+    digest = hashlib.sha256(about.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         # As bytes, since numpy has no bfloat16.
