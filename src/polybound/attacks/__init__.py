@@ -10,7 +10,9 @@ from polybound.attacks.ball import Protocol as Protocol
 from polybound.attacks.ball import check_protocol as check_protocol
 from polybound.attacks.ball import clip_range as clip_range
 from polybound.attacks.ball import protocols as protocols
+from polybound.attacks.base import GROUP as GROUP
 from polybound.attacks.base import Attack as Attack
+from polybound.attacks.base import RandomNumbers as RandomNumbers
 from polybound.attacks.base import adversarial_batch as adversarial_batch
 from polybound.attacks.base import pgd_steps as pgd_steps
 from polybound.attacks.blackbox import RandomSearch as RandomSearch
@@ -35,7 +37,5 @@ from polybound.attacks.names import PAPER_ATTACKS as PAPER_ATTACKS
 from polybound.attacks.names import parse_attack as parse_attack
 from polybound.attacks.names import parse_attacks as parse_attacks
 from polybound.attacks.names import register_attack as register_attack
-from polybound.attacks.random import GROUP as GROUP
-from polybound.attacks.random import RandomNumbers as RandomNumbers
 from polybound.registry import read_setting as read_setting
 from polybound.registry import setting_text as setting_text

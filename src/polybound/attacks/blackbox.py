@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from polybound.attacks.ball import Ball, InfBall, repeat_for_runs
-from polybound.attacks.base import Attack, first_success
+from polybound.attacks.base import Attack, RandomNumbers, first_success
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import CrossEntropy
-from polybound.attacks.random import RandomNumbers
 from polybound.errors import PolyboundError, check_int
 
 

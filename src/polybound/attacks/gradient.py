@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from polybound.attacks.ball import Ball
-from polybound.attacks.base import Attack, first_success, pgd_steps
+from polybound.attacks.base import Attack, RandomNumbers, first_success, pgd_steps
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import DLR, Loss, TargetedDLR, cross_entropy, divergence
-from polybound.attacks.random import RandomNumbers
 from polybound.errors import check_choice, check_flag, check_int, check_number
 from polybound.registry import setting_text
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from polybound.attacks.ball import Ball
-from polybound.attacks.base import Attack
+from polybound.attacks.base import GROUP, Attack, RandomNumbers
 from polybound.attacks.classifier import Classifier
-from polybound.attacks.random import GROUP, RandomNumbers
 from polybound.errors import check_choice, check_int, check_number, require
 
 

@@ -153,11 +153,6 @@ class PreparedNetwork:
                 norms.append(sqrt(float(absolute.row_l1().max() * columns.max())) * (1 + roundings * ULP))
         return norms
 
-    @staticmethod
-    def of(model: PolynomialNetwork | Factors | PreparedNetwork) -> PreparedNetwork:
-        """A model prepared, unless it is already."""
-        return model if isinstance(model, PreparedNetwork) else PreparedNetwork(model)
-
     def prepare(self, norm: str) -> None:
         """Compute norms that are needed once for a model, before the clock of the first images starts."""
         with torch.no_grad():

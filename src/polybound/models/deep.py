@@ -31,12 +31,10 @@ class Norm(nn.Module):
 
     Args:
         channels: the second dimension of its inputs.
-        momentum: weight of the newest batch in the running statistics.
     """
 
-    def __init__(self, channels: int, momentum: float = 0.1) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.momentum = momentum
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
         self.mean: Tensor
         self.var: Tensor
@@ -50,7 +48,7 @@ class Norm(nn.Module):
             tensor.fill_(value)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.mean, self.var, self.weight, self.bias, self.training, self.momentum)
+        return F.batch_norm(x, self.mean, self.var, self.weight, self.bias, self.training)
 
 
 class ProductBlock(nn.Module):
