@@ -110,11 +110,17 @@ def design(stages: Stages, slots: int, cost: Cost) -> Circuit:
     for name, some in candidates.items():
         if some[0].count > 64:
             raise PolyboundError(f"a value of shape {shapes[name]} needs more than 64 ciphertexts of {slots} slots")
-    # The best of the first groups alone, some of them, are extended group by group.
+    # Group by group. Of choices that later groups cannot tell apart the cheapest is kept, and some of those.
+    pairs = {(group[number], group[value]) for number in range(count + 1) for value in edges.sources(number)}
     best: list[tuple[float, dict[int, Layout]]] = [(0.0, {})]
     for name in sorted(candidates):
-        longer = [{**chosen, name: layout} for _, chosen in best for layout in candidates[name]]
-        best = sorted(((edges.total(chosen), chosen) for chosen in longer), key=lambda one: one[0])[:_BEAM]
+        open_ = sorted({n for pair in pairs for n in pair if n <= name < max(pair)})
+        kept: dict[tuple[Layout, ...], tuple[float, dict[int, Layout]]] = {}
+        for chosen in ({**before, name: layout} for _, before in best for layout in candidates[name]):
+            seen, total = tuple(chosen[n] for n in open_), edges.total(chosen)
+            if seen not in kept or total < kept[seen][0]:
+                kept[seen] = total, chosen
+        best = sorted(kept.values(), key=lambda one: one[0])[:_BEAM]
     chosen = best[0][1]
     layouts = tuple(chosen[name] for name in group)
     transfers = tuple(tuple(edges.transfers(number, chosen)) for number in range(count + 1))
@@ -178,6 +184,10 @@ class _Edges:
     def kept(self, value: int, maps: Maps) -> npt.NDArray[np.bool_]:
         """The entries of a value that are left after the sums that a map sees."""
         return np.asarray(Layout(self.shapes[self.group[value]], (), (), self.bits(value, maps)).address >= 0)
+
+    def sources(self, number: int) -> set[int]:
+        """The values that a value is computed from by matrices."""
+        return {value for _, _, value in self._readers[number]}
 
     def primes(self, number: int) -> int:
         """How many levels are left while a value is computed."""

@@ -118,7 +118,8 @@ class Fold:
 def layouts_for(shape: Sequence[int], slots: int, repeats: int = 0) -> list[Layout]:
     """The layouts of a value that are worth a trial: places, channels above them, and some phases at the top.
 
-    Places may have gaps, as poolings leave them.
+    Places may have gaps, as poolings leave them, or channels in the place of these gaps: a map that follows a pooling
+    then reads and writes places that are equally far apart.
 
     Args:
         shape: of the value.
@@ -132,17 +133,18 @@ def layouts_for(shape: Sequence[int], slots: int, repeats: int = 0) -> list[Layo
         orders = []
         channels = [(0, bit) for bit in range(bits[0])]
         axes = range(len(shape) - 1, 0, -1)
-        choices = [(phases, 0) for phases in range(min(4, 1 + max(bits[1:])))] + [(0, 1), (0, 2)]
-        for phases, gaps in choices:
-            low: list[Bit | None] = []
+        choices = [(phases, 0, False) for phases in range(min(4, 1 + max(bits[1:])))]
+        for phases, gaps, filled in [*choices, (0, 1, False), (0, 2, False), (0, 1, True), (0, 2, True)]:
+            low, above = list[Bit | None](), list(channels)
             for axis in axes:
-                low += [None] * gaps + [(axis, bit) for bit in range(min(phases, bits[axis]), bits[axis])]
-            if gaps and len(low) + len(channels) > width:
+                low += [above.pop() if filled and above else None for _ in range(gaps)]
+                low += [(axis, bit) for bit in range(min(phases, bits[axis]), bits[axis])]
+            if gaps and len(low) + len(above) > width:
                 continue
             top = [(axis, bit) for bit in range(phases - 1, -1, -1) for axis in axes if bit < bits[axis]]
             for more in range(repeats + 1):
-                if not more or len(low) + len(channels) + more + len(top) <= width + 2:
-                    orders.append([*low, *channels, *[REPEATED] * more, *top])
+                if not more or len(low) + len(above) + more + len(top) <= width + 2:
+                    orders.append([*low, *above, *[REPEATED] * more, *top])
     found = [
         Layout(tuple(shape), tuple(order[:width]), tuple(bit for bit in order[width:] if bit is not None))
         for order in orders
