@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from polybound.deploy.encrypted import packing
-from polybound.deploy.encrypted.plan import Plan
+from polybound.deploy.encrypted.deep.plan import GraphPublicPlan
+from polybound.deploy.encrypted.plan import Plan, PublicPlan
+from polybound.deploy.encrypted.polynomial import Array
 from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
 
 
-class Server:
-    """The network of a plan, ready to be evaluated on ciphertexts; its weights are encoded once.
+class NetworkServer(ABC):
+    """A network on ciphertexts: checks what clients send, evaluates, and masks what it replies.
 
     Args:
         plan: the plan.
+        uploads: the number of ciphertexts of an image.
+        reach: how large logits can be.
+        places: the slots of the logits.
 
     Attributes:
         scheme: SEAL with the plan's parameters.
@@ -26,19 +32,82 @@ class Server:
         request_forms: what the ciphertexts of an image must be.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: PublicPlan | GraphPublicPlan, uploads: int, reach: float, places: Sequence[int]) -> None:
         self.scheme = scheme = Scheme(plan.ring, plan.bits)
+        self.key_forms = scheme.key_forms(scheme.rotations(plan.steps))
+        self.request_forms = [scheme.ciphertext(scheme.primes, 2.0**plan.pixels, seeded=True)] * uploads
         self._evaluator = sealapi.Evaluator(scheme.context)
-        self.key_forms = scheme.key_forms(scheme.rotations(plan.layout.steps))
-        one = scheme.ciphertext(scheme.primes, 2.0**plan.pixels, seeded=True)
-        self.request_forms = [one] * plan.layout.uploads
+        self._reach, self._places, self._slots = reach, list(places), plan.ring // 2
+
+    def load_keys(self, content: bytes) -> Keys:
+        """A client's public keys.
+
+        Raises:
+            PolyboundError: they are damaged, incomplete or of other parameters.
+        """
+        return self.scheme.load_keys(content, self.key_forms)
+
+    def classify(self, request: bytes, keys: Keys, done: Callable[[int], None] = lambda _: None) -> bytes:
+        """The reply to a request: the encrypted logits, masked.
+
+        Args:
+            request: the ciphertexts of an image.
+            keys: the client's keys.
+            done: is called with the number of blocks that are computed; an error that it raises ends the evaluation.
+
+        Raises:
+            PolyboundError: the request is damaged, or of other parameters than the plan's.
+        """
+        kinds = [sealapi.Ciphertext() for _ in self.request_forms]
+        pixels = self.scheme.load_all(kinds, self.request_forms, request, "the request")
+        try:
+            logits, constants = self._logits(pixels, keys, done)
+            return self.scheme.to_bytes(self._masked(logits, constants, keys))
+        except (RuntimeError, ValueError) as error:
+            # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
+            raise PolyboundError(f"the request cannot be evaluated: {error}") from None
+
+    @abstractmethod
+    def _logits(self, pixels: list[Any], keys: Keys, done: Callable[[int], None]) -> tuple[Any, Array | float]:
+        """The encrypted logits of an image, and what has yet to be added to them."""
+
+    def _masked(self, logits: Any, constants: Array | float, keys: Keys) -> Any:
+        """The logits alone: random values in all other slots, and a fresh zero under the client's public key.
+
+        The slots hold whole logits only, no partial sums. The random values hide their copies, whose errors differ; the
+        zero hides how the ciphertext was computed.
+        """
+        # A coefficient is at most the mean of all slots: the logits' own, and of the random values some hundredths.
+        # The client sees these numbers, so they come from the system's generator, which cannot be predicted.
+        words = np.frombuffer(secrets.token_bytes(8 * self._slots), np.uint64)
+        slots = (words / 2.0**63 - 1) * self._reach
+        slots[self._places] = constants
+        self._evaluator.add_plain_inplace(logits, self.scheme.plain(slots, logits.scale, logits.parms_id()))
+        zero = sealapi.Ciphertext()
+        keys.encryptor.encrypt_zero(logits.parms_id(), zero)
+        zero.scale = logits.scale
+        self._evaluator.add_inplace(logits, zero)
+        return logits
+
+
+class Server(NetworkServer):
+    """The network of a chain's plan, ready to be evaluated on ciphertexts; its weights are encoded once.
+
+    Args:
+        plan: the plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        layout, polynomial = plan.layout, plan.polynomial
+        self._used = slice(layout.first, layout.first + layout.classes)
+        places = range(layout.slots)[self._used]
+        super().__init__(plan, layout.uploads, float(plan.ranges.logits.max()), places)
+        self.plan, scheme = plan, self.scheme
 
         def encoded(slots: Any, scale: float, parms_id: Any) -> Any:
             plain = scheme.plain(slots, 2.0**scale, parms_id)
             return None if plain.is_zero() else plain
 
-        layout, polynomial = plan.layout, plan.polynomial
         level = scheme.context.first_context_data()
         self._weights = [
             [[encoded(slots, plan.weights, level.parms_id()) for slots in row] for row in partial]
@@ -58,37 +127,7 @@ class Server:
         if any(all(plain is None for plain in plains) for plains in (weights, output)):
             raise PolyboundError("the network's weights are zero, or too small to count: it is constant")
 
-    def load_keys(self, content: bytes) -> Keys:
-        """A client's public keys.
-
-        Raises:
-            PolyboundError: they are damaged, incomplete or of other parameters.
-        """
-        return self.scheme.load_keys(content, self.key_forms)
-
-    def classify(self, request: bytes, keys: Keys, done: Callable[[int], None] = lambda _: None) -> bytes:
-        """The reply to a request: the encrypted logits, masked.
-
-        Args:
-            request: the ciphertexts of an image.
-            keys: the client's keys.
-            done: is called with 1 at the end: this takes milliseconds.
-
-        Raises:
-            PolyboundError: the request is damaged, or of other parameters than the plan's.
-        """
-        kinds = [sealapi.Ciphertext() for _ in self.request_forms]
-        pixels = self.scheme.load_all(kinds, self.request_forms, request, "the request")
-        try:
-            logits = self._logits(pixels, keys)
-        except (RuntimeError, ValueError) as error:
-            # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
-            raise PolyboundError(f"the request cannot be evaluated: {error}") from None
-        done(1)
-        return self.scheme.to_bytes(logits)
-
-    def _logits(self, pixels: list[Any], keys: Keys) -> Any:
-        """The encrypted logits of an image, masked."""
+    def _logits(self, pixels: list[Any], keys: Keys, done: Callable[[int], None]) -> tuple[Any, Array]:
         layout, evaluator, scheme = self.plan.layout, self._evaluator, self.scheme
 
         # All factors `W_i x + b_i`, row i M + r in the slots `s = i M + r mod R`.
@@ -129,22 +168,8 @@ class Server:
         for _ in range(len(self.plan.bits) - 2 - layout.depth):
             evaluator.rescale_to_next_inplace(logits)
 
-        # The mask: the output map's constants, random values in all slots but one of each class, and a fresh zero.
-        # The slots hold whole logits only, no partial sums. The random values hide their copies, whose errors differ;
-        # the zero, encrypted under the client's public key, hides how the ciphertext was computed.
-        # A coefficient is at most the mean of all slots: the logits' own, and of the random values some hundredths.
-        reach = float(self.plan.ranges.logits.max())
-        # The client sees these numbers, so they come from the system's generator, which cannot be predicted.
-        words = np.frombuffer(secrets.token_bytes(8 * layout.slots), np.uint64)
-        slots = (words / 2.0**63 - 1) * reach
-        used = slice(layout.first, layout.first + layout.classes)
-        slots[used] = self._biases[used]
-        evaluator.add_plain_inplace(logits, scheme.plain(slots, logits.scale, logits.parms_id()))
-        zero = sealapi.Ciphertext()
-        keys.encryptor.encrypt_zero(logits.parms_id(), zero)
-        zero.scale = logits.scale
-        evaluator.add_inplace(logits, zero)
-        return logits
+        done(1)
+        return logits, self._biases[self._used]
 
     def _add_products(self, total: Any, ciphertexts: list[Any], weights: list[Any]) -> Any:
         """The total, None if there is none yet, plus ciphertexts times weights; a weight None is zero."""
