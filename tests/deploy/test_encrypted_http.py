@@ -8,27 +8,44 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from http.client import HTTPConnection
 
 import numpy as np
 import pytest
+import torch
 
+import polybound as pb
 from fuzz import encrypted_server as fuzz
 from helpers import encrypted_mutants as mutants
 from helpers.encrypted_networks import images, network
-from helpers.encrypted_server import ServerProcess
-from polybound.deploy import Client, RemoteClassifier, Server, plan_encryption
+from helpers.encrypted_server import Relay, ServerProcess
+from polybound.deploy import Client, RemoteClassifier, plan_encryption
 from polybound.deploy.encrypted.http import Service
 from polybound.deploy.encrypted.plan import PLAN_HEADER
 from polybound.deploy.encrypted.seal import sealapi, split
 from polybound.errors import PolyboundError
 
 IMAGE = images()[0]
+MODELS = {
+    "chain": lambda: network(2, 4, 12),
+    "graph": lambda: pb.PolyNet((1, 4, 3), 3, width=2, blocks=(1, 1), seed=0).eval(),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]()
 
 
 @pytest.fixture(scope="module")
-def plan():
-    return plan_encryption(network(2, 4, 12))
+def exact(model):
+    """The logits of the plain network."""
+    graph = model.graph().double()
+    return lambda x: graph(torch.from_numpy(x)).numpy()
+
+
+@pytest.fixture(scope="module")
+def plan(model):
+    return plan_encryption(model)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +67,15 @@ def served(folder, **options):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, model):
     """By the command line."""
-    yield from served(tmp_path_factory.mktemp("server"), clients=24, cli=True)
+    yield from served(tmp_path_factory.mktemp("server"), clients=24, cli=True, model=model)
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory, keys):
+def impatient(tmp_path_factory, model, keys):
     """A server that waits for three seconds, for three uploads at once, and keeps two clients' keys."""
-    limits = {"clients": 2, "descriptors": 64, "seconds": 3.0, "in_flight": 3 * len(keys)}
+    limits = {"model": model, "clients": 2, "descriptors": 64, "seconds": 3.0, "in_flight": 3 * len(keys)}
     yield from served(tmp_path_factory.mktemp("impatient"), **limits)
 
 
@@ -75,40 +92,46 @@ def path(server, plan, keys):
     return f"/classify/{answer['keys']}"
 
 
-def test_two_processes_and_what_passes_between_them(server, plan, monkeypatch):
-    sent, send_on, x = [], HTTPConnection.send, images()
-    monkeypatch.setattr(HTTPConnection, "send", lambda self, data: sent.append(bytes(data)) or send_on(self, data))
-    with RemoteClassifier(server.url) as remote:
+def test_what_passes_between_two_processes(server, plan, exact):
+    """A relay between both sees no secret key and no pixels, and can load nothing as a key."""
+    x = images()
+    with Relay(server.port) as relay, RemoteClassifier(relay.url) as remote:
         assert remote.plan == plan.public
-        for image, exact in zip(x, plan.polynomial(x), strict=True):
+        for image, logits in zip(x, exact(x), strict=True):
             answer = remote.classify(image)
-            assert np.abs(answer.logits - exact).max() <= plan.error and answer.name == str(exact.argmax())
+            assert np.abs(answer.logits - logits).max() <= plan.error and answer.name == str(logits.argmax())
             assert answer.sent > 1000 and answer.received > 1000 and answer.seconds > 0
-    # The secret key is not in what the server received, packed or not, nor can that be loaded as one.
-    key = remote.client.key
+    sent, received = (bytes(part) for part in (relay.sent, relay.received))
+    bodies = mutants.bodies(sent)
+    key, parts = remote.client.key, [part for body in bodies for part in mutants.objects(body)]
+    uploads = len(plan.pack(x[0]))
+    assert len(bodies) == 1 + len(x) and len(parts) == 3 + len(x) * uploads  # keys once, then requests
+    # The secret key is not in what passed, packed or not, nor can any of it be loaded as one.
     secret = key.scheme.to_bytes(key._generator.secret_key())
     words = mutants.unpacked(secret)
-    assert secret[64:128] not in b"".join(sent)
-    bodies = [content for content in sent if not content.startswith((b"GET", b"POST"))]
-    assert len(bodies) == 1 + len(x)  # keys once, then requests
-    parts = [part for body in bodies for part in mutants.objects(body)]
-    assert len(parts) == 3 + len(x) * plan.layout.uploads
-    for part in parts:
+    assert secret[64:128] not in sent + received
+    replies = [part for body in mutants.bodies(received)[-len(x) :] for part in mutants.objects(body)]
+    assert len(replies) == len(x)
+    for part in parts + replies:
         plain = mutants.unpacked(part)
         assert all(words[at : at + 64] not in plain for at in range(1024, len(words) - 64, len(words) // 40))
     for part in parts[:3]:
         with pytest.raises(PolyboundError):
             key.scheme.load(sealapi.SecretKey(), part, "it")
+    # Nor are the pixels, as numbers or encoded; nor does the server keep files.
+    for image in x:
+        assert not any(image.astype(kind).tobytes() in sent for kind in ("<f4", "<f8", ">f4", ">f8"))
+        assert not any(repr(float(pixel)).encode() in sent for pixel in image)
     assert not [path for path in server.files.rglob("*") if path.is_file()]
     # What was captured decrypts to the pixels with the key, and to nothing with another one.
-    part = split(bodies[1], Server(plan).request_forms, "it")[0]
+    part = split(bodies[1], Service(plan).server.request_forms, "it")[0]
     values = []
     for owner in (key, Client(plan.public).key):
         result = sealapi.Plaintext()
         owner._decryptor.decrypt(owner.scheme.load(sealapi.Ciphertext(), part, "it"), result)
         values.append(np.array(owner.scheme.encoder.decode_complex(result)))
-    np.testing.assert_allclose(values[0][:6], x[0, :6] + 1j * x[0, 6:], atol=1e-3)
-    assert np.abs(values[1]).min() > 1e6
+    np.testing.assert_allclose(values[0], plan.pack(x[0])[0], atol=1e-3)
+    assert np.median(np.abs(values[1])) > 1e3
 
 
 def changed(place, change):
@@ -149,29 +172,32 @@ def test_hostile_keys_are_refused(server, plan, client, keys, path, change):
         (lambda request: request + b"x", "goes on"),
     ],
 )
-def test_bad_requests_get_a_clear_answer(server, plan, client, path, change, message):
+def test_bad_requests_get_a_clear_answer(server, plan, exact, client, path, change, message):
     request = client.encrypt(IMAGE)
     status, answer = send(server, plan, path, change(request))
     assert status in (400, 413) and re.search(message, answer["error"]) and server.alive()
     good, reply = send(server, plan, path, request)
-    assert good == 200 and np.abs(client.decrypt(reply) - plan.polynomial(IMAGE[None])[0]).max() <= plan.error
+    assert good == 200 and np.abs(client.decrypt(reply) - exact(IMAGE[None])[0]).max() <= plan.error
 
 
-def test_requests_of_other_parameters_get_a_clear_answer(server, plan, client, path):
+def test_requests_of_other_parameters_get_a_clear_answer(server, plan, exact, client, path):
     request = client.encrypt(IMAGE)
     other = replace(plan.public, pixels=plan.public.pixels - 1)
     for digest in (other.digest, ""):
         assert send(server, plan, path, request, digest)[0] == 409
     status, answer = send(server, plan, path, Client(other).encrypt(IMAGE))
     assert status == 400 and "other parameters" in answer["error"]
-    assert send(server, plan, "/keys", Client(replace(other, bits=(58, *other.bits[1:]))).keys())[0] in (400, 413)
+    assert send(server, plan, "/keys", Client(replace(other, bits=(other.bits[0] - 1, *other.bits[1:]))).keys())[0] in (
+        400,
+        413,
+    )
     for unknown in (f"/classify/{'0' * 64}", "/classify/../../etc/passwd", "/elsewhere"):
         assert send(server, plan, unknown, request[:99])[0] == 404
     assert send(server, plan, "/plan", b"")[0] == 405
     # Another client's keys: an answer that only garbage comes out of.
     stranger = Client(plan.public)
     status, reply = send(server, plan, path, stranger.encrypt(IMAGE))
-    assert status == 200 and np.abs(stranger.decrypt(reply) - plan.polynomial(IMAGE[None])[0]).max() > 1
+    assert status == 200 and np.abs(stranger.decrypt(reply) - exact(IMAGE[None])[0]).max() > 1
 
 
 def connected(server):
@@ -262,12 +288,12 @@ def test_unfinished_uploads_are_limited_and_end(impatient, plan, keys):
     assert impatient.memory() < impatient.start + 10 * len(keys)
 
 
-def test_new_clients_do_not_push_out_those_at_work(impatient, plan):
-    exact, taken = plan.polynomial(IMAGE[None])[0], 0
+def test_new_clients_do_not_push_out_those_at_work(impatient, plan, exact):
+    logits, taken = exact(IMAGE[None])[0], 0
     with RemoteClassifier(impatient.url) as first:
         for _ in range(3):
             try:
-                assert np.abs(first.classify(IMAGE).logits - exact).max() <= plan.error
+                assert np.abs(first.classify(IMAGE).logits - logits).max() <= plan.error
             except PolyboundError as error:  # other tests' clients were there before
                 assert "in use" in str(error)  # noqa: PT017
             else:
@@ -276,8 +302,8 @@ def test_new_clients_do_not_push_out_those_at_work(impatient, plan):
         assert status == 503 and "in use" in answer["error"] and taken in (0, 3)
 
 
-def test_forgotten_keys_are_sent_again_and_idle_clients_connect_again(tmp_path, plan):
-    forgetful = ServerProcess(tmp_path, clients=1, keep=0.0, keep_unused=0.0, seconds=3.0)
+def test_forgotten_keys_are_sent_again_and_idle_clients_connect_again(tmp_path, model, plan):
+    forgetful = ServerProcess(tmp_path, model=model, clients=1, keep=0.0, keep_unused=0.0, seconds=3.0)
     with forgetful as server, RemoteClassifier(server.url) as first:
         logits = first.classify(IMAGE).logits
         assert send(server, plan, "/keys", Client(plan.public).keys())[0] == 201
@@ -305,7 +331,7 @@ def test_keys_that_are_not_used_give_way(plan, client, keys):
 
 
 @pytest.mark.slow
-def test_four_clients_at_once(server, plan):
+def test_four_clients_at_once(server, plan, exact):
     x = images(count=5, seed=5)
 
     def ask(_):
@@ -314,15 +340,15 @@ def test_four_clients_at_once(server, plan):
 
     with ThreadPoolExecutor(4) as pool:
         for logits in pool.map(ask, range(4)):
-            assert np.abs(logits - plan.polynomial(x)).max() <= plan.error
+            assert np.abs(logits - exact(x)).max() <= plan.error
 
 
-def test_classify_on_the_command_line(server, plan, cli, tmp_path):
+def test_classify_on_the_command_line(server, exact, cli, tmp_path):
     x = images(count=3)
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "x.npz", X=x[:1], y=np.zeros(1))
     records = cli("encrypt", "classify", "--server", server.url, tmp_path / "x.npy", tmp_path / "x.npz", "--json").json
-    assert [record["class"] for record in records] == [str(i) for i in plan.polynomial(x[[0, 1, 2, 0]]).argmax(1)]
+    assert [record["class"] for record in records] == [str(i) for i in exact(x[[0, 1, 2, 0]]).argmax(1)]
     shown = cli("encrypt", "classify", "--server", server.url, tmp_path / "x.npy")
     assert shown.code == 0 and "x.npy:2" in shown.out and "sent once" in shown.out
 

@@ -18,6 +18,18 @@ def objects(message):
     return found
 
 
+def bodies(stream):
+    """The bodies of all HTTP messages of one direction of a connection that have any."""
+    found = []
+    while stream:
+        head, _, stream = stream.partition(b"\r\n\r\n")
+        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0)
+        if length:
+            found.append(stream[:length])
+        stream = stream[length:]
+    return found
+
+
 def unpacked(content):
     """The members of an object."""
     body = content[HEADER.size :]

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -101,3 +102,50 @@ class ServerProcess:
                 while chunk := wire.recv(2**20):
                     found += chunk
         return found
+
+
+class Relay:
+    """A listener between a client and a server on this machine: it hands on all that passes, and keeps a copy.
+
+    Args:
+        port: of the server.
+
+    Attributes:
+        url: where it listens.
+        sent: all bytes from clients, one connection after the other.
+        received: all bytes from the server.
+    """
+
+    def __init__(self, port):
+        self.port, self.sent, self.received = port, bytearray(), bytearray()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _run(self):
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with client, socket.create_connection(("127.0.0.1", self.port)) as server:
+                    back = threading.Thread(target=self._pass, args=(server, client, self.received))
+                    back.start()
+                    self._pass(client, server, self.sent)
+                    back.join()
+
+    @staticmethod
+    def _pass(source, target, copy):
+        with suppress(OSError):
+            while chunk := source.recv(2**20):
+                copy += chunk
+                target.sendall(chunk)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
