@@ -15,20 +15,14 @@ def progress_bar(text: str = "", total: float | None = None, *, quiet: bool = Fa
 
     Without a terminal there is no bar: even an empty one would print a line before an error message.
     """
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    text_and_bar = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn()
+    columns = *text_and_bar, progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     disable = quiet or not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=disable) as bar:
+    with progress.Progress(*columns, console=console, transient=True, disable=disable) as bar:
         task = bar.add_task(text, total=total)
 
         def step(done: float, total: float | None = total, text: str = "") -> None:

@@ -11,18 +11,8 @@ from pathlib import Path
 from filelock import Timeout
 
 from polybound.errors import FileFormatError, PolyboundError, existing_folder
-from polybound.runs.folder import (
-    LOCK,
-    SCORES,
-    Checkpoint,
-    Run,
-    checkpoints,
-    find_runs,
-    is_run,
-    lock_file,
-    lock_names,
-    locked,
-)
+from polybound.runs import folder as stored
+from polybound.runs.folder import Checkpoint, Run, find_runs, is_run
 
 _TEMPORARY = re.compile(r"\.(.+\.(?:json|jsonl|csv|safetensors))\.[a-z0-9_]{8}")
 
@@ -94,7 +84,7 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
     def remove(path: Path, why: str, locks: Sequence[Path], still: Callable[[], bool] = lambda: True) -> None:
         """Remove what no other process has a lock of, if it is `still` of no use once the locks are held."""
         try:
-            with locked([file for file in locks if not dry_run or file.exists()], wait=False):
+            with stored.locked([file for file in locks if not dry_run or file.exists()], wait=False):
                 if not path.exists() or not still():
                     return
                 found[path] = why
@@ -113,12 +103,12 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
             now = Run(one.path)
             remove(one.path, one.state, _locks_of(root, one.path), lambda: _summary(now).state == one.state)  # noqa: B023
     finished = {one.path for one in summaries if one.state in ("finished", "failed")}
-    for file in checkpoints(root):
+    for file in stored.checkpoints(root):
         try:
             if all(Run.of(spec, root).path in finished for spec in Checkpoint.specs_in(file)):
-                remove(file, "its runs are finished", [lock_file(root, file.name)])
+                remove(file, "its runs are finished", [stored.lock_file(root, file.name)])
         except FileFormatError:
-            remove(file, "damaged", [lock_file(root, file.name)])
+            remove(file, "damaged", [stored.lock_file(root, file.name)])
         except PolyboundError:  # of a method or a model that is not registered: its plugin may not be loaded
             continue
     return found
@@ -127,9 +117,9 @@ def clean_runs(root: Path, states: Iterable[str] = (), *, dry_run: bool = False)
 def _locks_of(root: Path, folder: Path, name: str = "") -> list[Path]:
     """The locks that are held by who writes a file, or without a name by who trains a run."""
     if not is_run(folder):
-        return [lock_file(root, name)]
+        return [stored.lock_file(root, name)]
     try:
-        training = [lock_file(root, one) for one in lock_names([Run(folder).spec()])]
+        training = [stored.lock_file(root, one) for one in stored.lock_names([Run(folder).spec()])]
     except PolyboundError:  # a run whose spec cannot be read is not being trained
         training = []
-    return [*training, folder / LOCK] if name == SCORES else training
+    return [*training, folder / stored.LOCK] if name == stored.SCORES else training
