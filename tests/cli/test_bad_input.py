@@ -118,7 +118,6 @@ REFUSED = [
     ("draw digits --rank 3", "--rank is for the paper's models"),
     ("export ok.safetensors", "OUT.onnx"),
     ("export ok.safetensors a.onnx --eps 1", "--vnnlib"),
-    ("export ok.safetensors a.onnx --scaling 1", "FACTOR,OFFSET"),
     ("export ok.safetensors a.onnx --dataset fashion", "fashion"),
     ("export ok.safetensors -o b --vnnlib", "--eps"),
     ("export ok.safetensors -o b --vnnlib --eps 0.1", "--dataset"),

@@ -51,7 +51,7 @@ def test_stacks_are_written_run_by_run(tmp_path):
     x = torch.randn(7, 6)
     for e, file in enumerate(files):
         assert off(run(file, x), stack(x)[e]) < 1e-5
-    [only] = to_onnx(stack, tmp_path / "only.onnx", run=1, bounds=False)
+    [only] = to_onnx(stack.run(1), tmp_path / "only.onnx", bounds=False)
     assert only.read_bytes() == files[1].read_bytes()
 
 

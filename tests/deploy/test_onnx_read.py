@@ -29,7 +29,7 @@ def test_round_trips_are_the_same_polynomial(model, tmp_path_factory):
     wanted = model(x)
     assert type(again) is type(model)
     assert bool(((again(x) - wanted).abs() <= 1e-6 * wanted.abs().amax(0).clamp_min(1e-300)).all())
-    assert off(read_onnx(file).factors(x), wanted) < 1e-12
+    assert off(read_onnx(file).graph.chain()(x), wanted) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_networks_in_plain_torch(name, dynamo, tmp_path):
     model, x = from_onnx(file), torch.randn(1000, 1, 4, 4, dtype=torch.float64)
     assert type(model) is kind and model.config().get("rank") == rank
     assert off(model.double()(x), network.double()(x)) < 1e-12
-    assert off(read_onnx(file).factors(x.flatten(1)), network(x)) < 1e-12
+    assert off(read_onnx(file).graph.chain()(x.flatten(1)), network(x)) < 1e-12
 
 
 def test_random_graphs_are_refused_or_read_as_what_onnxruntime_computes(tmp_path):
@@ -199,7 +199,7 @@ def test_chains_that_are_no_class_of_the_package_are_networks_of_their_graph(tmp
     file = save_graph(tmp_path / "net.onnx", nodes, MATRICES)
     model, x = from_onnx(file), torch.randn(20, 4)
     assert isinstance(model, GraphNetwork)
-    factors = read_onnx(file).factors
+    factors = read_onnx(file).graph.chain()
     assert factors.kind == "NCP" and off(factors(x.double()), run(file, x)) < 1e-5
     label = factors(x.double()).argmax(1)
     for network in (factors, model):
@@ -245,11 +245,9 @@ def test_any_graph_is_read(name, tmp_path):
     assert off(model(x.double()), wanted) < 1e-5
     assert pb.certify(model, x, model(x.double()).argmax(1), 1e-5, domain=None).count("verified") > 10
     if is_chain:
-        assert off(network.factors(x.double()), wanted) < 1e-5
+        assert off(network.graph.chain()(x.double()), wanted) < 1e-5
     else:
         assert isinstance(model, GraphNetwork) and pb.bounds(model)
-        with pytest.raises(pb.PolyboundError, match="no single chain"):
-            _ = network.factors
 
 
 def test_many_ways_to_write_a_convolution_or_pooling(tmp_path):

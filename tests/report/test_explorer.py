@@ -284,9 +284,7 @@ HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.
 def test_hostile_names_are_text_and_nothing_is_fetched(browser, tmp_path, networks, digits):
     names = (HOSTILE, *digits.class_names[1:])
     data = replace(digits, name=HOSTILE, note=HOSTILE, class_names=names)
-    page = build_explorer(
-        {HOSTILE: networks["plain"]}, data, tmp_path / "e.html", images=1, budget=0.0, title=HOSTILE, notes=[HOSTILE]
-    )
+    page = build_explorer({HOSTILE: networks["plain"]}, data, tmp_path / "e.html", images=1, budget=0.0, title=HOSTILE)
     visit(browser, page)
     assert browser.run("window.owned") is None and browser.run("document.querySelectorAll('img').length") == 0
     assert text(browser, "h1") == HOSTILE == browser.run("document.title") == text(browser, ".card h2")

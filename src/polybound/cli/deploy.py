@@ -38,9 +38,6 @@ def export(
     output: Path | None = option("The same; with --vnnlib the benchmark's folder.", "--output", "-o"),
     run: int | None = option("Only this run of a stack; without it, a file for each."),
     dataset: str | None = option("For class names and domain; by default the run's own."),
-    scaling: str | None = option(
-        "What makes inputs of raw values; by default what the data set says.", metavar="FACTOR,OFFSET"
-    ),
     bounds: bool = option("Prove Lipschitz bounds, for the metadata.", default=True),
     vnnlib: bool = option("A benchmark as VNN-COMP has them.", "--vnnlib", default=False),
     eps: Radii = None,
@@ -58,13 +55,6 @@ def export(
         raise PolyboundError("--vnnlib needs a radius: --eps 0.02")
     if eps and not vnnlib:
         raise PolyboundError("--eps is for --vnnlib")
-    factors = None
-    if scaling is not None:
-        try:
-            factor, offset = map(float, scaling.split(","))
-        except ValueError:
-            raise PolyboundError(f"--scaling takes two numbers, FACTOR,OFFSET, not {scaling!r}") from None
-        factors = factor, offset
     found = find_network(model)
     network = found.model if run is None else found.model.run(run)
     if vnnlib and network.runs is not None:
@@ -77,12 +67,11 @@ def export(
         if vnnlib or dataset is not None:
             raise
         note(f"without class names and domain, because the run's data cannot be loaded: {error}")
-    options: dict[str, Any] = {"scaling": factors, "bounds": bounds}
+    options: dict[str, Any] = {"bounds": bounds}
     if data is not None:
         if data.classes != network.classes:
             raise PolyboundError(f"{data.name} has {data.classes} classes, the model {network.classes}")
-        options |= {"class_names": data.class_names, "domain": data.domain}
-        options["scaling"] = data.scaling if factors is None else factors
+        options |= {"class_names": data.class_names, "domain": data.domain, "scaling": data.scaling}
     if data is not None and vnnlib:
         x, y = data.x, data.y
         if correct:

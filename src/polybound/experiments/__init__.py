@@ -7,7 +7,6 @@ results     an experiment's runs, chosen bounds, scores and studies
 compare     what was measured against `published.csv`
 """
 
-from polybound.experiments.compare import ATTACKS as ATTACKS
 from polybound.experiments.compare import DATASETS as DATASETS
 from polybound.experiments.compare import EPOCHS as EPOCHS
 from polybound.experiments.compare import MODELS as MODELS
@@ -19,7 +18,6 @@ from polybound.experiments.compare import paper_method as paper_method
 from polybound.experiments.compare import published as published
 from polybound.experiments.compare import published_value as published_value
 from polybound.experiments.compare import row_kind as row_kind
-from polybound.experiments.experiment import BOUNDS as BOUNDS
 from polybound.experiments.experiment import Experiment as Experiment
 from polybound.experiments.experiment import experiment_names as experiment_names
 from polybound.experiments.experiment import find_experiment as find_experiment

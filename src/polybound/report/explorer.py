@@ -60,7 +60,6 @@ def build_explorer(
     images: int = IMAGES,
     budget: float = 0.05,
     title: str = "A polynomial network to play with",
-    notes: Sequence[str] = (),
     features: Sequence[Feature] | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
@@ -76,7 +75,6 @@ def build_explorer(
         images: at most 100.
         budget: seconds of branch and bound for each image and radius that are certified now, for the page to show.
         title: of the page.
-        notes: what a reader should know, a paragraph each.
         features: of a table, their names and units.
         on_progress: called with the number of images that are certified, of all networks, and the network's name.
 
@@ -100,7 +98,7 @@ def build_explorer(
     show, total = on_progress or (lambda *_: None), len(networks) * len(some)
     content = {
         "title": title,
-        "notes": [*notes, data.note] if data.note else list(notes),
+        "notes": [data.note] if data.note else [],
         "data": _data(some, features),
         "networks": [
             _network(name, model, some, budget, lambda done: show(n * len(some) + done, total, name))  # noqa: B023

@@ -34,7 +34,6 @@ def to_onnx(
     model: PolynomialNetwork,
     path: str | PathLike[str],
     *,
-    run: int | None = None,
     class_names: Sequence[str] = (),
     domain: tuple[float, float] | None = None,
     scaling: tuple[float, float] | None = None,
@@ -49,7 +48,6 @@ def to_onnx(
     Args:
         model: a model or a stack.
         path: the file, ending in .onnx; the files appear whole or not at all.
-        run: write only this run of a stack, to the path itself.
         class_names: one name for each class.
         domain: the smallest and largest value of an input entry. The bounds hold for `||x||_inf <= max |domain|`;
             without a domain, for `||x||_inf <= 1`.
@@ -77,9 +75,8 @@ def to_onnx(
     if class_names and len(class_names) != model.classes:
         raise PolyboundError(f"{len(class_names)} class names for {model.classes} classes")
     metadata = OnnxMetadata(tuple(class_names), domain, scaling)
-    if run is not None or model.runs is None:
-        singles = {path: model if run is None else model.run(run)}
-    else:
+    singles = {path: model}
+    if model.runs is not None:
         singles = {path.with_name(f"{path.stem}-{e}.onnx"): model.run(e) for e in range(model.runs)}
     for file, single in singles.items():
         proto = _plain_graph(single)

@@ -21,7 +21,7 @@ from polybound.deploy.onnx.files import OnnxMetadata, read_proto, type_name
 from polybound.deploy.onnx.moves import MOVES, Node, Operand, Value, moved
 from polybound.deploy.onnx.operators import ALIKE, ATTRIBUTES, OPERATORS, why_not
 from polybound.errors import PolyboundError
-from polybound.models import Factors, Graph, GraphNetwork, PolynomialNetwork, Tracer, as_model
+from polybound.models import Graph, GraphNetwork, PolynomialNetwork, Tracer, as_model
 
 _MOST_ENTRIES = 2**21
 _MOST_NODES = 100_000
@@ -59,14 +59,6 @@ class OnnxNetwork:
         network = PreparedNetwork(chain)
         _ = network.stretch, network.norms_S
         return network
-
-    @property
-    def factors(self) -> Factors:
-        """The factors, if the network is one chain of products."""
-        chain = self.graph.chain()
-        if chain is None:
-            raise PolyboundError(f"{self.path}: its network is no single chain of products; `graph` has all of it")
-        return chain
 
     def model(self) -> PolynomialNetwork:
         """The model: a CCP, NCP or ConvCCP where the network is one, else a network of its own graph.
