@@ -146,12 +146,15 @@ def compare(table: Table, protocol: str = "published") -> list[Comparison]:
             dataset, model = DATASETS.get(row["dataset"], ""), MODELS.get(row["model"], "")  # others may bear the names
             attack = str(ATTACKS.get(row["attack"], row["attack"]))
             index.setdefault((dataset, model, paper_method(row), attack, row["protocol"]), []).append(row)
+    # The hidden rank of the published tables whose named experiment has another than its models' own.
+    named = map(find_experiment, experiment_names())
+    ranks = {one.published: one.ranks[0] for one in named if one.published and one.ranks}
     result = []
     for value in published():
         wanted = "-" if value.attack == "clean" else protocol
         mine = index.get((value.dataset, value.model, value.method, value.attack, wanted), [])
         if mine:
-            rank = _ranks().get(value.table) or paper_rank(mine[0]["model"])
+            rank = ranks.get(value.table) or paper_rank(mine[0]["model"])
             # Of the longest schedule, the most data and images, and one rank: others are no reproduction. Of several
             # ranks, which figure 6 has, that of the table is taken if there is one.
             kinds = [
@@ -213,9 +216,3 @@ def paper_method(row: Row) -> str:
         return "at" if method == "none" else f"{method}+at"
     kind = row_kind(row)
     return method if kind in ("", "single") else f"{kind.replace('-', '')}-projection"
-
-
-@cache
-def _ranks() -> dict[str, int]:
-    """The hidden rank of the published tables whose named experiment has another than its models' own."""
-    return {e.published: e.ranks[0] for e in map(find_experiment, experiment_names()) if e.published and e.ranks}
