@@ -139,7 +139,9 @@ def parts_of(graph: Graph, symbol: str, letters: Mapping[int, str] | None = None
     }
     begins = Counter((graph.nodes[n].sources, id(steps[0])) for n, steps in maps.items())
     # In the residual form a product of y and V x + 1 is drawn as one of y and V x, to which y is added.
-    ones = {n for n in maps if symbol in "VK" and _is_plus_one(graph.nodes[n])}
+    wholes = {n: graph.nodes[n].map for n in maps} if symbol in "VK" else {}  # type: ignore[union-attr]
+    ones = {n for n, one in wholes.items() if isinstance(one, models.Chain) and one.shift == 1}
+    ones |= {n for n, one in wholes.items() if isinstance(one, models.Dense) and bool((one.constant == 1).all())}
     parts: list[Part] = []
     place: list[int] = []  # the part with each node's value
     shared: dict[tuple[int, int], int] = {}
@@ -194,13 +196,6 @@ def _origin(text: str) -> tuple[str, str]:
     module, line = (found[1] or "", found[2]) if found else (text, "")
     name = ", ".join(filter(None, (module, line)))
     return module, name if len(name) <= 30 else f"…{name[-29:]}"
-
-
-def _is_plus_one(node: Any) -> bool:
-    """Whether an affine node is `V x + 1`."""
-    if isinstance(node.map, models.Chain):
-        return bool(node.map.shift == 1)
-    return isinstance(node.map, models.Dense) and bool((node.map.constant == 1).all())
 
 
 def _told(step: Any, sizes: Callable[[Sequence[int]], str], before: str) -> tuple[str, str, bool]:
@@ -305,16 +300,12 @@ class Canvas:
         self.add("text", style, text, x=x, y=y, text_anchor=anchor)
         self.reach(x + text_width(text, style) / (1 if anchor == "start" else 2), y + 4)
 
-    def rect(self, kind: str, left: float, top: float, right: float, bottom: float) -> None:
-        """A rectangle."""
-        self.add("rect", kind, x=left, y=top, width=right - left, height=bottom - top, rx=5)
-        self.reach(right, bottom)
-
     def part(self, x: float, y: float, part: Part) -> None:
         """A box with its lines, or a circle with a dot or a plus, around a point."""
         width, height = part.size
         if not part.circle:
-            self.rect(part.kind, x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+            self.add("rect", part.kind, x=x - width / 2, y=y - height / 2, width=width, height=height, rx=5)
+            self.reach(x + width / 2, y + height / 2)
         elif part.kind == "product":
             self.add("circle", "operation", cx=x, cy=y, r=RADIUS)
             self.add("circle", "dot", cx=x, cy=y, r=3)
