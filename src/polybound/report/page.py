@@ -70,7 +70,9 @@ def page(
         policy=content_policy([script, plotly], ["'unsafe-inline'"]),
         style=css,
         script=script,
-        opening=None if summary is None else _opening(summary, first),
+        summary=summary,
+        shares=[] if summary is None else _shares(summary),
+        headline=first,
         figures=figures,
         tables=tables,
         unfolded=not figures or len(tables) == 1,
@@ -88,19 +90,14 @@ def _file(name: str) -> str:
     return (files("polybound.report") / "report_page" / name).read_text(encoding="utf-8")
 
 
-def _opening(summary: Summary, headline: dict[str, Any] | None) -> dict[str, Any]:
-    """What the page begins with: the verdict, its counts as shares of a bar, the comparisons, one figure."""
+def _shares(summary: Summary) -> list[tuple[str, str, str]]:
+    """The counts of the verdict as parts of a bar, if there are any: class, text and percentage."""
     judged = summary.met + summary.missed
-    counts = {"met": summary.met, "missed": summary.missed, "not run, or not in full": summary.published - judged}
-    classes = ("met", "missed", "rest")
-    shares = [
-        (name, f"{n} {words}", f"{100 * n / summary.published:.2f}")
-        for name, (words, n) in zip(classes, counts.items(), strict=True)
-        if n
-    ]
-    tables = {name: getattr(summary, name) for name in ("compared", "differences", "misses", "missing")}
-    shares = shares if judged and not summary.lead else []
-    return {"verdict": summary.verdict, "shares": shares, "headline": headline, **tables}
+    if not judged or summary.lead:
+        return []
+    rest = "rest", "not run, or not in full", summary.published - judged
+    counts = [("met", "met", summary.met), ("missed", "missed", summary.missed), rest]
+    return [(name, f"{n} {words}", f"{100 * n / summary.published:.2f}") for name, words, n in counts if n]
 
 
 def _notes(section: Section) -> list[str]:
