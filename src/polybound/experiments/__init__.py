@@ -18,6 +18,7 @@ from polybound.experiments.compare import paper_method as paper_method
 from polybound.experiments.compare import published as published
 from polybound.experiments.compare import published_value as published_value
 from polybound.experiments.compare import row_kind as row_kind
+from polybound.experiments.experiment import BOUNDS as BOUNDS
 from polybound.experiments.experiment import Experiment as Experiment
 from polybound.experiments.experiment import experiment_names as experiment_names
 from polybound.experiments.experiment import find_experiment as find_experiment
