@@ -86,7 +86,6 @@ def test_other_peoples_metadata_are_left_alone():
         ({"domain": (1.0, -1.0)}, "domain"),
         ({"domain": (float("nan"), 1.0)}, "domain"),
         ({"scaling": (float("inf"), 0.0)}, "scaling"),
-        ({"run": 0}, "no run 0 in a single model"),
         ({"dtype": torch.bfloat16}, "float32 and float64"),
     ],
 )
