@@ -160,6 +160,9 @@ def graph_margins(
 _NEAR = 0.25
 """Alpha is tried where the bound so far lies below zero by at most this share of the margin at the input."""
 
+_FAR = 100.0
+"""Joint bounds are tried where generators' lie below zero by at most this many margins."""
+
 _GAIN = 0.7
 """After one step of alpha, the bound must lie below zero by at most this share of what it did, to go on."""
 
@@ -220,6 +223,14 @@ class _Chunk:
         forms[rows, self.labels[images]] = 1.0
         forms[rows, rivals] -= 1.0
         return forms
+
+    def margins(self, images: Tensor, rivals: Tensor) -> Tensor:
+        """About `f_label - f_rival` at the inputs."""
+        with torch.no_grad():
+            logits = self.net.quick(self.inputs.x[images].to(self.net.dtype)).double()
+        return logits.gather(1, self.labels[images].unsqueeze(1)).squeeze(1) - logits.gather(
+            1, rivals.unsqueeze(1)
+        ).squeeze(1)
 
     def by_clean(self, *_: Tensor) -> None:
         """Images that are classified otherwise as they are."""
@@ -296,10 +307,7 @@ class _Chunk:
 
         An image is left to the next stages as soon as one of its rivals is.
         """
-        with torch.no_grad():
-            logits = self.net.quick(self.inputs.x[images].to(self.net.dtype))
-        rows = torch.arange(len(images))
-        least = -_NEAR * (logits[rows, self.labels[images]] - logits[rows, rivals])
+        least = -_NEAR * self.margins(images, rivals)
         for steps in (1, 5):
             bound = self.found.bound[images, rivals]
             hopeful = (bound <= 0) & ~torch.isin(images, images[bound <= least])
@@ -334,7 +342,7 @@ class _Group:
     """The images and rivals of its forms."""
 
     raised: Tensor
-    """Images of which generators raised the bound of some rival."""
+    """Images of which generators raised the bound of some rival, and left none far below zero."""
 
     joint: tuple[Expansion, Tensor, Tensor, Tensor]
     """Of the image that is being bounded: its terms, the diagonals and where tangents touch, and the rivals."""
@@ -347,7 +355,8 @@ class _Group:
     def run(self) -> None:
         """Generators for all images, and then, one at a time, what bounds products together: where they raised a bound.
 
-        Where they did not, the network was trained by intervals, and planes have found what there is to be found.
+        Where they did not, the network was trained by intervals, and planes have found what there is to be found. Where
+        a bound is still far below zero, no later stage would raise it far enough.
         """
         self.chunk.take("generators", self.generators, self.images)
         for image in torch.split(self.raised, 1):
@@ -366,7 +375,9 @@ class _Group:
         rows = torch.tensor([self.place[image] for image in images.tolist()])
         self.backward, self.pairs = Backward.over(self.walked, rows, self.chunk.forms(images, rivals)), (images, rivals)
         bound = self.backward.expansion(torch.arange(len(rows)), [False] * len(self.last)).bound
-        self.raised = torch.unique(images[bound > self.chunk.found.bound[images, rivals]])
+        raised = bound > self.chunk.found.bound[images, rivals]
+        far = images[bound < -_FAR * self.chunk.margins(images, rivals)]
+        self.raised = torch.unique(images[raised & ~torch.isin(images, far)])
         self.chunk.lift(images, rivals, bound)
 
     def attack(self, images: Tensor, rivals: Tensor) -> None:

@@ -562,7 +562,9 @@ def walked(boxes: GraphBoxes, most: int, maps: Maps, ball: Ball | None = None) -
         with torch.autocast("cpu", enabled=False):
             found = walked_in(torch.float32, boxes, most, maps, ball)
         sides = [side for one in found.factors for side in (one.left, one.right)]
-        if all(bool((side.slack.sum(1) <= _COARSE * side.reach.sum(1)).all()) for side in sides):
+        # Where generators are merged, that is what the slack is from.
+        merged = generators_of(maps.graph)[0] > most
+        if merged or all(bool((side.slack.sum(1) <= _COARSE * side.reach.sum(1)).all()) for side in sides):
             return found
     return walked_in(torch.float64, boxes, most, maps, ball)
 
