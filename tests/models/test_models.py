@@ -82,6 +82,15 @@ def test_the_closed_form_under_autograd_is_the_layers_with_their_gradients(case)
             torch.testing.assert_close(again, wanted)
 
 
+def test_a_convolutional_network_within_a_module_is_traced():
+    model = pb.ConvCCP((1, 6, 6), 3, 2, 2, 3, pre=3, pool=(1,), seed=0, dtype=F64)
+    network = pb.polynomial(torch.nn.Sequential(model), (1, 6, 6))
+    x = torch.rand(2, 1, 6, 6, dtype=F64)
+    torch.testing.assert_close(network.graph()(x), model(x))
+    with pytest.raises(RuntimeError, match="type"):
+        model(x.float())
+
+
 @given(networks(runs=(3,)), seeds)
 def test_a_stack_is_its_members(model, seed):
     x = inputs(model, seed)

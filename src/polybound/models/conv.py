@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polybound.errors import PolyboundError, check_int
 from polybound.models.affine import CONVOLUTIONS, POOLINGS, Affine, Chain, Conv, Dense, Identity, Pool
@@ -133,8 +133,8 @@ class ConvCCP(PolynomialNetwork):
     def forward(self, x: Tensor) -> Tensor:
         x = self._flat(x)
         x = x.unsqueeze(0) if x.ndim == 2 else x
-        by_hand = self.dims == 2 and isinstance(x, Tensor)  # not what traces, or bounds, the layers
-        apply: Callable[..., Tensor] = partial(_ByHand.apply, self) if by_hand else self._by_layers
+        plain = type(x) in (Tensor, nn.Parameter) and x.dtype == self.K.dtype  # not what traces, or bounds, the layers
+        apply: Callable[..., Tensor] = partial(_ByHand.apply, self) if plain and self.dims == 2 else self._by_layers
         logits: Tensor = apply(x, *self.parameters())
         return logits[0] if self.runs is None else logits
 
