@@ -15,11 +15,12 @@ import polybound as pb
 from helpers.encrypted_server import ServerProcess
 from helpers.graphs import graphs
 from polybound.deploy import Client, GraphPlan, GraphServer, RemoteClassifier, plan_encryption
+from polybound.deploy.encrypted.deep.chain import Chain
 from polybound.deploy.encrypted.deep.plan import plan_graph
 from polybound.deploy.encrypted.http import Service
 from polybound.deploy.encrypted.plan import PLAN_HEADER, read_plan
 from polybound.errors import PolyboundError
-from polybound.models import Builder, Quadratic
+from polybound.models import Builder, Dense, Quadratic
 
 SHAPE = (1, 8, 8)
 
@@ -70,6 +71,18 @@ def test_random_graphs_are_within_their_estimate_or_refused(graph):
             return
         raise
     assert errors(plan, graph, images(graph.features, 1)).max() <= plan.error
+
+
+def test_what_masks_a_reply_is_in_the_estimate():
+    """Logits that are zero err by nothing else."""
+    builder = Builder()
+    x = builder.input((3,))
+    zero = Dense(torch.zeros(2, 3, dtype=torch.float64))
+    graph = builder.finish(builder.affine(zero, builder.product(builder.product(x, x), x)), fused=False)
+    chain = Chain(8192, 38, 60, (0, 1, 1), (37.5, 31.0, 18.0), 36.85)
+    plan = replace(plan_graph(graph, (-1.0, 1.0), ["a", "b"], 1.0), chain=chain, bits=chain.bits, pixels=37.5)
+    found, estimate = errors(plan, graph, images(3, 5)).max(), plan.error_at(images(3, 5))
+    assert 1e-3 * estimate < found <= estimate < 1e-6
 
 
 def test_ranges_are_proven_where_they_fit_and_else_checked_on_images():

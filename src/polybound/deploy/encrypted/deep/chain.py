@@ -159,7 +159,9 @@ def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Arra
             scale = form if source.kind == "giant" else form / scale
         digits = levels.working(stages, source.number)
         total = total + source.coefficient * variance(chain.ring, source.kind, digits, ratio) / scale**2
-    return total
+    # The zero that masks a reply is rounded as a value is, and the random slots around the logits as weights are.
+    masked = sum(variance(chain.ring, kind, 1, ratio) for kind in ("round", "weights"))
+    return total + masked / levels.output**2
 
 
 def _has_room(circuit: Circuit, ranges: Ranges, chain: Chain) -> bool:

@@ -8,7 +8,8 @@ them, weighted by its derivative there, at a given image. With scales `S_v` of v
 - weights: rounded when they are encoded, `N / 12 / (s_f / S_v)^2` times the square of the slot that each meets;
 - key switches of the input's baby steps, at its scale, weighted by the squares of a row's entries;
 - key switches of giant steps and of sums over partial results, `1 / s_f^2`;
-- a value that is a term itself comes to the form's scale by a whole number: it is off by up to `S_v / 2 s_f` of it.
+- a value that is a term itself comes to the form's scale by a whole number: it is off by up to `S_v / 2 s_f` of it;
+- what masks a reply, a fresh zero and numbers in the other slots: rounded at the scale of the logits.
 
 Half of a variance is that of the real part, which alone counts. So an error's variance is a sum over these of a
 coefficient, which depends on network and image alone, times powers of scales. The estimate is seven standard
