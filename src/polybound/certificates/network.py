@@ -17,14 +17,12 @@ from polybound.models import (
     Chain,
     Dense,
     Factors,
-    Graph,
     Identity,
     PolynomialNetwork,
     Pool,
     Windowed,
     Windows,
     factors_of,
-    graph_of,
     parts,
     windowed,
     windows_of,
@@ -111,12 +109,6 @@ class PreparedNetwork:
         """The maps of the input as matrices, transposed: (features, units) each."""
         check_entries(self.factors)
         return [a.weight.T if isinstance(a, Dense) else a.matrix().T.contiguous() for a in self.A]
-
-    @cached_property
-    def products(self) -> Graph:
-        """The last product as a graph of the maps that are written out."""
-        C = Identity(self.C.shape[1], (), self.C)
-        return graph_of(replace(self.factors, A=tuple(self.A), C=C), fused=False)
 
     @property
     def breadth(self) -> int:

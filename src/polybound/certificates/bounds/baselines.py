@@ -13,13 +13,11 @@ from math import inf, sqrt
 import torch
 from torch import Tensor
 
-from polybound.certificates.bounds.graphs import GraphBoxes, backward_bounds, interval_bounds
 from polybound.certificates.bounds.slopes import length
 from polybound.certificates.input_sets import Balls, centre
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.boxes import Progress
 from polybound.certificates.search.proof_state import ProofState
-from polybound.models import Bounded, Graph, Product
 from polybound.theory import ULP, lipschitz
 
 
@@ -49,50 +47,98 @@ def lipschitz_bound(
     return _down(net, margin - away, margin.abs() + away, slack)
 
 
-def graph_bound(
-    net: PreparedNetwork, lower: Tensor, upper: Tensor, w: Tensor, constant: Tensor, slack: Tensor, planes: bool
-) -> Tensor:
-    """Intervals of the products, merged with the last rows; or planes through the products, backwards.
+def _intervals(
+    net: PreparedNetwork, c: Tensor, r: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+    """Interval bounds of the factors and of what they are multiplied by, each as (centre, radius)."""
+    h = [(A(c), absolute.linear(r)) for A, absolute in zip(net.A, net.absolute_A, strict=True)]
+    s1 = net.s1.expand(len(c), -1)
+    q = [(s1, torch.zeros_like(s1))]
+    for n in range(1, net.degree):
+        mid, rad = _times(h[n - 1], q[n - 1])
+        q.append((net.between(mid, n), net.radius_between(rad, n)))
+    return h, q
 
-    Of the two planes below each product and their mean, the one that serves a rival best is taken for all products. The
-    ranges of the factors in between come from the same planes, unit by unit.
+
+def _times(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The exact range of a product of intervals."""
+    ends = torch.stack([(a[0] + s * a[1]) * (b[0] + t * b[1]) for s in (-1, 1) for t in (-1, 1)])
+    low, high = ends.amin(0), ends.amax(0)
+    return (low + high) / 2, (high - low) / 2
+
+
+def interval_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
+    """Interval propagation, with the two last rows merged into one."""
+    h, q = _intervals(net, c, r)
+    mid, rad = _times(h[-1], q[-1])
+    margin = (w * mid.unsqueeze(1)).sum(-1) + constant
+    away = (w.abs() * rad.unsqueeze(1)).sum(-1)
+    return _down(net, margin - away, margin.abs() + away, slack)
+
+
+def crown_bound(net: PreparedNetwork, c: Tensor, r: Tensor, w: Tensor, constant: Tensor, slack: Tensor) -> Tensor:
+    """Linear relaxation backwards: `a b >= a* b + b* a - a* b*` for each product, at a corner of its ranges.
+
+    Of the two corners that give a plane below (both lower ends, both upper ends) and their mean, the one that serves a
+    rival best is taken. The ranges in between come from the same relaxation, unit by unit.
     """
-    boxes = GraphBoxes.over(net.products, lower, upper)
-    boxes = _tightened(boxes) if planes else boxes
-    images, rivals = w.shape[:2]
-    bound = _best_planes if planes else interval_bounds
-    rows = boxes.of(torch.arange(images).repeat_interleave(rivals))
-    value = bound(rows, w.reshape(images * rivals, -1)).reshape(images, rivals) + constant
-    return _down(net, value, value.abs(), slack * (3.0**net.degree if planes else 1.0))
-
-
-def _best_planes(boxes: GraphBoxes, forms: Tensor) -> Tensor:
-    return torch.stack([backward_bounds(boxes, forms, share) for share in (0.5, 0.0, 1.0)]).amax(0)
-
-
-def _tightened(boxes: GraphBoxes) -> GraphBoxes:
-    """The boxes, tighter for all that is a product, or a map of one, and is multiplied again."""
-    graph, images = boxes.graph, len(boxes.values[0].lower)
-    values, inner = list(boxes.values), set[int]()
-    for number, node in enumerate(graph.nodes):
-        if isinstance(node, Product) or inner.intersection(node.sources):
-            inner.add(number)
-        if number not in inner or not any(isinstance(graph.nodes[use], Product) for use in graph.uses[number]):
-            continue
-        end = number + 1
-        here = GraphBoxes(Graph(graph.nodes[:end], number), tuple(values[:end]), boxes.sizes[:end])
-        eye = torch.eye(graph.sizes[number], dtype=torch.float64)
+    h, q = _intervals(net, c, r)
+    products = list(net.absolute.partial_products(c.abs() + r))
+    for n in range(2, net.degree):
+        # Tighter ranges of what factor n is multiplied by, from the relaxation of all that lies before it.
+        step = net.S[n - 1]
+        rows = step.matrix()
         ends = []
-        for some in torch.split(eye, max(1, _ENTRIES // (images * sum(graph.sizes)))):
-            rows, forms = here.of(torch.arange(images).repeat_interleave(len(some))), some.repeat(images, 1)
-            ends.append([sign * _best_planes(rows, sign * forms).reshape(images, -1) for sign in (1.0, -1.0)])
-        low, high = (torch.cat(parts, 1) for parts in zip(*ends, strict=True))
-        values[number] = Bounded(torch.maximum(low, values[number].lower), torch.minimum(high, values[number].upper))
-    return GraphBoxes(graph, tuple(values), boxes.sizes)
+        for sign in (1.0, -1.0):
+            found = _backwards(net, c, r, h, q, sign * rows.expand(len(c), -1, -1), n - 1)
+            # The sum of the absolute values of all terms; a plane has three terms where the product has one.
+            size = net.absolute_S[n - 1](products[n - 1])
+            off = size * (4 * 3.0**n * net.roundings * ULP)
+            ends.append(sign * (found + sign * step.constant - off))
+        low, high = torch.maximum(ends[0], q[n][0] - q[n][1]), torch.minimum(ends[1], q[n][0] + q[n][1])
+        q[n] = ((low + high) / 2, ((high - low) / 2).clamp_min(0.0))
+    value = _backwards(net, c, r, h, q, w.expand(len(c), -1, -1), net.degree - 1) + constant
+    return _down(net, value, value.abs(), slack * 3.0**net.degree)
 
 
-_ENTRIES = 2**24
-"""Numbers that the boxes of a block of units may have."""
+def _backwards(
+    net: PreparedNetwork,
+    c: Tensor,
+    r: Tensor,
+    h: list[tuple[Tensor, Tensor]],
+    q: list[tuple[Tensor, Tensor]],
+    rows: Tensor,
+    last: int,
+) -> Tensor:
+    """Lower bounds of `rows . y_last`, rows (boxes, many, units): the best of three relaxations."""
+    best = rows.new_full(rows.shape[:2], -torch.inf)
+    for corner in (0.0, -1.0, 1.0):
+        lam = rows
+        slope = rows.new_zeros(*rows.shape[:2], net.features)
+        value = rows.new_zeros(rows.shape[:2])
+        for n in reversed(range(last + 1)):
+            (a, ra), (b, rb) = h[n], q[n]
+            a, ra, b, rb = (t.unsqueeze(1) for t in (a, ra, b, rb))
+            # a b = a* b + b* a - a* b* + (a - a*)(b - b*): at the corner a* = a + s ra, b* = b + s' rb. The last term
+            # is never negative with s = s' (for lam > 0), never positive with s' = -s (for lam < 0), at either end.
+            if corner == 0.0:
+                at_a, at_b, lost = a, b, lam.abs() * ra * rb
+            else:
+                sign = torch.where(lam >= 0, corner, -corner)
+                at_a, at_b, lost = a + corner * ra, b + sign * rb, torch.zeros_like(lam)
+            on_a = lam * at_b
+            value = value - (lam * at_a * at_b).sum(-1) + (on_a * net.b[n]).sum(-1)
+            value = value - lost.sum(-1)
+            slope = slope + net.A[n].adjoint(on_a)
+            on_b = lam * at_a
+            if n == 0:
+                value = value + (on_b * net.s1).sum(-1)
+            else:
+                value = value + (on_b * net.S[n - 1].constant).sum(-1)
+                lam = net.back(on_b, n)
+        total = value + (slope * c.unsqueeze(1)).sum(-1) - (slope.abs() * r.unsqueeze(1)).sum(-1)
+        best = torch.maximum(best, total)
+    return best
 
 
 def relax(state: ProofState, method: str, on_progress: Progress | None = None) -> None:
@@ -101,9 +147,11 @@ def relax(state: ProofState, method: str, on_progress: Progress | None = None) -
     Over balls, that is the Lipschitz constant.
     """
     forms, inputs, net = state.forms, state.inputs, state.forms.net
-    for start in range(0, len(inputs), 32):
+    # A linear relaxation sends a row for each unit back through the network.
+    chunk = max(1, min(32, 2**24 // max(A.outputs for A in net.A) ** 2))
+    for start in range(0, len(inputs), chunk):
         begun = time.perf_counter()
-        images = torch.arange(start, min(start + 32, len(inputs)))
+        images = torch.arange(start, min(start + chunk, len(inputs)))
         x, (lower, upper) = inputs.x[images], (side[images] for side in inputs.outer)
         corner = torch.maximum(lower.abs(), upper.abs())
         block = forms.of_images(images, net.slack(corner))
@@ -114,7 +162,7 @@ def relax(state: ProofState, method: str, on_progress: Progress | None = None) -
         elif method == "lipschitz":
             bound = lipschitz_bound(net, c, r, (c.abs() + r) * (1 + 4 * ULP), *about, "inf")
         else:
-            bound = graph_bound(net, lower, upper, *about, planes=method == "crown")
+            bound = (crown_bound if method == "crown" else interval_bound)(net, c, r, *about)
         state.see_inputs(images, x, forms.values(images, net(x)), block.slack)
         state.first(images, torch.where(block.asked, bound, torch.inf))
         state.charge(method, images, begun)
