@@ -49,7 +49,7 @@ _MEMORY = 2**27
 """Numbers that the boxes of a chunk of images may have."""
 
 _FEW = (2.0, 1.0, 0.5)
-_LEFT = 0.2
+_LEFT = 0.5
 """Steps of the first attack on all images, and the share of the margin that it must leave for the whole to be tried."""
 
 _STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
@@ -162,9 +162,6 @@ _NEAR = 0.25
 
 _FAR = 100.0
 """Joint bounds are tried where generators' lie below zero by at most this many margins."""
-
-_GAIN = 0.7
-"""After one step of alpha, the bound must lie below zero by at most this share of what it did, to go on."""
 
 _WRITTEN = 6000
 """Generators up to which the semidefinite bound writes out its matrix."""
@@ -303,17 +300,10 @@ class _Chunk:
         self._raise(images, rivals, self._with_balls(backward_bounds))
 
     def by_alpha(self, images: Tensor, rivals: Tensor) -> None:
-        """The best planes that some gradient steps find; not where intervals have exploded, or one step gains little.
-
-        An image is left to the next stages as soon as one of its rivals is.
-        """
-        least = -_NEAR * self.margins(images, rivals)
-        for steps in (1, 5):
-            bound = self.found.bound[images, rivals]
-            hopeful = (bound <= 0) & ~torch.isin(images, images[bound <= least])
-            images, rivals = images[hopeful], rivals[hopeful]
-            self._raise(images, rivals, self._with_balls(partial(optimised_bounds, steps=steps)))
-            least = _GAIN * bound[hopeful]
+        """The best planes that some gradient steps find; not for images with a rival far below zero."""
+        far = self.found.bound[images, rivals] <= -_NEAR * self.margins(images, rivals)
+        near = ~torch.isin(images, images[far])
+        self._raise(images[near], rivals[near], self._with_balls(optimised_bounds))
 
     def _with_balls(self, bound: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda boxes, forms, images: bound(boxes, forms, ball=_limits(self.inputs, images))
