@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polybound as pb
-from helpers.graphs import F64, graphs
+from helpers.graphs import F64, graphs, two_products
 from helpers.networks import Written, layers
 from polybound.certificates.bounds.graphs import (
     GraphBoxes,
@@ -20,7 +20,7 @@ from polybound.certificates.bounds.graphs import (
 )
 from polybound.certificates.graphs import PreparedGraph
 from polybound.errors import PolyboundError
-from polybound.models import Builder, Dense, Fractions, GraphNetwork, PolyNet, polynomial
+from polybound.models import Fractions, GraphNetwork, PolyNet, polynomial
 
 
 def corners(x, radius, count, seed):
@@ -42,7 +42,7 @@ def test_bounds_are_below_every_value_in_fractions(graph, seed, radius):
         interval_bounds(boxes, forms),
         backward_bounds(boxes, forms),
         backward_bounds(boxes, forms, nearest_planes(boxes)),
-        optimised_bounds(boxes, forms, 2),
+        optimised_bounds(boxes, forms, 2)[0],
     ]
     for point in corners(x, radius, 2, seed):
         for row in range(2):
@@ -88,20 +88,6 @@ def test_output_bounds_hold_what_points_attain(graph, seed, norm):
                 values = graph.evaluate(Fractions(), [Fraction(v) for v in at[image, row].tolist()])
                 end = Fraction(float(getattr(found, name)[image, row]))
                 assert values[row] <= end if name == "lowest" else values[row] >= end
-
-
-def two_products(seed):
-    """Three inputs, a product, and a second one of it with a skip."""
-    generator, builder = torch.Generator().manual_seed(seed), Builder()
-
-    def dense(rows, columns):
-        weights = torch.randn(rows, columns, generator=generator, dtype=F64) / (columns / 3)
-        return Dense(weights, torch.randn(rows, generator=generator, dtype=F64))
-
-    x = builder.input((3,))
-    y = builder.product(builder.affine(dense(6, 3), x), builder.affine(dense(6, 3), x))
-    z = builder.sum([y, builder.product(builder.affine(dense(6, 6), y), builder.affine(dense(6, 6), y))])
-    return builder.finish(builder.affine(dense(2, 6), z))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -173,7 +159,6 @@ def test_plain_modules_are_traced_with_the_shape_of_their_inputs():
     ("options", "message"),
     [
         ({"method": "second"}, "'second' is for chains of products; deep networks have auto, first, crown, interval"),
-        ({"keep": True}, "is for chains of products: proofs of deep networks are not kept yet"),
     ],
 )
 def test_what_deep_networks_do_not_have_is_said(network, options, message):

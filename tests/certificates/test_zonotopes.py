@@ -45,10 +45,10 @@ def bounds_of(graph, x, radius, forms, norm="inf", most=10**6, dtype=F64):
     whole = backward.expansion(every, [True] * len(last))
     bounds["layers"], d, touch = layered(whole, steps=5)
     bounds["semidefinite"] = torch.tensor(
-        [semidefinite(whole.rows(r), d[r], touch[r], enough=-math.inf) for r in every.split(1)], dtype=F64
+        [semidefinite(whole.rows(r), d[r], touch[r], enough=-math.inf)[0] for r in every.split(1)], dtype=F64
     )
     # What a tangent proves does not depend on where it touches.
-    bounds["anywhere"], _, _ = layered(whole, steps=0)
+    bounds["anywhere"], *_ = layered(whole, steps=0)
     return bounds
 
 

@@ -85,3 +85,15 @@ def test_intervals_of_outputs(cli, refused, trained, tmp_path):
     assert "no such folder" in refused("certify", trained, *words, "--save", tmp_path / "none" / "x.json")
     assert "no proofs" in refused("certify", trained, *words, "--method", "crown", "--save", tmp_path / "x.json")
     assert "method must be" in refused("certify", trained, *words, "--method", "lipschitz")
+
+
+def test_proofs_of_deep_networks(cli, refused, trained, tmp_path):
+    net, proofs = pb.PolyNet((1, 8, 8), width=2, blocks=(1,), seed=0).eval(), tmp_path / "proofs.json"
+    net.save(tmp_path / "deep.safetensors")
+    words = ("--dataset", "digits", "--eps", 0.0001, "--images", 10)
+    for options in ((), ("--outputs",)):
+        found = cli("certify", tmp_path / "deep.safetensors", *words, *options, "--save", proofs)
+        assert found.code == 0, found.err
+        checked = cli("certify", tmp_path / "deep.safetensors", "--check", proofs)
+        assert checked.code == 0 and "confirmed" in checked.out
+    assert "about a deep network, and this is a chain" in refused("certify", trained, "--check", proofs)

@@ -59,7 +59,7 @@ def bounds_of(graph, inputs, forms, most, dtype):
     found = {
         "interval": interval_bounds(boxes, forms),
         "backward": backward_bounds(boxes, forms, ball=ball),
-        "alpha": optimised_bounds(boxes, forms, 1, ball).detach(),
+        "alpha": optimised_bounds(boxes, forms, 1, ball)[0].detach(),
         "generators": backward.expansion(rows, [False] * len(last)).bound,
         "backward on zonotopes": backward_bounds(zonotopes.boxes, forms, ball=ball),
     }
@@ -75,7 +75,7 @@ def bounds_of(graph, inputs, forms, most, dtype):
             found["layers"][row] = math.nan
         x[row, zonotopes.inputs.index] += zonotopes.inputs.values[row] * touch[0, : given.inputs]
         if row < 2:
-            found["semidefinite"][row] = semidefinite(given, d, touch, steps=2, enough=-math.inf)
+            found["semidefinite"][row] = semidefinite(given, d, touch, steps=2, enough=-math.inf)[0]
     return found, inputs.inside(rows, x)
 
 

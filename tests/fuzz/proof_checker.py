@@ -1,6 +1,7 @@
 """Mutate honest proof files, and let brute force judge each mutant that the check of proofs accepts.
 
     python tests/fuzz/proof_checker.py --count 1000000 --seed 7
+    python tests/fuzz/proof_checker.py --only deep --count 100000 --seed 7
 
 Mutants come in blocks of 500. A block is determined by the seed and its number, so that `--block` goes on where a
 campaign was stopped, or repeats the block of a finding. Findings are written to `--findings`, one JSON a line. The exit
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from helpers.campaigns import asked, numbers
+from helpers.graph_proofs import graph_subjects
 from helpers.proof_mutants import campaign, subjects
 
 BLOCK = 500
@@ -25,9 +27,12 @@ BLOCK = 500
 
 def main():
     first, findings = {"type": int, "default": 0, "help": "the first block"}, Path("build/proof-findings.jsonl")
-    options = asked(__doc__, 1_000_000, block=first, findings={"type": Path, "default": findings})
+    only = {"choices": ("chains", "deep"), "help": "files about networks of one kind"}
+    options = asked(__doc__, 1_000_000, block=first, only=only, findings={"type": Path, "default": findings})
     torch.set_num_threads(1)
-    honest, used, total, found = subjects(), time.process_time(), Counter(), 0
+    honest = [] if options.only == "deep" else subjects()
+    honest += [] if options.only == "chains" else graph_subjects()
+    used, total, found = time.process_time(), Counter(), 0
     for block in numbers(-(-options.count // BLOCK), options.seconds):
         block += options.block
         counts, wrong = campaign(BLOCK, f"{options.seed} {block}", honest)

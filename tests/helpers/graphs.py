@@ -98,3 +98,17 @@ def random_graph(pick, most=14, dtype=F64, degree=64):
         degrees[node] = max(of, degrees.get(node, 0))
         nodes.append(node)
     return builder.finish(nodes[-1], fused=pick((False, True)))
+
+
+def two_products(seed):
+    """Three inputs, a product, and a second one of it with a skip."""
+    generator, builder = torch.Generator().manual_seed(seed), Builder()
+
+    def dense(rows, columns):
+        weights = torch.randn(rows, columns, generator=generator, dtype=F64) / (columns / 3)
+        return Dense(weights, torch.randn(rows, generator=generator, dtype=F64))
+
+    x = builder.input((3,))
+    y = builder.product(builder.affine(dense(6, 3), x), builder.affine(dense(6, 3), x))
+    z = builder.sum([y, builder.product(builder.affine(dense(6, 6), y), builder.affine(dense(6, 6), y))])
+    return builder.finish(builder.affine(dense(2, 6), z))

@@ -43,11 +43,24 @@ class Subject:
     verdicts: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.factors = self.model.factors().double()
-        self.features, self.classes = self.factors.features, self.factors.C.outputs
+        self.prepare()
         self.texts = [json.dumps(entry) for entry in self.entries]
         self.head_text = json.dumps(self.head)
         self.judge = Judge(self)
+
+    def prepare(self):
+        """What the exact value needs, and what the mutants do."""
+        factors = self.factors = self.model.factors().double()
+        self.features, self.classes = factors.features, factors.C.outputs
+        self.chain, self.mutator = ExactChain(factors), Mutator
+
+    def values(self, points):
+        """The outputs at points, (points, features) float64."""
+        return self.model(points.reshape(len(points), *self.model.shape))
+
+    def exact(self, point):
+        """The outputs at a point, in fractions."""
+        return self.chain(point)
 
     def check(self, content):
         """Schema and proof; the proofs of the file's constants are kept."""
@@ -62,13 +75,14 @@ class Subject:
         return [checker.check(image) for image in claims.images]
 
 
-def _subject(name, model, found, x, domain):
+def made(kind, name, model, found, x, domain):
+    """A subject of a kind, from what was found."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "proofs.json"
         save_certificates(path, model, found, x, domain)
         content = json.loads(path.read_text())
     entries = [entry for entry in content.pop("images") if _steps(entry) <= LARGEST_PROOF]
-    return Subject(name, model, content, entries)
+    return kind(name, model, content, entries)
 
 
 def _steps(entry):
@@ -100,18 +114,18 @@ def _subjects(images):
         down, up = (torch.rand(x.shape, generator=generator, dtype=F64) * 0.8 for _ in range(2))
         # Decided long before, on any machine.
         certify = {"keep": True, "budget": 600.0}
-        yield _subject(f"{name} boxes", model, pb.certify(model, x, y, 0.4, domain=domain, **certify), x, domain)
+        yield made(Subject, f"{name} boxes", model, pb.certify(model, x, y, 0.4, domain=domain, **certify), x, domain)
         found = pb.certify(model, x, y, box=(x - down, x + up), domain=None, **certify)
-        yield _subject(f"{name} sides", model, found, x, None)
+        yield made(Subject, f"{name} sides", model, found, x, None)
         found = pb.certify(model, x, y, 0.6, norm="2", domain=domain, **certify)
-        yield _subject(f"{name} balls", model, found, x, domain)
+        yield made(Subject, f"{name} balls", model, found, x, domain)
         found = pb.certify(model, x, y, down, norm="2", domain=None, **certify)
-        yield _subject(f"{name} ellipsoids", model, found, x, None)
+        yield made(Subject, f"{name} ellipsoids", model, found, x, None)
         few = x[: images // 2]
         for norm in ("inf", "2"):
             forms = {"weights": torch.eye(model.classes, dtype=F64)[:2], "constant": [0.5, -1.0], "tolerance": 0.2}
             found = pb.output_bounds(model, few, 0.4, norm=norm, domain=domain, **forms, **certify)
-            yield _subject(f"{name} intervals, {norm}", model, found, few, domain)
+            yield made(Subject, f"{name} intervals, {norm}", model, found, few, domain)
 
 
 _MOST = 10**5
@@ -124,8 +138,11 @@ class Mutator:
     What is repeated is copied: a part that stands twice could come to lie inside of itself, and no JSON file can.
     """
 
-    def __init__(self, seed):
-        self.random = random.Random(seed)
+    trivial = ({"by": "first"}, {"by": "slopes"}, {"by": "ball"})
+    """Steps without numbers."""
+
+    def __init__(self, pick):
+        self.random = pick
 
     def mutant(self, subject):
         """The content of one entry of a subject with its constants, changed."""
@@ -254,7 +271,7 @@ class Mutator:
             entry["norm"] = "2"
         else:
             names = {"ball": "first", "ball slopes": "slopes", "trust": "second", "trust absorbed": "absorbed"}
-            for node in _nodes(entry):
+            for node in nodes_of(entry):
                 node["by"] = names.get(node.get("by"), "first")
 
     def relabel(self, entry, classes):
@@ -278,14 +295,14 @@ class Mutator:
             entry.pop("counterexample", None), entry.pop("rival", None)
             donors = [json.loads(text) for text in subject.texts]
             nodes = [node for donor in donors if donor["status"] == "verified" for node in donor["proofs"].values()]
-            nodes += [{"by": "first"}, {"by": "slopes"}, {"by": "ball"}]
+            nodes += self.trivial
             entry["status"] = "verified"
             entry["proofs"] = {str(r): pick.choice(nodes) for r in range(classes) if r != entry["label"]}
 
     def proof(self, content, subject):
         """Change a step of a proof, or the tree."""
         pick, entry = self.random, content["images"][0]
-        node = pick.choice(list(_nodes(entry)))
+        node = pick.choice(list(nodes_of(entry)))
         features = subject.features
         kind = pick.randrange(11)
         if kind == 0:
@@ -317,7 +334,7 @@ class Mutator:
             self.narrow(node, entry, features)
         elif kind == 8:
             other = json.loads(pick.choice(subject.texts))
-            donor = pick.choice(list(_nodes(other)))
+            donor = pick.choice(list(nodes_of(other)))
             node.clear()
             node |= donor
         elif kind == 9:
@@ -400,7 +417,8 @@ def _places(value):
                 stack.append(value[key])
 
 
-def _nodes(entry):
+def nodes_of(entry):
+    """All steps of an entry's proofs."""
     proofs = entry["proofs"]
     stack = [node for node in (proofs.values() if isinstance(proofs, dict) else proofs) if node]
     while stack:
@@ -463,8 +481,7 @@ class Judge:
     """Tells whether what an entry claims is true, from its JSON and the network alone."""
 
     def __init__(self, subject):
-        self.subject, self.model = subject, subject.model
-        features, self.exact = subject.features, ExactChain(subject.factors)
+        self.subject, features = subject, subject.features
         axes = np.linspace(-1, 1, {1: 65, 2: 13, 3: 7}.get(features, 4))
         grid = np.stack(np.meshgrid(*[axes] * features, indexing="ij"), -1).reshape(-1, features)
         self.units = np.concatenate([np.random.default_rng(0).uniform(-1, 1, (200, features)), grid])
@@ -492,7 +509,7 @@ class Judge:
             label, rival, classes = entry["label"], entry["rival"], self.subject.classes
             if label == rival or not (0 <= label < classes > rival >= 0):
                 return False
-            logits = self.exact(entry["counterexample"])
+            logits = self.subject.exact(entry["counterexample"])
             return logits[label] <= logits[rival] and region.holds([Fraction(v) for v in entry["counterexample"]])
         if entry["status"] == "verified":
             label, classes = entry["label"], self.subject.classes
@@ -525,7 +542,7 @@ class Judge:
 
         def values(some):
             with torch.no_grad():
-                logits = self.model(torch.from_numpy(some).reshape(len(some), *self.model.shape))
+                logits = self.subject.values(torch.from_numpy(some))
             return (logits @ weights + constant).numpy()
 
         points = region.points(self.units)
@@ -550,16 +567,16 @@ class Judge:
         return False
 
     def _value(self, form, point):
-        pairs = zip(form[0], self.exact(point), strict=True)
+        pairs = zip(form[0], self.subject.exact(point), strict=True)
         return sum((Fraction(float(w)) * value for w, value in pairs), Fraction(float(form[1])))
 
 
 def campaign(count, seed, subjects):
     """Check mutants; returns counts, and the content of each that was accepted though it is false, or crashed the check."""
-    mutator, counts, wrong = Mutator(seed), Counter(), []
+    pick, counts, wrong = random.Random(seed), Counter(), []
     for _ in range(count):
-        subject = subjects[mutator.random.randrange(len(subjects))]
-        content = mutator.mutant(subject)
+        subject = subjects[pick.randrange(len(subjects))]
+        content = subject.mutator(pick).mutant(subject)
         found = outcome(subject, content)
         counts[found] += 1
         if found.startswith(("false", "crash")):

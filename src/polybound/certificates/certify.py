@@ -22,7 +22,7 @@ from polybound.certificates.search.balls import verifier
 from polybound.certificates.search.boxes import STAGES, Progress, Search
 from polybound.certificates.search.cells import branch
 from polybound.certificates.search.proof_state import SignProofs
-from polybound.errors import ArgumentError, PolyboundError, check_int
+from polybound.errors import PolyboundError, check_int
 from polybound.models import Factors
 from polybound.parallel import in_workers
 
@@ -189,8 +189,6 @@ def certify(
     size = boxes.IMAGES
     if isinstance(net, PreparedGraph):
         size = min(size, net.images)
-        if keep:
-            raise ArgumentError("keep", "is for chains of products: proofs of deep networks are not kept yet")
     else:
         net.prepare(inputs.norm)
         if net.features * net.breadth >= HEAVY:
@@ -217,7 +215,7 @@ def _certify_block(
     net, inputs, labels, shape, search, keep = task
     state: SignProofs | GraphMargins
     if isinstance(net, PreparedGraph):
-        state = graph_margins(net, inputs, labels, search.method)
+        state = graph_margins(net, inputs, labels, search.method, keep)
         if search.method == "auto":
             with torch.no_grad():
                 branch(net, inputs, labels, state, search.budget, search.nodes)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from polybound.certificates.bounds.zonotopes import Maps, Walked, generators_of,
 from polybound.certificates.input_sets import Balls, InputSet
 from polybound.certificates.network import PreparedNetwork
 from polybound.errors import ArgumentError, PolyboundError
-from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, polynomial
+from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, Product, polynomial
 
 GRAPH_METHODS = {
     "auto": ("clean", "interval", "backward", "attack", "alpha", "generators"),
@@ -115,6 +116,10 @@ def prepared(
     return made
 
 
+Step = dict[str, Any]
+"""A step of a proof, as files have it: see `polybound.certificates.proofs`."""
+
+
 @dataclass(frozen=True, eq=False)
 class GraphMargins:
     """What the stages found, image by image.
@@ -125,6 +130,7 @@ class GraphMargins:
         stage: what decided each image, or "".
         spent: seconds of each image, its share of what was done together.
         cost: seconds of each stage.
+        proofs: by image and rival, what proves the bound, as files have it; None if proofs are not kept.
     """
 
     bound: Tensor
@@ -132,8 +138,12 @@ class GraphMargins:
     stage: list[str]
     spent: Tensor
     cost: dict[str, float]
-    proofs: None = None
-    keep: bool = False
+    proofs: dict[tuple[int, int], Step] | None = None
+
+    @property
+    def keep(self) -> bool:
+        """Whether proofs are kept."""
+        return self.proofs is not None
 
 
 def graph_margins(
@@ -141,15 +151,15 @@ def graph_margins(
     inputs: InputSet,
     labels: Tensor,
     method: str,
+    keep: bool = False,
 ) -> GraphMargins:
-    """Bound the margins of all images, chunk by chunk."""
+    """Bound the margins of all images, chunk by chunk; and keep what proves them."""
     if method not in GRAPH_METHODS:
         known = ", ".join(GRAPH_METHODS)
         raise ArgumentError("method", f"{method!r} is for chains of products; deep networks have {known}")
     total = len(labels)
-    found = GraphMargins(
-        torch.full((total, net.classes), -torch.inf, dtype=torch.float64), {}, [""] * total, torch.zeros(total), {}
-    )
+    bound = torch.full((total, net.classes), -torch.inf, dtype=torch.float64)
+    found = GraphMargins(bound, {}, [""] * total, torch.zeros(total), {}, {} if keep else None)
     found.bound[torch.arange(total), labels] = torch.inf
     for start in range(0, total, net.images):
         some = torch.arange(start, min(start + net.images, total))
@@ -293,22 +303,21 @@ class _Chunk:
     def by_interval(self, images: Tensor, rivals: Tensor) -> None:
         """Intervals of all values, merged with the margin in the last map."""
         self.values = GraphBoxes.over(self.net.graph, *(side[self.some] for side in self.inputs.outer))
-        self._raise(images, rivals, lambda boxes, forms, _: interval_bounds(boxes, forms))
+        self._raise(
+            images, rivals, lambda boxes, forms, _: (interval_bounds(boxes, forms), lambda _: {"by": "interval"})
+        )
 
     def by_backward(self, images: Tensor, rivals: Tensor) -> None:
         """Planes through the products, halfway between the two of each."""
-        self._raise(images, rivals, self._with_balls(backward_bounds))
+        self._raise(images, rivals, partial(_planes, self.inputs))
 
     def by_alpha(self, images: Tensor, rivals: Tensor) -> None:
         """The best planes that some gradient steps find; not for images with a rival far below zero."""
         far = self.found.bound[images, rivals] <= -_NEAR * self.margins(images, rivals)
         near = ~torch.isin(images, images[far])
-        self._raise(images[near], rivals[near], self._with_balls(optimised_bounds))
+        self._raise(images[near], rivals[near], partial(_best_planes, self.inputs))
 
-    def _with_balls(self, bound: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda boxes, forms, images: bound(boxes, forms, ball=_limits(self.inputs, images))
-
-    def _raise(self, images: Tensor, rivals: Tensor, bound: Callable[..., Tensor]) -> None:
+    def _raise(self, images: Tensor, rivals: Tensor, bound: Callable[[GraphBoxes, Tensor, Tensor], Proven]) -> None:
         """Raise the bounds of pairs of images and rivals, some at a time."""
         place = {image: row for row, image in enumerate(self.some.tolist())}
         rows = torch.tensor([place[image] for image in images.tolist()], dtype=torch.long)
@@ -316,10 +325,14 @@ class _Chunk:
         for start in range(0, len(images), size):
             part = slice(start, start + size)
             boxes, forms = self.values.of(rows[part]), self.forms(images[part], rivals[part])
-            self.lift(images[part], rivals[part], bound(boxes, forms, images[part]))
+            self.lift(images[part], rivals[part], *bound(boxes, forms, images[part]))
 
-    def lift(self, images: Tensor, rivals: Tensor, bound: Tensor) -> None:
-        """Keep the larger bounds."""
+    def lift(self, images: Tensor, rivals: Tensor, bound: Tensor, written: Callable[[int], Step]) -> None:
+        """Keep the larger bounds; of those that become positive, also what proves them, which `written` says by row."""
+        if self.found.proofs is not None:
+            decided = (self.found.bound[images, rivals] <= 0) & (bound > 0)
+            for row in decided.nonzero().flatten().tolist():
+                self.found.proofs[int(images[row]), int(rivals[row])] = written(row)
         self.found.bound[images, rivals] = torch.maximum(self.found.bound[images, rivals], bound)
 
 
@@ -368,7 +381,7 @@ class _Group:
         raised = bound > self.chunk.found.bound[images, rivals]
         far = images[bound < -_FAR * self.chunk.margins(images, rivals)]
         self.raised = torch.unique(images[raised & ~torch.isin(images, far)])
-        self.chunk.lift(images, rivals, bound)
+        self.chunk.lift(images, rivals, bound, lambda _: {"by": "generators"})
 
     def attack(self, images: Tensor, rivals: Tensor) -> None:
         """Gradient steps towards each rival that is open."""
@@ -381,7 +394,7 @@ class _Group:
         some = (self.pairs[0] == images[0]) & torch.isin(self.pairs[1], rivals)
         given = self.backward.expansion(some.nonzero().squeeze(1), joint)
         bound, d, touch = layered(given)
-        self.chunk.lift(images, rivals, bound)
+        self.chunk.lift(images, rivals, bound, lambda row: _layers_step(self.walked, joint, touch[row]))
         self.joint = given, d, touch, rivals
 
     def _open(self, rivals: Tensor) -> Tensor:
@@ -401,14 +414,68 @@ class _Group:
         rows, bounds = self._open(rivals), self.chunk.found.bound[images, rivals]
         for index in bounds.argsort().tolist():
             row = rows[index : index + 1]
-            bound = semidefinite(given.rows(row), d[row], touch[row])
-            self.chunk.lift(images[:1], rivals[index : index + 1], torch.tensor([bound], dtype=torch.float64))
+            bound, diagonal, v = semidefinite(given.rows(row), d[row], touch[row])
+            step = partial(_whole_step, self.walked, diagonal[0], v[0])
+            self.chunk.lift(images[:1], rivals[index : index + 1], torch.tensor([bound], dtype=torch.float64), step)
             if not bound > 0:
                 break
 
 
+# What proves a bound, as files have it. Nothing of it has to be exact: any numbers prove some bound.
+
+Proven = tuple[Tensor, Callable[[int], Step]]
+"""Bounds, and what proves each of them."""
+
+
+def _intervals(boxes: GraphBoxes, forms: Tensor, _: Tensor) -> Proven:
+    return interval_bounds(boxes, forms), lambda _: {"by": "interval"}
+
+
+def _planes(inputs: InputSet, boxes: GraphBoxes, forms: Tensor, images: Tensor) -> Proven:
+    count = sum(isinstance(node, Product) for node in boxes.graph.nodes)
+    bound = backward_bounds(boxes, forms, ball=_limits(inputs, images))
+    return bound, lambda _: {"by": "planes", "planes": [0.5] * count}
+
+
+def _best_planes(inputs: InputSet, boxes: GraphBoxes, forms: Tensor, images: Tensor) -> Proven:
+    bound, planes = optimised_bounds(boxes, forms, ball=_limits(inputs, images))
+    return bound, lambda row: {"by": "planes", "planes": [_rounded(one[row], 3) for one in reversed(planes)]}
+
+
+def _layers_step(found: Walked, joint: Sequence[bool], v: Tensor) -> Step:
+    """Interval arithmetic's diagonal is enough; the check looks for a multiple of it that is as well."""
+    scale = [1.0 if kept else None for kept in joint]
+    return {"by": "layers", "scale": scale, "v": _blocks(found, v, partial(_rounded, digits=4))}
+
+
+def _whole_step(found: Walked, d: Tensor, v: Tensor, _: int) -> Step:
+    up = _blocks(found, d * (1 + 1e-4), lambda part: [float(f"{value:.5g}") for value in part.tolist()])
+    return {"by": "whole", "d": up, "v": _blocks(found, v, partial(_rounded, digits=4))}
+
+
+def _rounded(values: Tensor, digits: int) -> list[float]:
+    return [round(value, digits) for value in values.tolist()]
+
+
+def _blocks(found: Walked, values: Tensor, shown: Callable[[Tensor], list[float]]) -> list[list[float] | None]:
+    """Numbers of the generators, for every entry of the input and of each product; None where all are zero."""
+    blocks: list[list[float] | None] = []
+    sizes = [(found.start.centre.shape[1], found.inputs.index)]
+    for size, index in sizes + [(one.middle.shape[1], one.index) for one in found.factors]:
+        whole = values.new_zeros(size)
+        part, values = values[: len(index)], values[len(index) :]
+        whole[index[: len(part)]] = part
+        blocks.append(shown(whole) if bool(whole.any()) else None)
+    return blocks
+
+
 def graph_ranges(
-    net: PreparedGraph, inputs: InputSet, forms: Tensor, constants: Tensor, method: str
+    net: PreparedGraph,
+    inputs: InputSet,
+    forms: Tensor,
+    constants: Tensor,
+    method: str,
+    proofs: dict[tuple[int, int], Step] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Proven and attained least values of linear forms of the outputs.
 
@@ -418,6 +485,7 @@ def graph_ranges(
         forms: (rows, classes).
         constants: (rows,).
         method: how many of the stages of bounds to take, as in `GRAPH_METHODS`.
+        proofs: where what proves the bounds goes, by image and row.
 
     Returns:
         Proven lower bounds (images, rows), values that points of the sets attain, and those points.
@@ -433,22 +501,31 @@ def graph_ranges(
         w, c = forms.repeat(len(some), 1), constants.repeat(len(some))
         values = GraphBoxes.over(net.graph, *(side[some] for side in inputs.outer))
         boxes = values.of(torch.arange(len(some)).repeat_interleave(rows))
-        ball = _limits(inputs, of)
-        found = interval_bounds(boxes, w)
+        found = torch.full((len(w),), -torch.inf, dtype=torch.float64)
+
+        def lift(first: int, new: Tensor, written: Callable[[int], Step], found: Tensor = found) -> None:
+            part = found[first : first + len(new)]
+            if proofs is not None:
+                for row in (new > part).nonzero().flatten().tolist():
+                    proofs[divmod(start * rows + first + row, rows)] = written(row)  # noqa: B023  # called at once
+            torch.maximum(part, new, out=part)
+
+        lift(0, *_intervals(boxes, w, of))
         if "backward" in GRAPH_METHODS[method]:
-            found = torch.maximum(found, backward_bounds(boxes, w, ball=ball))
+            lift(0, *_planes(inputs, boxes, w, of))
         if "alpha" in GRAPH_METHODS[method]:
-            found = torch.maximum(found, optimised_bounds(boxes, w, ball=ball))
+            lift(0, *_best_planes(inputs, boxes, w, of))
         if "generators" in GRAPH_METHODS[method]:
             for group in torch.split(torch.arange(len(some)), net.group):
                 tight = walked(values.of(group), net.generators, net.maps, _limits(inputs, some[group]))
-                pairs = torch.arange(len(group)).repeat_interleave(rows)
+                pairs, joint = torch.arange(len(group)).repeat_interleave(rows), [True] * len(tight.factors)
                 back = Backward.over(tight, pairs, forms.repeat(len(group), 1))
                 for at, every in zip(group.tolist(), torch.split(torch.arange(len(pairs)), rows), strict=True):
                     single = back.expansion(every, [False] * len(tight.factors)).bound
-                    terms = back.expansion(every, [True] * len(tight.factors))
-                    rivals = slice(at * rows, (at + 1) * rows)
-                    found[rivals] = torch.maximum(found[rivals], torch.maximum(single, layered(terms)[0]))
+                    lift(at * rows, single, lambda _: {"by": "generators"})
+                    together, _, v = layered(back.expansion(every, joint))
+                    step = partial(_layers_step, tight, joint)
+                    lift(at * rows, together, lambda row: step(v[row]))  # noqa: B023  # called at once
         # The sum with the constant is rounded once.
         bound[some] = torch.nextafter(found + c, torch.full_like(c, -torch.inf)).reshape(-1, rows)
         points = inputs.inside(of, _descended(net, inputs, of, partial(_total, w))[2])

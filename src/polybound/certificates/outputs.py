@@ -152,7 +152,7 @@ def output_bounds(
     search.check(get_args(BoundMethod), inputs.norm)
     a, b = checked_forms(net, weights, constant)
     if isinstance(net, PreparedGraph):
-        bound, value, where, seconds, proofs = *_ranges(net, inputs, a, b, method, keep), None
+        bound, value, where, seconds, proofs = _ranges(net, inputs, a, b, method, keep)
     else:
         state = RangeProofs(
             Combinations(net, torch.cat([a, -a]), torch.cat([b, -b])), inputs, tolerance, keep and method in STAGES
@@ -188,18 +188,17 @@ def output_bounds(
 
 def _ranges(
     net: PreparedGraph, inputs: InputSet, a: Tensor, b: Tensor, method: str, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same of a network that is no chain: bounds, attained values, where, and seconds."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[tuple[int, int], Any] | None]:
+    """The same of a network that is no chain: bounds, attained values, where, seconds, and proofs."""
     if method not in GRAPH_METHODS:
         known = ", ".join(GRAPH_METHODS)
         raise ArgumentError("method", f"{method!r} is for chains of products; deep networks have {known}")
-    if keep:
-        raise ArgumentError("keep", "is for chains of products: proofs of deep networks are not kept yet")
+    proofs: dict[tuple[int, int], Any] | None = {} if keep else None
     begun = time.perf_counter()
     with torch.no_grad():
-        found = graph_ranges(net, inputs, torch.cat([a, -a]), torch.cat([b, -b]), method)
+        found = graph_ranges(net, inputs, torch.cat([a, -a]), torch.cat([b, -b]), method, proofs)
     taken = (time.perf_counter() - begun) / max(1, len(inputs))
-    return *found, torch.full((len(inputs),), taken, dtype=torch.float64)
+    return *found, torch.full((len(inputs),), taken, dtype=torch.float64), proofs
 
 
 # `decide`: whether a box holds a point whose outputs are in a set that is called unsafe.

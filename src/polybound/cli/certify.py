@@ -48,9 +48,7 @@ def certify(
     context: typer.Context,
     run: Network,
     options: CertifyOptions,
-    check: Path | None = option(
-        "Verify a file of --save in ball arithmetic (python-flint); --eps and --norm must fit it."
-    ),
+    check: Path | None = option("Verify a file of --save; --eps and --norm must fit it. Chains need python-flint."),
     as_json: AsJson = False,
 ) -> None:
     """Prove for test images that no perturbation within eps changes the prediction, or show one that does."""
@@ -111,7 +109,7 @@ def _prove(run: str, options: CertifyOptions, eps: Sequence[float], as_json: boo
 
 
 def _check(run: str, file: Path, options: CertifyOptions, typed: Sequence[str], as_json: bool) -> None:
-    """Verify a file of certificates in ball arithmetic.
+    """Verify a file of certificates.
 
     The file says what it is about; the options that were typed may not contradict it.
     """

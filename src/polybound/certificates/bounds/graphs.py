@@ -202,10 +202,24 @@ def nearest_planes(boxes: GraphBoxes) -> list[Tensor]:
     return chosen
 
 
-def optimised_bounds(boxes: GraphBoxes, forms: Tensor, steps: int = 5, ball: Ball | None = None) -> Tensor:
-    """The best of `backward_bounds` over some gradient steps on the mixtures of planes, and of three fixed choices."""
+def optimised_bounds(
+    boxes: GraphBoxes, forms: Tensor, steps: int = 5, ball: Ball | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The best of `backward_bounds` over some gradient steps on the mixtures of planes, and of three fixed choices.
+
+    With it the mixtures that gave it, as `backward_bounds` takes them.
+    """
     fixed = nearest_planes(boxes)
-    best = torch.maximum(backward_bounds(boxes, forms, 0.5, ball), backward_bounds(boxes, forms, fixed, ball))
+    chosen = [torch.full_like(one, 0.5) for one in fixed]
+    best = backward_bounds(boxes, forms, 0.5, ball)
+
+    def keep(bound: Tensor, planes: Sequence[Tensor]) -> None:
+        nonlocal best, chosen
+        better = (bound > best).unsqueeze(1)
+        chosen = [torch.where(better, new.detach(), old) for new, old in zip(planes, chosen, strict=True)]
+        best = torch.maximum(best, bound.detach())
+
+    keep(backward_bounds(boxes, forms, fixed, ball), fixed)
     planes = [0.25 + 0.5 * one for one in fixed]
     for step in range(steps if planes else 0):
         planes = [one.detach().requires_grad_() for one in planes]
@@ -215,7 +229,7 @@ def optimised_bounds(boxes: GraphBoxes, forms: Tensor, steps: int = 5, ball: Bal
             slopes: Sequence[Tensor | None] = ()
             if finite.any():
                 slopes = torch.autograd.grad(bound[finite].sum(), planes, allow_unused=True)
-        best = torch.maximum(best, bound.detach())
+        keep(bound, planes)
         if not slopes:
             break
         rate = 0.5 / (1 + step)
@@ -227,4 +241,5 @@ def optimised_bounds(boxes: GraphBoxes, forms: Tensor, steps: int = 5, ball: Bal
             largest = slope.abs().mean(-1, keepdim=True) + 1e-300
             moved.append((one.detach() + rate * (slope / largest).clamp(-1, 1)).clamp(0, 1))
         planes = moved
-    return torch.maximum(best, backward_bounds(boxes, forms, planes, ball))
+    keep(backward_bounds(boxes, forms, planes, ball), planes)
+    return best, chosen

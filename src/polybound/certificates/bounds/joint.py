@@ -312,8 +312,10 @@ def layered(given: Expansion, steps: int = 7) -> tuple[Tensor, Tensor, Tensor]:
 
 def semidefinite(
     given: Expansion, d: Tensor, v: Tensor, turns: int = 10, steps: int = 10, enough: float = 0.0
-) -> float:
-    """A lower bound of one form by a diagonal for all layers at once, which moves; -inf where that is not enough.
+) -> tuple[float, Tensor, Tensor]:
+    """A lower bound of one form by a diagonal for all layers at once, which moves; that diagonal; and where it touches.
+
+    The bound is -inf where it is not enough.
 
     The diagonal moves by the rule of chains: at the optimum the leading eigenvectors weigh each coordinate by what a
     unit of its shift costs. Eigenvalues are guessed; that `H / 2 + diag(mu) / 2`, the Q of above, is positive
@@ -346,14 +348,14 @@ def semidefinite(
         price, mass = price / price.sum(1, keepdim=True).clamp_min(_LEAST), mass.double()
         moved = 0.5 / (1 + turn / 2) * (mass - price) / (mass + price).clamp_min(1e-12)
         pattern = given.flat(pattern * torch.exp(moved))
-    return -torch.inf
+    return -torch.inf, d, v
 
 
 def _scaled(given: Expansion, root: Tensor, u: Tensor) -> Tensor:
     return _times(given, u / root)[1] / root
 
 
-def _proven(given: Expansion, mu: Tensor, v: Tensor) -> float:
+def _proven(given: Expansion, mu: Tensor, v: Tensor) -> tuple[float, Tensor, Tensor]:
     """The bound of a diagonal that is widened until Cholesky proves it."""
     H = v.new_zeros(1, v.shape[1], v.shape[1])
     for layer in given.layers:
@@ -365,8 +367,8 @@ def _proven(given: Expansion, mu: Tensor, v: Tensor) -> float:
         if bool(deficit < torch.inf):
             # `(u - v)'Q(u - v)` is at least half of the deficit times the square of a length of at most 2 sqrt(n).
             bound = _tangent(given, mu * more / 2, v) - 2 * v.shape[1] * deficit
-            return float(torch.nextafter(bound, torch.full_like(bound, -torch.inf)))
-    return -torch.inf
+            return float(torch.nextafter(bound, torch.full_like(bound, -torch.inf))), mu * more / 2, v
+    return -torch.inf, mu / 2, v
 
 
 def _largest_eigenvalues(columns: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:

@@ -23,6 +23,15 @@ one rival over a box, which begins as the whole of it:
 In parts of a ball, `nu` is the multiplier of the whole one. Proofs about balls have no `monotone` coordinates, whose
 ends may lie outside of the ball.
 
+Files about deep networks have `kind` "graph", and steps that `graphs` proves in tensors with radii (`midrad`), by
+affine arithmetic of its own (`zonotopes`):
+
+    {"by": "interval"} | {"by": "generators"}        that bound is positive over the box or ball
+    {"by": "planes", planes}                         so is the one by planes through each product, mixed so
+    {"by": "layers", scale, v}                       so is that by all second-order terms, with a diagonal a product
+    {"by": "whole", d, v}                            with one diagonal for all
+    {split: [coordinate, at], low, high}             both halves of the box have a proof
+
 Files of intervals have `forms`, weights and constants of the outputs, and for each image and form the proven ends,
 `lower` and `upper`, the attained ones, `lowest` and `highest`, with their points, and two proofs, that the form less
 `lower` and `upper` less the form are positive. Where an end is null, nothing is proven. The proven ends are a billionth

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polybound.certificates.proofs.schema import RefusedError
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Identity
 
@@ -175,10 +176,6 @@ def absolute(values: Vector) -> Vector:
 def combine(A: Rows, a: Vector, B: Rows, b: Vector) -> Rows:
     """`diag(a) A + diag(b) B`."""
     return [[u * s + v * t for u, v in zip(x, y, strict=True)] for x, y, s, t in zip(A, B, a, b, strict=True)]
-
-
-class RefusedError(PolyboundError):
-    """A certificate is not proven."""
 
 
 @dataclass(frozen=True)

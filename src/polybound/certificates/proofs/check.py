@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, nextafter
-from typing import assert_never
 
 import flint
 import torch
@@ -20,7 +19,6 @@ from polybound.certificates.proofs.arb import (
     Arb,
     Ball,
     Box,
-    RefusedError,
     Rows,
     Vector,
     add,
@@ -36,7 +34,7 @@ from polybound.certificates.proofs.arb import (
     vector,
 )
 from polybound.certificates.proofs.enclosures import Enclosures, Expansion
-from polybound.certificates.proofs.exact import exact_forms, exact_logits
+from polybound.certificates.proofs.exact import exact_forms, exact_logits, exact_sides
 from polybound.certificates.proofs.schema import (
     Bounded,
     Cap,
@@ -47,6 +45,7 @@ from polybound.certificates.proofs.schema import (
     Narrow,
     Outside,
     Proof,
+    RefusedError,
     Second,
     Split,
     Trust,
@@ -104,17 +103,7 @@ class _Region:
 
     @staticmethod
     def of(claim: Claim, claims: Claims) -> _Region:
-        x = [Fraction(v) for v in claim.x]
-        if claim.sides is not None:
-            lower, upper = ([Fraction(v) for v in side] for side in claim.sides)
-        else:
-            eps = [Fraction(v) for v in claim.radii or ()]
-            lower, upper = ([v + s * e for v, e in zip(x, eps, strict=True)] for s in (-1, 1))
-            if claims.domain is not None:
-                lower = [max(v, Fraction(end)) for v, end in zip(lower, claims.domain[0], strict=True)]
-                upper = [min(v, Fraction(end)) for v, end in zip(upper, claims.domain[1], strict=True)]
-        if any(not a <= v <= b for a, v, b in zip(lower, x, upper, strict=True)):
-            raise RefusedError("an input lies outside of its box or of the domain")
+        lower, upper = exact_sides(claim, claims.domain)
         outer = Box(tuple(_down(v) for v in lower), tuple(-_down(-v) for v in upper))
         ball = (
             Ball.within(claim.x, claim.radii, claims.domain) if claims.norm == "2" and claim.radii is not None else None
@@ -216,7 +205,7 @@ class Checker:
                 if not _distance(_given(whole), nearest) > 1:
                     raise RefusedError("a box that is left out meets the ball")
             else:
-                assert_never(step)
+                raise RefusedError(f"a step by {type(step).__name__} is about deep networks")
 
     def _second(self, form: Form, step: Second, box: Box) -> tuple[Expansion, Arb, Vector]:
         """The expansion over a box, the lower bound that mu and v prove, and the slopes p of its separable form."""

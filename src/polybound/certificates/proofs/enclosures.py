@@ -10,7 +10,6 @@ from polybound.certificates.proofs.arb import (
     Arb,
     Map,
     Place,
-    RefusedError,
     Rows,
     Vector,
     absolute,
@@ -28,6 +27,7 @@ from polybound.certificates.proofs.arb import (
     vector,
     zeros,
 )
+from polybound.certificates.proofs.schema import RefusedError
 from polybound.models import Factors, Identity
 
 

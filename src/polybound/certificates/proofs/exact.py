@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from polybound.certificates.proofs.schema import Claim, RefusedError, Vector
 from polybound.errors import PolyboundError
 from polybound.models import Affine, Chain, Conv, Factors, Identity, Pool
 
@@ -42,6 +43,22 @@ def exact_forms(factors: Factors, x: Tensor, a: Tensor, b: Tensor) -> list[Fract
         sum((weight * value for weight, value in zip(row, logits, strict=True) if weight), start)
         for row, start in zip(rows, _fractions(b), strict=True)
     ]
+
+
+def exact_sides(claim: Claim, domain: tuple[Vector, Vector] | None) -> tuple[list[Fraction], list[Fraction]]:
+    """The sides of the box that a claim is about, or that its ball lies in."""
+    x = [Fraction(v) for v in claim.x]
+    if claim.sides is not None:
+        lower, upper = ([Fraction(v) for v in side] for side in claim.sides)
+    else:
+        eps = [Fraction(v) for v in claim.radii or ()]
+        lower, upper = ([v + s * e for v, e in zip(x, eps, strict=True)] for s in (-1, 1))
+        if domain is not None:
+            lower = [max(v, Fraction(end)) for v, end in zip(lower, domain[0], strict=True)]
+            upper = [min(v, Fraction(end)) for v, end in zip(upper, domain[1], strict=True)]
+    if any(not a <= v <= b for a, v, b in zip(lower, x, upper, strict=True)):
+        raise RefusedError("an input lies outside of its box or of the domain")
+    return lower, upper
 
 
 def _fractions(values: Tensor) -> list[Fraction]:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
 from polybound.certificates.proofs import FORMAT
-from polybound.errors import FileFormatError
+from polybound.errors import FileFormatError, PolyboundError
+
+
+class RefusedError(PolyboundError):
+    """A certificate is not proven."""
+
 
 Vector = tuple[float, ...]
 
@@ -101,7 +106,51 @@ class Outside:
     """The box has no point of the ball."""
 
 
-Step = First | Second | Narrow | Split | Trust | Cap | Outside
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Of a deep network: the bound by intervals of all values is positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Of a deep network: so is that by planes through all products.
+
+    Attributes:
+        mixtures: for each product how much of the plane through the lower corner is taken, one number or one for each
+            entry.
+    """
+
+    mixtures: tuple[float | Vector, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """Of a deep network: so is that by affine arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Of a deep network: so is that by all second-order terms, with a diagonal for each product.
+
+    Attributes:
+        scale: for each product, its diagonal as a multiple of that of interval arithmetic; None if its remainder stays
+            a generator.
+        v: where the tangent touches: of the input's generators, and of those of each product; None for zeros.
+    """
+
+    scale: tuple[float | None, ...]
+    v: tuple[Vector | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Of a deep network: so is that with one diagonal d for all products, given as v is."""
+
+    d: tuple[Vector | None, ...]
+    v: tuple[Vector | None, ...]
+
+
+Step = First | Second | Narrow | Split | Trust | Cap | Outside | Interval | Planes | Generators | Layers | Whole
 
 Proof = tuple[Step, ...]
 """The steps of a tree, the root first; a step names its successors by their indices, which are larger."""
@@ -174,6 +223,7 @@ class Claims:
         forms: the forms of intervals; None in files of decisions.
         images: one claim for each image.
         file: the name of the file that they were read from.
+        deep: whether they are about a deep network; then there are no stretch, norms and tops.
     """
 
     norm: str
@@ -184,6 +234,7 @@ class Claims:
     forms: tuple[Form, ...] | None
     images: tuple[Verified | Falsified | Undecided | Bounded, ...]
     file: str = "claims"
+    deep: bool = False
 
     @property
     def radii(self) -> tuple[float, float] | None:
@@ -230,9 +281,14 @@ def content_digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def parse_claims(content: dict[str, Any], features: int, degree: int, classes: int) -> Claims:
-    """The claims of a file's content about a model of these sizes."""
-    _fields("the file", content, _FILE, {"tops", "forms"})
+def parse_claims(
+    content: dict[str, Any], features: int, degree: int, classes: int, products: Sequence[int] | None = None
+) -> Claims:
+    """The claims of a file's content about a model of these sizes; of a deep network, with those of its products."""
+    if products is None:
+        _fields("the file", content, _FILE | {"stretch", "norms"}, {"tops", "forms"})
+    else:
+        _fields("the file", content, _FILE | {"kind"}, {"forms"})
     forms: tuple[Form, ...] | None = None
     if "forms" in content:
         _fields("forms", content["forms"], {"weights", "constant"})
@@ -246,7 +302,7 @@ def parse_claims(content: dict[str, Any], features: int, degree: int, classes: i
     images = []
     for number, entry in enumerate(entries):
         try:
-            images.append(_Entry(entry, features, classes, forms).claim())
+            images.append(_Entry(entry, features, classes, forms, products).claim())
         except FileFormatError as error:
             raise FileFormatError(f"image {number}: {error}") from error
     norms = {entry.get("norm", "inf") for entry in entries}
@@ -254,9 +310,9 @@ def parse_claims(content: dict[str, Any], features: int, degree: int, classes: i
         _damaged("some images are about boxes, others about balls or about another norm")
     norm = norms.pop() if norms else "inf"
     tops = _numbers("tops", content["tops"], degree, least=0.0) if "tops" in content else None
-    if norm == "2" and tops is None:
+    if norm == "2" and tops is None and products is None:
         _damaged("balls of the norm 2 need `tops`")
-    stretch = _list("stretch", content["stretch"], degree)
+    stretch = _list("stretch", content["stretch"], degree) if products is None else []
     domain = None
     if content["domain"] is not None:
         low, high = (_each("domain", side, features) for side in _list("domain", content["domain"], 2))
@@ -265,23 +321,31 @@ def parse_claims(content: dict[str, Any], features: int, degree: int, classes: i
         norm,
         domain,
         tuple(_numbers("stretch", each, features, least=5e-324) for each in stretch),
-        _numbers("norms", content["norms"], degree - 1, least=0.0),
+        _numbers("norms", content["norms"], degree - 1, least=0.0) if products is None else (),
         tops,
         forms,
         tuple(images),
+        deep=products is not None,
     )
 
 
-_FILE = {"format", "model", "digest", "domain", "stretch", "norms", "images"}
+_FILE = {"format", "model", "digest", "domain", "images"}
 
 
 class _Entry:
     """Reads one image's entry."""
 
-    def __init__(self, entry: Any, features: int, classes: int, forms: tuple[Form, ...] | None) -> None:
+    def __init__(
+        self,
+        entry: Any,
+        features: int,
+        classes: int,
+        forms: tuple[Form, ...] | None,
+        products: Sequence[int] | None,
+    ) -> None:
         if not isinstance(entry, dict):
             _damaged(f"an entry is {_shown(entry)}, not an object")
-        self.entry, self.features, self.classes, self.forms = entry, features, classes, forms
+        self.entry, self.features, self.classes, self.forms, self.products = entry, features, classes, forms, products
         self.status = entry.get("status")
         known = _STATUSES if forms is None else {"bounded": _BOUNDED}
         if not isinstance(self.status, str) or self.status not in known:
@@ -292,7 +356,10 @@ class _Entry:
         if not isinstance(norm, str) or norm not in ("inf", "2") or (norm == "2" and "eps" not in entry):
             _damaged(f"the norm is {_shown(norm)}; it is 'inf' or, with radii, '2'")
         self.ball = norm == "2"
-        _fields("an entry", entry, {"x", "status", *known[self.status]}, {"box", "eps", "norm"})
+        reason = {"reason"} if products is not None and self.status == "undecided" else set[str]()
+        _fields("an entry", entry, {"x", "status", *known[self.status]}, {"box", "eps", "norm"} | reason)
+        if not isinstance(entry.get("reason", ""), str):
+            _damaged(f"the reason is {_shown(entry['reason'])}, not a text")
 
     def claim(self) -> Verified | Falsified | Undecided | Bounded:
         entry, classes = self.entry, self.classes
@@ -353,8 +420,42 @@ class _Entry:
                 nodes.append(node[key])
                 return len(nodes) - 1
 
-            steps.append(self._step(node, follow))
+            steps.append(self._step(node, follow) if self.products is None else self._graph_step(node, follow))
+            if len(nodes) > _STEPS_OF_GRAPHS and self.products is not None:
+                _damaged(f"a proof has more than {_STEPS_OF_GRAPHS:,} steps")
         return tuple(steps)
+
+    def _graph_step(self, node: dict[str, Any], follow: Callable[[str], int]) -> Step:
+        """A step of a proof about a deep network."""
+        if "split" in node:
+            if self.ball:
+                _damaged("a ball is cut in two; only boxes are")
+            return self._step(node, follow)
+        by, products = node.get("by"), self.products or ()
+        if not isinstance(by, str) or by not in _GRAPH_STEPS:
+            _damaged(f"a step is by {_shown(by)}; known are {', '.join(_GRAPH_STEPS)}")
+        _fields(f"a step by {by!r}", node, {"by", *_GRAPH_STEPS[by]})
+        if by == "planes":
+            given = _list("planes", node["planes"], len(products))
+            return Planes(tuple(
+                _numbers("planes", one, size, 0.0, 1.0) if isinstance(one, list) else _number("planes", one, 0.0, 1.0)
+                for one, size in zip(given, products, strict=True)
+            ))  # fmt: skip
+        if by == "layers":
+            scales = _list("scale", node["scale"], len(products))
+            scale = tuple(None if one is None else _number("scale", one, least=0.0) for one in scales)
+            return Layers(scale, self._blocks("v", node["v"]))
+        if by == "whole":
+            return Whole(self._blocks("d", node["d"], 0.0), self._blocks("v", node["v"]))
+        return Interval() if by == "interval" else Generators()
+
+    def _blocks(self, name: str, value: Any, least: float = -inf) -> tuple[Vector | None, ...]:
+        """Numbers of the generators of the input, and of those of each product."""
+        sizes = (self.features, *(self.products or ()))
+        return tuple(
+            None if one is None else _numbers(name, one, size, least)
+            for one, size in zip(_list(name, value, len(sizes)), sizes, strict=True)
+        )
 
     def _step(self, node: dict[str, Any], follow: Callable[[str], int]) -> Step:
         if "split" in node:
@@ -416,6 +517,18 @@ class _Entry:
 
 _STATUSES = {"verified": {"label", "proofs"}, "falsified": {"label", "rival", "counterexample"}, "undecided": {"label"}}
 _BOUNDED = {"lower", "upper", "lowest", "highest", "lowest_at", "highest_at", "proofs"}
+
+_GRAPH_STEPS: dict[str, set[str]] = {
+    "interval": set(),
+    "planes": {"planes"},
+    "generators": set(),
+    "layers": {"scale", "v"},
+    "whole": {"d", "v"},
+}
+"""Of each kind of step of a proof about a deep network, what it needs."""
+
+_STEPS_OF_GRAPHS = 100_000
+"""Steps that one proof about a deep network may have."""
 
 _QUADRATIC = {"on", "v", "mu"}
 _TRUST = {"on", "v", "lam"}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polybound.certificates.bounds.graphs import GraphBoxes, interval_bounds
-from polybound.certificates.graphs import GraphMargins, PreparedGraph, graph_ranges
+from polybound.certificates.graphs import GraphMargins, PreparedGraph, Step, graph_ranges
 from polybound.certificates.input_sets import Balls, InputSet, input_set
 from polybound.models import Applied, Fractions
 
@@ -40,6 +40,7 @@ def find_unsafe(
     polytopes: Sequence[Rows],
     deadline: float,
     most: float = inf,
+    tree: Step | None = None,
 ) -> tuple[tuple[Tensor, int] | None, bool]:
     """A point of the box and the number of the polytope that its outputs are in; and whether anything is left open.
 
@@ -50,20 +51,25 @@ def find_unsafe(
         polytopes: each with at least one row.
         deadline: on the clock of `time.perf_counter`; the whole box is looked at in any case.
         most: cells that are cut in two at most.
+        tree: where it is written how the box was cut, and what excludes each polytope of one row from each cell.
     """
     # Of several rows, the sum as well: where it is positive, one of them is.
     wider = [(torch.cat([a, a.sum(0, keepdim=True)]), torch.cat([b, b.sum(0, keepdim=True)])) for a, b in polytopes]
     rows = [pair if len(pair[0]) == 1 else more for pair, more in zip(polytopes, wider, strict=True)]
     weights, constants = (torch.cat(parts) for parts in zip(*rows, strict=True))
     of = torch.tensor([k for k, (a, _) in enumerate(rows) for _ in range(len(a))])
-    cells, first = [(lower, upper)], True
+    cells, first = [(lower, upper, {} if tree is None else tree)], True
     while cells:
         if not first and (time.perf_counter() > deadline or most <= 0):
             return None, True
         some, cells = cells[-_AT_ONCE:], cells[:-_AT_ONCE]
-        low, high = (torch.cat(sides) for sides in zip(*some, strict=True))
+        low, high = (torch.cat(sides) for sides in zip(*((low, high) for low, high, _ in some), strict=True))
         inputs = input_set(net, None, None, (low, high), None)
-        bound, _, where = graph_ranges(net, inputs, weights, constants, "auto" if first else "crown")
+        steps: dict[tuple[int, int], Step] | None = None if tree is None else {}
+        bound, _, where = graph_ranges(net, inputs, weights, constants, "auto" if first else "crown", steps)
+        for (cell, row), step in (steps or {}).items():
+            if bound[cell, row] > 0:
+                some[cell][2][str(row)] = step
         open_ = torch.stack([(bound[:, of == k] <= 0).all(1) for k in range(len(polytopes))], 1)
         points = torch.cat([where, inputs.x.unsqueeze(1)], 1)
         for k, pair in enumerate(polytopes):
@@ -74,7 +80,10 @@ def find_unsafe(
             halves = _halves(net, low[cell], high[cell], weights)
             if halves is None:  # one point, whose outputs are too close to tell
                 return None, True
-            cells += halves
+            place, low_side, high_side = halves
+            node: Step = {"split": [place, float(high_side[0][0, place])], "low": {}, "high": {}}
+            some[cell][2].update(node)
+            cells += [(*low_side, node["low"]), (*high_side, node["high"])]
             most -= 1
         first = False
     return None, False
@@ -104,18 +113,36 @@ def branch(
         forms = torch.eye(net.classes, dtype=torch.float64)
         rows = [((forms[label] - forms[rival]).unsqueeze(0), forms.new_zeros(1)) for rival in rivals.tolist()]
         lower, upper = (side[image : image + 1] for side in inputs.outer)
-        point, open_ = find_unsafe(net, lower, upper, rows, begun + budget, most)
+        tree: Step | None = None if found.proofs is None else {}
+        point, open_ = find_unsafe(net, lower, upper, rows, begun + budget, most, tree)
         if point is not None:
             x = inputs.inside(torch.tensor([image]), point[0].unsqueeze(0))[0]
             if meets(net, x, rows[point[1]]):
                 found.counterexample[image] = x, int(rivals[point[1]])
         elif not open_:  # every cell has a bound above zero, and so one of the least positive number
             found.bound[image, rivals] = 5e-324
+            if found.proofs is not None and tree is not None:
+                found.proofs.update({(image, int(rival)): _tree_of(tree, row) for row, rival in enumerate(rivals)})
         if not open_ and (point is None or image in found.counterexample):
             found.stage[image] = "branch"
         taken = time.perf_counter() - begun
         found.spent[image] += taken
         found.cost["branch"] = found.cost.get("branch", 0.0) + taken
+
+
+def _tree_of(cell: Step, row: int) -> Step:
+    """The proof of one of the rows over a cell."""
+    # No recursion: a tree may be deep.
+    root: Step = {}
+    stack = [(cell, root)]
+    while stack:
+        cell, made = stack.pop()
+        if str(row) in cell:
+            made.update(cell[str(row)])
+        else:
+            made.update(split=cell["split"], low={}, high={})
+            stack += [(cell[side], made[side]) for side in ("low", "high")]
+    return root
 
 
 def _unsafe_point(net: PreparedGraph, points: Tensor, rows: Rows) -> Tensor | None:
@@ -150,8 +177,10 @@ def meets(net: PreparedGraph, point: Tensor, rows: Rows) -> bool:
     )
 
 
-def _halves(net: PreparedGraph, lower: Tensor, upper: Tensor, weights: Tensor) -> list[tuple[Tensor, Tensor]] | None:
-    """The cell cut in two along the input that moves the rows most; None where no float lies between its sides."""
+def _halves(
+    net: PreparedGraph, lower: Tensor, upper: Tensor, weights: Tensor
+) -> tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """The input that moves the rows most, and the cell cut in two there; None where no float lies between its sides."""
     middle = lower + (upper - lower) / 2
     free = (lower < middle) & (middle < upper)
     if not bool(free.any()):
@@ -164,4 +193,4 @@ def _halves(net: PreparedGraph, lower: Tensor, upper: Tensor, weights: Tensor) -
     place = int(torch.where(free, moves, -1.0).argmax())
     one, other = upper.clone(), lower.clone()
     one[place] = other[place] = middle[place]
-    return [(lower.unsqueeze(0), one.unsqueeze(0)), (other.unsqueeze(0), upper.unsqueeze(0))]
+    return place, (lower.unsqueeze(0), one.unsqueeze(0)), (other.unsqueeze(0), upper.unsqueeze(0))
