@@ -133,8 +133,8 @@ class Layers:
     """Of a deep network: so is that by all second-order terms, with a diagonal for each product.
 
     Attributes:
-        scale: for each product, its diagonal as a multiple of that of interval arithmetic; None if its remainder stays
-            a generator.
+        scale: for each product, the largest multiple of interval arithmetic's diagonal to take; None if its remainder
+            stays a generator.
         v: where the tangent touches: of the input's generators, and of those of each product; None for zeros.
     """
 
