@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from polybound.errors import check_int
@@ -15,8 +16,8 @@ from polybound.errors import check_int
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""The environment variables that say how many threads a process computes with."""
+# When the pool is killed, loky's resource tracker cleans up its semaphores and would print a warning about them.
+_QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
 
 
 def in_workers(do: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
@@ -36,53 +37,69 @@ def in_workers(do: Callable[[Task], Result], tasks: Sequence[Task], workers: int
     if workers == 1:
         yield from map(do, tasks)
         return
-    from joblib.externals.loky import get_reusable_executor
+    # (True, a result) for each task; then (False, the error, or None).
+    found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    closed, ended = threading.Event(), False
 
-    # Tasks are of different sizes: a worker that is replaced after a large one is no news.
-    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-    with _undisturbed():
-        executor = get_reusable_executor(max_workers=workers, timeout=300, env=dict.fromkeys(THREADS, "1"))
-        # First a task that only makes each process import what `do` needs: loky takes a worker's memory after its
-        # first task for its normal size, and ends workers that grow far beyond.
-        for ready in [executor.submit(id, do) for _ in range(workers)]:
-            ready.result()
-        futures = [executor.submit(_with_one_thread, do, task) for task in tasks]
-    ended = False
+    def work() -> None:
+        """Drive loky's processes, with SIGINT blocked.
+
+        A terminal sends Ctrl-C to every process of its group, and each worker would print a traceback. Processes
+        inherit the signal mask of the thread that starts them: here that is always this thread, or loky's own, which
+        inherits from it, so no worker ever sees Ctrl-C, not even one that replaces another. The main thread waits for
+        results, and is the only one that is interrupted.
+        """
+        import joblib
+
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with joblib.parallel_config(backend="loky", n_jobs=workers), warnings.catch_warnings():
+                # Tasks are of different sizes: a worker that is replaced after a large one is no news.
+                warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+                # First a task that only makes each process import what `do` needs: loky takes a worker's memory after
+                # its first task for its normal size, and ends workers that grow far beyond.
+                warned = os.environ.get("PYTHONWARNINGS")
+                os.environ["PYTHONWARNINGS"] = f"{warned},{_QUIET_TRACKER}" if warned else _QUIET_TRACKER
+                try:
+                    every = (joblib.delayed(id)(do) for _ in range(workers))
+                    joblib.Parallel(batch_size=1, pre_dispatch="all")(every)
+                finally:
+                    os.environ.pop("PYTHONWARNINGS")
+                    if warned is not None:
+                        os.environ["PYTHONWARNINGS"] = warned
+                still_open = takewhile(lambda _: not closed.is_set(), tasks)
+                parallel = joblib.Parallel(batch_size=1, pre_dispatch=2 * workers, return_as="generator")
+                for result in parallel(joblib.delayed(_with_one_thread)(do, task) for task in still_open):
+                    found.put((True, result))
+            found.put((False, None))
+        except BaseException as error:  # it belongs to whoever waits for the results
+            found.put((False, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
     try:
-        for future in futures:
-            yield future.result()
+        more, value = found.get()
+        while more:
+            yield value
+            more, value = found.get()
         ended = True
+        if value is not None:
+            raise value
     finally:
         # Idle processes are kept for the next call, and end with this process; those at work end now.
+        closed.set()
         if not ended:
-            # Threads of loky fail when their processes are killed. That is intended: no traceback.
+            from joblib.externals.loky import get_reusable_executor
+
+            # Threads of joblib and loky fail when their processes are killed. That is intended: no traceback.
             hook, threading.excepthook = threading.excepthook, lambda _: None
             try:
-                executor.shutdown(wait=True, kill_workers=True)
+                while thread.is_alive():  # more than once, if the first call met the pool before it was built
+                    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+                    thread.join(1.0)
             finally:
                 threading.excepthook = hook
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Start processes that never see Ctrl-C, and a resource tracker that does not warn when the pool is killed.
-
-    A terminal sends Ctrl-C to every process of its group, and each worker would print a traceback. Processes and
-    threads inherit the signal mask of the thread that starts them: loky's own thread too, which replaces workers.
-    """
-    masks = hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
-    warned = os.environ.get("PYTHONWARNINGS")
-    quiet = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = f"{warned},{quiet}" if warned else quiet
-    try:
-        yield
-    finally:
-        os.environ.pop("PYTHONWARNINGS")
-        if warned is not None:
-            os.environ["PYTHONWARNINGS"] = warned
-        if masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _with_one_thread(do: Callable[[Any], Any], task: Any) -> Any:
