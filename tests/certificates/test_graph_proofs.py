@@ -424,7 +424,7 @@ def test_few_generators_are_sound_and_looser(monkeypatch):
     (_, graph), *_ = small_graphs()
     x, r = torch.zeros(1, 3, dtype=F64), torch.full((1, 3), 0.2, dtype=F64)
     form, bounds = torch.tensor([[1.0, -1.0]], dtype=F64), []
-    for most in (10**6, 4, 1):
+    for most in (10**6, 6, 4):
         monkeypatch.setattr(checker, "_MEMORY", most * max(graph.sizes))
         bounds.append(checker.Cell(graph, x - r, x + r).bound(form, Generators()))
     assert bounds[0] > bounds[1] > bounds[2] > -float("inf")

@@ -20,7 +20,7 @@ from polybound.atomic import write_atomically
 from polybound.certificates import PreparedNetwork, certified_radius
 from polybound.data import Dataset
 from polybound.errors import ArgumentError, PolyboundError, writable_file
-from polybound.models import DeepNetwork, PolynomialNetwork, polynomial
+from polybound.models import DeepNetwork, Identity, PolynomialNetwork, polynomial
 from polybound.report.text import content_policy
 from polybound.theory import lipschitz
 
@@ -171,7 +171,10 @@ def _network(
         "name": name,
         "note": f"{type(model).__name__}, degree {model.degree}, {net.At[0].shape[1]} units",
         "A": [{"W": _array(At.T), "b": _array(b)} for At, b in zip(net.At, net.b, strict=True)],
-        "S": [None if step is None else {"W": _array(step.matrix()), "b": _array(step.constant)} for step in net.S],
+        "S": [
+            None if isinstance(step, Identity) else {"W": _array(step.matrix()), "b": _array(step.constant)}
+            for step in net.S
+        ],
         "s1": _array(net.s1),
         "C": {"W": _array(net.C), "b": _array(net.beta)},
         "stretch": [_array(mu) for mu in net.stretch],
