@@ -104,14 +104,16 @@ class Watch(Callback):
 
 def train(options: argparse.Namespace) -> None:
     plan = NETWORKS[options.dataset]
+    width = options.width or plan["width"]
     data, test = pb.data.load(options.dataset, "train"), pb.data.load(options.dataset, "test")
     if options.held_out:
         cut = len(data) - options.held_out
         data, test = (replace(data, x=data.x[part], y=data.y[part]) for part in (slice(cut), slice(cut, None)))
-    network = pb.PolyNet(data.shape, data.classes, plan["width"], plan["blocks"], seed=options.seed)
+    network = pb.PolyNet(data.shape, data.classes, width, plan["blocks"], seed=options.seed)
     if options.relu:
         with_relu(network)
     name = f"{options.dataset}-{'relu' if options.relu else 'product'}-{options.seed}"
+    name += f"-width-{options.width}" * bool(options.width)
     options.folder.mkdir(parents=True, exist_ok=True)
     epochs = options.epochs or plan["epochs"]
     watch = Watch(test, options.folder / f"{name}.checkpoint")
@@ -120,7 +122,7 @@ def train(options: argparse.Namespace) -> None:
     trainer.run()
     if not options.relu:
         network.eval().save(options.folder / f"{name}.safetensors")
-    if not options.held_out:
+    if not options.held_out and not options.width:
         keep(name, trainer.recipe, network, watch.lines)
 
 
@@ -281,6 +283,7 @@ def main() -> None:
     one.add_argument("--relu", action="store_true")
     one.add_argument("--epochs", type=int, default=0)
     one.add_argument("--held-out", type=int, default=0)
+    one.add_argument("--width", type=int, default=0, help="another one, which the results leave out")
     two = commands.add_parser("ship")
     two.add_argument("dataset", choices=NETWORKS)
     for each in (one, two):
