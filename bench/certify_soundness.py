@@ -53,11 +53,11 @@ METHODS = {
     ),
 }
 SLOW = {"auto": 320, "bounds auto": 640, "bounds second": 160, "bounds first": 80, "crown": 80}
-"""Methods that have a part of the inputs of each network: one of so many."""
+"""Methods that have a part of the inputs of each network: one of this number."""
 
 SIZES = torch.tensor([0.0, 1e-15, 1e-9, 0.003, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.3], dtype=F64)
 SHARE = 50
-"""One in so many cases is judged in rational arithmetic, whatever float64 says."""
+"""One of this number of cases is judged in rational arithmetic, whatever float64 says."""
 
 Forms = Callable[[Tensor, Tensor], Tensor]
 """From logits, (points, classes), and the inputs that the points belong to: values to be made small, (points, F)."""
@@ -350,7 +350,7 @@ class Campaign:
 def campaign(
     cases: int, images: int = 8000, budget: float = 0.01, seed: int = 0, norm: str = "inf", blind: bool = False
 ) -> Counter[str]:
-    """Networks from a seed on, until there are so many cases; prints the counts now and then."""
+    """Networks from a seed on, until there are enough cases; prints the counts now and then."""
     found = Campaign(norm, images, budget)
     usual, boxes.IMAGES = boxes.IMAGES, 8192  # the networks are tiny
     try:

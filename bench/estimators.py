@@ -42,7 +42,7 @@ FOLDS = 5
 SHOWN = 40
 """Test samples of each fold that are attacked and that certificates are asked for, the first ones."""
 RADII = (0.03, 0.1)
-"""Of attacks and certificates: each feature may move by so many of its standard deviations."""
+"""Of attacks and certificates: how many of its standard deviations each feature may move by."""
 
 
 def fashion() -> tuple[Array, Labels]:

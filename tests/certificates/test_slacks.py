@@ -70,7 +70,7 @@ def absorbed():
 
 
 def column(units):
-    """Slopes of so many units, of which one moves, by 1."""
+    """Slopes of `units` units; one of them moves, by 1."""
     slope = torch.zeros(1, D, units, dtype=F64)
     slope[0, 0, 0] = 1.0
     return slope

@@ -58,7 +58,7 @@ def state(root):
 
 
 def wait_for_changes(root, changes, over):
-    """Wait until the files have changed so many times; whether they did so before it was over."""
+    """Wait for this number of changes of the files; whether they came before it was over."""
     before = state(root)
     while changes:
         time.sleep(0.001)
@@ -70,7 +70,7 @@ def wait_for_changes(root, changes, over):
 
 
 def kill_again_and_again(words, root, kills):
-    """Start a sweep and kill it after some changes, so many times; whether it was never over before its kill."""
+    """Start a sweep and kill it after some changes, several times; whether it was never over before its kill."""
     generator = random.Random(1)
     for kill in range(kills):
         command = Command(*words, "--workers", 2 if kill == 1 else 1)  # two are slow to start

@@ -243,7 +243,7 @@ FAMILIES = ("bass", "brass", "flute")
 
 
 def nsynth_members(part, instruments=((0, 4), (1, 3), (2, 2)), notes=2, rate=8000, first=0):
-    """Members of an archive of NSynth: so many instruments of each family, so many notes of each instrument."""
+    """Members of an archive of NSynth: some instruments of each family, some notes of each instrument."""
     examples, sounds = {}, {}
     instrument = first
     for family, count in instruments:
@@ -275,7 +275,7 @@ def tiny_nsynth(monkeypatch, archives):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves what is in `files`; the first so many answers break off after `cut` bytes."""
+    """Serves what is in `files`; the first answers break off after `cut` bytes."""
 
     daemon_threads = True
 
