@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.networks import Written
 from polybound.attacks import FGSM, PGD, TPGD, parse_attack
 from polybound.errors import PolyboundError
@@ -162,8 +163,7 @@ def test_outside_suites_know_no_published_protocol(subject):
 def test_a_missing_suite_is_said(subject, monkeypatch, package, name):
     model, x, y = subject
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(PolyboundError, match=f"needs {package}: pip install"):
-        parse_attack(name)(model, x[:2], y[:2], domain=(-1, 1))
+    refuses(f"needs {package}: pip install", parse_attack(name), model, x[:2], y[:2], domain=(-1, 1))
 
 
 def test_the_suites_are_not_loaded_without_need():

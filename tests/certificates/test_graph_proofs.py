@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.graph_proofs import graph_subjects, small_graphs
 from helpers.graphs import F64, graphs, two_products
 from helpers.proof_mutants import campaign, outcome
@@ -20,7 +21,7 @@ from polybound.certificates import check_file, read_claims, save_certificates
 from polybound.certificates.proofs import graphs as checker
 from polybound.certificates.proofs.midrad import MidRad, MidRads, psd_deficit
 from polybound.certificates.proofs.schema import Generators, Interval, Layers, Planes, RefusedError, Whole
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError
 from polybound.models import Builder, Dense, Fractions, GraphNetwork, PolyNet, Product, Select
 
 
@@ -51,10 +52,8 @@ def test_what_is_saved_is_confirmed(network, tmp_path, norm, eps):
     assert check_file(path, pb.load(tmp_path / "net.safetensors")) == counts
     # Of float64 weights the graph is another one.
     refusing = PolyNet((1, 8, 8), width=4, blocks=(1, 1), seed=1).eval()
-    with pytest.raises(PolyboundError, match="about other weights"):
-        check_file(path, refusing)
-    with pytest.raises(PolyboundError, match="about a deep network, and this is a chain"):
-        check_file(path, pb.CCP(64, 3, 10, 2, seed=0))
+    refuses("about other weights", check_file, path, refusing)
+    refuses("about a deep network, and this is a chain", check_file, path, pb.CCP(64, 3, 10, 2, seed=0))
 
 
 def test_intervals_of_outputs_are_saved(network, tmp_path):
@@ -167,14 +166,12 @@ def test_numbers_that_are_not_finite_and_too_many_steps_are_refused(honest, tmp_
     model, content = honest
     path = tmp_path / "proofs.json"
     path.write_text(json.dumps(with_proof(content, LAYERS | {"scale": [float("nan"), 1.0]})))
-    with pytest.raises(FileFormatError, match="NaN is not a finite number"):
-        read_claims(path, model)
+    refuses("NaN is not a finite number", read_claims, path, model, error=FileFormatError)
     step = {"by": "interval"}
     for _ in range(17):
         step = {"split": [0, 0.3], "low": step, "high": step}
     forge(path, with_proof(content, step))
-    with pytest.raises(FileFormatError, match="more than 100,000 steps"):
-        read_claims(path, model)
+    refuses("more than 100,000 steps", read_claims, path, model, error=FileFormatError)
 
 
 @pytest.mark.parametrize("change", ["eps", "label", "x", "copy", "scale", "split"])

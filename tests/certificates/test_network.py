@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.networks import F64
 from polybound.certificates import PreparedNetwork
 
@@ -41,8 +42,7 @@ def test_inputs_of_another_shape_are_refused_as_the_model_does(shape: tuple[int,
         lambda: pb.certify(model, fine, y, box=(x, x)),
         lambda: pb.certify(model, fine, y, 0.1, domain=(one - 1, one + 1)),
     ):
-        with pytest.raises(pb.PolyboundError, match="shape"):
-            refused()
+        refuses("shape", refused)
 
 
 def test_flat_inputs_are_taken_as_the_model_takes_them():
@@ -78,7 +78,5 @@ def test_a_plain_module_is_refused_in_one_line_that_says_what_is_taken(tmp_path)
         lambda: pb.report.model_card(net, data, name="net"),
         lambda: pb.report.build_explorer({"net": net}, data, tmp_path / "page.html"),
     ):
-        with pytest.raises(pb.PolyboundError, match=message):
-            refused()
-    with pytest.raises(pb.PolyboundError, match=r"needs a torch\.nn\.Module"):
-        pb.Projection(y, 1.0)
+        refuses(message, refused)
+    refuses(r"needs a torch\.nn\.Module", pb.Projection, y, 1.0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.networks import F64, randomise
 from helpers.tampering import forge, refused
 from polybound.certificates import check_file, read_claims, save_certificates
@@ -170,8 +171,7 @@ def test_what_is_wrong_with_intervals(honest, tmp_path, change, message):
 )
 def test_texts_that_are_no_proof_files(honest, tmp_path, text, message):
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
-    with pytest.raises(pb.FileFormatError, match=message):
-        check_file(tmp_path / "x.json", honest[0])
+    refuses(message, check_file, tmp_path / "x.json", honest[0], error=pb.FileFormatError)
 
 
 def test_a_deep_proof_is_read_without_recursion(honest, tmp_path):

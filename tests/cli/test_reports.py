@@ -12,6 +12,7 @@ import pytest
 
 import polybound as pb
 from conftest import run_command
+from helpers.errors import refuses
 from polybound.evaluation import MixedError, Table
 from polybound.experiments import experiment_scores, find_experiment, read_scores
 from polybound.report import SYMBOLS
@@ -145,8 +146,7 @@ def test_scores_that_contradict_each_other_are_refused(experiment, tmp_path):
     table = experiment_scores(named, experiment / "runs")
     assert sorted(map(str, experiment_scores(named, tmp_path, table + table))) == sorted(map(str, table))
     other = Table({**row, "correct": (row["correct"] + 1) % (row["total"] + 1), "per_class": ""} for row in table)
-    with pytest.raises(MixedError, match="has two scores under"):
-        experiment_scores(named, tmp_path, table + other)
+    refuses("has two scores under", experiment_scores, named, tmp_path, table + other, error=MixedError)
 
 
 def test_without_a_run_it_shows_the_bundled_digits(tmp_path):

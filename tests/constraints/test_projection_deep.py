@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.networks import Written
-from polybound.errors import PolyboundError
 from polybound.models import Applied
 from polybound.theory import operator_norm
 
@@ -76,10 +76,8 @@ def test_single_maps_by_name():
     deviation = (net.body[1].var.double() + 1e-5).sqrt()
     wanted = before["body.1.weight"].double().clamp(-0.2 * deviation, 0.2 * deviation)
     torch.testing.assert_close(net.body[1].weight.double(), wanted, rtol=1e-6, atol=0)
-    with pytest.raises(PolyboundError, match=r"no matrix called 'C'; there are body\.0\.weight, body\.1\.weight"):
-        pb.Projection(net, {"C": 1.0})
-    with pytest.raises(PolyboundError, match="on='product' is for CCP and ConvCCP, not for PolyNet"):
-        pb.Projection(net, 1.0, on="product")
+    refuses(r"no matrix called 'C'; there are body\.0\.weight, body\.1\.weight", pb.Projection, net, {"C": 1.0})
+    refuses("on='product' is for CCP and ConvCCP, not for PolyNet", pb.Projection, net, 1.0, on="product")
 
 
 def test_kernels_without_a_norm_on_the_torus_are_refused():
@@ -89,8 +87,7 @@ def test_kernels_without_a_norm_on_the_torus_are_refused():
     for options in ({"groups": 2}, {"dilation": 2}):
         module = Written(forward, a=nn.Conv2d(2, 2, 3, **options), head=nn.Linear(2, 2))
         net = pb.polynomial(module, (2, 8, 8))
-        with pytest.raises(PolyboundError, match=r"the l2 norm of module\.a\.weight depends on the size of its input"):
-            pb.Projection(net, 1.0, norm="2")
+        refuses(r"the l2 norm of module\.a\.weight depends on the size of its input", pb.Projection, net, 1.0, norm="2")
         pb.Projection(net, 1.0).apply_()
 
 

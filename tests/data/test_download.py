@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.data import put_mnist, serve_mnist, sha, tiny_mnist
+from helpers.errors import refuses
 from polybound.data import DataFile, MissingDataError, files, load
 from polybound.data.files import DownloadError, fetch
 from polybound.errors import FileFormatError
@@ -72,20 +73,17 @@ def test_a_cut_connection_is_tried_again(tmp_path, server, file):
 
 def test_nothing_is_left_of_a_download_that_fails(tmp_path, server, file):
     server.cuts, server.cut = 99, 10000
-    with pytest.raises(DownloadError):
-        fetch(file, tmp_path / "big.bin")
+    refuses("", fetch, file, tmp_path / "big.bin", error=DownloadError)
     assert left(tmp_path) == [] and len(server.requests) == files.ATTEMPTS
 
 
 def test_wrong_content_is_not_kept(root, server, file, tmp_path, monkeypatch):
     server.files["/big.bin"] = CONTENT[:-1] + b"x"
     target = tmp_path / "downloads"
-    with pytest.raises(FileFormatError, match=r"http://.*/big\.bin: .*SHA-256 of its content is"):
-        fetch(file, target / "big.bin")
+    refuses(r"http://.*/big\.bin: .*SHA-256 of its content is", fetch, file, target / "big.bin", error=FileFormatError)
     assert left(target) == [] and len(server.requests) == 1  # another attempt would bring the same
     server.files["/big.bin"] = CONTENT * 5
-    with pytest.raises(FileFormatError, match="more than"):
-        fetch(file, target / "big.bin")
+    refuses("more than", fetch, file, target / "big.bin", error=FileFormatError)
     assert left(target) == []
     # The same for gzipped files, whose content counts; here by way of load.
     tiny_mnist(monkeypatch, bases=[server.url])
@@ -106,16 +104,13 @@ def test_wrong_content_at_one_address_does_not_keep_from_the_next(tmp_path, serv
 @pytest.mark.parametrize("status", [404, 403, 410, 500, 503])
 def test_errors_of_the_server(tmp_path, server, file, status):
     server.status = status
-    with pytest.raises(DownloadError, match=str(status)):
-        fetch(file, tmp_path / "big.bin")
+    refuses(str(status), fetch, file, tmp_path / "big.bin", error=DownloadError)
     assert left(tmp_path) == [] and len(server.requests) == (1 if status < 500 else files.ATTEMPTS)
 
 
 def test_offline_the_line_says_what_to_put_where(root, server, monkeypatch):
     tiny_mnist(monkeypatch, bases=["http://127.0.0.1:9/closed"])
-    with pytest.raises(MissingDataError) as caught:
-        load("tiny", data_dir=root)
-    text = str(caught.value)
+    text = refuses("", load, "tiny", error=MissingDataError, data_dir=root)
     assert "no connection to 127.0.0.1:9" in text and "\n" not in text
     assert text.endswith(f"put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz into {root}/tiny")
 
@@ -123,8 +118,7 @@ def test_offline_the_line_says_what_to_put_where(root, server, monkeypatch):
 def test_a_directory_that_cannot_be_written(root, server, monkeypatch):
     tiny_mnist(monkeypatch, bases=[server.url])
     (root / "tiny").write_bytes(b"a file in the place of the folder")
-    with pytest.raises(MissingDataError, match=r"tiny: (Not a directory|File exists)"):
-        load("tiny", data_dir=root)
+    refuses(r"tiny: (Not a directory|File exists)", load, "tiny", error=MissingDataError, data_dir=root)
 
 
 def test_one_download_for_several_at_once(tmp_path, server, file):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.data import idx, random_bytes, refused, tiny_emnist, write, zipped
-from polybound.data import MissingDataError, load
+from polybound.data import load
 
 IMAGES = "gzip/emnist-letters-train-images-idx3-ubyte.gz"
 LABELS = "gzip/emnist-letters-train-labels-idx1-ubyte.gz"
@@ -48,13 +48,6 @@ def test_files_taken_out_of_the_zip_file_are_read_with_a_note(root, monkeypatch,
                 write(target.with_suffix(""), gzip.decompress(packed_content))
     data = load("emnist-letters", data_dir=root, download=False)
     assert data.y.tolist() == (arrays["train"][1] - 1).tolist() and "only their structure" in data.note
-
-
-def test_images_without_their_labels(root, monkeypatch):
-    _, _, members = tiny_emnist(monkeypatch)
-    write(root / "emnist" / IMAGES, members[IMAGES])
-    with pytest.raises(MissingDataError, match=r"put emnist-letters-train-labels-idx1-ubyte\.gz into"):
-        load("emnist-letters", data_dir=root, download=False)
 
 
 def test_every_other_zip_file_than_the_official_one_is_refused(root, monkeypatch):

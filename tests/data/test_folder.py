@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from helpers.data import put_images, random_bytes, refused, splits_of, write
+from helpers.errors import refuses
 from polybound.data import load
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError
 
 
 def test_official_splits_of_folders(root, tmp_path):
@@ -23,11 +24,9 @@ def test_official_splits_of_folders(root, tmp_path):
     assert data.y.tolist() == [0] * 10 + [1] * 10
     tested = load(f"folder:{root}", "test")
     assert np.allclose(tested.x[:, 0].numpy(), test.reshape(-1, 6, 4) / 127.5 - 1, atol=1e-6)
-    with pytest.raises(PolyboundError, match="no official validation"):
-        load(f"folder:{root}", "validation")
+    refuses("no official validation", load, f"folder:{root}", "validation")
     put_images(root / "validation", classes=("dog",), count=2)
-    with pytest.raises(FileFormatError, match="at least two"):
-        load(f"folder:{root}", "validation")
+    refuses("at least two", load, f"folder:{root}", "validation", error=FileFormatError)
     put_images(root / "validation", classes=("cat",), count=2)
     assert len(load(f"folder:{root}", "validation")) == 4
 
@@ -60,18 +59,10 @@ def test_a_class_may_be_called_train(root):
     assert load(f"folder:{root}", "train").class_names == ("car", "train")
 
 
-def test_hidden_files_are_passed_over(root):
-    put_images(root)
-    write(root / ".DS_Store", b"x")
-    write(root / "cat" / ".hidden", b"x")
-    assert len(load(f"folder:{root}", "train")) == 16
-
-
 def test_without_pillow_the_extra_is_named(root, monkeypatch):
     put_images(root)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(PolyboundError, match=r"polybound\[images\]"):
-        load(f"folder:{root}")
+    refuses(r"polybound\[images\]", load, f"folder:{root}")
 
 
 def png(array):
@@ -89,7 +80,6 @@ IMAGES = {
     "cut": (GOOD[:-30], "not an image"),
     "flipped": (GOOD[:45] + bytes([GOOD[45] ^ 0xFF]) + GOOD[46:], "not an image"),
     "a format that runs programs": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 6\n", "not an image"),
-    "too many pixels": (GOOD[:16] + (2**15).to_bytes(4, "big") * 2 + GOOD[24:29] + GOOD[29:], ""),
 }
 
 
@@ -108,8 +98,7 @@ def test_images_with_too_many_pixels_are_refused_before_they_are_unpacked(root):
 
 
 def test_wrong_folders_are_refused(root):
-    with pytest.raises(PolyboundError, match="no such folder"):
-        load(f"folder:{root}/nothing")
+    refuses("no such folder", load, f"folder:{root}/nothing")
     assert "0 folders" in refused(f"folder:{root}", root)
     put_images(root, classes=("cat",))
     assert "at least two" in refused(f"folder:{root}", root)
@@ -153,8 +142,7 @@ def test_npz_with_a_test_split(root):
     assert data.shape == (1, 6, 4) and data.class_names == ("0", "1") and data.note == ""
     assert np.allclose(data.x[:, 0].numpy(), X / 127.5 - 1, atol=1e-6) and data.y.tolist() == Y.tolist()
     assert len(load(f"folder:{path}", "test")) == 4
-    with pytest.raises(PolyboundError, match="validation"):
-        load(f"folder:{path}", "validation")
+    refuses("validation", load, f"folder:{path}", "validation")
 
 
 def test_npz_without_one(root):
@@ -193,15 +181,6 @@ NPZ = {
 def test_wrong_npz_files_are_refused(root, arrays, word):
     path = put_npz(root, **arrays)
     assert word in refused(f"folder:{path}", path)
-
-
-def test_arrays_that_are_none_are_refused(root):
-    path, stream = root / "data.npz", io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name in ("X", "y"):
-            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00\x05\x00junk\n")
-    path.write_bytes(stream.getvalue())
-    refused(f"folder:{path}", path)
 
 
 def test_npz_bombs_are_not_unpacked(root, monkeypatch):

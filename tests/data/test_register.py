@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from helpers.data import sha, splits_of, write
+from helpers.errors import refuses
 from polybound import data as sets
 from polybound.data import Dataset, load, register
-from polybound.errors import PolyboundError
 
 pytestmark = pytest.mark.usefixtures("registries")
 
@@ -56,15 +56,13 @@ def test_a_source_of_ones_own():
     assert train.digest == validation.digest == test.digest == sets.digest_of("spirals") and train.held_out == 0.25
     register(Spirals(name="spirals-3", turns=3.0))
     assert sets.digest_of("spirals-3") != sets.digest_of("spirals") and not sets.missing("spirals")
-    with pytest.raises(PolyboundError, match="spirals has no official validation split"):
-        load("spirals", "validation")
+    refuses("spirals has no official validation split", load, "spirals", "validation")
 
 
 def test_a_source_with_files(root):
     register(Bytes(name="rows", folders=("rows",)))
     assert sets.missing("rows", root) and len(sets.digest_of("rows", root)) == 16
-    with pytest.raises(sets.MissingDataError, match=f"put rows.bin into {root}/rows"):
-        load("rows", data_dir=root, download=False)
+    refuses(f"put rows.bin into {root}/rows", load, "rows", error=sets.MissingDataError, data_dir=root, download=False)
     write(root / "rows" / "rows.bin", bytes(range(30)))
     data = load("rows", data_dir=root, download=False)
     assert data.shape == (3,) and data.digest == sets.digest_of("rows", root) and not sets.missing("rows", root)
@@ -78,10 +76,8 @@ def test_a_function():
     assert data.digest == load("noise").digest == sets.digest_of("noise")
     carved = load("noise", "validation", validation=0.2)
     assert len(carved) == 6 and carved.domain == (0.0, 1.0)
-    with pytest.raises(PolyboundError, match="noise has no official validation split"):
-        load("noise", "validation")
-    with pytest.raises(PolyboundError, match="split must be"):
-        load("noise", "dev")
+    refuses("noise has no official validation split", load, "noise", "validation")
+    refuses("split must be", load, "noise", "dev")
 
 
 def test_a_decorator_and_a_name():
@@ -100,13 +96,9 @@ def test_a_decorator_and_a_name():
 def test_names_that_are_taken_or_none_are_refused():
     register(noise)
     for source, name in ((noise, ""), (noise, "mnist"), (Spirals(name="digits"), ""), (Spirals(name="noise"), "")):
-        with pytest.raises(PolyboundError, match=r"there is a data set called '(noise|mnist|digits)' already"):
-            register(source, name=name)
+        refuses(r"there is a data set called '(noise|mnist|digits)' already", register, source, name=name)
     for name in ("folder:here", "two words", "../up", "a/b"):
-        with pytest.raises(PolyboundError, match="cannot be called"):
-            register(noise, name=name)
-    with pytest.raises(PolyboundError, match="cannot be called"):
-        register(lambda split: noise(split))
-    with pytest.raises(PolyboundError, match="an object of Spirals, not the class"):
-        register(Spirals)
+        refuses("cannot be called", register, noise, name=name)
+    refuses("cannot be called", register, lambda split: noise(split))
+    refuses("an object of Spirals, not the class", register, Spirals)
     assert load("digits").shape == (1, 8, 8)

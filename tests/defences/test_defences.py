@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 import polybound as pb
+from helpers.errors import refuses
 from polybound.attacks import FGSM, PGD
 from polybound.defences import (
     Defence,
@@ -19,7 +20,6 @@ from polybound.defences import (
     parse_defence,
     register_defence,
 )
-from polybound.errors import PolyboundError
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
@@ -98,8 +98,7 @@ def test_evaluation_with_a_defence():
     ],
 )
 def test_bad_defences(make, message):
-    with pytest.raises(PolyboundError, match=message):
-        make()
+    refuses(message, make)
 
 
 odd, sizes = st.integers(0, 20).map(lambda n: 2 * n + 1), st.floats(0.0, 100.0) | st.sampled_from([1, 2.0, 1e-9])
@@ -150,10 +149,8 @@ def test_names():
     ],
 )
 def test_bad_names(name, message):
-    with pytest.raises(PolyboundError, match=message):
-        find_defence(name, (1, 8, 8))
-    with pytest.raises(PolyboundError, match="needs images"):
-        find_defence("median", (64,))
+    refuses(message, find_defence, name, (1, 8, 8))
+    refuses("needs images", find_defence, "median", (64,))
 
 
 @pytest.mark.usefixtures("registries")
@@ -176,8 +173,7 @@ def test_a_defence_of_ones_own(monkeypatch):
     assert torch.equal(Defended(model, defence)(data.x), model(data.x.clamp_min(0.25)))
     for kind in ("gaussian", "Loud", "a-b", None):
         monkeypatch.setattr(Clip, "kind", kind)
-        with pytest.raises(PolyboundError, match=r"already|lower-case"):
-            register_defence(Clip)
+        refuses(r"already|lower-case", register_defence, Clip)
 
     class Bare(Clip):
         kind = "bare"
@@ -186,5 +182,4 @@ def test_a_defence_of_ones_own(monkeypatch):
             super().__init__((1, 8, 8))
             self.size = size
 
-    with pytest.raises(PolyboundError, match="'size' needs a default"):
-        register_defence(Bare)
+    refuses("'size' needs a default", register_defence, Bare)

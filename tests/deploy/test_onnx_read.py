@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.networks import ccps, convs, ncps
 from helpers.onnx_graphs import BY_HAND, export, nodes_of, off, run, save_graph
 from helpers.onnx_random import judged
@@ -140,8 +141,7 @@ NUMBERS = {name: np.array(sizes) for name, sizes in SIZES.items()} | {
 def test_graphs_that_do_not_fit_are_refused_by_the_nodes_name(name, tmp_path):
     nodes, complaint = REFUSED[name]
     file = save_graph(tmp_path / "net.onnx", nodes, MATRICES | NUMBERS, opset=13 + 4 * ("Layer" in nodes))
-    with pytest.raises(pb.PolyboundError, match=complaint):
-        read_onnx(file)
+    refuses(complaint, read_onnx, file)
 
 
 def test_an_empty_optional_operand_keeps_its_place(tmp_path):
@@ -154,16 +154,14 @@ def test_an_empty_optional_operand_keeps_its_place(tmp_path):
     file = save_graph(tmp_path / "net.onnx", sliced, tensors, shape=(1, 4), out=(1, 2))
     assert off(from_onnx(file)(x[:1]), run(file, x[:1])) < 1e-5
     file = save_graph(tmp_path / "net.onnx", sliced, tensors)
-    with pytest.raises(pb.PolyboundError, match=r"the_output.*batch"):
-        read_onnx(file)
+    refuses(r"the_output.*batch", read_onnx, file)
 
 
 @pytest.mark.parametrize("operator", ["Add", "Mul", "Sub", "Div"])
 def test_attributes_of_old_opsets_are_refused_by_name(operator, tmp_path):
     nodes, tensors = f"m = {operator} input c broadcast=1 axis=1; output = Flatten m", {"c": np.float32([1, 2])}
     file = save_graph(tmp_path / "net.onnx", nodes, tensors, shape=("batch", 2, 2), out=("batch", 4), opset=6)
-    with pytest.raises(pb.PolyboundError, match=r"the_m.*'axis'"):
-        read_onnx(file)
+    refuses(r"the_m.*'axis'", read_onnx, file)
 
 
 def test_loops_branches_and_foreign_operators_are_refused(tmp_path):
@@ -174,8 +172,7 @@ def test_loops_branches_and_foreign_operators_are_refused(tmp_path):
     opsets = [helper.make_opsetid("com.example", 1)]
     for last, complaint in ((branch, r"a_branch.*branches"), (foreign, r"a_stranger.*com\.example")):
         nodes, tensors = [*nodes_of(H.rstrip("; ")), last], {"W": np.float32(W), "yes": np.array(True)}
-        with pytest.raises(pb.PolyboundError, match=complaint):
-            read_onnx(save_graph(tmp_path / "net.onnx", nodes, tensors, opsets=opsets))
+        refuses(complaint, read_onnx, save_graph(tmp_path / "net.onnx", nodes, tensors, opsets=opsets))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +186,7 @@ def test_loops_branches_and_foreign_operators_are_refused(tmp_path):
 )
 def test_inputs_that_do_not_fit_are_refused(options, complaint, tmp_path):
     file = save_graph(tmp_path / "net.onnx", "output = Identity input", **options)
-    with pytest.raises(pb.PolyboundError, match=complaint):
-        read_onnx(file)
+    refuses(complaint, read_onnx, file)
 
 
 def test_chains_that_are_no_class_of_the_package_are_networks_of_their_graph(tmp_path):
@@ -295,8 +291,7 @@ def test_unused_nodes_do_no_harm(tmp_path):
 def test_what_is_no_onnx_is_refused(content, tmp_path):
     file = tmp_path / "net.onnx"
     file.write_bytes(content)
-    with pytest.raises(pb.FileFormatError, match=r"net\.onnx: .*ONNX"):
-        from_onnx(file)
+    refuses(r"net\.onnx: .*ONNX", from_onnx, file, error=pb.FileFormatError)
 
 
 def test_every_truncation_is_refused(tmp_path):
@@ -304,9 +299,7 @@ def test_every_truncation_is_refused(tmp_path):
     content = file.read_bytes()
     for length in range(0, len(content), 37):
         file.write_bytes(content[:length])
-        with pytest.raises(pb.PolyboundError) as error:
-            from_onnx(file)
-        assert "\n" not in str(error.value)
+        refuses("", from_onnx, file)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +344,7 @@ BAD = {
 
 @pytest.mark.parametrize(("change", "complaint"), BAD.values(), ids=BAD)
 def test_bad_tensors_are_refused(change, complaint, tmp_path):
-    with pytest.raises(pb.PolyboundError, match=complaint):
-        from_onnx(changed_file(tmp_path, change))
+    refuses(complaint, from_onnx, changed_file(tmp_path, change))
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.profiles import examples
 from polybound.deploy import export_benchmark, read_vnnlib, robustness_vnnlib
 
@@ -144,15 +145,13 @@ def test_what_is_not_read_is_refused_with_its_line(tmp_path, text, complaint):
 def test_weights_that_float64_cannot_hold_are_refused(tmp_path):
     for weight in ("(* 1e300 1e300)", "0.12345678901234567890123"):
         [region] = read(tmp_path, BOX + f"(assert (<= (+ (* {weight} Y_0) Y_1) 1))").regions
-        with pytest.raises(pb.PolyboundError, match="digits"):
-            region.unsafe(2, True)
+        refuses("digits", region.unsafe, 2, True)
 
 
 def test_bytes_that_are_no_text(tmp_path):
     file = tmp_path / "p.vnnlib"
     file.write_bytes(b"\xff\xfe(assert")
-    with pytest.raises(pb.FileFormatError, match="not a text"):
-        read_vnnlib(file)
+    refuses("not a text", read_vnnlib, file, error=pb.FileFormatError)
 
 
 def test_a_benchmark_has_vnn_comps_layout(tmp_path):
@@ -183,8 +182,7 @@ def test_a_benchmark_has_vnn_comps_layout(tmp_path):
 )
 def test_questions_that_make_no_sense_are_refused(tmp_path, change, complaint):
     given = {"x": torch.zeros(2, 1, 8, 8), "y": [0, 1], "eps": 0.1} | change
-    with pytest.raises(pb.PolyboundError, match=complaint):
-        export_benchmark(pb.paper_model("pn-4", (1, 8, 8), seed=0), tmp_path, bounds=False, **given)
+    refuses(complaint, export_benchmark, pb.paper_model("pn-4", (1, 8, 8), seed=0), tmp_path, bounds=False, **given)
 
 
 @pytest.mark.parametrize("y", [torch.tensor([1.0, 0.0]), np.array([1.0, 0.0], np.float32), np.array([1, 0]), [1, 0]])

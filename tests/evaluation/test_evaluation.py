@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import polybound as pb
+from helpers.errors import refuses
 from polybound.attacks import FGSM, PGD
 from polybound.data import Dataset
-from polybound.errors import PolyboundError
 from polybound.evaluation import EvaluationSpec, Table, certified_name, evaluate, read_table, score_of, wilson
 from polybound.runs import DataSpec, ModelSpec, Run, Spec, evaluate_run, evaluate_runs, train_runs
 
@@ -32,8 +32,7 @@ def test_the_ends_of_wilsons_interval_solve_its_equation(pair):
 
 @pytest.mark.parametrize("wrong", [(0, 0), (-1, 3), (4, 3)])
 def test_wilson_refuses(wrong):
-    with pytest.raises(PolyboundError):
-        wilson(*wrong)
+    refuses("", wilson, *wrong)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +137,7 @@ def test_tables_and_json(trained):
     assert content["skipped"] == [] and entry["defence"] == "" and entry["total"] == 50
     with pytest.raises(KeyError):
         one.find("fgsm-0.2")
-    with pytest.raises(PolyboundError, match="count must be"):
-        one.counted("clean")
+    refuses("count must be", one.counted, "clean")
 
 
 def test_what_does_not_fit(trained):
@@ -161,8 +159,7 @@ def test_what_does_not_fit(trained):
         ((model, replace(test, domain=(0.0, 1.0))), {}, "outside of the domain"),
     ]
     for positional, named, message in cases:
-        with pytest.raises(PolyboundError, match=message):
-            evaluate(*positional, **named)
+        refuses(message, evaluate, *positional, **named)
 
 
 @pytest.fixture(scope="module")
@@ -249,10 +246,8 @@ def test_runs_with_the_same_weights_are_measured_once(runs, tmp_path, monkeypatc
 
 
 def test_runs_that_cannot_be_evaluated_are_refused_alone_and_skipped_among_others(runs, tmp_path):
-    with pytest.raises(PolyboundError, match="no run to evaluate"):
-        evaluate_runs([], "fgsm-0.1")
-    with pytest.raises(PolyboundError, match="split"):
-        evaluate_run(runs[2], "fgsm-0.1", split="validation")
+    refuses("no run to evaluate", evaluate_runs, [], "fgsm-0.1")
+    refuses("split", evaluate_run, runs[2], "fgsm-0.1", split="validation")
     good, bad, failed, young = (copy_of(runs[1], tmp_path / name) for name in ("good", "bad", "failed", "young"))
     (bad / "model.safetensors").write_bytes(b"half a mod")
     Run(failed).write_history([{"epoch": 1, "failure": "the loss became nan"}])
@@ -264,8 +259,7 @@ def test_runs_that_cannot_be_evaluated_are_refused_alone_and_skipped_among_other
         tmp_path / "mistyped": "no run folder",
     }
     for path, why in reasons.items():
-        with pytest.raises(PolyboundError, match=why):
-            evaluate_run(path, "fgsm-0.1")
+        refuses(why, evaluate_run, path, "fgsm-0.1")
     result = evaluate_runs([*reasons, good], "fgsm-0.1", limit=20)
     assert result.scores.values("run") == [address(good)] and len(result.scores) == 3
     assert list(result.skipped) == list(map(str, reasons))
@@ -277,8 +271,7 @@ def test_model_files_and_runs_of_several_data_sets(runs, tmp_path):
     """Each is measured on its own data, and called by its own name."""
     file = tmp_path / "m.safetensors"
     pb.load(runs[0] / "model.safetensors").save(file)
-    with pytest.raises(PolyboundError, match="no data set: pass --dataset NAME"):
-        evaluate_runs([file], "fgsm-0.1")
+    refuses("no data set: pass --dataset NAME", evaluate_runs, [file], "fgsm-0.1")
     folder = copy_of(runs[2], tmp_path / "run")
     result = evaluate_runs([file, folder], "fgsm-0.1", dataset="digits", limit=30)
     assert result.scores.values("run") == [str(file), address(folder)]
@@ -298,12 +291,10 @@ def test_certified_accuracy_is_next_to_the_attacked_one(runs, tmp_path):
     before = (folder / "scores.csv").stat().st_mtime_ns
     again = evaluate_run(folder, ["pgd-0.1-20-0.01"], **asked)
     assert again.scores.rows == result.scores.rows and (folder / "scores.csv").stat().st_mtime_ns == before
-    with pytest.raises(PolyboundError, match="denoiser"):
-        evaluate_run(folder, [], defence="median", **asked)
+    refuses("denoiser", evaluate_run, folder, [], defence="median", **asked)
     linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     assert pb.evaluate(linear, data, [], certify=[0.0], limit=5).find("certified-0").accuracy <= 1
-    with pytest.raises(PolyboundError, match="relu in 2"):
-        pb.evaluate(torch.nn.Sequential(*linear, torch.nn.ReLU()), data, [], certify=[0.1], limit=5)
+    refuses("relu in 2", pb.evaluate, torch.nn.Sequential(*linear, torch.nn.ReLU()), data, [], certify=[0.1], limit=5)
 
 
 @given(st.floats(0, 10), st.floats(0, 10))
@@ -316,8 +307,7 @@ def test_radii_have_one_name_each(one, other):
     "wrong", ["x", "0.1:nodes=x", "0.1:nodes=-1", "0.1:seconds=nan", "0.1:cells=3", "0.1:nodes=3:nodes=4", "-1"]
 )
 def test_radii_that_are_none(wrong):
-    with pytest.raises(PolyboundError, match="certify takes a radius"):
-        certified_name(wrong)
+    refuses("certify takes a radius", certified_name, wrong)
 
 
 def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
@@ -327,8 +317,7 @@ def test_models_after_earlier_epochs_are_measured_as_such(tmp_path):
     assert last.scores.values("epoch") == [3] and early.scores.values("epoch") == [1]
     assert early.find("clean").correct == round(360 * pb.accuracy(run.model(1), pb.data.load_digits("test")).item())
     assert run.table().values("epoch") == [3, 1] and len(run.table()) == 6
-    with pytest.raises(PolyboundError, match="not trained yet"):
-        pb.evaluate_run(run.path, "fgsm-0.1", epoch=2)
+    refuses("not trained yet", pb.evaluate_run, run.path, "fgsm-0.1", epoch=2)
 
 
 def test_certificates_of_l2_balls():
@@ -342,8 +331,7 @@ def test_certificates_of_l2_balls():
         ({"certify": ["0.2:norm=1"]}, "0.5:norm=2"),
         ({"certify": [0.1], "defence": "gaussian"}, "denoiser"),
     ):
-        with pytest.raises(pb.PolyboundError, match=message):
-            pb.evaluate(model, test, [], limit=2, **options)
+        refuses(message, pb.evaluate, model, test, [], limit=2, **options)
 
 
 @pytest.fixture(scope="module")
@@ -378,8 +366,7 @@ def test_a_larger_budget_never_certifies_less(hard):
 
 def test_certify_splits_no_more_cells_than_it_may(hard):
     model, data = hard
-    with pytest.raises(PolyboundError, match="nodes"):
-        pb.certify(model, data.x, data.y, 0.2, nodes=-1)
+    refuses("nodes", pb.certify, model, data.x, data.y, 0.2, nodes=-1)
     none = pb.certify(model, data.x, data.y, 0.2, nodes=0)
     assert none.status == pb.certify(model, data.x, data.y, 0.2, budget=0.0).status
     assert "branch" not in none.stage

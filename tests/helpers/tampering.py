@@ -3,9 +3,7 @@
 import hashlib
 import json
 
-import pytest
-
-import polybound as pb
+from helpers.errors import refuses
 from polybound.certificates import check_file
 
 
@@ -20,8 +18,7 @@ def refused(tmp_path, model, content, message):
     """The content, with its digest made to fit again, is refused."""
     path = tmp_path / "tampered.json"
     forge(path, content)
-    with pytest.raises(pb.PolyboundError, match=message):
-        check_file(path, model)
+    refuses(message, check_file, path, model)
 
 
 def counted(found, x):

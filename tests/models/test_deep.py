@@ -9,10 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.graphs import graphs
 from helpers.networks import Written, layers
 from helpers.training import digits
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError
 from polybound.models import GraphNetwork, PolyNet, Quadratic, TracedNetwork, graph_of, graph_spec, trace
 
 
@@ -70,13 +71,11 @@ def test_chains_are_recognised_in_plain_modules():
     graph = trace(plain(), (1, 8, 8))
     assert graph.chain().degree == 2
     assert PolyNet((1, 8, 8), width=2, blocks=(1,), seed=0).graph().chain() is None
-    with pytest.raises(PolyboundError, match="a PolyNet is no single chain of products"):
-        PolyNet((1, 8, 8), width=2, blocks=(1,), seed=0).factors()
+    refuses("a PolyNet is no single chain of products", PolyNet((1, 8, 8), width=2, blocks=(1,), seed=0).factors)
 
 
 def test_a_stack_has_no_graph():
-    with pytest.raises(PolyboundError, match="a stack of 2: take one run"):
-        graph_of(pb.CCP(4, 3, 2, 2, runs=2, seed=0).factors())
+    refuses("a stack of 2: take one run", graph_of, pb.CCP(4, 3, 2, 2, runs=2, seed=0).factors())
 
 
 @given(graphs(dtype=torch.float32))
@@ -164,9 +163,8 @@ def test_damaged_graphs_are_refused_in_one_line(tmp_path, what):
     (spec, tensors), path = spec_and_tensors(), tmp_path / "net.safetensors"
     DAMAGE[what](spec)
     save_spec(path, spec, tensors)
-    with pytest.raises(FileFormatError) as caught:
-        pb.load(path)
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value) and len(str(caught.value)) < 600
+    text = refuses("", pb.load, path, error=FileFormatError)
+    assert str(path) in text and len(text) < 600
 
 
 def test_the_honest_file_is_read(tmp_path):

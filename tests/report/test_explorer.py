@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.errors import refuses
 from polybound.data import Dataset
 from polybound.report import Feature, build_explorer
 
@@ -352,8 +353,7 @@ def test_a_table_has_sliders_in_its_units(browser, tmp_path):
     assert browser.run("explorer.state.x[0]") == pytest.approx(value + 0.02) and "feature" in text(browser, "#controls")
     browser.click("#clear")
     assert float(text(browser, ".feature output")) == 40.0 and not browser.errors
-    with pytest.raises(pb.PolyboundError, match="2 features are named"):
-        build_explorer({"table": model}, data, tmp_path / "e.html", features=features[:2])
+    refuses("2 features are named", build_explorer, {"table": model}, data, tmp_path / "e.html", features=features[:2])
 
 
 @pytest.mark.parametrize(
@@ -371,6 +371,5 @@ def test_a_table_has_sliders_in_its_units(browser, tmp_path):
 )
 def test_what_cannot_be_shown_is_refused(tmp_path, networks, digits, change, message):
     options = {"networks": networks, "data": digits, "path": tmp_path / "e.html"} | change
-    with pytest.raises(pb.PolyboundError, match=message):
-        build_explorer(**options)
+    refuses(message, build_explorer, **options)
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.profiles import examples
 from helpers.reports import CURVE, FIGURE, HOSTILE, PICTURES, TABLE, row_like, rows_like_the_paper
 from polybound.evaluation import Table
@@ -106,8 +107,7 @@ def test_a_figure_is_read_back_from_its_data(tmp_path):
             for line, same in zip([*one.lines, *one.published], [*other.lines, *other.published], strict=True):
                 assert list(line.x) == list(same.x) and list(line.y) == list(same.y) and line.kind == same.kind
     (tmp_path / "bad.csv").write_text("panel,line\na,b\n")
-    with pytest.raises(pb.PolyboundError, match="not the data of a figure"):
-        read_figure(tmp_path / "bad.csv", "t")
+    refuses("not the data of a figure", read_figure, tmp_path / "bad.csv", "t")
 
 
 def test_tables_in_every_format():

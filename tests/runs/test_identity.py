@@ -10,6 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.profiles import examples
 from polybound.data import Dataset, load
 from polybound.defences import Defence, GuidedDenoiser, find_defence, register_defence
@@ -58,17 +59,14 @@ def test_other_data_are_refused_before_anything_is_trained_or_written(tmp_path, 
 def test_arrays_of_ones_own_are_content_of_their_own(tmp_path):
     train = load("digits").subset(64)
     mine = Dataset("mine", "train", train.x, train.y, train.class_names)
-    with pytest.raises(PolyboundError, match="digits is not the data of this run"):
-        train_runs([spec_of(samples=64)], tmp_path, data=mine)
+    refuses("digits is not the data of this run", train_runs, [spec_of(samples=64)], tmp_path, data=mine)
     spec = Spec(DataSpec("mine", mine.digest), SMALL, RECIPE)
     (run,) = train_runs([spec], tmp_path / "mine", data=mine)
     (same,) = train_runs([spec_of(samples=64)], tmp_path / "same", data=train)
     assert run.finished() and run.digest() == same.digest()
-    with pytest.raises(PolyboundError, match="mine is not the data of this run"):
-        train_runs([spec], tmp_path / "other", data=mine.subset(10))
+    refuses("mine is not the data of this run", train_runs, [spec], tmp_path / "other", data=mine.subset(10))
     mine.x.numpy()[0] = 0.0
-    with pytest.raises(PolyboundError, match="mine is not the data of this run"):
-        train_runs([spec], tmp_path / "other", data=mine)
+    refuses("mine is not the data of this run", train_runs, [spec], tmp_path / "other", data=mine)
 
 
 loaded = cache(digits)

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.processes import run_code
 from helpers.profiles import examples
 from polybound.atomic import write_atomically
-from polybound.errors import FileFormatError, PolyboundError
+from polybound.errors import FileFormatError
 from polybound.experiments import read_runs
 from polybound.runs import Run, checkpoints, clean_runs, find_runs, interrupted, is_run, list_runs, train_runs
 from polybound.runs.folder import Checkpoint, cached, path_for
@@ -52,16 +53,13 @@ def swap(file, text_or_bytes):
 
 def refused_everywhere(run, match):
     """Whoever asks for the run is told by name."""
-    with pytest.raises(FileFormatError, match=match):
-        run.model()
-    with pytest.raises(PolyboundError, match=match):
-        pb.evaluate_run(run.path, "fgsm-0.1", **LIMIT)
+    refuses(match, run.model, error=FileFormatError)
+    refuses(match, pb.evaluate_run, run.path, "fgsm-0.1", **LIMIT)
     table, skipped = read_runs(run.path)
     assert len(table) == 0 and list(skipped) == [str(run.path)]
     state = next(one for one in list_runs(run.path.parent) if one.path == run.path)
     assert state.state == "damaged" and state.why
-    with pytest.raises(FileFormatError, match=match):
-        train_runs([SPECS[0]], run.path.parent)
+    refuses(match, train_runs, [SPECS[0]], run.path.parent, error=FileFormatError)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +73,7 @@ def test_an_edited_spec_is_refused_by_name(runs, part, name, value):
     swap(file, json.dumps(content))
     refused_everywhere(runs[0], r"spec\.json: was changed after the run was made")
     runs[0].model_file().unlink()  # and it is not trained again
-    with pytest.raises(FileFormatError, match=r"spec\.json: was changed"):
-        train_runs(SPECS, runs[0].path.parent)
+    refuses(r"spec\.json: was changed", train_runs, SPECS, runs[0].path.parent, error=FileFormatError)
     assert not runs[0].model_file().exists()
 
 
@@ -98,10 +95,8 @@ def test_the_model_of_another_run_is_refused_by_name(runs):
 
 def test_a_model_of_another_epoch_is_refused_by_name(runs):
     swap(runs[0].model_file(1), runs[0].model_file().read_bytes())
-    with pytest.raises(FileFormatError, match=r"epoch-1\.safetensors: not the model that this run trained"):
-        runs[0].model(1)
-    with pytest.raises(PolyboundError, match=r"epoch-1\.safetensors"):
-        pb.evaluate_run(runs[0].path, "fgsm-0.1", epoch=1)
+    refuses(r"epoch-1\.safetensors: not the model that this run trained", runs[0].model, 1, error=FileFormatError)
+    refuses(r"epoch-1\.safetensors", pb.evaluate_run, runs[0].path, "fgsm-0.1", epoch=1)
     assert runs[0].finished()
 
 
@@ -112,8 +107,7 @@ def test_a_truncated_model_is_trained_again_to_the_same_bits(runs, kept, epoch):
     whole, history = file.read_bytes(), runs[0].history()
     swap(file, whole[:kept])
     assert not runs[0].finished(epoch) and runs[1].finished(epoch)
-    with pytest.raises(FileFormatError, match=file.name):
-        runs[0].model(epoch)
+    refuses(file.name, runs[0].model, epoch, error=FileFormatError)
     again = train_runs(SPECS[:1], runs[0].path.parent, epochs=(1,))
     assert again == runs[:1] and file.read_bytes() == whole and again[0].finished(epoch)
     facts = [{key: value for key, value in line.items() if key != "seconds"} for line in history]
@@ -188,9 +182,7 @@ def test_scores_from_before_lines_had_a_check_are_read_as_unverified(runs, cli):
 def test_damaged_scores_are_one_clear_error_that_names_the_file(runs, spoil):
     file = runs[0].path / "scores.csv"
     swap(file, spoil(file.read_text()))
-    with pytest.raises(FileFormatError, match=r"scores\.csv: .*; delete it to measure again") as caught:
-        runs[0].table()
-    assert "\n" not in str(caught.value)
+    refuses(r"scores\.csv: .*; delete it to measure again", runs[0].table, error=FileFormatError)
     table, skipped = read_runs(runs[0].path.parent)
     assert table.values("run") == [SPECS[1].address] and "scores.csv" in skipped[str(runs[0].path)]
     result = pb.evaluate_runs([run.path for run in runs], "fgsm-0.1", **LIMIT)
@@ -230,8 +222,7 @@ def test_lists_of_runs_and_those_that_can_go(runs):
     for path, state in everything.items():
         assert clean_runs(root, [state]) == {path: state} and not path.exists()
     assert runs[0].finished() and len(list_runs(root)) == 1
-    with pytest.raises(PolyboundError, match="no such folder"):
-        list_runs(root / "nowhere")
+    refuses("no such folder", list_runs, root / "nowhere")
 
 
 class Stop(Exception):
@@ -284,8 +275,7 @@ def test_what_can_go(runs):
     assert not any(file.exists() for file in [*half, old, damaged])
     assert all(file.exists() for file in [*mine, unfinished])
     assert clean_runs(root) == {} and all(run.finished() for run in runs)
-    with pytest.raises(PolyboundError, match="only failed, unfinished or damaged runs are removed, not finished"):
-        clean_runs(root, ["finished"])
+    refuses("only failed, unfinished or damaged runs are removed, not finished", clean_runs, root, ["finished"])
 
 
 def test_what_is_being_trained_stays(tmp_path):
@@ -320,25 +310,21 @@ def test_failures(tmp_path):
     assert run.failure.startswith("the loss of run 0 became nan in epoch 1") and "smaller learning rate" in run.failure
     assert run.finished() and not run.model_file().exists() and run.digest() is None and run.digests() == {}
     assert run.history() == [{"epoch": 1, "failure": run.failure}]
-    with pytest.raises(PolyboundError, match="no model; it ended with: the loss"):
-        run.model()
+    refuses("no model; it ended with: the loss", run.model)
     train_runs([spec], tmp_path, on_progress=lambda _: pytest.fail("it is not tried again"))
     assert [one.state for one in list_runs(tmp_path)] == ["failed"] and not checkpoints(tmp_path)
     assert "the loss of run 0 became nan" in read_runs(tmp_path)[1][str(run.path)]
 
 
 def test_what_is_no_run_and_what_is_not_trained(tmp_path):
-    with pytest.raises(PolyboundError, match="no run folder"):
-        Run(tmp_path).model()
+    refuses("no run folder", Run(tmp_path).model)
     run = Run.of(SPECS[0], tmp_path)
     assert not run.finished() and run.history() == [] and len(run.table()) == 0
     run = Run.make(SPECS[0], tmp_path)
     assert Run.make(SPECS[0], tmp_path) == run and not run.finished() and run.spec() == SPECS[0]
-    with pytest.raises(PolyboundError, match="not trained yet"):
-        run.model()
+    refuses("not trained yet", run.model)
     swap(run.path / "history.jsonl", "{\n")
-    with pytest.raises(FileFormatError, match=r"history\.jsonl: not JSON lines"):
-        run.history()
+    refuses(r"history\.jsonl: not JSON lines", run.history, error=FileFormatError)
 
 
 def test_a_model_may_be_trained_on(runs):
@@ -352,8 +338,7 @@ def test_a_model_may_be_trained_on(runs):
     # It is checked against the history however often it was read.
     other = {"weights": {"model.safetensors": "0" * 64}}
     runs[0].write_history([line | (other if "weights" in line else {}) for line in runs[0].history()])
-    with pytest.raises(FileFormatError, match="not the model that this run trained"):
-        runs[0].model()
+    refuses("not the model that this run trained", runs[0].model, error=FileFormatError)
 
 
 def test_files_are_read_once_until_they_change(tmp_path):
@@ -411,8 +396,7 @@ def test_scores_that_are_added_at_once_are_all_kept_and_once(runs):
 def test_a_history_that_is_none(runs, line):
     swap(runs[0].path / "history.jsonl", line + "\n" + (runs[0].path / "history.jsonl").read_text())
     for ask in (runs[0].model, runs[0].finished, runs[0].scores):
-        with pytest.raises(FileFormatError, match="not a run's history"):
-            ask()
+        refuses("not a run's history", ask, error=FileFormatError)
     assert list_runs(runs[0].path.parent)[0].state == "damaged"
 
 
@@ -420,8 +404,7 @@ def test_the_state_of_other_runs_is_refused(tmp_path):
     train_one_epoch(SPECS[:1], tmp_path)
     (file,) = checkpoints(tmp_path)
     file.rename(path_for(tmp_path, SPECS[1:]))
-    with pytest.raises(FileFormatError, match="the state of other runs"):
-        train_runs(SPECS[1:], tmp_path)
+    refuses("the state of other runs", train_runs, SPECS[1:], tmp_path, error=FileFormatError)
 
 
 def write_data(file, seed):
@@ -442,10 +425,8 @@ def test_other_data_are_another_run(tmp_path):
     write_data(file, 1)
     new = pb.Spec(pb.DataSpec.of(name), recipe=RECIPE)
     assert set(old.difference(new)) == {"data.digest"} and old.address != new.address
-    with pytest.raises(PolyboundError, match="is not the data of this run: these are"):
-        pb.evaluate_run(before.path, "fgsm-0.1")
-    with pytest.raises(PolyboundError, match="is not the data of this run: these are"):
-        train_runs([pb.Spec(old.data, recipe=RECIPE, seed=3)], root)
+    refuses("is not the data of this run: these are", pb.evaluate_run, before.path, "fgsm-0.1")
+    refuses("is not the data of this run: these are", train_runs, [pb.Spec(old.data, recipe=RECIPE, seed=3)], root)
     (after,) = train_runs([new], root)
     second = pb.evaluate_run(after.path, "fgsm-0.1")
     assert after != before and after.model_file().read_bytes() != weights

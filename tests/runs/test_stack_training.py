@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.processes import run_code
 from polybound.data import load_digits
-from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Run, Spec, checkpoints, find_runs, interrupted, train_runs
 from polybound.runs.folder import path_for
 from polybound.training import METHODS, Adversary, Plain, Trainer
@@ -80,8 +80,7 @@ def test_the_beginning_of_a_run_is_the_shorter_run(tmp_path, undisturbed):
         assert sorted(run.digests()) == [2, 5, 6] and len(set(run.digests().values())) == 3
     # The runs of a seed are one until their bounds begin.
     assert len({run.digest(2) for run in runs}) == 2 and len({run.digest(5) for run in runs}) == 6
-    with pytest.raises(PolyboundError, match=r"cannot train together.*schedule\.epochs"):
-        train_runs([*SPECS[:2], shorter[4]], tmp_path / "none")
+    refuses(r"cannot train together.*schedule\.epochs", train_runs, [*SPECS[:2], shorter[4]], tmp_path / "none")
 
 
 def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
@@ -191,8 +190,7 @@ def test_a_run_that_is_no_longer_finite_ends_and_the_others_go_on(tmp_path):
     assert runs[0].failure is None and runs[0].model_file().exists()
     assert "became" in runs[1].failure and "epoch" in runs[1].failure and not runs[1].model_file().exists()
     assert runs[1].finished() and "failure" in runs[1].history()[-1]
-    with pytest.raises(PolyboundError, match="no model; it ended with: the loss of run"):
-        runs[1].model()
+    refuses("no model; it ended with: the loss of run", runs[1].model)
     (single,) = train_runs(specs[:1], tmp_path / "alone")
     assert_near(single.model().state_dict(), runs[0].model().state_dict(), rtol=1e-4, atol=1e-5)
 
@@ -211,8 +209,7 @@ def test_a_run_that_is_no_longer_finite_ends_and_the_others_go_on(tmp_path):
 )
 def test_specs_that_do_not_fit_together(tmp_path, name, other):
     first = SPECS[0] if "l2" not in name else Spec(DIGITS, recipe=replace(RECIPE, method=Plain()))
-    with pytest.raises(PolyboundError, match=f"cannot train together.*{name}"):
-        train_runs([first, other], tmp_path)
+    refuses(f"cannot train together.*{name}", train_runs, [first, other], tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -220,8 +217,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
     file = path_for(tmp_path, SPECS[:1])
     file.parent.mkdir()
     file.write_bytes(b"nonsense")
-    with pytest.raises(PolyboundError, match=file.name):
-        train_runs(SPECS[:1], tmp_path)
+    refuses(file.name, train_runs, SPECS[:1], tmp_path)
 
 
 CHILD = """

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import polybound as pb
+from helpers.errors import refuses
 from helpers.networks import Written
 from helpers.training import digits
-from polybound.errors import PolyboundError
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
 from polybound.training import OPTIMISERS, Callback, Cosine, Trainer, training_set
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
@@ -285,8 +285,7 @@ BOTH = "certified-projection"
     ids=str,
 )
 def test_options_that_cannot_be(options, message):
-    with pytest.raises(PolyboundError, match=message):
-        pb.Recipe.from_options(**options)
+    refuses(message, pb.Recipe.from_options, **options)
 
 
 def test_samples_of_a_training_set_are_not_checked_twice():
