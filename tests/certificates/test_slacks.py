@@ -122,7 +122,7 @@ SLACKS = {
     "linear": (trust, lambda: float(trust.least_linear(ONE[0], (-ONE[0], ONE[0]))[0]), (D + 4) * U * D),
     "minorant": (
         quadratic,
-        lambda: float(quadratic.minorant(0 * ONE, EYE, ONE, 0 * ONE[:, 0], ONE)[0]),
+        lambda: float(quadratic.minorant(0 * ONE, EYE, ONE, 0 * ONE[:, 0], ONE, EYE.sum((1, 2)))[0]),
         2 * (D + 4) * U * 2 * D,
     ),
     "separable": (quadratic, lambda: float(quadratic.least_separable(0 * ONE[:, 0], ONE, ONE)), (D + 2) * U * 2 * D),

@@ -12,7 +12,7 @@ from polybound.theory import ULP
 # Lower bounds of `G.u + u'Hu/2`.
 
 
-def minorant(G: Tensor, H: Tensor, mu: Tensor, deficit: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def minorant(G: Tensor, H: Tensor, mu: Tensor, deficit: Tensor, v: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     r"""The separable lower bound that the shift mu and the point v prove.
 
     With `M = H + diag(mu)` and `(u - v)'M(u - v) >= -deficit ||u - v||^2`, for all u in [-1, 1]^n,
@@ -28,12 +28,13 @@ def minorant(G: Tensor, H: Tensor, mu: Tensor, deficit: Tensor, v: Tensor) -> tu
         mu: (problems, n).
         deficit: (problems,), as `psd_deficit` gives it.
         v: (problems, n), in [-1, 1].
+        size: the sum of the absolute values of H, (problems,).
     """
     n = G.shape[-1]
     Hv = (H @ v.unsqueeze(-1)).squeeze(-1)
     Mv = Hv + mu * v
     # |M| |v| <= |M| 1 bounds what the products with v round off, p and base together.
-    off = (absolute_rows(H).sum(-1) + mu.abs().sum(-1) + G.abs().sum(-1)) * (4 * (n + 8) * ULP)
+    off = (size + mu.abs().sum(-1) + G.abs().sum(-1)) * (4 * (n + 8) * ULP)
     base = -0.5 * (v * Mv).sum(-1) - 2 * n * deficit - off
     return base, G + Mv
 
@@ -54,17 +55,18 @@ def absolute_rows(H: Tensor) -> Tensor:
     return rows
 
 
-def diagonally_dominant(H: Tensor) -> tuple[Tensor, Tensor]:
+def diagonally_dominant(H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The shift mu that makes H diagonally dominant, and so positive semidefinite: `mu_d = sum_(e != d) |H_de| - H_dd`.
 
-    Returns mu (problems, n) and the row sums of |H| (problems, n).
+    Returns mu and the row sums of |H|, rounded up, (problems, n) each, and the sum of |H| as computed, (problems,).
     """
     n = H.shape[-1]
     diagonal = H.diagonal(dim1=-2, dim2=-1)
-    rows = absolute_rows(H) * (1 + (n + 8) * ULP)
+    sums = absolute_rows(H)
+    rows = sums * (1 + (n + 8) * ULP)
     # Rounded up: the rows' sum by its own rounding, the subtraction by another.
     mu = (rows - diagonal.abs() - diagonal) + rows * (4 * ULP)
-    return mu, rows
+    return mu, rows, sums.sum(-1)
 
 
 def descend(G: Tensor, H: Tensor, mu: Tensor, rows: Tensor, v: Tensor, steps: int) -> Tensor:
@@ -102,7 +104,9 @@ def spectral_shift(H: Tensor, pattern: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not len(rows):
             break
         mu[rows] = pattern[rows] * (least + more * size)[rows].unsqueeze(-1)
-        deficit[rows] = psd_deficit(H[rows] + torch.diag_embed(mu[rows]))
+        M = H[rows]
+        M.diagonal(dim1=1, dim2=2).add_(mu[rows])
+        deficit[rows] = psd_deficit(M)
     return mu, deficit, mass
 
 

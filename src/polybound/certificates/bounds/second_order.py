@@ -68,7 +68,7 @@ class Second:
         units = sum(form.units for form in forms)
         off = (widths + absolute_rows(self.H).sum(-1)) * ((units + self.H.shape[-1] + 16) * ULP)
         Q = type(forms[0]).products(forms, forms)
-        return self.H - (Q + Q.transpose(1, 2)) / 2, off
+        return torch.sub(self.H, Q + Q.transpose(1, 2), alpha=0.5), off
 
 
 def second_order(
@@ -80,7 +80,7 @@ def second_order(
     active: Tensor,
     *,
     region: Region = CUBE,
-    tight: bool = False,
+    loose: Second | None = None,
 ) -> Second:
     """Margins `w.y_k(x) + constant` to second order over boxes `x = c + r * u`; one w for each box.
 
@@ -96,7 +96,8 @@ def second_order(
         constant: (boxes,).
         active: indices of the coordinates that move.
         region: what u ranges over.
-        tight: whether products of two forms are bounded together, which takes longer; only over the cube.
+        loose: the same boxes' expansion, if products of two forms are to be bounded together, which takes longer: R and
+            the weights become smaller, H stays as it is; only over the cube.
     """
     shared = len(c) > 1 and bool((c == c[:1]).all()) and bool((r == r[:1]).all())
     if shared:
@@ -138,7 +139,7 @@ def second_order(
             R = R + box.sum_of_products(n, ell.unsqueeze(rivals)).squeeze(rivals)
             parts.append((ell, A[n], B[n - 1]))
         both = rho * moved
-        if tight and L is not None:
+        if loose is not None and L is not None:
             both = torch.minimum(both, _product_radius(A[n], L, rho, moved, len(active)))
         second = net.back(second * (box.size[n] + rho) + both, n, absolute=True)
         lam = net.back(lam * box.h[n], n)
@@ -149,8 +150,12 @@ def second_order(
             ell = moved + second
 
     radius = r[:, active]
-    X = type(left[0]).products(left, B[::-1]) if left else G.new_zeros(*G.shape, G.shape[-1])
-    return Second(g0, G * radius, X + X.transpose(1, 2), R, rest * radius, parts)
+    if loose is not None:
+        H = loose.H
+    else:
+        X = type(left[0]).products(left, B[::-1]) if left else G.new_zeros(*G.shape, G.shape[-1])
+        H = X + X.transpose(1, 2)
+    return Second(g0, G * radius, H, R, rest * radius, parts)
 
 
 def _product_radius(a: Slopes, b: Slopes, reach: Tensor, moved: Tensor, n: int) -> Tensor:
@@ -257,7 +262,7 @@ def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, tight: 
         less, H, R = some.rows(hard), H[hard], R[hard]
         if tight:
             c, r = cells[hard].centre()
-            less = second_order(net, c, r, cells.w[hard], cells.constant[hard], active, tight=True)
+            less = second_order(net, c, r, cells.w[hard], cells.constant[hard], active, loose=less)
             H, R = less.absorbed()
         found = _spectral(net, cells[hard], less, H, R, last.v[hard], active)
         last = last.put(hard, _better(last.rows(hard), found))
@@ -267,9 +272,9 @@ def by_second(net: PreparedNetwork, cells: Cells, spectral: bool = True, tight: 
 def _dominant(
     net: PreparedNetwork, cells: Cells, second: Second, H: Tensor, R: Tensor, v: Tensor, active: Tensor, absorbed: bool
 ) -> Bounded:
-    mu, rows = diagonally_dominant(H)
+    mu, rows, size = diagonally_dominant(H)
     v = descend(second.G, H, mu, rows, v, steps=2)
-    return _bounded(net, cells, second, R, (H, mu, torch.zeros_like(R), v), active, absorbed)
+    return _bounded(net, cells, second, R, (H, mu, torch.zeros_like(R), v, size), active, absorbed)
 
 
 def _spectral(
@@ -280,13 +285,13 @@ def _spectral(
     At the optimum the leading eigenvectors weigh each coordinate by what a unit of its shift costs, `(1 - v_d^2) / 2`;
     until then, the pattern moves from where it costs more to where it helps more.
     """
-    mu, rows = diagonally_dominant(H)
+    mu, rows, size = diagonally_dominant(H)
     pattern = mu.clamp_min(0.0) + rows.mean(-1, keepdim=True) * 0.05 + 2.0**-900
     found: list[Bounded] = []
     for turn in range(PATTERNS):
         mu, deficit, mass = spectral_shift(H, pattern)
         v = descend(second.G, H, mu, rows, v, steps=12)
-        last = _bounded(net, cells, second, R, (H, mu, deficit, v), active, absorbed=True)
+        last = _bounded(net, cells, second, R, (H, mu, deficit, v, size), active, absorbed=True)
         found.append(_better(found[-1], last) if found else last)
         lower = found[-1].lower
         left = lower <= cells.level
@@ -311,13 +316,13 @@ def _bounded(
     cells: Cells,
     second: Second,
     R: Tensor,
-    shifted: tuple[Tensor, Tensor, Tensor, Tensor],
+    shifted: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     active: Tensor,
     absorbed: bool,
 ) -> Bounded:
-    """The bound of an expansion with H, mu, the deficit of `H + diag(mu)`, and v."""
-    H, mu, deficit, v = shifted
-    base, p = minorant(second.G, H, mu, deficit, v)
+    """The bound of an expansion with what `minorant` takes of H, mu, the deficit of `H + diag(mu)`, v and H's size."""
+    _, mu, _, v, _ = shifted
+    base, p = minorant(second.G, *shifted)
     total = torch.nan_to_num(R - least_separable(base, p, mu), nan=torch.inf)
     off = (second.G.abs().sum(-1) + R) * (4 * net.roundings * ULP)
     lower = rounded_down(second.g0, total, cells.slack + off, net)
@@ -375,7 +380,7 @@ def monotone(net: PreparedNetwork, cells: Cells, second: Second) -> Tensor:
     `dg/du_d` lies within `G_d +- (sum_e |H_de| + rest_d)`, and float64 is off by less than `degree * slack`: the
     derivative of P by `x_d`, times `x_d`, is at most k times P.
     """
-    _, rows = diagonally_dominant(second.H)
+    _, rows, _ = diagonally_dominant(second.H)
     off = (net.degree * cells.slack).unsqueeze(-1)
     away = (rows + second.rest) * (1 + 4 * net.roundings * ULP) + off
     return torch.where(second.G.abs() > away, second.G.sign(), 0.0)

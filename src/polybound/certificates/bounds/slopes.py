@@ -167,7 +167,8 @@ class DenseSlopes:
     @staticmethod
     def products(left: Sequence[Any], right: Sequence[Any]) -> Tensor:
         """`sum_m a_m b_m'` over all units of all pairs, (boxes, n, n)."""
-        a, b = (torch.cat([slopes.matrix for slopes in side], -1) for side in (left, right))
+        a = torch.cat([slopes.matrix for slopes in left], -1)
+        b = a if left is right else torch.cat([slopes.matrix for slopes in right], -1)
         if len(b) == 1:
             return (a.flatten(0, 1) @ b[0].T).reshape(len(a), a.shape[1], -1)
         return a @ b.transpose(1, 2)
