@@ -203,6 +203,18 @@ def test_batches(degree, compressed):
     assert np.abs(logits - plan.polynomial(x)).max() <= plan.error_at(x) <= plan.error
 
 
+@pytest.mark.parametrize("degree", [1, 3])
+def test_what_masks_a_reply_is_in_the_estimate(degree):
+    """Networks of tiny values err by nothing else."""
+    model, x = network(degree, 3, 6), images(6, 50)
+    for weights in (model.V, model.C):
+        weights.data *= 1e-6
+    plan = plan_batches(model)
+    server, client = BatchServer(plan), BatchClient(plan.parameters, 6)
+    logits = client.decrypt(server.classify(client.encrypt(x), server.load_keys(client.keys())), 50)
+    assert np.abs(logits - plan.polynomial(x)).max() <= plan.error_at(x) <= plan.error < 1e-4
+
+
 def test_damaged_batches_are_refused():
     plan = plan_batches(network(2, 3, 3))
     server, client = BatchServer(plan), BatchClient(plan.parameters, 3)

@@ -18,11 +18,13 @@ import numpy.typing as npt
 from polybound.deploy.encrypted.client import SecretKey
 from polybound.deploy.encrypted.noise import (
     DEVIATIONS,
+    FLOOR,
     MARGIN,
     MODULUS_BITS,
     Gains,
     Parameters,
     fresh_variance,
+    mask_variance,
     rounding_variance,
     switch_variance,
 )
@@ -81,7 +83,7 @@ class BatchPlan:
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone."""
         ranges = ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
-        return _error(self.parameters, Gains.of(self.polynomial, ranges))
+        return _error(self.parameters, Gains.of(self.polynomial, ranges), ranges.logits)
 
 
 def plan_batches(
@@ -104,8 +106,8 @@ def plan_batches(
         for primes in range(2, 9):
             best: tuple[float, BatchParameters, float] | None = None
             for candidate in _candidates(ring, primes, polynomial, ranges):
-                error = _error(candidate, proven)
-                badness = error * _error(candidate, usual)
+                error = _error(candidate, proven, ranges.logits)
+                badness = error * _error(candidate, usual, ranges.logits)
                 if error <= tolerance and (best is None or badness < best[0]):
                     best = badness, candidate, error
             if best is not None:
@@ -150,18 +152,19 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
                     yield found
 
 
-def _error(p: BatchParameters, gains: Gains) -> float:
+def _error(p: BatchParameters, gains: Gains, logits: Array) -> float:
     """The estimate of the largest error of a logit: the noise of `noise.py` without rotations."""
     ring, levels, left = p.ring, [p.level(n) for n in range(len(p.drops) + 1)], len(p.primes)
     total = gains.pixels * fresh_variance(ring) * 4.0**-p.pixels
-    total = total + gains.factors * gains.length**2 / 12 * 4.0**-p.weights
+    # Weights and constants are rounded; so are the ones that fill up the tree, alike for all units.
+    total = total + gains.factors * (gains.length**2 + 4.0**-p.pixels) / 12 * 4.0**-p.weights
     for n, drop in enumerate(p.drops, 1):
         switch = switch_variance(ring, p.bits[:left], p.bits[-1])
         error = switch * 4.0 ** (-2 * levels[n - 1]) + 2 * rounding_variance(ring) * 4.0 ** -levels[n]
-        total = total + gains.levels[n - 1] * error
+        total = total + gains.levels[n - 1] * error + logits**2 / 12 * 4.0 ** -levels[n - 1]
         left -= drop
-    total = total + gains.products / 12 * 4.0**-p.output
-    return float(DEVIATIONS * np.sqrt(total).max())
+    total = total + gains.products / 12 * 4.0**-p.output + mask_variance(ring) * 4.0 ** -(levels[-1] + p.output)
+    return float(DEVIATIONS * np.sqrt(total).max() + FLOOR)
 
 
 class BatchClient:

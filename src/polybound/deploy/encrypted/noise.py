@@ -7,7 +7,8 @@ variance v has slots of variance N v, and slots of one polynomial are uncorrelat
 - rescaling and the end of a key switch: both parts are rounded, `(1 + 2 N / 3) / 12` with a ternary secret;
 - a key switch: digits below q_i times errors of the keys, divided by the special prime P: `N 3.2^2 sum q_i^2 / 3 P^2`;
   in few slots it is much larger (see `packing.peaks`): the logits lie elsewhere, the rest counts the largest;
-- a product: each side's error times the largest value of the other.
+- a product: each side's error times the largest value of the other;
+- what masks a reply: `mask_variance`, at the scale of the logits.
 
 The estimate is seven standard deviations. It takes these errors as independent of the image, and the values at the
 largest of their ranges, so it holds for every image for which the ranges do.
@@ -27,6 +28,9 @@ from polybound.deploy.encrypted.polynomial import Array, Polynomial, Ranges
 from polybound.errors import PolyboundError
 
 DEVIATIONS = 7.0
+FLOOR = 1e-9
+"""What the rounding of double precision may add."""
+
 _SIGMA = 3.2
 
 MODULUS_BITS = {8192: 218, 16384: 438}
@@ -128,6 +132,11 @@ def switch_variance(ring: int, primes: tuple[int, ...], special: int) -> float:
     return ring * ring * _SIGMA**2 * digits / 3 + rounding_variance(ring)
 
 
+def mask_variance(ring: int) -> float:
+    """Return the variance that masking adds to a slot of a reply: a fresh zero and the random slots are rounded."""
+    return rounding_variance(ring) + ring / 12
+
+
 def error_of(layout: Layout, gains: Gains, parameters: Parameters) -> Array:
     """The estimated errors of the logits: (..., classes), leading dimensions those of the scales."""
     ring, depth, primes = 2 * layout.slots, layout.depth, parameters.primes
@@ -157,9 +166,8 @@ def error_of(layout: Layout, gains: Gains, parameters: Parameters) -> Array:
     folded = layout.units // layout.out_diagonals
     error = error + at(final, (layout.out_giant + 1) * folded * layout.peak * switch[-1])
     spare = len(primes) - 1 - depth
-    if spare:
-        error = error + at(final - sum(primes[1 : spare + 1]), 2 * rounding)
-    return np.asarray(DEVIATIONS * np.sqrt(total + error))
+    error = error + at(final - sum(primes[1 : spare + 1]), spare * rounding + mask_variance(ring))
+    return np.asarray(DEVIATIONS * np.sqrt(total + error) + FLOOR)
 
 
 def best_parameters(
