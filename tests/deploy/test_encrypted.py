@@ -13,7 +13,10 @@ from helpers import encrypted_mutants as mutants
 from helpers.encrypted_networks import images, network
 from helpers.profiles import examples
 from polybound.deploy import BatchClient, BatchServer, Client, Server, plan_batches, plan_encryption
-from polybound.deploy.encrypted.seal import HEADER, Scheme, split
+from polybound.deploy.encrypted.client import SecretKey
+from polybound.deploy.encrypted.noise import switch_variance
+from polybound.deploy.encrypted.packing import peaks
+from polybound.deploy.encrypted.seal import HEADER, Scheme, sealapi, split
 from polybound.errors import PolyboundError
 
 
@@ -126,6 +129,27 @@ def test_damaged_requests_are_refused(place, change, late):
     except PolyboundError:
         return
     assert np.isfinite(DAMAGED.client.decrypt(reply)).all()
+
+
+@pytest.mark.parametrize("bits", [(60, 40, 40, 60), (46, 56, 56, 60), (54, 53, 53, 58)])
+def test_key_switches_err_as_the_estimates_count_them(bits):
+    """In slots far from the first, a digit of each prime adds a quarter of its variance, whatever the primes' order."""
+    ring, x = 8192, images(4096, 1)[0]
+    key, rotations = SecretKey(ring, bits, (-1.0, 1.0)), sealapi.GaloisKeys()
+    scheme = key.scheme
+    path = str(scheme.folder / "keys")
+    key._generator.create_galois_keys(scheme.rotations([1])).save(path)
+    rotations.load(scheme.context, path)
+    encrypted, turned, found = sealapi.Ciphertext(), sealapi.Ciphertext(), []
+    key._encryptor.encrypt_symmetric(scheme.plain(x, 2.0**40), encrypted)
+    sealapi.Evaluator(scheme.context).rotate_vector(encrypted, 1, rotations, turned)
+    for one in (encrypted, turned):
+        plain = sealapi.Plaintext()
+        key._decryptor.decrypt(one, plain)
+        found.append(np.array(scheme.encoder.decode_double(plain)))
+    calm = peaks(ring // 2) < 1
+    measured = 2 * ((found[1] - np.roll(found[0], -1))[calm] * 2.0**40).var()
+    assert measured <= switch_variance(ring, bits[:-1], bits[-1]) <= 5 * measured
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 100, 5000, -1])

@@ -1,12 +1,13 @@
 """Encrypted inference over sockets: what passes between two processes, hostile clients and servers, many clients."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -351,6 +352,32 @@ def test_classify_on_the_command_line(server, exact, cli, tmp_path):
     assert [record["class"] for record in records] == [str(i) for i in exact(x[[0, 1, 2, 0]]).argmax(1)]
     shown = cli("encrypt", "classify", "--server", server.url, tmp_path / "x.npy")
     assert shown.code == 0 and "x.npy:2" in shown.out and "sent once" in shown.out
+
+
+def everything(screen):
+    """All that a terminal shows until nobody writes to it any more."""
+    found = b""
+    with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as source:
+        while chunk := source.read(2**16):
+            found += chunk
+    return found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal is a pty")
+@pytest.mark.parametrize("quiet", [False, True])
+def test_bars_are_shown_on_a_terminal_unless_quiet(server, tmp_path, quiet):
+    np.save(tmp_path / "x.npy", IMAGE)
+    serving = "serve", server.log.parent / "model.safetensors", "--port", "0"
+    for words in (("classify", "--server", server.url, tmp_path / "x.npy"), serving):
+        screen, terminal = os.openpty()
+        command = [sys.executable, "-m", "polybound", "encrypt", *map(str, words), *["--quiet"] * quiet]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal) as process:
+            os.close(terminal)
+            with ThreadPoolExecutor(1) as pool:
+                shown = pool.submit(everything, screen)
+                assert process.stdout.readline()
+                process.terminate()
+                assert bool(shown.result()) is not quiet
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +16,12 @@ from rich.markup import escape
 
 import polybound as pb
 from polybound.atomic import write_atomically
-from polybound.cli.commands import app, command, make_app, note
+from polybound.cli.commands import app, command, is_quiet, make_app, note, progress
 from polybound.cli.networks import draw, find_network, read_images
 from polybound.cli.options import TOOLS, AsJson, DataDir, Images, Network, Radii, argument, option
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
-from polybound.progress import Show, progress_bar
+from polybound.progress import Show
 
 
 @command(
@@ -180,8 +179,7 @@ def serve(
     def ready(port: int) -> None:
         print(f"polybound: serving {model} on http://{host}:{port}, logits within {plan.error:.2g}", flush=True)
 
-    with suppress(KeyboardInterrupt), progress_bar() as show:
-        step = partial(show, total=plan.blocks + 1, text="encoding the weights")
+    with suppress(KeyboardInterrupt), progress("encoding the weights", plan.blocks + 1) as step:
         pb.deploy.serve(plan, port, host, clients, ready, encoded=step)
 
 
@@ -200,7 +198,7 @@ def classify(
 ) -> None:
     """Encrypt images, let a server classify them, and decrypt the answers. The secret key stays in this process."""
     records: list[dict[str, Any]] = []
-    with pb.deploy.RemoteClassifier(server) as remote, progress_bar() as show:
+    with pb.deploy.RemoteClassifier(server) as remote, progress("") as show:
         for name, image in read_images(images, remote.plan.shape, remote.plan.domain, data_dir):
             answer = _classified(remote, image, name, show)
             record = {"image": name, "class": answer.name, "logits": [round(float(v), 6) for v in answer.logits]}
@@ -242,7 +240,7 @@ def demo(
         console.print(f"[bold]server[/]  {escape(run)}, in a process of its own: {url}")
         if image.ndim > 1:
             print(draw(image, data.domain))
-        with pb.deploy.RemoteClassifier(url) as remote, progress_bar() as show:
+        with pb.deploy.RemoteClassifier(url) as remote, progress("") as show:
             if remote.plan.blocks == 1:
                 remote.classify(image)  # sends the keys
             answer = _classified(remote, image, f"{data.name}:{index}", show)
@@ -265,7 +263,7 @@ def _classified(remote: pb.deploy.RemoteClassifier, image: Any, name: str, show:
 def _other_process(model: str, domain: tuple[float, float]) -> Iterator[str]:
     """A server in a process of its own, and its address."""
     words = [sys.executable, "-m", "polybound", "encrypt", "serve", model, "--port", "0"]
-    words += ["--domain", *map(repr, domain)]
+    words += ["--domain", *map(repr, domain), *["--quiet"] * is_quiet()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             assert process.stdout is not None  # noqa: S101

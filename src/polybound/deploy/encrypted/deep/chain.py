@@ -12,8 +12,8 @@ from polybound.deploy.encrypted.deep.circuit import Circuit, giant_rotations
 from polybound.deploy.encrypted.deep.cost import Cost
 from polybound.deploy.encrypted.deep.entries import Array
 from polybound.deploy.encrypted.deep.execute import Levels
-from polybound.deploy.encrypted.deep.noise import DEVIATIONS, Ranges, Source, variance
-from polybound.deploy.encrypted.noise import MARGIN, MODULUS_BITS
+from polybound.deploy.encrypted.deep.noise import Ranges, Source, variance
+from polybound.deploy.encrypted.noise import DEVIATIONS, FLOOR, MARGIN, MODULUS_BITS, mask_variance
 
 RINGS = {**MODULUS_BITS, 32768: 881}
 """The largest modulus, in bits, of each ring that gives 128-bit security."""
@@ -23,9 +23,6 @@ SPECIAL = 60
 
 _ROUNDING = 1e-9
 """Bits; scales are chosen so that they just fit."""
-
-_FLOOR = 1e-9
-"""What the rounding of double precision may add."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +139,14 @@ def _refined(
 
 def estimates(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
     """The estimated error of each image's logits: seven standard deviations, of the worst class."""
-    return np.asarray(DEVIATIONS * np.sqrt(variances(circuit, sources, chain).max(-1)) + _FLOOR)
+    return np.asarray(DEVIATIONS * np.sqrt(variances(circuit, sources, chain).max(-1)) + FLOOR)
 
 
 def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
     """The variances of the logits' errors, (images, classes)."""
     stages, levels = circuit.stages, chain.levels()
     forms = [levels.forms(stages, number) for number in range(len(stages.values) + 1)]
-    ratio, total = 2.0 ** (chain.each - SPECIAL), np.zeros_like(sources[0].coefficient)
+    total = np.zeros_like(sources[0].coefficient)
     for source in sources:
         scale = levels.scales[stages.values[source.value].depth]
         if source.form is not None and source.kind in ("weights", "giant", "factor"):
@@ -157,11 +154,9 @@ def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Arra
             if source.kind == "factor" and form == scale:
                 continue  # the number is one
             scale = form if source.kind == "giant" else form / scale
-        digits = levels.working(stages, source.number)
-        total = total + source.coefficient * variance(chain.ring, source.kind, digits, ratio) / scale**2
-    # The zero that masks a reply is rounded as a value is, and the random slots around the logits as weights are.
-    masked = sum(variance(chain.ring, kind, 1, ratio) for kind in ("round", "weights"))
-    return total + masked / levels.output**2
+        primes = chain.bits[: levels.working(stages, source.number)]
+        total = total + source.coefficient * variance(chain.ring, source.kind, primes, SPECIAL) / scale**2
+    return total + mask_variance(chain.ring) / 2 / levels.output**2
 
 
 def _has_room(circuit: Circuit, ranges: Ranges, chain: Chain) -> bool:

@@ -19,6 +19,7 @@ deviations, of the worst image and logit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -26,11 +27,9 @@ import torch
 from polybound.deploy.encrypted.deep.circuit import Circuit, Part, Transfer, baby_tree, giants_of
 from polybound.deploy.encrypted.deep.entries import Array, transposed
 from polybound.deploy.encrypted.deep.stages import Form, Stages
+from polybound.deploy.encrypted.noise import fresh_variance, rounding_variance, switch_variance
 from polybound.deploy.encrypted.packing import peaks
 from polybound.models import Bounded, Chain, Intervals
-
-DEVIATIONS = 7.0
-
 
 # How large values become.
 
@@ -208,22 +207,22 @@ def _errors(circuit: Circuit, transfer: Transfer, part: Part, value: Array) -> t
     return weights, turned + max(depth.values()), giants
 
 
-def variance(ring: int, kind: str, digits: int, ratio: float) -> float:
+@cache
+def variance(ring: int, kind: str, primes: tuple[int, ...], special: int) -> float:
     """The variance of a slot, of an error of this kind.
 
     Args:
         ring: dimension N.
         kind: of a `Source`.
-        digits: the number of data primes.
-        ratio: the size of a data prime, relative to the special one.
+        primes: the sizes of the data primes in bits.
+        special: of the special prime.
     """
-    rounding = ring * (1 + 2 * ring / 3) / 12
-    if kind == "round":
-        return rounding / 2
-    if kind == "fresh":
-        return ring * (3.2**2 + 1 / 12) / 2
     if kind == "factor":
         return 0.25
+    if kind == "round":
+        return rounding_variance(ring) / 2
+    if kind == "fresh":
+        return fresh_variance(ring) / 2
     if kind == "weights":
         return ring / 24
-    return (ring * ring * 3.2**2 * digits * ratio**2 / 3 + rounding) / 2
+    return switch_variance(ring, primes, special) / 2
