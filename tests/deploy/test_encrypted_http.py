@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -354,30 +355,41 @@ def test_classify_on_the_command_line(server, exact, cli, tmp_path):
     assert shown.code == 0 and "x.npy:2" in shown.out and "sent once" in shown.out
 
 
-def everything(screen):
-    """All that a terminal shows until nobody writes to it any more."""
-    found = b""
-    with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as source:
-        while chunk := source.read(2**16):
-            found += chunk
-    return found
+class Terminal:
+    """`polybound encrypt ...` with a terminal for its standard error."""
+
+    def __init__(self, *words):
+        self.screen, terminal = os.openpty()
+        command = [sys.executable, "-m", "polybound", "encrypt", *map(str, words)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True)
+        os.close(terminal)
+        self.shown, self.thread = b"", threading.Thread(target=self.watch)
+        self.thread.start()
+
+    def watch(self):
+        with suppress(OSError), os.fdopen(self.screen, "rb", buffering=0) as source:
+            while chunk := source.read(2**16):
+                self.shown += chunk
+
+    def end(self):
+        """What it has shown, once it has ended."""
+        self.process.terminate()
+        self.process.communicate()
+        self.thread.join()
+        return self.shown
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a terminal is a pty")
-@pytest.mark.parametrize("quiet", [False, True])
-def test_bars_are_shown_on_a_terminal_unless_quiet(server, tmp_path, quiet):
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_bars_are_shown_on_a_terminal_unless_quiet(tmp_path, quiet):
+    network().save(tmp_path / "m.safetensors")
     np.save(tmp_path / "x.npy", IMAGE)
-    serving = "serve", server.log.parent / "model.safetensors", "--port", "0"
-    for words in (("classify", "--server", server.url, tmp_path / "x.npy"), serving):
-        screen, terminal = os.openpty()
-        command = [sys.executable, "-m", "polybound", "encrypt", *map(str, words), *["--quiet"] * quiet]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal) as process:
-            os.close(terminal)
-            with ThreadPoolExecutor(1) as pool:
-                shown = pool.submit(everything, screen)
-                assert process.stdout.readline()
-                process.terminate()
-                assert bool(shown.result()) is not quiet
+    server = Terminal("serve", tmp_path / "m.safetensors", "--port", "0", *quiet)
+    url = re.search(r"http://[\w.:]+", server.process.stdout.readline())[0]
+    client = Terminal("classify", "--server", url, tmp_path / "x.npy", *quiet)
+    assert "x.npy" in client.process.stdout.read()
+    for process in (client, server):
+        assert (process.end() == b"") is bool(quiet)
 
 
 @pytest.mark.parametrize(

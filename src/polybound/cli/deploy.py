@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,12 +174,14 @@ def serve(
     domain: Domain = (-1.0, 1.0),
 ) -> None:
     """Answer encrypted requests with a network's encrypted logits, until interrupted."""
-    plan = _plan(model, domain, tolerance, data_dir)
+    plan, bar = _plan(model, domain, tolerance, data_dir), ExitStack()
 
     def ready(port: int) -> None:
+        bar.close()
         print(f"polybound: serving {model} on http://{host}:{port}, logits within {plan.error:.2g}", flush=True)
 
-    with suppress(KeyboardInterrupt), progress("encoding the weights", plan.blocks + 1) as step:
+    with suppress(KeyboardInterrupt), bar:
+        step = bar.enter_context(progress("encoding the weights", plan.blocks + 1))
         pb.deploy.serve(plan, port, host, clients, ready, encoded=step)
 
 
