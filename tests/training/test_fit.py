@@ -284,26 +284,12 @@ def test_norms_are_kept_if_asked_for():
     assert len(stack["norm C"][0]) == 2
 
 
-def test_the_history_as_a_frame_and_as_a_plot():
+def test_the_history_as_a_frame():
     x, y = digits()
     history = pb.fit(model_for(), x, y, validation=0.2, epochs=3)
-    frame = history.frame()
+    frame = pd.DataFrame(history)
     assert list(frame.columns) == ["epoch", "loss", "validation loss", "validation accuracy", "rate", "seconds"]
     assert frame["loss"].tolist() == history["loss"] and len(frame) == 3
-    stack = pb.fit(model_for(runs=2), x, y, epochs=3)
-    assert stack.frame()["run"].tolist() == [0, 1] * 3
-    assert stack.frame()["loss"].tolist() == [loss for losses in stack["loss"] for loss in losses]
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    lines = history.plot().get_lines()
-    assert [line.get_label() for line in lines] == ["loss", "validation loss"]
-    assert list(lines[0].get_ydata()) == history["loss"]
-    axes = plt.figure().subplots()
-    assert stack.plot(axes) is axes and len(axes.get_lines()) == 2
-    plt.close("all")
 
 
 def test_the_history_says_in_a_line_what_it_is():
@@ -312,15 +298,6 @@ def test_the_history_says_in_a_line_what_it_is():
     assert repr(History(lines, 1)) == "History(1 epochs; best epoch 1; last: loss 2, validation accuracy 0.9877)"
     many = History([{"epoch": 1, "loss": [float(i) for i in range(100)]}])
     assert repr(many) == "History(1 epochs; last: loss 0 to 99)"
-
-
-@pytest.mark.parametrize("missing", ["pandas", "matplotlib"])
-def test_what_is_missing_is_named(monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setitem(sys.modules, f"{missing}.pyplot", None)
-    history = History([{"epoch": 1, "loss": 1.0}])
-    with pytest.raises(PolyboundError, match=f"needs {missing}: pip install"):
-        history.frame() if missing == "pandas" else history.plot()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import typer
 
 import polybound as pb
 from polybound.cli.commands import app, command, progress, typed_options
-from polybound.cli.networks import find_network
 from polybound.cli.options import NETWORKS, AsJson, DataDir, Dataset, Images, Network, Radii, option
 from polybound.cli.tables import show_table
 from polybound.errors import PolyboundError, writable_file
@@ -69,8 +68,8 @@ def _prove(run: str, options: CertifyOptions, eps: Sequence[float], as_json: boo
         if len(eps) != 1:
             raise PolyboundError("--save takes the certificates of one --eps")
         writable_file(save)
-    model = find_network(run)
-    data = model.images(options.dataset, options.data_dir)
+    model = pb.runs.load_model(run)
+    data = model.data("test", options.dataset, options.data_dir)
     x, y = data.x[: options.images], data.y[: options.images]
     net, rows = pb.certificates.prepared(model.model), []
     for radius in eps:
@@ -116,7 +115,7 @@ def _check(run: str, file: Path, options: CertifyOptions, typed: Sequence[str], 
     for one in typed:
         if one not in ("--check", "--eps", "--norm", "--json", "--quiet"):
             raise PolyboundError(f"--check takes no {one}: the file holds its inputs and its claims")
-    model = find_network(run).model
+    model = pb.runs.load_model(run).model
     claims = pb.certificates.read_claims(file, model)
     if "--norm" in typed and options.norm != claims.norm:
         raise PolyboundError(f"--norm {options.norm}: {file} is about {claims.about()}")

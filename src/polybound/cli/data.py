@@ -12,7 +12,7 @@ import typer
 import polybound as pb
 from polybound.cli.commands import app, command, make_app, progress
 from polybound.cli.options import AsJson, argument, option
-from polybound.cli.tables import labelled, print_wrapped, show_facts, show_table
+from polybound.cli.tables import labelled, show_facts, show_table
 from polybound.errors import PolyboundError
 
 data_app = make_app("data", "List, download and check data sets.")
@@ -122,10 +122,9 @@ def show(
     facts: dict[str, Any] = {"run": str(run), "address": spec.address, **spec.columns(), "epochs done": len(epochs)}
     facts |= {"last loss": epochs[-1]["loss"]} if epochs else {}
     facts |= {"failure": one.failure} if one.failure else {}
-    scores, doubtful = labelled(one.table()), len(one.unverified())
+    scores = labelled(one.table())
     if as_json:
-        content = {**facts, "finished": one.finished(), "scores": scores, "unverified": doubtful}
-        print(json.dumps(content, indent=2))
+        print(json.dumps({**facts, "finished": one.finished(), "scores": scores}, indent=2))
         return
     show_facts(facts | {"finished": one.finished()})
     if scores:
@@ -141,8 +140,6 @@ def show(
             rows.append([*values, f"{100 * row['accuracy']:.2f} %", images])
         title = "stored scores" if "split" in names else f"stored scores, {scores[0]['split']} split"
         show_table([*map(pb.evaluation.column_label, names), "accuracy", "images"], rows, title=title)
-    if doubtful:
-        print_wrapped(f"{doubtful} of them are unverified: their lines in scores.csv have no check")
 
 
 @command(runs_app, "polybound runs clean --dry-run", "polybound runs clean runs --failed --yes")

@@ -17,7 +17,7 @@ from rich.markup import escape
 import polybound as pb
 from polybound.atomic import write_atomically
 from polybound.cli.commands import app, command, is_quiet, make_app, note, progress
-from polybound.cli.networks import draw, find_network, read_images
+from polybound.cli.networks import read_images
 from polybound.cli.options import TOOLS, AsJson, DataDir, Images, Network, Radii, argument, option
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, require, writable_file
@@ -54,14 +54,14 @@ def export(
         raise PolyboundError("--vnnlib needs a radius: --eps 0.02")
     if eps and not vnnlib:
         raise PolyboundError("--eps is for --vnnlib")
-    found = find_network(model)
+    found = pb.runs.load_model(model)
     network = found.model if run is None else found.model.run(run)
     if vnnlib and network.runs is not None:
         raise PolyboundError(f"{model} is a stack of {network.runs} runs: pass --run 0")
     data = None
     try:
         if vnnlib or dataset is not None or found.spec is not None:
-            data = found.images(dataset, data_dir)
+            data = found.data("test", dataset, data_dir)
     except (PolyboundError, OSError) as error:
         if vnnlib or dataset is not None:
             raise
@@ -133,12 +133,12 @@ def _plan(
     given: str, domain: tuple[float, float], tolerance: float, data_dir: Path | None = None
 ) -> pb.deploy.Plan | pb.deploy.GraphPlan:
     """The plan of a network, with the class names of its data, and errors at its images where they are there."""
-    found = find_network(given)
+    found = pb.runs.load_model(given)
     names: tuple[str, ...] = ()
     images = None
     if found.spec is not None:
         with suppress(PolyboundError, OSError):
-            data = found.images(None, data_dir)
+            data = found.data(data_dir=data_dir)
             if data.domain == domain:
                 images = data.x[:64].double().numpy()
         about = found.spec.data
@@ -230,18 +230,16 @@ def demo(
     require("tenseal", "encrypted", "encrypted inference")  # before another process is started
     if run is None:
         run = "digits" if pb.data.missing("fashion-mnist", data_dir) else "pn-4"
-    found = find_network(run)
+    found = pb.runs.load_model(run)
     if found.spec is None:
         raise PolyboundError(f"{run}: a model file does not say which data it is for; a run folder does")
-    data = found.images(None, data_dir)
+    data = found.data(data_dir=data_dir)
     if index >= len(data.x):
         raise PolyboundError(f"{data.name}: its test split has images 0 to {len(data.x) - 1}, not {index}")
     console = Console(highlight=False)
     image = data.x[index].double().numpy()
     with _other_process(run, data.domain) as url:
         console.print(f"[bold]server[/]  {escape(run)}, in a process of its own: {url}")
-        if image.ndim > 1:
-            print(draw(image, data.domain))
         with pb.deploy.RemoteClassifier(url) as remote, progress("") as show:
             if remote.plan.blocks == 1:
                 remote.classify(image)  # sends the keys

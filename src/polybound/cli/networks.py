@@ -1,13 +1,11 @@
-"""The networks and images that commands are given: run folders, files, bundled networks; test images and pictures."""
+"""The images that commands are given: files, and indices of data sets' test splits."""
 
 from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polybound as pb
 from polybound.errors import PolyboundError
@@ -15,55 +13,6 @@ from polybound.errors import PolyboundError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-
-@dataclass(frozen=True, eq=False)
-class GivenNetwork:
-    """A network that a command is given.
-
-    Attributes:
-        name: of the folder, of the file without its ending, or of the bundled network.
-        model: the network.
-        spec: everything that determined its training; None if that is not known.
-        about: the columns of a run, or the file.
-        file: where its weights are; None for a bundled network.
-        origin: of a bundled network, how it is made again.
-    """
-
-    name: str
-    model: pb.PolynomialNetwork
-    spec: pb.Spec | None
-    about: Mapping[str, Any]
-    file: Path | None = None
-    origin: dict[str, Any] | None = None
-
-    def images(self, dataset: str | None, data_dir: Path | None) -> pb.data.Dataset:
-        """Test images that fit it: those of the data set that is named, or of its own."""
-        if dataset is None and self.spec is None:
-            raise PolyboundError(f"{self.name}: no data set: pass --dataset NAME, one that `polybound data list` shows")
-        own = dataset is None and self.spec
-        data = own.data.load("test", data_dir) if own else pb.data.load(str(dataset), "test", data_dir=data_dir)
-        if data.x[0].numel() != self.model.features:
-            raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {self.model.shape}")
-        if data.classes > self.model.classes:
-            classes = f"{data.classes} classes, the model {self.model.classes}"
-            raise PolyboundError(f"{data.name} has {classes}: another data set")
-        return data
-
-
-def find_network(given: str | Path) -> GivenNetwork:
-    """The network of a run folder, a model's file, an ONNX file or, if there is no such file, a bundled network."""
-    path, name = Path(given), str(given)
-    if name in pb.models.EXAMPLES and not path.exists():
-        origin = pb.models.example_origin(name)
-        return GivenNetwork(name, pb.example(name), pb.Spec.from_dict(origin["spec"]), {}, origin=origin)
-    loaded = pb.runs.load_model(path)
-    if (run := loaded.run) is None:
-        return GivenNetwork(path.stem, loaded.model, None, {}, path)
-    return GivenNetwork(path.resolve().name, loaded.model, run.spec(), loaded.about, run.model_file())
-
-
-# Images: files, and indices of data sets' test splits.
 
 
 Images = list[tuple[str, "npt.NDArray[np.float64]"]]
@@ -140,16 +89,3 @@ def _scaled(image: npt.NDArray[np.generic], domain: tuple[float, float]) -> npt.
     """Bytes become values of the domain; other numbers stay as they are."""
     values = image.astype("float64")
     return domain[0] + values / 255 * (domain[1] - domain[0]) if image.dtype == "uint8" else values
-
-
-def draw(image: npt.NDArray[np.float64], domain: tuple[float, float]) -> str:
-    """A picture in characters, two rows of pixels in a line; the lighter, the denser."""
-    import numpy as np
-
-    rows = image.reshape(-1, *image.shape[-2:]).mean(0)
-    grey = ((rows - domain[0]) / (domain[1] - domain[0])).clip(0, 1)
-    if len(grey) % 2:
-        grey = np.vstack([grey, np.zeros_like(grey[:1])])
-    pairs = (grey[0::2] + grey[1::2]) / 2
-    shades = " .:-=+*#%@"
-    return "\n".join("".join(shades[int(value * 9.999)] for value in line) for line in pairs)

@@ -12,7 +12,6 @@ from rich.console import Console
 import polybound as pb
 from polybound.atomic import write_atomically
 from polybound.cli.commands import app, command, is_quiet, progress
-from polybound.cli.networks import find_network
 from polybound.cli.options import NETWORKS, AsJson, DataDir, Dataset, Images, Network, argument, option
 from polybound.cli.tables import show_facts, show_table
 from polybound.errors import PolyboundError, writable_file
@@ -27,7 +26,7 @@ def bounds(
 ) -> None:
     """Show every norm and bound of a model: Rademacher complexity, Lipschitz constants, theta and gamma."""
     with Console(stderr=True, quiet=is_quiet()).status("computing bounds"):
-        table = pb.bounds(find_network(model).model, samples, radius=radius)
+        table = pb.bounds(pb.runs.load_model(model).model, samples, radius=radius)
     if as_json:
         print(json.dumps(table.as_dict(), indent=2))
         return
@@ -38,9 +37,10 @@ def bounds(
 @command(app, "polybound info model.safetensors", "polybound info runs/NAME", panel=NETWORKS)
 def info(model: Network, as_json: AsJson = False) -> None:
     """Show what a model file or a run folder holds: kind, configuration, parameters, and the ranges of its values."""
-    found = find_network(model)
-    network, file = found.model, found.file
-    facts: dict[str, Any] = {"run": found.about} if found.about else {}
+    found = pb.runs.load_model(model)
+    network, run = found.model, found.run
+    file = found.path if run is None and found.origin is None else None if run is None else run.model_file()
+    facts: dict[str, Any] = {} if run is None else {"run": found.about}
     facts |= {"file": str(file), "bytes": file.stat().st_size} if file is not None else {"bundled": found.name}
     facts |= {
         "kind": type(network).__name__,
@@ -119,7 +119,7 @@ def draw(
         kind = "models by name" if file else "the paper's models"
         raise PolyboundError(f"{model} has its sizes; --{next(iter(given))} is for {kind}")
     else:
-        found = find_network(model)
+        found = pb.runs.load_model(model)
         network, name = found.model, found.name
     made = pb.report.draw_network(network, output or Path(f"{name}.svg"), title=name if title is None else title)
     facts = {"file": str(made), "kind": type(network).__name__, "degree": network.degree, "features": network.features}
@@ -149,8 +149,8 @@ def card(
     """Write a model card: data, recipe, accuracy, certificates, bounds, how to make the network again; all measured."""
     if output is not None:
         writable_file(output)
-    found = find_network(model)
-    data = found.images(dataset, data_dir)
+    found = pb.runs.load_model(model)
+    data = found.data("test", dataset, data_dir)
     options: dict[str, Any] = {"name": found.name, "spec": found.spec, "again": found.origin, "images": images}
     options |= {"eps": eps} if eps else {}
     with progress("measuring") as step:
@@ -222,8 +222,8 @@ def _page_network(
     path, name = Path(run), Path(run).name or run
     weights = dataset is None and path.suffix == ".safetensors" and path.is_file()
     if not weights or "polybound-estimator" not in pb.models.read_metadata(path):
-        given = find_network(run)
-        return name, given.model, given.images(dataset, data_dir), None
+        given = pb.runs.load_model(run)
+        return name, given.model, given.data("test", dataset, data_dir), None
     import torch
 
     found = pb.PolynomialClassifier.load(path)

@@ -22,7 +22,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from polybound.errors import PolyboundError, require
+from polybound.errors import PolyboundError
 from polybound.evaluation.score import Score, dated_name
 from polybound.registry import setting_text
 
@@ -76,16 +76,14 @@ class Table:
 
     Attributes:
         rows: the rows.
-        unchecked: numbers of the rows that were read from lines without a check; see `Score.check`.
 
     >>> table = Table([{"seed": s, "attack": "clean", "correct": 9 + s, "total": 20, "available": 20} for s in (0, 1)])
     >>> str(table.cell()), table.cell().seeds
     ('47.50 ± 3.54', (0, 1))
     """
 
-    def __init__(self, rows: Iterable[Row] = (), unchecked: Iterable[int] = ()) -> None:
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.rows: list[Row] = list(rows)
-        self.unchecked = frozenset(unchecked)
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -218,26 +216,15 @@ class Table:
         """The table as a CSV file, which `read_table` reads back.
 
         Args:
-            checked: whether to write the check of each line; lines that were read without one stay without.
+            checked: whether to write the check of each line.
         """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         columns = self.columns()
         writer.writerow([*columns, CHECK] if checked else columns)
-        for number, row in enumerate(self.rows):
-            line = [_written(row.get(name)) for name in columns]
-            if checked:
-                line.append("" if number in self.unchecked else _check(row))
-            writer.writerow(line)
+        for row in self.rows:
+            writer.writerow([*(_written(row.get(name)) for name in columns), *([_check(row)] if checked else [])])
         return out.getvalue()
-
-    def frame(self) -> Any:
-        """The table as a pandas DataFrame.
-
-        Raises:
-            PolyboundError: pandas is not installed.
-        """
-        return require("pandas", "experiments", "a data frame").DataFrame(self.rows, columns=self.columns())
 
 
 def best_place(candidates: Sequence[Sequence[Cell | None]]) -> tuple[int, int] | None:
@@ -262,8 +249,8 @@ def best_place(candidates: Sequence[Sequence[Cell | None]]) -> tuple[int, int] |
     return max(competing, key=lambda number: fmean(cell.mean for cell in found[number])), len(competing)
 
 
-def read_table(text: str) -> Table:
-    """The inverse of `Table.to_csv`.
+def read_table(text: str, *, checked: bool = False) -> Table:
+    """The inverse of `Table.to_csv`; if `checked`, every line must have its check.
 
     Raises:
         PolyboundError: a column is missing, a value is not a number, or a line was changed; the message names the line
@@ -274,14 +261,12 @@ def read_table(text: str) -> Table:
         names = list(reader.fieldnames or ())
         if missing := [name for name in _SCORE if name not in names]:
             raise PolyboundError(f"not a file of scores: it has no column {', '.join(missing)}")
-        lines = list(enumerate(reader, 2))
-        rows = [_read_row(line, names, number) for number, line in lines]
-        return Table(rows, (place for place, (_, line) in enumerate(lines) if not line.get(CHECK)))
+        return Table(_read_row(line, names, number, checked) for number, line in enumerate(reader, 2))
     except csv.Error as error:
         raise PolyboundError(f"not a file of scores: {error}") from None
 
 
-def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row:
+def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int, checked: bool) -> Row:
     row: dict[str, Any] = {}
     for name in names:
         value = line[name]
@@ -303,8 +288,8 @@ def _read_row(line: Mapping[str, Any], names: Sequence[str], number: int) -> Row
         if [sum(counts) for counts in zip(*pairs, strict=True)] != [row["correct"], row["total"]]:
             counts = f"{row['correct']} of {row['total']}"
             raise PolyboundError(f"line {number}: per_class does not add up to {counts}: {classes!r}")
-    if line.get(CHECK) and line[CHECK] != _check(row):
-        raise PolyboundError(f"line {number} was changed after it was written: its check is no longer {line[CHECK]}")
+    if (checked or line.get(CHECK)) and line.get(CHECK) != _check(row):
+        raise PolyboundError(f"line {number} was changed after it was written, or has no check")
     return row
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from polybound.data import Dataset, digest_of, load
 from polybound.defences import Defence, parse_defence
 from polybound.errors import PolyboundError
 from polybound.evaluation import EvaluatedModel, Evaluation, EvaluationSpec, Score
-from polybound.models import PolynomialNetwork, weights_digest
+from polybound.models import EXAMPLES, PolynomialNetwork, example, example_origin, weights_digest
 from polybound.models import load as load_network
 from polybound.runs.folder import Run, find_runs, is_run
+from polybound.runs.spec import Spec
 
 Folder = str | PathLike[str]
 
@@ -59,8 +61,8 @@ def evaluate_runs(
     spec = EvaluationSpec.of(attacks, options)
     loaded, skipped = load_models(paths, epoch)
     for one in loaded:
-        if dataset is not None and one.run is not None:
-            own = one.run.spec().data
+        if dataset is not None and one.spec is not None:
+            own = one.spec.data
             if dataset != own.name and digest_of(dataset, data_dir) != own.digest:
                 raise PolyboundError(
                     f"{one.path}: is a run on {own.name}, and is measured on that; --dataset {dataset} is for "
@@ -71,20 +73,15 @@ def evaluate_runs(
     found: list[tuple[LoadedModel, Dataset]] = []
 
     def data_of(one: LoadedModel, split: str) -> Dataset:
-        """A split of the network's data set, loaded once."""
-        own = dataset if one.run is None else one.run.spec().data
-        if own is None:
-            raise PolyboundError("no data set: pass --dataset NAME, one that `polybound data list` shows")
-        if (own, split) not in splits:
-            data = load(own, split, data_dir=data_dir) if isinstance(own, str) else own.load(split, data_dir)
-            splits[own, split] = data
-        return splits[own, split]
+        """A split of the network's data set, loaded once for all networks of one shape."""
+        key = dataset if one.spec is None else one.spec.data, split, one.model.shape, one.model.classes
+        if key not in splits:
+            splits[key] = one.data(split, dataset if one.spec is None else None, data_dir)
+        return splits[key]
 
     for one in loaded:
         try:
             data = data_of(one, split)
-            if data.x[0].numel() != one.model.features:
-                raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {one.model.shape}")
         except PolyboundError as error:
             skipped[str(one.path)] = str(error)
             continue
@@ -115,15 +112,45 @@ class LoadedModel(EvaluatedModel):
     """A network from disk, with where it comes from.
 
     Attributes:
-        path: the run's folder, or the model's file.
-        run: its run, unless it is a file.
+        path: the run's folder, or the model's file; of a bundled network its name.
+        run: its run, unless it is a file or a bundled network.
+        origin: of a bundled network, how it is made again, as `example_origin` has it.
         warnings: what went wrong when its scores were to be kept.
     """
 
     model: PolynomialNetwork
     path: Path
     run: Run | None = None
+    origin: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
+
+    @cached_property
+    def spec(self) -> Spec | None:
+        """Everything that determined its training; None if that is not known."""
+        if self.origin is not None:
+            return Spec.from_dict(self.origin["spec"])
+        return None if self.run is None else self.run.spec()
+
+    def data(
+        self, split: str = "test", dataset: str | None = None, data_dir: str | PathLike[str] | None = None
+    ) -> Dataset:
+        """A split of the data set that is named, or of its own.
+
+        Raises:
+            PolyboundError: there is no such data set, or it does not fit the network.
+        """
+        if dataset is not None:
+            data = load(dataset, split, data_dir=data_dir)
+        elif self.spec is not None:
+            data = self.spec.data.load(split, data_dir)
+        else:
+            raise PolyboundError(f"{self.name}: no data set: pass --dataset NAME, one that `polybound data list` shows")
+        if data.x[0].numel() != self.model.features:
+            raise PolyboundError(f"{data.name} has inputs of shape {data.shape}, the model takes {self.model.shape}")
+        if data.classes > self.model.classes:
+            classes = f"{data.classes} classes, the model {self.model.classes}"
+            raise PolyboundError(f"{data.name} has {classes}: another data set")
+        return data
 
     def add(self, scores: Sequence[Score]) -> None:
         """Keep new scores in the run's folder; if that cannot be, they are shown all the same."""
@@ -138,32 +165,25 @@ class LoadedModel(EvaluatedModel):
 
 
 def load_model(path: Folder, epoch: int | None = None) -> LoadedModel:
-    """The network of a run folder, also after an earlier epoch, or of a model file, also an ONNX file.
+    """The network of a run folder, also after an earlier epoch, of a model or ONNX file, or a bundled one by its name.
 
     Raises:
         PolyboundError: there is no model, or another one than the run trained; the message names the file.
     """
-    path = Path(path)
-    if path.is_file():
-        model = deploy.from_onnx(path) if path.suffix == ".onnx" else load_network(path)
-        weights, about = evaluation.short_digest(weights_digest(model)), {"run": str(path)}
-        return LoadedModel(model=model, weights=weights, name=path.name, about=about, path=path)
+    path, origin, name = Path(path), None, Path(path).stem
+    if path.is_file() or (str(path) in EXAMPLES and not path.exists()):
+        if not path.is_file():
+            model, origin, name = example(str(path)), example_origin(str(path)), str(path)
+        else:
+            model = deploy.from_onnx(path) if path.suffix == ".onnx" else load_network(path)
+        weights = evaluation.short_digest(weights_digest(model))
+        return LoadedModel(model=model, weights=weights, name=name, about={"run": str(path)}, path=path, origin=origin)
     run = Run(path)
     model, spec = run.model(epoch), run.spec()
-    loaded = LoadedModel(
-        model=model,
-        weights=evaluation.short_digest(run.digest(epoch) or ""),
-        name=path.name,
-        about={**spec.columns(), "run": spec.address, "epoch": spec.recipe.epochs if epoch is None else epoch},
-        scores=run.scores(),
-        path=path,
-        run=run,
-    )
-    if doubtful := len(run.unverified()):
-        loaded.warnings.append(
-            f"{path}: {doubtful} stored scores are unverified (no check in scores.csv); delete it to measure again"
-        )
-    return loaded
+    about = {**spec.columns(), "run": spec.address, "epoch": spec.recipe.epochs if epoch is None else epoch}
+    digest = evaluation.short_digest(run.digest(epoch) or "")
+    known: dict[str, Any] = {"about": about, "scores": run.scores(), "path": path, "run": run}
+    return LoadedModel(model=model, weights=digest, name=path.resolve().name, **known)
 
 
 def load_models(paths: Sequence[Folder], epoch: int | None = None) -> tuple[list[LoadedModel], dict[str, str]]:

@@ -11,8 +11,8 @@
 
 The address is the SHA-256 of the spec: the same spec has the same folder on every machine, and a finished run need not
 be trained again. The address is checked against the spec, the weights against the digest that training wrote down, and
-every score against the check in its line: a file that was changed or swapped is refused. Scores without a check, from
-before checks existed, are read as unverified. Every file is written atomically.
+every score against the check in its line: a file that was changed or swapped is refused. Every file is written
+atomically.
 """
 
 from __future__ import annotations
@@ -201,20 +201,11 @@ class Run:
 
     def table(self) -> Table:
         """All that was measured on this run's weights, with its spec; scores of other weights are left out."""
-        if not (stored := self._stored()).rows:
+        file = self.path / SCORES
+        if not file.exists() or not (stored := cached(file, _read_scores)).rows:
             return Table()
         address = self.spec().address
         return self._rows(dict.fromkeys(score_of(row) for row in stored if row.get("run") == address))
-
-    def unverified(self) -> list[Score]:
-        """The stored scores whose lines have no check: written before checks existed, or removed since."""
-        stored = self._stored()
-        return [score_of(stored.rows[place]) for place in sorted(stored.unchecked)]
-
-    def _stored(self) -> Table:
-        """What scores.csv holds, of whatever weights."""
-        file = self.path / SCORES
-        return cached(file, _read_scores) if file.exists() else Table()
 
     def _rows(self, scores: Iterable[Score]) -> Table:
         """The scores of this run's weights with what the run is; the same weights may be those of several epochs."""
@@ -239,10 +230,9 @@ class Run:
     def add_scores(self, scores: Iterable[Score]) -> None:
         """Add to what was measured; what is known stays as it is. Processes that add at once wait for each other."""
         with FileLock(self.path / LOCK):
-            known, doubtful = self.table(), set(self.unverified())
+            known = self.table()
             found = {score.identity for score in map(score_of, known)}
-            rows = [*known, *self._rows({s.identity: s for s in scores if s.identity not in found}.values())]
-            whole = Table(rows, (place for place, row in enumerate(rows) if score_of(row) in doubtful))
+            whole = known + self._rows({s.identity: s for s in scores if s.identity not in found}.values())
             self._write(SCORES, whole.to_csv(checked=True))
             cached(self.path / SCORES, lambda _: whole)  # what was just written need not be read
 
@@ -267,7 +257,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 def _read_scores(file: Path) -> Table:
     try:
-        return read_table(file.read_text(encoding="utf-8"))
+        return read_table(file.read_text(encoding="utf-8"), checked=True)
     except (PolyboundError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{file}: {error}; delete it to measure again") from error
 

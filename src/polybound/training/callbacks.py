@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polybound.constraints import Projection
-from polybound.errors import NonFiniteError, require
+from polybound.errors import NonFiniteError
 from polybound.models import PolynomialNetwork
 from polybound.training.losses import Loss
 from polybound.training.samples import TrainingSet
@@ -50,40 +50,6 @@ class History:
         shown = ", ".join(f"{name} {_short(last[name])}" for name in names if name in last)
         chosen = "" if self.best is None else f"; best epoch {_short(self.best)}"
         return f"History({len(self.lines)} epochs{chosen}; last: {shown})"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat mapping an epoch, and of a stack one for each run of it, with its number as "run"."""
-        found: list[dict[str, Any]] = []
-        for line in self.lines:
-            runs = next((len(value) for value in line.values() if isinstance(value, list)), None)
-            for run in range(1 if runs is None else runs):
-                one = {name: value[run] if isinstance(value, list) else value for name, value in line.items()}
-                found.append(one if runs is None else {"run": run, **one})
-        return found
-
-    def frame(self) -> Any:
-        """The history as a pandas `DataFrame`: a row an epoch, and of a stack one for each run of it."""
-        return require("pandas", "experiments", "a frame").DataFrame(self.rows())
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the losses over the epochs; returns matplotlib's axes.
-
-        Args:
-            axes: where to draw; new ones by default.
-        """
-        if axes is None:
-            _, axes = require("matplotlib.pyplot", "plot", "a plot").subplots(layout="constrained")
-        runs = dict.fromkeys(row.get("run") for row in self.rows())
-        for name, style in (("loss", "-"), ("validation loss", "--")):
-            for run in runs:
-                rows = [row for row in self.rows() if row.get("run") == run and row.get(name) is not None]
-                label = name if run is None else f"{name}, run {run}"
-                if rows:
-                    axes.plot([row["epoch"] for row in rows], [row[name] for row in rows], style, label=label)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("loss")
-        axes.legend()
-        return axes
 
 
 def _short(value: Any) -> str:
