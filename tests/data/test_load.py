@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.data import put_mnist, splits_of, tiny_mnist, write
 from helpers.errors import refuses
-from polybound.data import MissingDataError, Samples, load, load_digits, names
+from polybound.data import Dataset, MissingDataError, load, load_digits, names
 from polybound.data.catalogue import SOURCES
 from polybound.data.dataset import carve
 from polybound.data.files import SYSTEM
@@ -50,10 +50,15 @@ def test_digits_are_scaled_split_and_always_the_same(root):
 # Splits
 
 
+def numbered(numbers, y, groups=None):
+    x = torch.from_numpy(numbers.astype(np.float32)[:, None])
+    return Dataset("", "train", x, torch.from_numpy(y), tuple("abcdef"), groups=groups)
+
+
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.floats(0.05, 0.6), st.integers(-(2**70), 2**70))
 def test_carving_is_a_stratified_partition(sizes, share, seed):
     y = np.repeat(np.arange(len(sizes)), sizes)
-    samples = Samples(np.arange(len(y), dtype=np.float32)[:, None], y, tuple(map(str, sizes)))
+    samples = numbered(np.arange(len(y)), y)
     try:
         rest, carved = carve(samples, share, seed)
     except PolyboundError:
@@ -75,12 +80,12 @@ def test_groups_are_never_divided(counts, share, seed):
     y = np.concatenate([np.full(sum(sizes), label) for label, sizes in enumerate(counts)])
     flat = [size for sizes in counts for size in sizes]
     groups = np.repeat(np.arange(len(flat)), flat)
-    samples = Samples(groups.astype(np.float32)[:, None], y, tuple(map(str, counts)), groups)
+    samples = numbered(groups, y, torch.from_numpy(groups))
     if all(len(sizes) == 1 for sizes in counts):
         refuses("too few", carve, samples, share, seed)
         return
     rest, carved = carve(samples, share, seed)
-    assert not set(rest.groups) & set(carved.groups) and len(rest.y) + len(carved.y) == len(y)
+    assert not set(rest.groups.tolist()) & set(carved.groups.tolist()) and len(rest.y) + len(carved.y) == len(y)
     for label, sizes in enumerate(counts):
         assert (rest.y == label).any()
         assert (carved.y == label).any() == (len(sizes) > 1)
@@ -89,7 +94,7 @@ def test_groups_are_never_divided(counts, share, seed):
 def test_splits_do_not_change_with_versions():
     """The very numbers, so that results stay comparable; they come from no library's random generator."""
     y = np.repeat([0, 1], 10)
-    _, carved = carve(Samples(np.arange(20, dtype=np.float32)[:, None], y, ("a", "b")), 0.3, seed=0)
+    _, carved = carve(numbered(np.arange(20), y), 0.3, seed=0)
     assert carved.x[:, 0].tolist() == [2, 4, 6, 10, 16, 18]
 
 

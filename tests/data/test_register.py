@@ -10,6 +10,7 @@ from helpers.data import sha, splits_of, write
 from helpers.errors import refuses
 from polybound import data as sets
 from polybound.data import Dataset, load, register
+from polybound.data.dataset import BYTES, scaled_bytes
 
 pytestmark = pytest.mark.usefixtures("registries")
 
@@ -20,12 +21,13 @@ class Spirals(sets.Source):
 
     turns: float = 2.0
 
-    def read(self, split: str, directories: sets.Directories) -> sets.Samples:
+    def read(self, split: str, directories: sets.Directories) -> Dataset:
         if split not in ("train", "test"):
             raise self.no_such_split(split)
         t = np.linspace(0, 1, 40 if split == "train" else 20, dtype=np.float32)
         arm = np.stack([t * np.cos(2 * np.pi * self.turns * t), t * np.sin(2 * np.pi * self.turns * t)], axis=1)
-        return sets.Samples(np.concatenate([arm, -arm]), np.repeat([0, 1], len(t)), ("in", "out"))
+        x = torch.from_numpy(np.concatenate([arm, -arm]))
+        return Dataset("", split, x, torch.tensor([0, 1]).repeat_interleave(len(t)), ("in", "out"))
 
 
 class Bytes(sets.Source):
@@ -36,7 +38,7 @@ class Bytes(sets.Source):
     def read(self, split, directories):
         (path,) = directories.need(self.name, self.folders, (self.FILE,))
         x = np.frombuffer(path.read_bytes(), np.uint8).reshape(10, 3)
-        return sets.Samples(x, np.arange(10) % 2, ("even", "odd"))
+        return Dataset("", split, scaled_bytes(x), torch.arange(10) % 2, ("even", "odd"), scaling=BYTES)
 
     def files(self, *, full=False):
         return (self.FILE,)

@@ -59,27 +59,25 @@ def check(model, form, groups, directions=0, batch=5, seed=0):
         loss = loss + (w * rows.square()).sum()
     of_input, *wanted = torch.autograd.grad(loss, [own, *model.parameters()], allow_unused=True)
 
-    lifted = isinstance(model, pb.CCP) and model.form == "product"
-    x = torch.nn.functional.pad(x, (0, 1), value=1.0) if lifted else x
     close(form.logits(x), logits.detach().mT)
 
     def given(_, runs, samples):
         return d.mT[runs, :, samples]
 
     if directions:
-        found = form.rows(v.mT)[..., : model.features]
+        found = form.rows(v.mT)
         close(found, rows.detach())
-        r = torch.nn.functional.pad(2 * w * found, (0, int(lifted)))  # the constant is no input
-        pairs = form.gradients_by_rows(d.mT, r, x)
+        r = 2 * w * found
+        pairs = form.gradients_by_rows(d.mT, r)
     else:
-        close(form.input_gradient(d.mT)[..., : model.features], of_input)
+        close(form.input_gradient(d.mT), of_input)
         pairs = form.gradients_of(x, given)
     gradients = {tensor.data_ptr(): gradient for tensor, gradient in pairs}
     cases = [(p, p.detach().clone(), g) for p, g in zip(model.parameters(), wanted, strict=True) if p.numel()]
     for parameter, _, gradient in cases:
         close(gradients[parameter.data_ptr()].reshape(parameter.shape), gradient)
     if directions:
-        form.update_by_rows_(d.mT, r, x, 0.1, decay=0.3)
+        form.update_by_rows_(d.mT, r, 0.1, decay=0.3)
     else:
         form.descend_(x, given, 0.1, decay=0.3)
     for parameter, before, gradient in cases:
@@ -135,7 +133,6 @@ def test_which_have_one():
     assert not has_closed_form(pb.ConvCCP((1, 4), 2, 2, 2, 3))
     assert not has_closed_form(torch.nn.Linear(2, 2))
     refuses("ConvCCP", closed_form, pb.ConvCCP((1, 4), 2, 2, 2, 3))
-    refuses("lifted", closed_form(pb.CCP(4, 2, 2, 2, "product")).logits, torch.zeros(1, 3, 4))
 
 
 def test_a_step_of_an_ncp_leaves_no_subnormal_weights_but_an_attack_has_all_gradients():
@@ -168,7 +165,7 @@ def test_what_is_computed_again_is_the_same(monkeypatch, directions):
         by_images = form.input_gradient(d)
         form.logits(x)
         rows = form.rows(v)
-        gradients = [gradient for _ in range(2) for _, gradient in form.gradients_by_rows(d, rows, x)]
+        gradients = [gradient for _ in range(2) for _, gradient in form.gradients_by_rows(d, rows)]
         found.append([by_images, rows, *gradients])
     assert all(map(torch.equal, *found))
 

@@ -8,7 +8,6 @@ from polybound.attacks.ball import PUBLISHED_NOTE as PUBLISHED_NOTE
 from polybound.attacks.ball import Ball as Ball
 from polybound.attacks.ball import Protocol as Protocol
 from polybound.attacks.ball import check_protocol as check_protocol
-from polybound.attacks.ball import clip_range as clip_range
 from polybound.attacks.ball import protocols as protocols
 from polybound.attacks.base import GROUP as GROUP
 from polybound.attacks.base import Attack as Attack

@@ -7,14 +7,13 @@ point type, from numbers that are inside of it in exact arithmetic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from copy import copy
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from polybound.errors import check_choice, check_domain
+from polybound.errors import check_choice
 
 Protocol = Literal["sound", "published"]
 """What an attack clips its images to and which gradients it follows: the honest choice, and the paper's."""
@@ -45,31 +44,11 @@ def check_protocol(name: str) -> Protocol:
     return "published" if name == "published" else "sound"
 
 
-def clip_range(protocol: str, domain: Sequence[float]) -> tuple[float, float]:
-    """What images are clipped to: the domain of the data, or [0, 1] under the published protocol.
-
-    >>> clip_range("sound", (-1, 1)), clip_range("published", (-1, 1))
-    ((-1.0, 1.0), (0.0, 1.0))
-    """
-    domain = check_domain(domain)
-    return (0.0, 1.0) if check_protocol(protocol) == "published" else domain
-
-
-def ball_around(
-    x: Tensor, eps: float, norm: str, clip: tuple[float, float], protocol: Protocol = "sound"
-) -> InfBall | TwoBall:
-    """The ball of radius eps around images x, (G, n, d), in the norm "inf" or "2", clipped to [clip[0], clip[1]].
-
-    If the images lie in the clip range the result lies in both sets. If they do not (the published protocol), the clip
-    comes last and wins.
-    """
-    return (InfBall if norm == "inf" else TwoBall)(x, eps, clip, protocol)
-
-
 class Ball(ABC):
     """Points near images x, (G, n, d); a point set is (G, n, d), or (E, n, d) with points of each run's own.
 
-    G is 1, the number E of runs, or a divisor of it: then neighbouring runs share their images.
+    G is 1, the number E of runs, or a divisor of it: then neighbouring runs share their images. If the images lie in
+    the range of pixels, so do all points; if they do not (the published protocol), that range comes last and wins.
 
     Attributes:
         x: the images.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from polybound.attacks.ball import Ball, ball_around, check_protocol, clip_range, round_down, round_up
+from polybound.attacks.ball import Ball, InfBall, TwoBall, check_protocol, round_down, round_up
 from polybound.attacks.classifier import Classifier, is_correct
 from polybound.attacks.losses import Loss
 from polybound.errors import PolyboundError, check_domain, check_norm, check_number
@@ -90,10 +90,6 @@ class Attack(Named, ABC):
             random: all random numbers come from here.
         """
 
-    @classmethod
-    def settings(cls) -> dict[str, Any]:
-        return {field.name: field.default for field in fields(cls)}
-
     @property
     def label(self) -> str:
         """What tables and figures call it; the name by default."""
@@ -106,10 +102,11 @@ class Attack(Named, ABC):
 
     def ball(self, x: Tensor, *, domain: Sequence[float], protocol: str) -> Ball:
         """The points that it may choose from for images x, (G, n, d), of the domain."""
-        chosen = check_protocol(protocol)
+        chosen, clip = check_protocol(protocol), check_domain(domain)
         if self.only_sound and chosen != "sound":
             raise PolyboundError(f"{self.name} knows the sound protocol only")
-        return ball_around(x, self.eps, self.norm, clip_range(chosen, domain), chosen)
+        clip = (0.0, 1.0) if chosen == "published" else clip
+        return (InfBall if self.norm == "inf" else TwoBall)(x, self.eps, clip, chosen)
 
     def __call__(
         self,

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polybound.attacks.ball import repeat_for_runs
 from polybound.errors import PolyboundError
-from polybound.models import CCP, PolynomialNetwork, closed_form, has_closed_form
+from polybound.models import PolynomialNetwork, closed_form, has_closed_form
 
 
 class Classifier:
@@ -39,10 +38,8 @@ class Classifier:
         self.device = torch.device("cpu") if like is None else like.device
         if isinstance(model, PolynomialNetwork) and math.prod(shape) != model.features:
             raise PolyboundError(f"inputs must have shape {model.shape}, got {shape}")
-        self.form = None
-        if isinstance(model, PolynomialNetwork) and has_closed_form(model):
-            self.form = closed_form(model)
-        self.lifted = isinstance(model, CCP) and model.form == "product"
+        polynomial = isinstance(model, PolynomialNetwork) and has_closed_form(model)
+        self.form = closed_form(model) if polynomial else None  # type: ignore[arg-type]
 
     def __enter__(self) -> Classifier:
         self._was_training = [module for module in self.model.modules() if module.training]
@@ -62,7 +59,7 @@ class Classifier:
         """Logits (E, classes, n) of inputs (G, n, d)."""
         x = self._cast(x)
         if self.form is not None:
-            return self.form.logits(self._lift(x))
+            return self.form.logits(x)
         return self._forward(x)
 
     def gradient(self, x: Tensor, logit_grad: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -73,9 +70,8 @@ class Classifier:
         cast = self._cast(x)
         if self.form is not None:
             with torch.no_grad():
-                logits = self.form.logits(self._lift(cast))
-                gradient = self.form.input_gradient(logit_grad(logits))
-            return logits, (gradient[..., :-1] if self.lifted else gradient).to(x.dtype)
+                logits = self.form.logits(cast)
+                return logits, self.form.input_gradient(logit_grad(logits)).to(x.dtype)
         # A gradient for each run: where runs share an input, each needs a copy of it.
         leaf = cast.detach().repeat_interleave(self.runs // len(cast), 0).requires_grad_()
         with torch.enable_grad():
@@ -99,9 +95,6 @@ class Classifier:
 
     def _cast(self, x: Tensor) -> Tensor:
         return x if self.dtype is None else x.to(self.dtype)
-
-    def _lift(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 1), value=1.0) if self.lifted else x
 
     def _forward(self, x: Tensor) -> Tensor:
         x = repeat_for_runs(x, self.runs)

@@ -9,7 +9,6 @@ from polybound.data.catalogue import names as names
 from polybound.data.catalogue import register as register
 from polybound.data.dataset import Dataset as Dataset
 from polybound.data.dataset import Identity as Identity
-from polybound.data.dataset import Samples as Samples
 from polybound.data.dataset import carve_indices as carve_indices
 from polybound.data.files import DataFile as DataFile
 from polybound.data.files import Directories as Directories

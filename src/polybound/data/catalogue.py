@@ -8,6 +8,7 @@ the ones that others have published for these addresses.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -15,8 +16,9 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
-from polybound.data.dataset import Dataset, Identity, Samples, carve
+from polybound.data.dataset import Dataset, Identity, carve
 from polybound.data.files import DataFile, Directories, MissingDataError
 from polybound.data.folder import FolderSource
 from polybound.data.nsynth import NSynthSource
@@ -32,8 +34,8 @@ Registered = TypeVar("Registered", bound=Source | Callable[[str], Dataset])
 def _digits(split: str) -> Dataset:
     """scikit-learn's 1,797 digits, pixels scaled from 0..16 to [-1, 1]; a stratified split, always the same."""
     images, labels = _digits_by_split()[split]
-    x = (images / 8.0 - 1.0).astype(np.float32)[:, None]
-    return Samples(x, labels.copy(), tuple(digits), scaling=(0.125, -1.0)).dataset("digits", split)
+    x = torch.from_numpy((images / 8.0 - 1.0).astype(np.float32)[:, None])
+    return Dataset("digits", split, x, torch.from_numpy(labels), tuple(digits), scaling=(0.125, -1.0))
 
 
 @cache
@@ -320,11 +322,12 @@ def load(
         raise source.no_such_split(split)
     check_number("validation", validation, below=1)
     if split == "test" or validation == 0:
-        samples, carving = source.read(split, directories), (0.0, 0)
+        data, carving = source.read(split, directories), (0.0, 0)
     else:
         rest, carved = carve(source.read("train", directories), validation, seed)
-        samples, carving = rest if split == "train" else carved, (float(validation), seed)
-    return samples.dataset(name, split).with_identity(Identity(source.digest(directories), split, *carving))
+        data, carving = rest if split == "train" else carved, (float(validation), seed)
+    identity = Identity(source.digest(directories), split, *carving)
+    return replace(data, name=name, split=split).with_identity(identity)
 
 
 def load_digits(split: Literal["train", "test"] = "train") -> Dataset:

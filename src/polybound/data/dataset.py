@@ -1,4 +1,4 @@
-"""Data in memory: data sets scaled to [-1, 1], samples as they are read, and the carving of splits from them."""
+"""Data in memory: data sets scaled to [-1, 1], and the carving of splits from them."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class Dataset:
         domain: the smallest and largest value an input entry can have.
         scaling: factor and offset that made inputs of raw values, `input = factor * raw + offset`; None if unknown.
         note: what a reader of results must know of this split, such as that it is not an official one; often empty.
+        groups: what each sample belongs to, (samples,), if those of one group must stay on one side of a split.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Dataset:
     scaling: tuple[float, float] | None = field(default=None, kw_only=True)
     note: str = ""
     known: Mapping[int, Identity] = field(default_factory=dict, repr=False)  # by the checksum that it is true for
+    groups: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def identity(self) -> Identity:
@@ -116,7 +118,12 @@ class Dataset:
             return self
         chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:samples]
         identity = replace(self.identity, subsets=(*self.identity.subsets, samples))
-        return replace(self, x=self.x[chosen], y=self.y[chosen]).with_identity(identity)
+        return self.take(chosen).with_identity(identity)
+
+    def take(self, chosen: Tensor) -> Dataset:
+        """Some samples, by their numbers."""
+        groups = None if self.groups is None else self.groups[chosen]
+        return replace(self, x=self.x[chosen], y=self.y[chosen], groups=groups)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -164,45 +171,19 @@ def content_digest(
     return hashed.hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Samples:
-    """Inputs and labels of one split, not yet scaled.
-
-    Attributes:
-        x: inputs, (samples, *shape): bytes, or float32 that are in the domain already.
-        y: labels, (samples,), from 0 on.
-        class_names: one name for each class.
-        groups: what each sample belongs to, if those of one group must stay on one side of a split.
-        note: what a reader of results must know of this split.
-        domain: the smallest and largest value an input entry can have; bytes are scaled to [-1, 1].
-        scaling: factor and offset that made inputs of raw values; None if unknown. Bytes have their own.
-    """
-
-    x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
-    class_names: tuple[str, ...]
-    groups: npt.NDArray[np.int64] | None = None
-    note: str = ""
-    domain: tuple[float, float] = (-1.0, 1.0)
-    scaling: tuple[float, float] | None = field(default=None, kw_only=True)
-
-    def __getitem__(self, chosen: npt.NDArray[np.intp]) -> Samples:
-        groups = None if self.groups is None else self.groups[chosen]
-        return replace(self, x=self.x[chosen], y=self.y[chosen], groups=groups)
-
-    def dataset(self, name: str, split: str) -> Dataset:
-        """These samples as a data set, scaled to [-1, 1] if they are bytes."""
-        x = self.x.astype(np.float32)  # always a copy, and so writable, unlike what lies in a file's bytes
-        scaling = self.scaling
-        if self.x.dtype == np.uint8:
-            x /= 127.5
-            x -= 1.0
-            scaling = (1 / 127.5, -1.0)
-        y = torch.from_numpy(self.y.astype(np.int64))
-        return Dataset(name, split, torch.from_numpy(x), y, self.class_names, self.domain, self.note, scaling=scaling)
+BYTES = (1 / 127.5, -1.0)
+"""The scaling of bytes."""
 
 
-def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
+def scaled_bytes(x: npt.NDArray[np.uint8]) -> Tensor:
+    """Bytes as float32 in [-1, 1], `x / 127.5 - 1`."""
+    found = x.astype(np.float32)
+    found /= 127.5
+    found -= 1.0
+    return torch.from_numpy(found)
+
+
+def carve(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """Divide samples into what is left and a carved part, stratified by class.
 
     Of each class the same share is carved, rounded such that the sum is right, and never all of it. If samples have
@@ -210,15 +191,16 @@ def carve(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
     any version of any library.
 
     Args:
-        samples: what to divide.
+        data: what to divide.
         share: the carved part of it, above 0 and below 1.
         seed: another one carves another part.
 
     Returns:
-        The remaining part and the carved part; both in the order of samples.
+        The remaining part and the carved part; both in the order of the samples.
     """
-    left, carved = carve_indices(samples.y, share, seed, samples.groups)
-    return samples[left], samples[carved]
+    groups = None if data.groups is None else data.groups.numpy()
+    left, carved = carve_indices(data.y.numpy(), share, seed, groups)
+    return data.take(torch.from_numpy(left)), data.take(torch.from_numpy(carved))
 
 
 def carve_indices(
@@ -238,9 +220,9 @@ def carve_indices(
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def hold_out(samples: Samples, split: str, note: str) -> Samples:
-    """One side of samples without an official test split. The test side is always the same: there is no seed."""
-    train, test = carve(samples, TEST_SHARE, seed=0)
+def hold_out(data: Dataset, split: str, note: str) -> Dataset:
+    """One side of data without an official test split. The test side is always the same: there is no seed."""
+    train, test = carve(data, TEST_SHARE, seed=0)
     return replace(train if split == "train" else test, note=note)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from polybound.data.dataset import TEST_SHARE, Samples, hold_out
+from polybound.data.dataset import BYTES, TEST_SHARE, Dataset, hold_out, scaled_bytes
 from polybound.data.files import DataFile, Directories, MissingDataError, combined
 from polybound.data.sources import SPLITS, Source
 from polybound.errors import FileFormatError, require
@@ -45,7 +46,7 @@ class FolderSource(Source):
 
     path: Path
 
-    def read(self, split: str, directories: Directories) -> Samples:
+    def read(self, split: str, directories: Directories) -> Dataset:
         self.lacking(directories)
         arrays = read_npz(self.path) if self.path.is_file() else {}
         folders = {} if arrays else self._folders()
@@ -54,8 +55,8 @@ class FolderSource(Source):
             raise self.no_such_split(split)
         official = "test" in own or split == "validation"
         whole = split if official else "train"
-        samples = arrays[whole] if arrays else read_images(folders[whole], folders["train"])
-        return samples if official else hold_out(samples, split, _DIVIDED)
+        data = arrays[whole] if arrays else read_images(folders[whole], folders["train"])
+        return data if official else hold_out(data, split, _DIVIDED)
 
     def lacking(self, directories: Directories, *, full: bool = False) -> tuple[DataFile, ...]:
         del full
@@ -93,7 +94,7 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_images(folder: Path, train: Path) -> Samples:
+def read_images(folder: Path, train: Path) -> Dataset:
     """All images of a split, (samples, 1 or 3, height, width), with the classes and the shape of the train split.
 
     Raises:
@@ -112,7 +113,8 @@ def read_images(folder: Path, train: Path) -> Samples:
             here, others = (" x ".join(map(str, dims)) for dims in (image.shape, shape))
             raise FileFormatError(f"{file}: {here} (channels, height, width), others are {others}")
         x[index] = image
-    return Samples(x, np.array([label for _, label in files], dtype=np.int64), tuple(classes))
+    y = torch.tensor([label for _, label in files], dtype=torch.int64)
+    return Dataset(folder.name, "", scaled_bytes(x), y, tuple(classes), scaling=BYTES)
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
@@ -156,7 +158,7 @@ def read_image(path: Path, mode: str | None = None) -> npt.NDArray[np.uint8]:
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
-def read_npz(path: Path) -> dict[str, Samples]:
+def read_npz(path: Path) -> dict[str, Dataset]:
     """The splits in an npz file with arrays X and y, and X_test and y_test if there is a test split.
 
     X is (samples, features), (samples, height, width) or (samples, channels, height, width): bytes, which are scaled
@@ -212,4 +214,9 @@ def read_npz(path: Path) -> dict[str, Samples]:
     if len(found) < 2:
         raise FileFormatError(f"{path}: only one class in y")
     parts = np.split(numbers.reshape(-1).astype(np.int64), [len(inputs["train"])])
-    return {split: Samples(x, y, tuple(map(str, found))) for (split, x), y in zip(inputs.items(), parts, strict=False)}
+    made = {}
+    for (split, x), y in zip(inputs.items(), parts, strict=False):
+        known = (torch.from_numpy(x), None) if x.dtype != np.uint8 else (scaled_bytes(x), BYTES)
+        names = tuple(map(str, found))
+        made[split] = Dataset(path.name, split, known[0], torch.from_numpy(y), names, scaling=known[1])
+    return made

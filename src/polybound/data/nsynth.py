@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from polybound.atomic import write_atomically
-from polybound.data.dataset import Samples, hold_out
+from polybound.data.dataset import Dataset, hold_out
 from polybound.data.files import DataFile, Directories, cache_folder, checksum, combined, refusing, tar_members
 from polybound.data.sources import Source
 from polybound.errors import FileFormatError
@@ -69,7 +70,7 @@ class NSynthSource(Source):
 
     archives: Mapping[str, DataFile]
 
-    def read(self, split: str, directories: Directories) -> Samples:
+    def read(self, split: str, directories: Directories) -> Dataset:
         official = self._official(directories)
         if split not in _PARTS or (split == "validation" and not official):
             raise self.no_such_split(split)
@@ -92,7 +93,7 @@ class NSynthSource(Source):
         return directories.find(self.folders, self.archives["train"]) is not None
 
 
-def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[str, ...]) -> Samples:
+def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[str, ...]) -> Dataset:
     """All notes of an archive, ordered by name, as pictures with their families (the classes) and instruments.
 
     The pictures are computed once, and then kept in the user's cache directory under the archive's digest.
@@ -105,17 +106,24 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
         right = x.shape == (count, 1, BANDS, FRAMES) and y.shape == groups.shape == (count,)
         right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
         if right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families)))):
-            return Samples(x, y, families, groups)
-    samples = _compute(path, part, count, families)
+            return _dataset(part, families, x, y, groups)
+    x, y, groups = _compute(path, part, count, families)
     content = io.BytesIO()
-    np.savez(content, x=samples.x, y=samples.y, groups=np.asarray(samples.groups))
+    np.savez(content, x=x, y=y, groups=groups)
     with suppress(OSError):  # without a cache all works, only slower
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, content.getvalue())
-    return samples
+    return _dataset(part, families, x, y, groups)
 
 
-def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Samples:
+def _dataset(part: str, families: tuple[str, ...], *arrays: npt.NDArray[Any]) -> Dataset:
+    x, y, groups = map(torch.from_numpy, arrays)
+    return Dataset("nsynth", part, x, y, families, groups=groups)
+
+
+def _compute(
+    path: Path, part: str, count: int, families: tuple[str, ...]
+) -> tuple[Pictures, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     notes: dict[str, tuple[Pictures, int]] = {}  # the picture, and the rate it was sampled at
     examples: dict[str, Any] | None = None
 
@@ -157,7 +165,7 @@ def _compute(path: Path, part: str, count: int, families: tuple[str, ...]) -> Sa
             raise FileFormatError(f"{path}: {name}: examples.json says {said}; no note of NSynth's at {rate} Hz")
         labels.append((family, instrument))
     y, groups = np.ascontiguousarray(np.array(labels, dtype=np.int64).T)
-    return Samples(np.stack([notes[name][0] for name in names]), y, families, groups)
+    return np.stack([notes[name][0] for name in names]), y, groups
 
 
 def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:

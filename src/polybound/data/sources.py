@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from polybound.data.dataset import Dataset, Samples, content_digest
+from polybound.data.dataset import BYTES, Dataset, content_digest, scaled_bytes
 from polybound.data.files import (
     DataFile,
     Directories,
@@ -54,8 +55,11 @@ class Source(ABC):
     folders: tuple[str, ...] = ()
 
     @abstractmethod
-    def read(self, split: str, directories: Directories) -> Samples:
-        """An official split, "train", "test" or, if there is one, "validation"; else raise `no_such_split`."""
+    def read(self, split: str, directories: Directories) -> Dataset:
+        """An official split, "train", "test" or, if there is one, "validation"; else raise `no_such_split`.
+
+        Nobody else holds its arrays. `load` gives it its name, and says which samples these are.
+        """
 
     def files(self, *, full: bool = False) -> tuple[DataFile, ...]:
         """The files that a download brings; `full` adds those that are usually too large to want."""
@@ -105,12 +109,12 @@ class Source(ABC):
         parts = {}
         for split in self.counts or SPLITS:
             try:
-                samples = self.read(split, directories)
+                data = self.read(split, directories)
             except (FileFormatError, MissingDataError):
                 raise
             except (ValueError, LookupError):  # there is no such split
                 continue
-            parts[split] = content_digest(samples.x, samples.y, samples.class_names, samples.domain)
+            parts[split] = content_digest(data.x, data.y, data.class_names, data.domain)
         return combined(parts)
 
     def no_such_split(self, split: str) -> PolyboundError:
@@ -133,7 +137,7 @@ class FunctionSource(Source):
 
     function: Callable[[str], Dataset]
 
-    def read(self, split: str, directories: Directories) -> Samples:
+    def read(self, split: str, directories: Directories) -> Dataset:
         del directories
         try:
             data = self.function(split)
@@ -141,8 +145,7 @@ class FunctionSource(Source):
             if split != "validation":
                 raise
             raise self.no_such_split(split) from error
-        x, y = (array.detach().cpu().numpy() for array in (data.x.float(), data.y.long()))
-        return Samples(x, y, data.class_names, note=data.note, domain=data.domain, scaling=data.scaling)
+        return replace(data, x=data.x.detach().cpu().float().clone(), y=data.y.detach().cpu().long().clone())
 
     def locate(self, directories: Directories) -> Path | None:
         del directories
@@ -167,10 +170,10 @@ class FileSource(Source):
     part: str = ""
 
     @abstractmethod
-    def parse(self, split: str, contents: Mapping[str, bytes]) -> Samples:
+    def parse(self, split: str, contents: Mapping[str, bytes]) -> Dataset:
         """The samples in the contents of a split's files; the keys name the files, for messages."""
 
-    def read(self, split: str, directories: Directories) -> Samples:
+    def read(self, split: str, directories: Directories) -> Dataset:
         if split not in self.parts:
             raise self.no_such_split(split)
         files, used = self.parts[split], self._used(split, directories)
@@ -208,6 +211,11 @@ class FileSource(Source):
                 parts[key] = directories.checksum(self.name, self.folders, file)
         return combined(parts)
 
+    def _dataset(self, split: str, x: npt.NDArray[np.uint8], y: npt.NDArray[np.int64]) -> Dataset:
+        """Bytes and labels as a data set."""
+        inputs, labels = scaled_bytes(x.reshape(-1, *self.shape)), torch.from_numpy(y)
+        return Dataset(self.name, split, inputs, labels, self.class_names, scaling=BYTES)
+
     def _used(self, split: str, directories: Directories) -> tuple[DataFile, ...]:
         """The files of a split: its own if there is no archive, or only they are there; else the archive."""
         files = self.parts[split]
@@ -243,20 +251,20 @@ class IdxSource(FileSource):
     first_label: int = 0
     transposed: bool = False
 
-    def parse(self, split: str, contents: Mapping[str, bytes]) -> Samples:
+    def parse(self, split: str, contents: Mapping[str, bytes]) -> Dataset:
         (images, pixels), (labels, numbers) = contents.items()
         x = parse_idx(pixels, images, (self.counts[split], *self.shape[1:]))
         y = parse_idx(numbers, labels, (self.counts[split],)).astype(np.int64) - self.first_label
         upright = np.ascontiguousarray(x.swapaxes(1, 2)) if self.transposed else x
         _check_labels(y, len(self.class_names), labels)
-        return Samples(upright.reshape(-1, *self.shape), y, self.class_names)
+        return self._dataset(split, upright, y)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CifarSource(FileSource):
     """Images in records, each the byte of a label and then those of the pixels."""
 
-    def parse(self, split: str, contents: Mapping[str, bytes]) -> Samples:
+    def parse(self, split: str, contents: Mapping[str, bytes]) -> Dataset:
         length = 1 + math.prod(self.shape)
         batches = []
         for where, content in contents.items():
@@ -267,7 +275,7 @@ class CifarSource(FileSource):
         records = np.concatenate(batches)
         if len(records) != self.counts[split]:
             raise FileFormatError(f"{where}: {len(records)} images in its {split} split, not {self.counts[split]}")
-        return Samples(records[:, 1:].reshape(-1, *self.shape), records[:, 0].astype(np.int64), self.class_names)
+        return self._dataset(split, records[:, 1:], records[:, 0].astype(np.int64))
 
 
 def idx_files(

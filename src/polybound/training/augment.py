@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -29,10 +29,6 @@ class Augmentation(Named):
     >>> [one.name for one in Recipe(augment="flip, upside_down, crop").augment]
     ['flip', 'upside_down', 'crop-4']
     """
-
-    @classmethod
-    def settings(cls) -> dict[str, Any]:
-        return {field.name: field.default for field in fields(cls)}
 
     @abstractmethod
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:

@@ -145,15 +145,11 @@ class ClosedEngine(Engine):
     def __init__(self, model: PolynomialNetwork, *parts: Any) -> None:
         super().__init__(model, *parts)
         self.form = closed_form(model)
-        self.lifted = isinstance(model, CCP) and model.form == "product"
-
-    def _lift(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 1), value=1.0) if self.lifted else x
 
     @torch.no_grad()
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
         del random  # nothing here is random
-        x, targets, samples = self._lift(x), self.for_runs(y), y.shape[1]
+        targets, samples = self.for_runs(y), y.shape[1]
         weights = None if weights is None else self.for_runs(weights).unsqueeze(1)
         sums = x.new_zeros(self.runs)
 
@@ -181,24 +177,20 @@ class RowsEngine(ClosedEngine):
     def step_(self, x: Tensor, y: Tensor, rate: float, random: StepRandom, weights: Tensor | None = None) -> Tensor:
         del weights  # a method with a loss of its own has none
         by_logits, by_rows, losses = self.method.closed_loss(self, x, y, random)
-        lifted, samples = self._lift(x), y.shape[1]
+        samples = y.shape[1]
         if self.descent.plain:
-            decay = self.method.decay
-            self.form.update_by_rows_(by_logits.div_(samples), by_rows.div_(samples), lifted, rate, decay)
+            self.form.update_by_rows_(by_logits.div_(samples), by_rows.div_(samples), rate, self.method.decay)
             return losses / samples  # type: ignore[no-any-return]
-        return self._descend(self.form.gradients_by_rows(by_logits, by_rows, lifted), losses, samples, rate)
+        return self._descend(self.form.gradients_by_rows(by_logits, by_rows), losses, samples, rate)
 
     def logit_grad(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The logits' gradient of the loss summed over the batch, (E, classes, batch), and the losses."""
-        found, losses = self.loss.logit_grad(self.form.logits(self._lift(x)), self.for_runs(y))
+        found, losses = self.loss.logit_grad(self.form.logits(x), self.for_runs(y))
         return found, losses.sum((1, 2))
 
     def rows(self, v: Tensor) -> Tensor:
         """`v^T J` for directions v, (E, rows, classes, batch), at the inputs of the last logits."""
-        rows = self.form.rows(v.contiguous())
-        if self.lifted:
-            rows[..., -1] = 0.0  # the constant is no input
-        return rows
+        return self.form.rows(v.contiguous())
 
 
 class AutogradEngine(Engine):

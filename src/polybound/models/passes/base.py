@@ -46,9 +46,10 @@ class ManualGradients(ABC):
         The next call may overwrite the gradients.
         """
 
-    @abstractmethod
     def descend_(self, x: Tensor, logit_grad: LogitGradient, rate: float, decay: float = 0.0) -> None:
         """A step of gradient descent, in place: `w <- (1 - rate * decay) w - rate * gradient`."""
+        for parameter, gradient in self.gradients_of(x, logit_grad):
+            parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
 
 class JacobianGradients(ManualGradients):
@@ -56,13 +57,13 @@ class JacobianGradients(ManualGradients):
 
     @abstractmethod
     def rows(self, v: Tensor) -> Tensor:
-        """`v^T J(x)`, (E, D, batch, columns), for D directions v of every input's logits, (E, D, classes, batch)."""
+        """`v^T J(x)`, (E, D, batch, features), for D directions v of every input's logits, (E, D, classes, batch)."""
 
     @abstractmethod
-    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
+    def gradients_by_rows(self, d: Tensor, r: Tensor) -> Pairs:
         """As `gradients_of`, for a loss whose gradient is d by the logits and r by the `rows` before this."""
 
-    def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
+    def update_by_rows_(self, d: Tensor, r: Tensor, rate: float, decay: float = 0.0) -> None:
         """As `descend_`, for such a loss."""
-        for parameter, gradient in self.gradients_by_rows(d, r, x):
+        for parameter, gradient in self.gradients_by_rows(d, r):
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)

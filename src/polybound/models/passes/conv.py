@@ -65,7 +65,6 @@ class ConvGradients(JacobianGradients):
         self.bytes: int = units * model.channels * like.element_size()
         self.cache = cache if like.device.type == "cpu" else 100 * cache
         self.batch = max(1, self.cache // self.bytes)
-        self._descent = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         self._memory: dict[Hashable, Any] = {}
         self._counts: set[int] = set()
         self._kept: list[tuple[Tile, slice, ActivationBuffer]] | None = None
@@ -115,15 +114,7 @@ class ConvGradients(JacobianGradients):
             tile.forward(images, buffer)
             yield tile, samples, buffer
 
-    def descend_(self, x: Tensor, logit_grad: LogitGradient, rate: float, decay: float = 0.0) -> None:
-        self._gradients(x, logit_grad, self._descent)
-        for name, parameter in self.parameters.items():
-            parameter.mul_(1.0 - rate * decay).sub_(self._descent[name], alpha=rate)
-
     def gradients_of(self, x: Tensor, logit_grad: LogitGradient) -> Pairs:
-        return self._gradients(x, logit_grad, {name: torch.empty_like(t) for name, t in self.parameters.items()})
-
-    def _gradients(self, x: Tensor, logit_grad: LogitGradient, found: dict[str, Tensor]) -> Pairs:
         self._x, self._kept = x, None  # the buffers are used for something else now
         each = self.runs // len(x)
         parts = max(1, -(-each * self.bytes * self._images_of(x.shape[1]) // (10 * self.cache)))
@@ -133,15 +124,15 @@ class ConvGradients(JacobianGradients):
         for tile, samples, images in self._parts(x, tiles):
             buffer = self._reuse(ActivationBuffer, self.sizes, images.n, tile.size)
             tile.collect(images, buffer, logit_grad(tile.forward(images, buffer), tile.runs, samples))
-        return self._written(tiles, found)
+        return self._written(tiles)
 
-    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
+    def gradients_by_rows(self, d: Tensor, r: Tensor) -> Pairs:
         """The loss sees the rows through `<r, rows> = <v, J r>`, the derivative of the logits as the images move by r.
 
         So a pass of tangents forward, and back through both; see `Tangents`. For the first direction, `logits` may have
         kept the factors.
         """
-        kept, self._kept = self._kept if x is self._x else None, None
+        x, kept, self._kept = self._x, self._kept, None
         tiles = self._tiles(len(x), 1)
         for tile in tiles:
             tile.clear()
@@ -156,10 +147,10 @@ class ConvGradients(JacobianGradients):
                 tile.move(directions, tangents)
                 by_logits = d[tile.runs, :, samples] if number == 0 else torch.zeros_like(v[..., samples])
                 tile.collect_moving(images, directions, tangents, by_logits, v[..., samples])
-        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
-        return self._written(tiles, found)
+        return self._written(tiles)
 
-    def _written(self, tiles: list[Tile], found: dict[str, Tensor]) -> Pairs:
+    def _written(self, tiles: list[Tile]) -> Pairs:
+        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
         for tile in tiles:
             tile.write_gradients(found)
         return [(self.parameters[name], gradient) for name, gradient in found.items()]

@@ -69,28 +69,30 @@ class _DenseGradients(ManualGradients):
 
     def _factors(self, x: Tensor) -> Tensor:
         """All affine maps of the input at once: (E, k, m, batch)."""
-        groups, batch, _ = x.shape
+        self.x, (groups, batch, _) = x, x.shape
         rows = self.weight.view(groups, -1, self.columns)
         return torch.bmm(rows, x.transpose(1, 2)).view(self.runs, self.degree, self.rank, batch)
 
     def descend_(self, x: Tensor, logit_grad: LogitGradient, rate: float, decay: float = 0.0) -> None:
         d = logit_grad(self.logits(x), slice(0, self.runs), slice(0, x.shape[1]))
-        self._update_(*self.backward(d), x, rate, decay)
+        self._update_(*self.backward(d), rate, decay)
 
-    def _update_(self, factors: Tensor, others: Pairs, x: Tensor, rate: float, decay: float) -> None:
-        rows = self.weight.view(len(x), -1, self.columns)
-        rows.baddbmm_(factors.view(len(x), -1, x.shape[1]), x, beta=1.0 - rate * decay, alpha=-rate)
+    def _update_(self, factors: Tensor, others: Pairs, rate: float, decay: float) -> None:
+        groups, batch, _ = self.x.shape
+        rows = self.weight.view(groups, -1, self.columns)
+        rows.baddbmm_(factors.view(groups, -1, batch), self.x, beta=1.0 - rate * decay, alpha=-rate)
         for parameter, gradient in others:
             parameter.mul_(1.0 - rate * decay).sub_(gradient, alpha=rate)
 
     def gradients_of(self, x: Tensor, logit_grad: LogitGradient) -> Pairs:
         d = logit_grad(self.logits(x), slice(0, self.runs), slice(0, x.shape[1]))
-        return self._gradients(*self.backward(d), x)
+        return self._gradients(*self.backward(d))
 
-    def _gradients(self, factors: Tensor, others: Pairs, x: Tensor) -> Pairs:
+    def _gradients(self, factors: Tensor, others: Pairs) -> Pairs:
         if self._gradient is None:
             self._gradient = torch.empty_like(self.weight)
-        torch.bmm(factors.view(len(x), -1, x.shape[1]), x, out=self._gradient.view(len(x), -1, self.columns))
+        groups, batch, _ = self.x.shape
+        torch.bmm(factors.view(groups, -1, batch), self.x, out=self._gradient.view(groups, -1, self.columns))
         return [(self.weight, self._gradient), *others]
 
     def input_gradient(self, d: Tensor) -> Tensor:
@@ -115,7 +117,8 @@ class _DenseGradients(ManualGradients):
 class CCPGradients(_DenseGradients, JacobianGradients):
     """`dy_k/dh_i` is the product of all other factors: of a prefix and a suffix.
 
-    A loss of the rows of the Jacobian takes a forward pass of tangents and one more backward pass.
+    The product form's factors see the lifted input `[x, 1]`, whose constant is no input. A loss of the rows of the
+    Jacobian takes a forward pass of tangents and one more backward pass.
     """
 
     def __init__(self, model: CCP) -> None:
@@ -123,9 +126,7 @@ class CCPGradients(_DenseGradients, JacobianGradients):
         super().__init__(model.V if self.residual else model.U, model.C)
 
     def logits(self, x: Tensor) -> Tensor:
-        if not self.residual and x.shape[-1] == self.columns - 1:
-            raise PolyboundError("the product form wants lifted inputs [x, 1]")
-        self.h = self._factors(x)
+        self.h = self._factors(x if self.residual else F.pad(x, (0, 1), value=1.0))
         if self.residual:
             self.h[:, 1:] += 1.0
         self.each = self.h.unbind(1)
@@ -133,6 +134,10 @@ class CCPGradients(_DenseGradients, JacobianGradients):
         for factor in self.each[1:]:
             self.prefix.append(self.prefix[-1] * factor)
         return self._output(self.prefix[-1])
+
+    def input_gradient(self, d: Tensor) -> Tensor:
+        found = super().input_gradient(d)
+        return found if self.residual else found[..., :-1]
 
     def backward(self, d: Tensor) -> tuple[Tensor, Pairs]:
         gradient, dy = self._output_gradient(d, self.prefix[-1])
@@ -163,14 +168,17 @@ class CCPGradients(_DenseGradients, JacobianGradients):
             runs, self.degree * self.rank, -1
         )
         weight = self.weight.view(runs, -1, self.columns)
-        return torch.bmm(self.slopes.transpose(1, 2), weight).view(runs, directions, batch, -1)
+        rows = torch.bmm(self.slopes.transpose(1, 2), weight).view(runs, directions, batch, -1)
+        return rows if self.residual else rows[..., :-1]
 
-    def update_by_rows_(self, d: Tensor, r: Tensor, x: Tensor, rate: float, decay: float = 0.0) -> None:
-        self._update_(*self._backward_by_rows(d, r), x, rate, decay)
+    def update_by_rows_(self, d: Tensor, r: Tensor, rate: float, decay: float = 0.0) -> None:
+        r = r if self.residual else F.pad(r, (0, 1))
+        self._update_(*self._backward_by_rows(d, r), rate, decay)
         self.weight.view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2), alpha=-rate)
 
-    def gradients_by_rows(self, d: Tensor, r: Tensor, x: Tensor) -> Pairs:
-        pairs = self._gradients(*self._backward_by_rows(d, r), x)
+    def gradients_by_rows(self, d: Tensor, r: Tensor) -> Pairs:
+        r = r if self.residual else F.pad(r, (0, 1))
+        pairs = self._gradients(*self._backward_by_rows(d, r))
         pairs[0][1].view(self.runs, -1, self.columns).baddbmm_(self.slopes, r.flatten(1, 2))
         return pairs
 
