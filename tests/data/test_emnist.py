@@ -1,10 +1,6 @@
 """EMNIST: read from a zip file like NIST's, upright and with labels from 0 on; damaged zip files are refused."""
 
 import gzip
-import io
-import stat
-import struct
-import zipfile
 
 import numpy as np
 import pytest
@@ -58,8 +54,7 @@ def test_every_other_zip_file_than_the_official_one_is_refused(root, monkeypatch
         refused("emnist-letters", path, data_dir=root)
 
 
-MEMBERS = {
-    "no images": ({IMAGES: None}, IMAGES, "holds no"),
+FILES = {
     "labels from zero": ({LABELS: gzip.compress(idx(np.zeros(12, np.uint8)))}, LABELS, "label -1"),
     "images not gzipped": ({IMAGES: idx(random_bytes(12, 28, 28))}, IMAGES, "damaged"),
     "images cut": ({IMAGES: gzip.compress(idx(random_bytes(12, 28, 28)))[:-9]}, IMAGES, "ends early"),
@@ -67,53 +62,9 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize(("changes", "member", "word"), MEMBERS.values(), ids=MEMBERS)
-def test_wrong_members_are_refused(root, monkeypatch, changes, member, word):
-    content, _, _ = tiny_emnist(monkeypatch, digest=False, **changes)
-    path = write(root / "emnist" / "gzip.zip", content)
-    text = refused("emnist-letters", path, data_dir=root)
-    assert member in text and word in text
-
-
-def patched(content, offset, value):
-    """A zip file with some bytes of the images' entry in its directory overwritten."""
-    at = content.rindex(IMAGES.encode()) - 46 + offset
-    return content[:at] + value + content[at + len(value) :]
-
-
-def linked(members):
-    """A zip file in which the images are a symbolic link."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            info = zipfile.ZipInfo(name)
-            if name == IMAGES:
-                info.external_attr = (stat.S_IFLNK | 0o777) << 16
-            archive.writestr(info, content)
-    return stream.getvalue()
-
-
-def doubled(content, members):
-    stream = io.BytesIO(content)
-    with zipfile.ZipFile(stream, "a") as archive:
-        archive.writestr(IMAGES, members[IMAGES])
-    return stream.getvalue()
-
-
-OUTSIDE = ["../evil", "/etc/evil", "gzip/../../evil", "..\\evil", "C:/evil", "C:\\evil"]
-ARCHIVES = {
-    "link": (lambda content, members: linked(members), "is a link"),
-    "encrypted": (lambda content, members: patched(content, 8, b"\x01\x00"), "encrypted"),
-    "said to be small": (lambda content, members: patched(content, 24, struct.pack("<I", 10)), ""),
-    "said to be large": (lambda content, members: patched(content, 24, struct.pack("<I", 2**31)), ""),
-    "unknown compression": (lambda content, members: patched(content, 10, struct.pack("<H", 99)), ""),
-    "doubled": (doubled, "twice"),
-} | {name: (lambda _, members, name=name: zipped(members | {name: b"evil"}), "points out") for name in OUTSIDE}
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize(("change", "word"), ARCHIVES.values(), ids=ARCHIVES)
-def test_wrong_zip_files_are_refused(root, monkeypatch, change, word):
-    content, _, members = tiny_emnist(monkeypatch, digest=False)
-    path = write(root / "emnist" / "gzip.zip", change(content, members))
-    assert word in refused("emnist-letters", path, data_dir=root)
+@pytest.mark.parametrize(("changes", "member", "word"), FILES.values(), ids=FILES)
+def test_wrong_files_taken_out_of_the_zip_file_are_refused(root, monkeypatch, changes, member, word):
+    _, _, members = tiny_emnist(monkeypatch)
+    for name, content in (members | changes).items():
+        write(root / "emnist" / name, content)
+    assert word in refused("emnist-letters", root / "emnist" / member, data_dir=root)

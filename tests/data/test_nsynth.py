@@ -1,7 +1,5 @@
 """NSynth: spectrograms as defined, splits by instrument, a cache that cannot do harm, and damaged archives refused."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -49,87 +47,20 @@ def test_spectrograms_stay_in_their_domain():
 
 
 def test_the_first_second_whatever_the_rate():
-    slow, rate = first_second(on_disk.wav(on_disk.tone(440, 8000), 8000), "a.wav")
-    fast, doubled = first_second(on_disk.wav(on_disk.tone(440, 16000, seconds=4), 16000), "b.wav")
-    assert (rate, doubled) == (8000, 16000) and slow.shape == fast.shape == (8000,)
+    slow = first_second(on_disk.wav(on_disk.tone(440, 8000), 8000))
+    fast = first_second(on_disk.wav(on_disk.tone(440, 16000, seconds=4), 16000))
+    assert slow.shape == fast.shape == (8000,)
     assert np.abs(log_mel(np.stack([slow, fast]))[0] - log_mel(np.stack([slow, fast]))[1])[0, 3:9].max() < 0.05
     steps = np.arange(16000).astype("<i2")
-    assert first_second(on_disk.wav(steps.tobytes(), 16000), "c.wav")[0] == pytest.approx(
-        (np.arange(8000) * 2 + 0.5) / 32768
-    )
+    assert first_second(on_disk.wav(steps.tobytes(), 16000)) == pytest.approx((np.arange(8000) * 2 + 0.5) / 32768)
 
 
-WAVS = {
-    "truncated": (on_disk.wav(on_disk.tone(440))[:4000], "truncated"),
-    "half a second": (on_disk.wav(on_disk.tone(440, seconds=0.5)), "shorter than a second"),
-    "stereo": (on_disk.wav(on_disk.tone(440, seconds=2), channels=2), "2 channels"),
-    "8 bits": (on_disk.wav(bytes(8000), width=1), "8 bits"),
-    "44.1 kHz": (on_disk.wav(on_disk.tone(440, 44100), 44100), "44100 Hz"),
-    "not a wav file": (b"ID3" + bytes(500), "damaged"),
-    "floats": (on_disk.wav(on_disk.tone(440)).replace(b"fmt \x10\0\0\0\x01\0", b"fmt \x10\0\0\0\x03\0"), "damaged"),
-}
-
-
-@pytest.mark.parametrize(("content", "word"), WAVS.values(), ids=WAVS)
-def test_wrong_wav_files_are_refused(root, monkeypatch, content, word):
+def test_other_archives_than_the_official_ones_are_refused(root, monkeypatch):
+    put_test_split(root, monkeypatch)
+    path = on_disk.write(root / "nsynth" / TEST, on_disk.tarred(on_disk.nsynth_members("test", rate=16000)))
+    assert "SHA-256" in on_disk.refused("nsynth", path, data_dir=root)
     on_disk.tiny_nsynth(monkeypatch, {})
-    members = on_disk.nsynth_members("test")
-    name = "nsynth-test/audio/brass_acoustic_005-001-100.wav"
-    assert name in members
-    path = on_disk.write(root / "nsynth" / TEST, on_disk.tarred(members | {name: content}))
-    text = on_disk.refused("nsynth", path, data_dir=root)
-    assert name in text and word in text
-
-
-NOTE = "brass_acoustic_005-001-100"
-
-
-def examples(change):
-    members = on_disk.nsynth_members("test")
-    content = json.loads(members["nsynth-test/examples.json"])
-    change(content)
-    return members | {"nsynth-test/examples.json": json.dumps(content).encode()}
-
-
-def without(name):
-    members = on_disk.nsynth_members("test")
-    del members[name]
-    return members
-
-
-ARCHIVES = {
-    "JSON broken": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b"{"}, "not JSON"),
-    "JSON too deep": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b"[" * 30000}, "not JSON"),
-    "JSON is a list": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b"[1]"}, "not an object"),
-    "JSON of numbers": (
-        lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b'{"a": 1}'},
-        "not an object",
-    ),
-    "JSON too long": (lambda: on_disk.nsynth_members("test") | {"nsynth-test/examples.json": b" " * 99999}, "at most"),
-    "no JSON": (lambda: without("nsynth-test/examples.json"), "holds no nsynth-test/examples.json"),
-    "missing key": (lambda: examples(lambda e: e[NOTE].pop("instrument_family")), "instrument_family None"),
-    "unknown family": (lambda: examples(lambda e: e[NOTE].update(instrument_family=3)), "no note of NSynth's"),
-    "family is true": (lambda: examples(lambda e: e[NOTE].update(instrument_family=True)), "no note of NSynth's"),
-    "other name": (lambda: examples(lambda e: e[NOTE].update(instrument_family_str="kazoo")), "kazoo"),
-    "other rate": (lambda: examples(lambda e: e[NOTE].update(sample_rate=16000)), "sample_rate 16000"),
-    "note without wav": (lambda: without(f"nsynth-test/audio/{NOTE}.wav"), "17 wav files"),
-    "wav without note": (lambda: examples(lambda e: e.pop(NOTE)), "17 notes"),
-    "doubled note": (
-        lambda: (
-            {f"./{n}": c for n, c in on_disk.nsynth_members("test").items() if NOTE in n}
-            | on_disk.nsynth_members("test")
-        ),
-        "twice",
-    ),
-    "renamed note": (lambda: examples(lambda e: e.update(x=e.pop(NOTE))), "not 18 of both"),
-}
-
-
-@pytest.mark.parametrize(("members", "word"), ARCHIVES.values(), ids=ARCHIVES)
-def test_wrong_archives_are_refused(root, monkeypatch, members, word):
-    on_disk.tiny_nsynth(monkeypatch, {})
-    path = on_disk.write(root / "nsynth" / TEST, on_disk.tarred(members()))
-    assert word in on_disk.refused("nsynth", path, data_dir=root)
+    assert "no checksum of this archive is known" in on_disk.refused("nsynth", path, data_dir=root)
 
 
 def test_without_train_the_test_split_is_divided_by_instrument(root, monkeypatch):
@@ -171,13 +102,13 @@ def test_features_are_computed_once(root, monkeypatch, tmp_path):
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "pickle", "nan", "labels"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "pickle"])
 def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
     put_test_split(root, monkeypatch)
     first = load("nsynth", data_dir=root, download=False)
     (kept,) = (tmp_path / "cache" / "polybound" / "features").iterdir()
     whole = kept.read_bytes()
-    x, y = np.zeros((18, 1, 32, 32), np.float32), np.zeros(18, np.int64)
+    y = np.zeros(18, np.int64)
     match damage:
         case "cut":
             kept.write_bytes(whole[:-100])
@@ -185,10 +116,6 @@ def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
             kept.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
         case "pickle":
             np.savez(kept, x=np.array([print], dtype=object), y=y, groups=y)
-        case "nan":
-            np.savez(kept, x=x + np.nan, y=y, groups=y)
-        case "labels":
-            np.savez(kept, x=x, y=y + 7, groups=y)
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
     assert kept.read_bytes() == whole
 

@@ -42,7 +42,7 @@ def tiny_data(tmp_path_factory):
         for name in ("fashion-mnist", "kmnist", "mnist"):
             patch.setitem(SOURCES.entries, name, replace(source, name=name))
         for part in ("letters", "byclass"):
-            content, _, _ = on_disk.tiny_emnist(patch, part, digest=False)
+            content, _, _ = on_disk.tiny_emnist(patch, part)
             on_disk.write(root / f"emnist-{part}" / "gzip.zip", content)
         on_disk.put_cifar(root / "cifar10", on_disk.tiny_cifar(patch)[0])
         archives = {"test": on_disk.tarred(on_disk.nsynth_members("test"))}

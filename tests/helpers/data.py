@@ -130,11 +130,8 @@ def put_images(folder, classes=("cat", "dog"), count=10, shape=(6, 4), seed=0):
     return arrays
 
 
-def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
-    """A part of EMNIST with few images: its zip file's bytes, its arrays, and the members of the zip file.
-
-    Changes are of the zip file's members by name; None leaves one out.
-    """
+def tiny_emnist(monkeypatch, part="letters"):
+    """A part of EMNIST with few images: its zip file's bytes, its arrays, and the members of the zip file."""
     letters, first = ("ABC", 1) if part == "letters" else ("01a", 0)
     official = SOURCES.entries[f"emnist-{part}"]
     counts = {"train": 12, "test": 6}
@@ -145,14 +142,13 @@ def tiny_emnist(monkeypatch, part="letters", digest=True, **changes):
         members[f"gzip/emnist-{part}-{split}-images-idx3-ubyte.gz"] = gzip.compress(idx(images))
         members[f"gzip/emnist-{part}-{split}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
     members[f"gzip/emnist-{part}-mapping.txt"] = b"1 65 97\n"
-    members = {name: content for name, content in (members | changes).items() if content is not None}
     content = zipped(members)
     source = replace(
         official,
         class_names=tuple(letters),
         counts=counts,
         parts={split: idx_files(f"emnist-{part}-{split}", count) for split, count in counts.items()},
-        archive=DataFile("gzip.zip", max(len(content), 100000), (sha(content),) if digest else ()),
+        archive=DataFile("gzip.zip", max(len(content), 100000), (sha(content),)),
     )
     assert isinstance(source, IdxSource) and source.first_label == first
     monkeypatch.setitem(SOURCES.entries, source.name, source)
@@ -167,12 +163,10 @@ def zipped(members):
     return stream.getvalue()
 
 
-def tarred(members, extra=()):
-    """A gzipped tar archive of these members, and of further ones given as TarInfo."""
+def tarred(members):
+    """A gzipped tar archive of these members."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as archive:
-        for info in extra:
-            archive.addfile(info)
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -180,7 +174,7 @@ def tarred(members, extra=()):
     return stream.getvalue()
 
 
-def tiny_cifar(monkeypatch, digests=True):
+def tiny_cifar(monkeypatch):
     """CIFAR-10 with four images of 3 x 4 x 4 a batch: the batches by name, the arrays of both splits, and the source."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     arrays = {
@@ -191,10 +185,7 @@ def tiny_cifar(monkeypatch, digests=True):
         name: b"".join(bytes([label]) + image.tobytes() for image, label in zip(images, labels, strict=True))
         for name, (images, labels) in arrays.items()
     }
-    files = [
-        DataFile(name, len(content) if digests else 10000, (sha(content),) if digests else ())
-        for name, content in batches.items()
-    ]
+    files = [DataFile(name, len(content), (sha(content),)) for name, content in batches.items()]
     source = replace(
         SOURCES.entries["cifar10"],
         shape=(3, 4, 4),
@@ -218,7 +209,10 @@ def put_cifar(folder, batches, archived=False):
     """CIFAR-10's binary batches in a folder, as an archive or unpacked; where they are."""
     if archived:
         members = {f"{CIFAR}/{name}": content for name, content in batches.items()}
-        return write(folder / "cifar-10-binary.tar.gz", tarred(members | {f"{CIFAR}/readme.html": b"<html>"}))
+        content = tarred(members | {f"{CIFAR}/readme.html": b"<html>"})
+        source = SOURCES.entries["cifar10"]
+        SOURCES.entries["cifar10"] = replace(source, archive=replace(source.archive, sha256=(sha(content),)))
+        return write(folder / "cifar-10-binary.tar.gz", content)
     for name, content in batches.items():
         write(folder / CIFAR / name, content)
     return folder / CIFAR

@@ -32,9 +32,8 @@ import torch
 
 from polybound.atomic import write_atomically
 from polybound.data.dataset import Dataset, hold_out
-from polybound.data.files import DataFile, Directories, cache_folder, checksum, combined, refusing, tar_members
+from polybound.data.files import DataFile, Directories, archive_checksum, cache_folder, combined, refusing, tar_members
 from polybound.data.sources import Source
-from polybound.errors import FileFormatError
 from polybound.progress import progress_bar
 
 VERSION = 1  # of the definition above; features of another version are computed again
@@ -44,17 +43,12 @@ BANDS = 32
 FRAME = 512
 HOP = 240
 FLOOR = -80.0
-MAX_RATE = 48000
 
 _PARTS = {"train": "train", "validation": "valid", "test": "test"}
-_WAV_LIMIT = 4 * 48000 * 2 + 4096  # four seconds
-_JSON_LIMIT = 2048  # a note; there are some 400 to 800 bytes
 _DIVIDED = (
     "part of NSynth's official test split of {} notes, which was divided by instrument, so that none is in both train"
     " and test; NSynth's official train split is not there"
 )
-
-Pictures = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +70,7 @@ class NSynthSource(Source):
             raise self.no_such_split(split)
         whole = split if official else "test"
         (path,) = directories.need(self.name, self.folders, (self.archives[whole],))
-        digest = checksum(path, self.archives[whole])
+        digest = archive_checksum(path, self.archives[whole])
         notes = read_notes(path, digest, _PARTS[whole], self.counts[whole], self.class_names)
         return notes if official else hold_out(notes, split, _DIVIDED.format(len(notes.y)))
 
@@ -99,95 +93,46 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
     The pictures are computed once, and then kept in the user's cache directory under the archive's digest.
     """
     kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
-    # What was kept, unless there is nothing, or nothing usable: then it is computed again.
-    with suppress(OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
-        with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            x, y, groups = (arrays[name] for name in ("x", "y", "groups"))
-        right = x.shape == (count, 1, BANDS, FRAMES) and y.shape == groups.shape == (count,)
-        right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
-        if right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families)))):
-            return _dataset(part, families, x, y, groups)
-    x, y, groups = _compute(path, part, count, families)
-    content = io.BytesIO()
-    np.savez(content, x=x, y=y, groups=groups)
-    with suppress(OSError):  # without a cache all works, only slower
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, content.getvalue())
-    return _dataset(part, families, x, y, groups)
-
-
-def _dataset(part: str, families: tuple[str, ...], *arrays: npt.NDArray[Any]) -> Dataset:
-    x, y, groups = map(torch.from_numpy, arrays)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    # What was kept, unless there is nothing, or nothing whole: then it is computed again.
+    damaged = suppress(OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile)
+    with damaged, kept.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in ("x", "y", "groups")}
+    if not arrays:
+        arrays = _compute(path, count)
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        with suppress(OSError):  # without a cache all works, only slower
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, content.getvalue())
+    x, y, groups = map(torch.from_numpy, arrays.values())
     return Dataset("nsynth", part, x, y, families, groups=groups)
 
 
-def _compute(
-    path: Path, part: str, count: int, families: tuple[str, ...]
-) -> tuple[Pictures, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    notes: dict[str, tuple[Pictures, int]] = {}  # the picture, and the rate it was sampled at
-    examples: dict[str, Any] | None = None
-
-    def size(member: str) -> int:
-        wanted = member.startswith(f"nsynth-{part}/audio/") and member.endswith(".wav")
-        return count * _JSON_LIMIT + 4096 if member == f"nsynth-{part}/examples.json" else _WAV_LIMIT * wanted
-
-    with progress_bar() as show:
-        for member, content in tar_members(path, count * (_WAV_LIMIT + _JSON_LIMIT) + (1 << 20), size):
-            where, name = f"{path}: {member}", Path(member).stem
+def _compute(path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
+    """The pictures x, families y and instruments of the notes of an official archive, ordered by name."""
+    pictures: dict[str, npt.NDArray[np.float32]] = {}
+    examples: dict[str, dict[str, Any]] = {}
+    with progress_bar() as show, refusing(path):
+        for member, content in tar_members(path, lambda name: name.endswith((".json", ".wav"))):
             if member.endswith(".json"):
-                try:
-                    examples = json.loads(content)
-                except (ValueError, RecursionError) as error:
-                    raise FileFormatError(f"{where}: not JSON ({error})") from error
-                if not isinstance(examples, dict) or not all(isinstance(note, dict) for note in examples.values()):
-                    raise FileFormatError(f"{where}: not an object with an object for each note")
-            elif name in notes:
-                raise FileFormatError(f"{where}: in the archive twice")
+                examples = json.loads(content)
             else:
-                second, rate = first_second(content, where)
-                notes[name] = log_mel(second[None])[0], rate
-            show(len(notes), count, f"spectrograms of {path.name}")
-    if examples is None:
-        raise FileFormatError(f"{path}: holds no nsynth-{part}/examples.json, or ends before it")
-    if not len(notes) == len(examples) == count or notes.keys() != examples.keys():
-        raise FileFormatError(
-            f"{path}: {len(notes)} wav files and {len(examples)} notes in examples.json, not {count} of both"
-        )
-    names, labels = sorted(notes), []
-    keys = ("instrument_family", "instrument_family_str", "instrument", "sample_rate")
-    for name in names:
-        found: list[Any] = [examples[name].get(key) for key in keys]
-        family, family_name, instrument, stated = found
-        rate = notes[name][1]
-        whole = all(type(number) is int and 0 <= number < 2**31 for number in (family, instrument))
-        if not whole or (family, family_name, stated) not in [(*known, rate) for known in enumerate(families)]:
-            said = ", ".join(f"{key} {value!r}" for key, value in zip(keys, found, strict=True))
-            raise FileFormatError(f"{path}: {name}: examples.json says {said}; no note of NSynth's at {rate} Hz")
-        labels.append((family, instrument))
-    y, groups = np.ascontiguousarray(np.array(labels, dtype=np.int64).T)
-    return np.stack([notes[name][0] for name in names]), y, groups
+                pictures[Path(member).stem] = log_mel(first_second(content)[None])[0]
+            show(len(pictures), count, f"spectrograms of {path.name}")
+    names = sorted(pictures)
+    keys = {"y": "instrument_family", "groups": "instrument"}
+    labels = {name: np.array([examples[note][key] for note in names], dtype=np.int64) for name, key in keys.items()}
+    return {"x": np.stack([pictures[name] for name in names]), **labels}
 
 
-def first_second(content: bytes, where: str) -> tuple[npt.NDArray[np.float32], int]:
-    """The first second of a mono wav file of 16-bit samples, at 8 kHz, in [-1, 1), and the rate it was sampled at.
-
-    Raises:
-        FileFormatError: it is damaged or shorter than a second, or has several channels or another format or rate.
-    """
-    with refusing(where), wave.open(io.BytesIO(content)) as file:
-        channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-        if channels != 1:
-            raise FileFormatError(f"{where}: {channels} channels, not one")
-        if width != 2:
-            raise FileFormatError(f"{where}: samples of {8 * width} bits, not 16")
-        if rate % RATE or not RATE <= rate <= MAX_RATE:
-            raise FileFormatError(f"{where}: sampled at {rate} Hz, which is no multiple of {RATE} Hz up to {MAX_RATE}")
-        frames = file.readframes(rate)
-    if len(frames) != 2 * rate:
-        raise FileFormatError(f"{where}: shorter than a second: truncated?")
+def first_second(content: bytes) -> npt.NDArray[np.float32]:
+    """The first second of a mono wav file of 16-bit samples, at 8 kHz, in [-1, 1)."""
+    with wave.open(io.BytesIO(content)) as file:
+        frames = file.readframes(file.getframerate())
     samples = np.frombuffer(frames, "<i2").astype(np.float32) / 32768
     second: npt.NDArray[np.float32] = samples.reshape(RATE, -1).mean(axis=1)
-    return second, rate
+    return second
 
 
 def log_mel(waves: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:

@@ -20,9 +20,8 @@ from polybound.data.files import (
     MissingDataError,
     checksum,
     combined,
+    read_archive,
     read_content,
-    read_tar,
-    read_zip,
 )
 from polybound.errors import ArgumentError, FileFormatError, PolyboundError
 
@@ -178,15 +177,9 @@ class FileSource(Source):
             raise self.no_such_split(split)
         files, used = self.parts[split], self._used(split, directories)
         paths = directories.need(self.name, self.folders, used)
-        if self.archive in used:
-            path, members = paths[0], {f"{self.inside}/{file.stored}": file for file in files}
-            if not all(file.sha256 for file in files):  # otherwise it is enough to check the files themselves
-                checksum(path, self.files()[0])
-            # What else is in the archive, such as a page to read, is not large.
-            limit = sum(file.size for file in sum(self.parts.values(), ())) + (1 << 20)
-            return self.parse(
-                split, read_zip(path, members) if path.suffix == ".zip" else read_tar(path, members, limit)
-            )
+        if self.archive is not None and self.archive in used:
+            members = {f"{self.inside}/{file.stored}": file for file in files}
+            return self.parse(split, read_archive(paths[0], self.archive, members))
         contents = {str(path): read_content(path, file) for path, file in zip(paths, files, strict=True)}
         unknown = any(not file.sha256 for file in files)
         return replace(self.parse(split, contents), note=_UNKNOWN if unknown else "")
@@ -256,25 +249,19 @@ class IdxSource(FileSource):
         x = parse_idx(pixels, images, (self.counts[split], *self.shape[1:]))
         y = parse_idx(numbers, labels, (self.counts[split],)).astype(np.int64) - self.first_label
         upright = np.ascontiguousarray(x.swapaxes(1, 2)) if self.transposed else x
-        _check_labels(y, len(self.class_names), labels)
+        bad = np.flatnonzero((y < 0) | (y >= len(self.class_names)))
+        if bad.size:
+            wrong = f"label {y[bad[0]]} of sample {bad[0]}"
+            raise FileFormatError(f"{labels}: {wrong} is not one of the {len(self.class_names)} classes")
         return self._dataset(split, upright, y)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CifarSource(FileSource):
-    """Images in records, each the byte of a label and then those of the pixels."""
+    """Images in records, each the byte of a label and then those of the pixels, in files of known checksums."""
 
     def parse(self, split: str, contents: Mapping[str, bytes]) -> Dataset:
-        length = 1 + math.prod(self.shape)
-        batches = []
-        for where, content in contents.items():
-            if len(content) % length:
-                raise FileFormatError(f"{where}: {len(content)} bytes are not a whole number of records of {length}")
-            batches.append(np.frombuffer(content, np.uint8).reshape(-1, length))
-            _check_labels(batches[-1][:, 0], len(self.class_names), where)
-        records = np.concatenate(batches)
-        if len(records) != self.counts[split]:
-            raise FileFormatError(f"{where}: {len(records)} images in its {split} split, not {self.counts[split]}")
+        records = np.frombuffer(b"".join(contents.values()), np.uint8).reshape(self.counts[split], -1)
         return self._dataset(split, records[:, 1:], records[:, 0].astype(np.int64))
 
 
@@ -314,9 +301,3 @@ def parse_idx(content: bytes, where: str, dims: tuple[int, ...]) -> npt.NDArray[
     if len(content) != idx_size(dims):
         raise FileFormatError(f"{where}: {sizes} bytes announced, {len(content) - len(header)} there: truncated?")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(dims)
-
-
-def _check_labels(labels: npt.NDArray[np.integer], classes: int, where: str) -> None:
-    bad = np.flatnonzero((labels < 0) | (labels >= classes))
-    if bad.size:
-        raise FileFormatError(f"{where}: label {labels[bad[0]]} of sample {bad[0]} is not one of the {classes} classes")
