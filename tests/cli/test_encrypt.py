@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from polybound.cli.deploy import _plan
-from polybound.cli.networks import draw, read_images
+from polybound.cli.networks import read_images
 from polybound.data import load
 from polybound.errors import PolyboundError
 
@@ -136,10 +136,3 @@ def test_what_does_not_fit_is_refused_by_its_name(tmp_path, pixels, name, shape,
     with pytest.raises(PolyboundError, match=message) as refused:
         read(tmp_path / name, shape=shape)
     assert name in str(refused.value)
-
-
-def test_drawings_have_a_line_for_two_rows():
-    image = np.full(SHAPE, -1.0)
-    image[0, :2, 1] = 1.0
-    assert draw(image, DOMAIN) == " @    \n      "
-    assert draw(np.ones((1, 3, 2)), DOMAIN).split("\n")[1] == draw(np.zeros((1, 2, 2)), DOMAIN)

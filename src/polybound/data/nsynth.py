@@ -101,7 +101,7 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
     if not arrays:
         arrays = _compute(path, count)
         content = io.BytesIO()
-        np.savez(content, **arrays)
+        np.savez(content, x=arrays["x"], y=arrays["y"], groups=arrays["groups"])
         with suppress(OSError):  # without a cache all works, only slower
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, content.getvalue())
