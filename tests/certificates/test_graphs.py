@@ -18,6 +18,7 @@ from polybound.certificates.bounds.graphs import (
     interval_bounds,
     nearest_planes,
     optimised_bounds,
+    through_planes,
 )
 from polybound.certificates.graphs import PreparedGraph
 from polybound.models import Fractions, GraphNetwork, PolyNet, polynomial
@@ -49,6 +50,22 @@ def test_bounds_are_below_every_value_in_fractions(graph, seed, radius):
             values = graph.evaluate(Fractions(), [Fraction(v) for v in point[row].tolist()])
             exact = sum(Fraction(w) * value for w, value in zip(forms[row].tolist(), values, strict=True))
             assert all(bound[row] == -torch.inf or Fraction(float(bound[row])) <= exact for bound in bounds)
+
+
+@given(graphs(most=8, degree=6), st.integers(0, 99), st.booleans())
+def test_planes_are_least_at_their_lowest_inputs(graph, seed, ball):
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.rand(2, graph.features, generator=generator, dtype=F64) - 1
+    r, one = torch.rand(x.shape, generator=generator, dtype=F64), torch.ones_like(x)
+    limits = (x, r, (-one, one)) if ball else None
+    boxes = GraphBoxes.over(graph.double(), x - r, x + r)
+    found = through_planes(boxes, torch.randn(2, graph.classes, generator=generator, dtype=F64), 0.5)
+    lowest, bound = found.lowest(limits), found.least(0, limits)
+    u = (lowest - x) / r
+    assert bool((u.norm(dim=1) <= 1).all()) if ball else bool((u.abs() <= 1 + 1e-9).all())
+    value = found.constant + (found.at[0] * lowest).sum(1)
+    size = found.constant.abs() + (found.at[0].abs() * (x.abs() + r)).sum(1) + found.lost
+    assert bool(((value - bound).abs() <= 1e-6 * size).all())
 
 
 @given(graphs(most=8, degree=6), st.integers(0, 99), st.sampled_from(["inf", "2"]))
@@ -105,6 +122,20 @@ def test_boxes_in_which_few_inputs_move_are_cut_until_they_are_decided(seed):
     without = pb.certify(PreparedGraph(graph), x, labels, 0.15, domain=None, nodes=0)
     branched = [stage == "branch" for stage in found.stage]
     assert branched == [status == "undecided" for status in without.status]
+
+
+class Flat(nn.Module):
+    """A margin of `1/4 - x^2`, whose slope is zero at zero."""
+
+    def forward(self, x):
+        x = x.reshape(-1, 1)
+        return torch.cat([0.25 - x * x, 0 * x], 1)
+
+
+def test_attacks_start_from_where_planes_are_least_where_the_network_is_flat():
+    net, x = polynomial(Flat(), (1,)), torch.zeros(1, 1)
+    near, far = (pb.certify(net, x, torch.tensor([0]), eps, method="first") for eps in (0.4, 0.6))
+    assert near.status == ["verified"] and (far.status, far.stage) == (["falsified"], ["corners"])
 
 
 def trained():

@@ -4,6 +4,7 @@
     interval      intervals of all values
     backward      planes through the products, from the output to the input
     attack        gradient steps towards the strongest rival
+    corners       gradient steps from where those planes are least
     alpha         the best mixtures of those planes; not where intervals have exploded
     generators    affine arithmetic, every product's remainder a generator of its own
     last          the second-order terms of the last products together
@@ -30,7 +31,14 @@ import torch
 from torch import Tensor, nn
 
 from polybound.certificates.bounds.balls import nearest
-from polybound.certificates.bounds.graphs import Ball, GraphBoxes, backward_bounds, interval_bounds, optimised_bounds
+from polybound.certificates.bounds.graphs import (
+    Ball,
+    GraphBoxes,
+    backward_bounds,
+    interval_bounds,
+    optimised_bounds,
+    through_planes,
+)
 from polybound.certificates.bounds.joint import Backward, Expansion, last_products, layered, semidefinite
 from polybound.certificates.bounds.zonotopes import Maps, Walked, generators_of, walked
 from polybound.certificates.input_sets import Balls, InputSet
@@ -39,8 +47,8 @@ from polybound.errors import ArgumentError, PolyboundError
 from polybound.models import Applied, DeepNetwork, Factors, Graph, PolynomialNetwork, Product, polynomial
 
 GRAPH_METHODS = {
-    "auto": ("clean", "interval", "backward", "attack", "alpha", "generators"),
-    "first": ("clean", "interval", "backward", "alpha", "attack"),
+    "auto": ("clean", "interval", "backward", "attack", "corners", "alpha", "generators"),
+    "first": ("clean", "interval", "backward", "corners", "alpha", "attack"),
     "crown": ("clean", "interval", "backward"),
     "interval": ("clean", "interval"),
 }
@@ -54,6 +62,12 @@ _LEFT = 0.5
 """Steps of the first attack on all images, and the share of the margin that it must leave for the whole to be tried."""
 
 _STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
+
+_CORNERS = 0.5
+"""Attacks start from the corners of planes that lie below zero by at most this many margins."""
+
+_SHORT = _STEPS[6:]
+"""Steps from where an attack should not go far."""
 
 
 class PreparedGraph:
@@ -315,7 +329,22 @@ class _Chunk:
         """The best planes that some gradient steps find; not for images with a rival far below zero."""
         far = self.found.bound[images, rivals] <= -_NEAR * self.margins(images, rivals)
         near = ~torch.isin(images, images[far])
+
         self._raise(images[near], rivals[near], partial(_best_planes, self.inputs))
+
+    def by_corners(self, images: Tensor, rivals: Tensor) -> None:
+        """Gradient steps from where planes are least.
+
+        A network that was trained by intervals is flat around its inputs: steps from there see little.
+        """
+        near = self.found.bound[images, rivals] > -_CORNERS * self.margins(images, rivals)
+        images, rivals = images[near], rivals[near]
+        if not len(images):
+            return
+        place = {image: row for row, image in enumerate(self.some.tolist())}
+        rows = torch.tensor([place[image] for image in images.tolist()], dtype=torch.long)
+        lowest = through_planes(self.values.of(rows), self.forms(images, rivals), 0.5)
+        self.descend(images, None, self.inputs.inside(images, lowest.lowest(_limits(self.inputs, images))), _SHORT)
 
     def _raise(self, images: Tensor, rivals: Tensor, bound: Callable[[GraphBoxes, Tensor, Tensor], Proven]) -> None:
         """Raise the bounds of pairs of images and rivals, some at a time."""

@@ -114,6 +114,14 @@ class Forms:
         # NaN stands for an overflow: nothing is known.
         return (value - lost).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
+    def lowest(self, ball: Ball | None = None) -> Tensor:
+        """The inputs, (rows, features), at which what is left is least."""
+        form, box = self.at[0], self.boxes.values[0]
+        if ball is None:
+            return torch.where(form > 0, box.lower, box.upper)
+        x, r, limits = ball
+        return x + r * least_linear(form * r, limits)[1] * (1 - 2.0**-30)
+
 
 def _inner(form: Tensor, value: Tensor) -> Tensor:
     return (form * value).sum(-1)
@@ -169,14 +177,18 @@ def interval_bounds(boxes: GraphBoxes, forms: Tensor) -> Tensor:
 def backward_bounds(
     boxes: GraphBoxes, forms: Tensor, planes: Sequence[Tensor] | float = 0.5, ball: Ball | None = None
 ) -> Tensor:
-    """Lower bounds of `forms . f`, rows as in `boxes`, by planes through all products.
+    """Lower bounds of `forms . f`, rows as in `boxes`, by planes through all products: see `through_planes`."""
+    return through_planes(boxes, forms, planes).least(0, ball)
+
+
+def through_planes(boxes: GraphBoxes, forms: Tensor, planes: Sequence[Tensor] | float) -> Forms:
+    """Forms of the input that lie below `forms . f`, by planes through all products.
 
     Args:
         boxes: of all nodes, one row a form.
         forms: (rows, classes).
         planes: for each product, from the last to the first, how much of the plane through the lower corner is taken,
             from 0 to 1, (rows, size); or one number for all.
-        ball: in the place of the inputs' boxes.
     """
     found, used = Forms(boxes, forms), 0
     for number in range(len(boxes.graph.nodes) - 1, -1, -1):
@@ -188,7 +200,7 @@ def backward_bounds(
         pull(found, number, mixture)
     if 0 not in found.at:  # the output does not depend on the input
         found.add(0, forms.new_zeros(len(forms), boxes.graph.features))
-    return found.least(0, ball)
+    return found
 
 
 def nearest_planes(boxes: GraphBoxes) -> list[Tensor]:
