@@ -91,7 +91,7 @@ def one_image(name: str, model: Any, data: Any, images: int, every: int) -> dict
     return {
         "name": name, "images": images, "same": same, "accuracy": with_labels,
         "error": max(errors), "estimate": plan.error, "estimate_at_images": plan.error_at(x),
-        "parameters": vars(plan.parameters), "rotation_keys": len(plan.layout.steps) + 1,
+        "parameters": vars(plan.parameters), "rotation_keys": len(plan.steps) + 1,
         "upload": len(request), "keys": len(keys_content), "reply": len(reply),
         "tenseal_error": max(chained_errors, default=None),
     } | {f"{key}_ms": 1000 * statistics.median(found) for key, found in times.items() if found}  # fmt: skip

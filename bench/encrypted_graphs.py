@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 import polybound as pb
-from polybound.deploy import Client, GraphPlan, GraphServer, plan_encryption
-from polybound.deploy.encrypted.plan import read_plan
+from polybound.deploy import Client, GraphPlan, PublicPlan, Server, plan_encryption
 
 
 def gigabytes() -> float:
@@ -40,9 +39,9 @@ def main(name: str, dataset: str, count: int = 20, checked: int = 200) -> None:
         plain = model.graph().double()(torch.from_numpy(x))
 
     before, start = gigabytes(), process_time()
-    server = GraphServer(plan)
+    server = Server(plan)
     print(f"weights encoded in {process_time() - start:.1f} s: {gigabytes() - before:.2f} GB", flush=True)
-    client, start = Client(read_plan(plan.public.to_json())), process_time()
+    client, start = Client(PublicPlan.from_json(plan.public.to_json())), process_time()
     sent = client.keys()
     made = process_time() - start
     keys = server.load_keys(sent)

@@ -14,8 +14,7 @@ from helpers.encrypted_networks import images, network
 from helpers.profiles import examples
 from polybound.deploy import BatchClient, BatchServer, Client, Server, plan_batches, plan_encryption
 from polybound.deploy.encrypted.client import SecretKey
-from polybound.deploy.encrypted.noise import switch_variance
-from polybound.deploy.encrypted.packing import peaks
+from polybound.deploy.encrypted.noise import peaks, switch_variance
 from polybound.deploy.encrypted.seal import HEADER, Scheme, sealapi, split
 from polybound.errors import PolyboundError
 
@@ -105,8 +104,7 @@ def test_a_reply_holds_the_logits_and_random_values(pair):
     replies = [pair.server.classify(request, pair.keys) for _ in range(2)]
     assert replies[0] != replies[1]
     found = [client.key.decrypt(reply, client._reply) for reply in replies]
-    first, classes, reach = pair.plan.layout.first, pair.plan.layout.classes, pair.plan.ranges.logits.max()
-    used = np.arange(first, first + classes)
+    used, reach = list(pair.plan.places), pair.plan.reach
     np.testing.assert_allclose(found[0][used], found[1][used], atol=2 * pair.plan.error)
     masks = np.delete(np.array(found), used, axis=1)
     assert abs(np.corrcoef(masks)[0, 1]) < 0.1

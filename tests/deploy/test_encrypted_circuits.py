@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
+from helpers.encrypted_networks import PlainSlots
 from helpers.graphs import graphs
-from polybound.deploy.encrypted.deep.circuit import design
-from polybound.deploy.encrypted.deep.cost import Cost
-from polybound.deploy.encrypted.deep.execute import Evaluation, Levels, Slots
-from polybound.deploy.encrypted.deep.stages import stages_of
+from polybound.deploy.encrypted.graph.circuit import design
+from polybound.deploy.encrypted.graph.cost import Cost
+from polybound.deploy.encrypted.graph.execute import Evaluation, Levels
+from polybound.deploy.encrypted.graph.stages import stages_of
 from polybound.errors import PolyboundError
 
 pytest.importorskip("tenseal")
@@ -21,15 +22,15 @@ def simulated(graph, x, slots):
     """The logits that a circuit computes on vectors of slots, and the circuit."""
     stages = stages_of(graph)
     circuit = design(stages, slots, Cost(2 * slots))
-    ones, engine = (1.0,) * (stages.depth + 1), Slots(slots)
+    ones, engine = (1.0,) * (stages.depth + 1), PlainSlots(slots)
     evaluation = Evaluation(circuit, Levels((1,) * (stages.depth + 1), ones, ones, 1.0), engine)
     logits = []
     for image in x:
         found = evaluation(engine, list(circuit.layouts[0].place(image, slots)))
-        slots_of = np.concatenate([np.zeros(slots) if one is None else one for one in found])
+        slots_of = np.concatenate(found)
         address = circuit.layouts[-1].address
         logits.append(slots_of[address // circuit.layouts[-1].period * slots + address % circuit.layouts[-1].period])
-    return np.array(logits), circuit
+    return np.array(logits) + stages.output.constant, circuit
 
 
 @given(graphs(most=14), st.integers(0, 99))

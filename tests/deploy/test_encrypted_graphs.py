@@ -14,11 +14,12 @@ pytest.importorskip("tenseal")
 import polybound as pb
 from helpers.encrypted_server import ServerProcess
 from helpers.graphs import graphs
-from polybound.deploy import Client, GraphPlan, GraphServer, RemoteClassifier, plan_encryption
-from polybound.deploy.encrypted.deep.chain import Chain
-from polybound.deploy.encrypted.deep.plan import plan_graph
+from polybound.deploy import Client, GraphPlan, PublicPlan, RemoteClassifier, Server, plan_encryption
+from polybound.deploy.encrypted.graph.layout import Layout
+from polybound.deploy.encrypted.graph.moduli import Chain
+from polybound.deploy.encrypted.graph.plan import plan_graph
 from polybound.deploy.encrypted.http import Service
-from polybound.deploy.encrypted.plan import PLAN_HEADER, read_plan
+from polybound.deploy.encrypted.plan import PLAN_HEADER
 from polybound.errors import PolyboundError
 from polybound.models import Builder, Dense, Quadratic
 
@@ -41,7 +42,7 @@ def images(features, count=3):
 
 def errors(plan, graph, x):
     """The largest error of a logit at each image, by a client and a server of a plan."""
-    server, client = GraphServer(plan), Client(read_plan(plan.public.to_json()))
+    server, client = Server(plan), Client(PublicPlan.from_json(plan.public.to_json()))
     keys = server.load_keys(client.keys())
     want = graph.double()(torch.from_numpy(x)).numpy()
     got = np.stack([client.decrypt(server.classify(client.encrypt(image), keys)) for image in x])
@@ -109,12 +110,12 @@ def test_a_network_that_does_not_fit_is_refused_with_its_number_of_products():
     [
         ({"ring": 4096}, "ring must be one of"),
         ({"bits": (60,) * 8}, "not secure"),
-        ({"low": ()}, "packing does not fit its images"),
+        ({"packing": Layout(SHAPE, (), ())}, "packing does not fit its images"),
         ({"steps": (0,)}, "rotations do not fit"),
         ({"steps": (1, 1)}, "repeated"),
         ({"places": (0,) * 9}, "class names do not fit"),
         ({"places": (2**14,) * 10}, "logits do not fit"),
-        ({"blocks": 0}, "time is not a number"),
+        ({"blocks": 0}, "1 to 10000 blocks"),
         ({"domain": (1.0, -1.0)}, "time is not a number"),
         ({"basis": "\x1b[2J"}, "printable"),
     ],
@@ -123,14 +124,15 @@ def test_a_client_refuses_plans_that_it_must_not_follow(change, message):
     public = plan_encryption(small()).public
     with pytest.raises(PolyboundError, match=message):
         replace(public, **change)
+    content = {name: value.public() if name == "packing" else value for name, value in change.items()}
     with pytest.raises(PolyboundError):
-        read_plan(json.dumps({**json.loads(public.to_json()), **change}))
+        PublicPlan.from_json(json.dumps({**json.loads(public.to_json()), **content}))
 
 
-@pytest.mark.parametrize("text", ["{}", '{"kind": "graph"}', '{"kind": "graph", "version": 1}', "[]", "nothing"])
+@pytest.mark.parametrize("text", ["{}", '{"version": 1}', '{"version": 2}', "[]", "nothing"])
 def test_what_is_no_plan_is_refused(text):
     with pytest.raises(PolyboundError):
-        read_plan(text)
+        PublicPlan.from_json(text)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.encrypted_networks import images, network, slots_of_logits
+from helpers.encrypted_networks import PlainSlots, images, network
 from polybound.deploy import PublicPlan, plan_batches, plan_encryption
-from polybound.deploy.encrypted.noise import MODULUS_BITS
-from polybound.deploy.encrypted.packing import Layout
-from polybound.deploy.encrypted.polynomial import proven_ranges, ranges_at, read_polynomial, tree_groups
+from polybound.deploy.encrypted.chain.packing import ChainEvaluation, ChainLayout
+from polybound.deploy.encrypted.chain.polynomial import proven_ranges, ranges_at, read_polynomial, tree_groups
+from polybound.deploy.encrypted.noise import RINGS
 from polybound.errors import PolyboundError
 
 
@@ -22,14 +22,15 @@ from polybound.errors import PolyboundError
     st.sampled_from([64, 128, 256]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.integers(0, 99),
 )  # fmt: skip
 def test_the_packed_circuit_is_the_polynomial(features, rank, classes, degree, slots, uploads, baby, seed):
-    layout = Layout(features, classes, rank, (degree - 1).bit_length(), slots, uploads, baby)
-    if not layout.fits():
-        return
     polynomial = read_polynomial(network(degree, rank, features, classes, seed))
-    image = images(features, 1, seed)[0]
-    slots_found = slots_of_logits(layout, polynomial, image)
+    layout = ChainLayout.of(polynomial, slots, uploads, baby)
+    if layout is None:
+        return
+    image, engine = images(features, 1, seed)[0], PlainSlots(slots)
+    evaluation = ChainEvaluation(layout, polynomial, 0.0, 0.0, layout.depth + 1, engine)
+    [slots_found] = evaluation(engine, list(layout.packing.place(image, slots)), lambda _: None)
     expected = np.zeros(layout.class_period)
-    expected[:classes] = polynomial(image[None])[0]
+    expected[:classes] = polynomial(image[None])[0] - polynomial.beta
     # Every slot holds a whole logit, or zero: no partial sums anywhere.
     np.testing.assert_allclose(slots_found, np.resize(expected, slots), atol=1e-9)
 
@@ -76,7 +77,7 @@ def test_ranges_at_images_are_those_of_the_images():
 def test_plans_are_safe_and_within_the_tolerance(degree):
     plan = plan_encryption(network(degree, 4, 12), tolerance=0.1)
     parameters = plan.parameters
-    assert sum(parameters.bits) <= MODULUS_BITS[parameters.ring] and plan.error <= 0.1
+    assert sum(parameters.bits) <= RINGS[parameters.ring] and plan.error <= 0.1
     # The logits fit the modulus that is left at the end, at the scale that they then have.
     spare = len(parameters.bits) - 2 - plan.layout.depth
     scale = parameters.level(plan.layout.depth) + parameters.output
@@ -139,7 +140,8 @@ def test_a_plan_travels_as_json():
     # Nothing of the weights: their scale would tell how large they are.
     assert plan.to_json() == public.to_json() and plan.digest == public.digest
     assert set(json.loads(public.to_json())) == {
-        "version", "layout", "ring", "bits", "pixels", "shape", "domain", "class_names", "error",
+        "version", "packing", "ring", "bits", "pixels", "shape", "domain", "class_names", "error", "basis", "steps", "places",
+        "blocks", "seconds",
     }  # fmt: skip
 
 
@@ -153,14 +155,14 @@ def test_a_plan_travels_as_json():
         ({"bits": "60"}, "cannot be read"),
         ({"pixels": 0.0}, "scales"),
         ({"pixels": float("nan")}, "scales"),
-        ({"shape": [5]}, "image shape"),
+        ({"shape": [5000]}, "packing"),
         ({"class_names": ["a"]}, "class names"),
         ({"class_names": ["a", "b", "\x1b[2J"]}, "printable"),
         ({"domain": [1, -1]}, "domain"),
         ({"domain": [float("nan"), 1]}, "domain"),
-        ({"layout": {}}, "cannot be read"),
-        ({"version": 2}, "version"),
-        ({"ring": 16384}, "packing"),
+        ({"packing": {}}, "cannot be read"),
+        ({"version": 1}, "another version"),
+        ({"packing": {"columns": 8192, "shift": 1, "count": 1}}, "packing"),
     ],
 )
 def test_a_client_refuses_unsafe_and_senseless_plans(change, message):
@@ -178,9 +180,9 @@ def test_a_client_refuses_unsafe_and_senseless_plans(change, message):
         "{",
         "{}",
         b"\xff\xfe",
-        '{"version": 1}',
+        '{"version": 2}',
         b"[" * 100_000,
-        b'{"version": 1, "error": 1' + b"0" * 400,
+        b'{"version": 2, "error": 1' + b"0" * 400,
     ],
 )
 def test_what_is_no_plan_is_refused(text):
@@ -188,16 +190,16 @@ def test_what_is_no_plan_is_refused(text):
         PublicPlan.from_json(text)
 
 
-@given(st.sampled_from(["features", "classes", "rank", "depth", "slots", "uploads", "baby"]), st.integers(-5, 2**21))
-def test_a_hostile_layout_does_not_get_far(name, value):
+@given(st.sampled_from(["columns", "shift", "count"]), st.integers(-5, 2**21))
+def test_a_hostile_packing_does_not_get_far(name, value):
     content = json.loads(_PUBLIC)
-    content["layout"][name] = value
+    content["packing"][name] = value
     try:
         found = PublicPlan.from_json(json.dumps(content))
     except PolyboundError:
         return
-    assert len(found.layout.steps) < 40 and found.layout.uploads <= 8
+    slots = np.array(found.pack(images()[0]))
+    assert slots.shape[0] <= 8 and slots.shape[1] == found.ring // 2
 
 
-_SMALL = read_polynomial(network())
-_PUBLIC = plan_encryption(_SMALL).public.to_json()
+_PUBLIC = plan_encryption(network()).public.to_json()

@@ -1,10 +1,10 @@
-"""Small networks for encrypted inference, and the circuit on plain slots as an oracle of the packing."""
+"""Small networks for encrypted inference, and an engine of plain slots as an oracle of packings and layouts."""
 
 import numpy as np
 import torch
 
 import polybound as pb
-from polybound.deploy.encrypted import packing
+from polybound.deploy.encrypted.engine import Engine
 
 
 def network(degree=2, rank=4, features=12, classes=3, seed=0, scale=1.0, form="residual"):
@@ -19,27 +19,46 @@ def images(features=12, count=5, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, (count, features))
 
 
-def slots_of_logits(layout, polynomial, image):
-    """What the server computes, on plain numbers: rotations are np.roll."""
-    pixels = packing.pack(layout, image)
-    total = np.zeros(layout.slots, dtype=complex)
-    for g, partial in reversed(list(enumerate(packing.factor_diagonals(layout, polynomial)))):
-        if g < layout.giant - 1:
-            total = np.roll(total, -layout.uploads * layout.baby)
-        for b, row in enumerate(partial):
-            for one, weights in zip(pixels, row, strict=True):
-                total = total + np.roll(one, -layout.uploads * b) * weights
-    for step in layout.folds:
-        total = total + np.roll(total, -step)
-    values = (total + total.conj()).real + packing.constants(layout, polynomial)
-    for step in layout.tree:
-        values = values * np.roll(values, -step)
-    logits = np.zeros(layout.slots)
-    for g, partial in reversed(list(enumerate(packing.output_diagonals(layout, polynomial)))):
-        if g < layout.out_giant - 1:
-            logits = np.roll(logits, -layout.out_baby)
-        for b, weights in enumerate(partial):
-            logits = logits + np.roll(values, -b) * weights
-    for step in layout.out_folds:
-        logits = logits + np.roll(logits, -step)
-    return logits + packing.output_constants(layout, polynomial)
+class PlainSlots:
+    """An engine of plain vectors of slots: it computes what the server does on ciphertexts, where rotations are np.roll.
+
+    Args:
+        slots: their number.
+    """
+
+    total = Engine.total
+
+    def __init__(self, slots):
+        self.slots = slots
+
+    def nothing(self, *_):
+        return np.zeros(self.slots)
+
+    def encode(self, slots, *_):
+        return slots if slots.any() else None
+
+    def rotate(self, value, *steps):
+        return np.roll(value, -sum(steps))
+
+    def conjugate(self, value):
+        return value.conj()
+
+    def times(self, value, plain):
+        return value * plain
+
+    def factor(self, value, *_):
+        return value.copy()
+
+    def product(self, left, right):
+        return left * right
+
+    def add(self, total, value):
+        return value if total is None else total + value
+
+    def shift(self, value, slots):
+        return value + slots
+
+    def same(self, value, *_):
+        return value
+
+    lower = rescaled = scaled = same

@@ -129,9 +129,7 @@ Domain = Annotated[
 ]
 
 
-def _plan(
-    given: str, domain: tuple[float, float], tolerance: float, data_dir: Path | None = None
-) -> pb.deploy.Plan | pb.deploy.GraphPlan:
+def _plan(given: str, domain: tuple[float, float], tolerance: float, data_dir: Path | None = None) -> pb.deploy.Plan:
     """The plan of a network, with the class names of its data, and errors at its images where they are there."""
     found = pb.runs.load_model(given)
     names: tuple[str, ...] = ()

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 from polybound._lazy import lazy
 
 if TYPE_CHECKING:
-    from polybound.deploy.encrypted.batch import BatchClient as BatchClient
-    from polybound.deploy.encrypted.batch import BatchPlan as BatchPlan
-    from polybound.deploy.encrypted.batch import BatchServer as BatchServer
-    from polybound.deploy.encrypted.batch import plan_batches as plan_batches
+    from polybound.deploy.encrypted.chain.batch import BatchClient as BatchClient
+    from polybound.deploy.encrypted.chain.batch import BatchPlan as BatchPlan
+    from polybound.deploy.encrypted.chain.batch import BatchServer as BatchServer
+    from polybound.deploy.encrypted.chain.batch import plan_batches as plan_batches
+    from polybound.deploy.encrypted.chain.plan import ChainPlan as ChainPlan
     from polybound.deploy.encrypted.client import Answer as Answer
     from polybound.deploy.encrypted.client import Client as Client
     from polybound.deploy.encrypted.client import RemoteClassifier as RemoteClassifier
-    from polybound.deploy.encrypted.deep.plan import GraphPlan as GraphPlan
-    from polybound.deploy.encrypted.deep.plan import GraphPublicPlan as GraphPublicPlan
-    from polybound.deploy.encrypted.deep.server import GraphServer as GraphServer
+    from polybound.deploy.encrypted.graph.plan import GraphPlan as GraphPlan
     from polybound.deploy.encrypted.http import serve as serve
     from polybound.deploy.encrypted.plan import Plan as Plan
     from polybound.deploy.encrypted.plan import PublicPlan as PublicPlan
-    from polybound.deploy.encrypted.plan import plan_encryption as plan_encryption
     from polybound.deploy.encrypted.server import Server as Server
+    from polybound.deploy.encrypted.server import plan_encryption as plan_encryption
     from polybound.deploy.onnx.export import to_onnx as to_onnx
     from polybound.deploy.onnx.files import OnnxMetadata as OnnxMetadata
     from polybound.deploy.onnx.read import OnnxNetwork as OnnxNetwork

@@ -1,7 +1,6 @@
 """Encrypted inference (CKKS): a client that alone can decrypt, a server that alone has the network.
 
-polynomial: what is evaluated, and the ranges of its values; packing: where everything lies in the slots; noise: the
-error of a logit, and the parameters that make it small; plan: the choice of all that; seal: SEAL's objects, and their
-bytes checked; server and client: one image; http: the server on a socket; batch: plan, server and client for thousands
-of images at once. These are for chains of few products; deep: all other networks.
+noise: secure moduli, and what each step of the scheme adds; seal: SEAL's objects, and their bytes checked; engine:
+sums and products of ciphertexts; plan: what clients are told; client and server: one image; http: the server on a
+socket. chain: networks of one product of affine maps, several times as fast, and batches; graph: all others.
 """

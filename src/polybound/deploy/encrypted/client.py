@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from polybound.deploy.encrypted.deep.plan import GraphPublicPlan
-from polybound.deploy.encrypted.plan import PLAN_HEADER, PublicPlan, read_plan
-from polybound.deploy.encrypted.polynomial import Array
+from polybound.deploy.encrypted.chain.polynomial import Array
+from polybound.deploy.encrypted.plan import PLAN_HEADER, PublicPlan
 from polybound.deploy.encrypted.seal import Form, Scheme, sealapi
 from polybound.errors import PolyboundError
 
@@ -101,7 +100,7 @@ class Client:
         key: the secret key.
     """
 
-    def __init__(self, plan: PublicPlan | GraphPublicPlan) -> None:
+    def __init__(self, plan: PublicPlan) -> None:
         self.plan = plan
         self.key = SecretKey(plan.ring, plan.bits, plan.domain)
         # The server drops all primes but one.
@@ -188,9 +187,9 @@ class RemoteClassifier:
         self.key_bytes = 0
         self._keys = ""
         try:
-            self.plan = read_plan(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
+            self.plan = PublicPlan.from_json(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
             self.client = Client(self.plan)
-            self._wait(max(timeout, 60.0 + 30.0 * getattr(self.plan, "seconds", 0.0)))
+            self._wait(max(timeout, 60.0 + 30.0 * self.plan.seconds))
         except PolyboundError:
             self.close()
             raise

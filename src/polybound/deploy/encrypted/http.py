@@ -34,8 +34,6 @@ from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
-from polybound.deploy.encrypted.deep.plan import GraphPlan
-from polybound.deploy.encrypted.deep.server import GraphServer
 from polybound.deploy.encrypted.plan import PLAN_HEADER, Plan
 from polybound.deploy.encrypted.seal import Keys
 from polybound.deploy.encrypted.server import Server
@@ -75,7 +73,7 @@ class Service:
         clients: the number of clients whose keys are kept.
         limits: what else is granted to clients.
         clock: seconds, from any start.
-        encoded: is called with the number of a graph's values whose weights are encoded.
+        encoded: is called with the number of blocks whose weights are encoded.
 
     Attributes:
         progress: for keys under which an image is being computed, how many of the plan's blocks are done.
@@ -83,13 +81,13 @@ class Service:
 
     def __init__(
         self,
-        plan: Plan | GraphPlan,
+        plan: Plan,
         clients: int = 16,
         limits: Limits | None = None,
         clock: Callable[[], float] = monotonic,
         encoded: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.server = GraphServer(plan, encoded) if isinstance(plan, GraphPlan) else Server(plan)
+        self.server = Server(plan, encoded)
         self.public = plan.public
         self.clients, self.limits = clients, limits or Limits()
         self._clock = clock
@@ -432,7 +430,7 @@ def _descriptors() -> int:
 
 
 def serve(
-    plan: Plan | GraphPlan,
+    plan: Plan,
     port: int = 0,
     host: str = "127.0.0.1",
     clients: int = 16,
@@ -449,7 +447,7 @@ def serve(
         clients: the number of clients whose keys are kept.
         ready: is called with the port once the server listens.
         limits: what else is granted to clients.
-        encoded: is called with the number of a graph's values whose weights are encoded.
+        encoded: is called with the number of blocks whose weights are encoded.
     """
     limits = limits or Limits()
     service = Service(plan, clients, limits, encoded=encoded)

@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from polybound.deploy.encrypted import packing
-from polybound.deploy.encrypted.deep.plan import GraphPublicPlan
-from polybound.deploy.encrypted.plan import Plan, PublicPlan
-from polybound.deploy.encrypted.polynomial import Array
+from polybound.deploy.encrypted.chain.plan import plan_chain
+from polybound.deploy.encrypted.chain.polynomial import Array, Polynomial, check_finite, is_one_product
+from polybound.deploy.encrypted.engine import Engine
+from polybound.deploy.encrypted.graph.plan import plan_graph
+from polybound.deploy.encrypted.plan import Done, Plan
 from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
+from polybound.models import PolynomialNetwork
 
 
-class NetworkServer(ABC):
+def plan_encryption(
+    model: PolynomialNetwork | Polynomial,
+    domain: tuple[float, float] = (-1.0, 1.0),
+    class_names: Sequence[str] | None = None,
+    tolerance: float = 1.0,
+    uploads: int = 2,
+    images: Array | None = None,
+) -> Plan:
+    """The fastest plan whose error is within the tolerance, at 128-bit security.
+
+    CCPs of degree up to 8 and NCPs of degree 2 have a plan for the whole domain; all other networks one for their
+    graph (see `plan_graph`), which states what its ranges and its error rest on.
+
+    Args:
+        model: any polynomial network.
+        domain: the smallest and the largest value of a pixel.
+        class_names: one for each class; numbers by default.
+        tolerance: the largest error of a logit that is accepted.
+        uploads: the number of ciphertexts of one image of a chain; more take less of the server's time.
+        images: (images, ...), at which the errors of a graph are estimated; by default random ones of the domain.
+
+    Raises:
+        PolyboundError: the model does not fit; the message names the value that is too large, and the bound of the
+            rows' l1 norms that would make it fit.
+    """
+    if isinstance(model, Polynomial) or is_one_product(model):
+        return plan_chain(model, domain, class_names, tolerance, uploads)
+    flat = None if images is None else np.asarray(images, dtype=np.float64).reshape(len(images), -1)
+    return plan_graph(model.graph(), check_finite(domain), class_names, tolerance, flat)
+
+
+class Server:
     """A network on ciphertexts: checks what clients send, evaluates, and masks what it replies.
 
     Args:
-        plan: the plan.
-        uploads: the number of ciphertexts of an image.
-        reach: how large logits can be.
-        places: the slots of the logits.
+        plan: the plan; its weights are encoded once.
+        encoded: is called with the number of blocks whose weights are encoded.
 
     Attributes:
         scheme: SEAL with the plan's parameters.
@@ -32,12 +62,12 @@ class NetworkServer(ABC):
         request_forms: what the ciphertexts of an image must be.
     """
 
-    def __init__(self, plan: PublicPlan | GraphPublicPlan, uploads: int, reach: float, places: Sequence[int]) -> None:
-        self.scheme = scheme = Scheme(plan.ring, plan.bits)
-        self.key_forms = scheme.key_forms(scheme.rotations(plan.steps))
-        self.request_forms = [scheme.ciphertext(scheme.primes, 2.0**plan.pixels, seeded=True)] * uploads
-        self._evaluator = sealapi.Evaluator(scheme.context)
-        self._reach, self._places, self._slots = reach, list(places), plan.ring // 2
+    def __init__(self, plan: Plan, encoded: Done = lambda _: None) -> None:
+        self.plan, self.scheme = plan, Scheme(plan.ring, plan.bits)
+        self.key_forms = self.scheme.key_forms(self.scheme.rotations(plan.steps))
+        form = self.scheme.ciphertext(self.scheme.primes, 2.0**plan.pixels, seeded=True)
+        self.request_forms = [form] * plan.packing.count
+        self._evaluation = plan.evaluation(Engine(self.scheme), encoded)
 
     def load_keys(self, content: bytes) -> Keys:
         """A client's public keys.
@@ -60,18 +90,15 @@ class NetworkServer(ABC):
         """
         kinds = [sealapi.Ciphertext() for _ in self.request_forms]
         pixels = self.scheme.load_all(kinds, self.request_forms, request, "the request")
+        engine = Engine(self.scheme, keys)
         try:
-            logits, constants = self._logits(pixels, keys, done)
-            return self.scheme.to_bytes(self._masked(logits, constants, keys))
+            [logits] = self._evaluation(engine, pixels, done)
+            return self.scheme.to_bytes(self._masked(logits, engine))
         except (RuntimeError, ValueError) as error:
             # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
             raise PolyboundError(f"the request cannot be evaluated: {error}") from None
 
-    @abstractmethod
-    def _logits(self, pixels: list[Any], keys: Keys, done: Callable[[int], None]) -> tuple[Any, Array | float]:
-        """The encrypted logits of an image, and what has yet to be added to them."""
-
-    def _masked(self, logits: Any, constants: Array | float, keys: Keys) -> Any:
+    def _masked(self, logits: Any, engine: Engine) -> Any:
         """The logits alone: random values in all other slots, and a fresh zero under the client's public key.
 
         The slots hold whole logits only, no partial sums. The random values hide their copies, whose errors differ; the
@@ -79,116 +106,7 @@ class NetworkServer(ABC):
         """
         # A coefficient is at most the mean of all slots: the logits' own, and of the random values some hundredths.
         # The client sees these numbers, so they come from the system's generator, which cannot be predicted.
-        words = np.frombuffer(secrets.token_bytes(8 * self._slots), np.uint64)
-        slots = (words / 2.0**63 - 1) * self._reach
-        slots[self._places] = constants
-        self._evaluator.add_plain_inplace(logits, self.scheme.plain(slots, logits.scale, logits.parms_id()))
-        zero = sealapi.Ciphertext()
-        keys.encryptor.encrypt_zero(logits.parms_id(), zero)
-        zero.scale = logits.scale
-        self._evaluator.add_inplace(logits, zero)
-        return logits
-
-
-class Server(NetworkServer):
-    """The network of a chain's plan, ready to be evaluated on ciphertexts; its weights are encoded once.
-
-    Args:
-        plan: the plan.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        layout, polynomial = plan.layout, plan.polynomial
-        self._used = slice(layout.first, layout.first + layout.classes)
-        places = range(layout.slots)[self._used]
-        super().__init__(plan, layout.uploads, float(plan.ranges.logits.max()), places)
-        self.plan, scheme = plan, self.scheme
-
-        def encoded(slots: Any, scale: float, parms_id: Any) -> Any:
-            plain = scheme.plain(slots, 2.0**scale, parms_id)
-            return None if plain.is_zero() else plain
-
-        level = scheme.context.first_context_data()
-        self._weights = [
-            [[encoded(slots, plan.weights, level.parms_id()) for slots in row] for row in partial]
-            for partial in packing.factor_diagonals(layout, polynomial)
-        ]
-        for _ in range(layout.depth):
-            level = level.next_context_data()
-        self._output = [
-            [encoded(slots, plan.output, level.parms_id()) for slots in partial]
-            for partial in packing.output_diagonals(layout, polynomial)
-        ]
-        self._constants = packing.constants(layout, polynomial)
-        self._biases = packing.output_constants(layout, polynomial)
-        self._constant_plain: Any = None
-        weights = [plain for partial in self._weights for row in partial for plain in row]
-        output = [plain for partial in self._output for plain in partial]
-        if any(all(plain is None for plain in plains) for plains in (weights, output)):
-            raise PolyboundError("the network's weights are zero, or too small to count: it is constant")
-
-    def _logits(self, pixels: list[Any], keys: Keys, done: Callable[[int], None]) -> tuple[Any, Array]:
-        layout, evaluator, scheme = self.plan.layout, self._evaluator, self.scheme
-
-        # All factors `W_i x + b_i`, row i M + r in the slots `s = i M + r mod R`.
-        turned: list[Any] = [pixels]
-        for _ in range(layout.baby - 1):
-            turned.append([self._rotated(one, layout.uploads, keys) for one in turned[-1]])
-        values: Any = None
-        # Horner's rule: one key serves all giant steps.
-        for partial in reversed(self._weights):
-            if values is not None:
-                evaluator.rotate_vector_inplace(values, layout.uploads * layout.baby, keys.rotations)
-            for ciphertexts, row in zip(turned, partial, strict=True):
-                values = self._add_products(values, ciphertexts, row)
-        self._fold(values, layout.folds, keys)
-        mirrored = sealapi.Ciphertext()
-        evaluator.complex_conjugate(values, keys.rotations, mirrored)
-        evaluator.add_inplace(values, mirrored)
-        if self._constant_plain is None:
-            self._constant_plain = scheme.plain(self._constants, values.scale, values.parms_id())
-        evaluator.add_plain_inplace(values, self._constant_plain)
-
-        # The product of all factors of each unit, r in the slots `s = r mod M`.
-        for step in layout.tree:
-            evaluator.multiply_inplace(values, self._rotated(values, step, keys))
-            evaluator.relinearize_inplace(values, keys.relinearisation)
-            evaluator.rescale_to_next_inplace(values)
-
-        # The logits, that of class o in the slots `s = o mod T`.
-        turned = [values]
-        for _ in range(layout.out_baby - 1):
-            turned.append(self._rotated(turned[-1], 1, keys))
-        logits: Any = None
-        for partial in reversed(self._output):
-            if logits is not None:
-                evaluator.rotate_vector_inplace(logits, layout.out_baby, keys.rotations)
-            logits = self._add_products(logits, turned, partial)
-        self._fold(logits, layout.out_folds, keys)
-        for _ in range(len(self.plan.bits) - 2 - layout.depth):
-            evaluator.rescale_to_next_inplace(logits)
-
-        done(1)
-        return logits, self._biases[self._used]
-
-    def _add_products(self, total: Any, ciphertexts: list[Any], weights: list[Any]) -> Any:
-        """The total, None if there is none yet, plus ciphertexts times weights; a weight None is zero."""
-        for ciphertext, weight in zip(ciphertexts, weights, strict=True):
-            if weight is None:
-                continue
-            product = sealapi.Ciphertext()
-            self._evaluator.multiply_plain(ciphertext, weight, product)
-            if total is None:
-                total = product
-            else:
-                self._evaluator.add_inplace(total, product)
-        return total
-
-    def _fold(self, values: Any, steps: list[int], keys: Keys) -> None:
-        for step in steps:
-            self._evaluator.add_inplace(values, self._rotated(values, step, keys))
-
-    def _rotated(self, values: Any, step: int, keys: Keys) -> Any:
-        turned = sealapi.Ciphertext()
-        self._evaluator.rotate_vector(values, step, keys.rotations, turned)
-        return turned
+        words = np.frombuffer(secrets.token_bytes(4 * self.plan.ring), np.uint64)
+        slots = (words / 2.0**63 - 1) * self.plan.reach
+        slots[list(self.plan.places)] = self.plan.constants
+        return engine.add(engine.shift(logits, slots), engine.nothing(1, logits.scale))

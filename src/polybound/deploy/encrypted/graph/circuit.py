@@ -9,9 +9,9 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from polybound.deploy.encrypted.deep.cost import Cost
-from polybound.deploy.encrypted.deep.entries import Bit, Maps, Pattern, entries_of, patterns_of, summed_bits
-from polybound.deploy.encrypted.deep.layout import (
+from polybound.deploy.encrypted.graph.cost import Cost
+from polybound.deploy.encrypted.graph.entries import Bit, Maps, Pattern, entries_of, patterns_of, summed_bits
+from polybound.deploy.encrypted.graph.layout import (
     Diagonals,
     Fold,
     Layout,
@@ -19,7 +19,7 @@ from polybound.deploy.encrypted.deep.layout import (
     layouts_for,
     split,
 )
-from polybound.deploy.encrypted.deep.stages import Form, Stages
+from polybound.deploy.encrypted.graph.stages import Form, Stages
 from polybound.errors import PolyboundError
 
 _MOST_KEYS = 64

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from polybound.deploy.encrypted.deep.circuit import groups_of
-from polybound.deploy.encrypted.deep.entries import Array
-from polybound.deploy.encrypted.deep.stages import Form, Stages, Term, Value
+from polybound.deploy.encrypted.graph.circuit import groups_of
+from polybound.deploy.encrypted.graph.entries import Array
+from polybound.deploy.encrypted.graph.stages import Form, Stages, Term, Value
 from polybound.models import Scale
 
 

@@ -2,6 +2,5 @@
 
 entries: the entries of affine maps; stages: the graph as values between products; balance: values of one size; layout:
 where values lie, matrices as diagonals; circuit: the choice of all layouts and steps, by what cost says; execute: the
-evaluation, for any engine; ciphertexts: SEAL's engine; noise: ranges and errors; chain: primes and scales; plan: what
-clients and the server are told; server: the network.
+evaluation; noise: ranges and errors; moduli: primes and scales; plan: the choice of all that.
 """

@@ -24,11 +24,10 @@ from functools import cache
 import numpy as np
 import torch
 
-from polybound.deploy.encrypted.deep.circuit import Circuit, Part, Transfer, baby_tree, giants_of
-from polybound.deploy.encrypted.deep.entries import Array, transposed
-from polybound.deploy.encrypted.deep.stages import Form, Stages
-from polybound.deploy.encrypted.noise import fresh_variance, rounding_variance, switch_variance
-from polybound.deploy.encrypted.packing import peaks
+from polybound.deploy.encrypted.graph.circuit import Circuit, Part, Transfer, baby_tree, giants_of
+from polybound.deploy.encrypted.graph.entries import Array, transposed
+from polybound.deploy.encrypted.graph.stages import Form, Stages
+from polybound.deploy.encrypted.noise import fresh_variance, peaks, rounding_variance, switch_variance
 from polybound.models import Bounded, Chain, Intervals
 
 # How large values become.

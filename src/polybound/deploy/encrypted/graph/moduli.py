@@ -8,15 +8,12 @@ from math import log2
 
 import numpy as np
 
-from polybound.deploy.encrypted.deep.circuit import Circuit, giant_rotations
-from polybound.deploy.encrypted.deep.cost import Cost
-from polybound.deploy.encrypted.deep.entries import Array
-from polybound.deploy.encrypted.deep.execute import Levels
-from polybound.deploy.encrypted.deep.noise import Ranges, Source, variance
-from polybound.deploy.encrypted.noise import DEVIATIONS, FLOOR, MARGIN, MODULUS_BITS, mask_variance
-
-RINGS = {**MODULUS_BITS, 32768: 881}
-"""The largest modulus, in bits, of each ring that gives 128-bit security."""
+from polybound.deploy.encrypted.graph.circuit import Circuit, giant_rotations
+from polybound.deploy.encrypted.graph.cost import Cost
+from polybound.deploy.encrypted.graph.entries import Array
+from polybound.deploy.encrypted.graph.execute import Levels
+from polybound.deploy.encrypted.graph.noise import Ranges, Source, variance
+from polybound.deploy.encrypted.noise import MARGIN, RINGS, estimate, mask_variance
 
 SPECIAL = 60
 """Bits of the special prime: the larger, the smaller are the errors of rotations."""
@@ -139,7 +136,7 @@ def _refined(
 
 def estimates(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
     """The estimated error of each image's logits: seven standard deviations, of the worst class."""
-    return np.asarray(DEVIATIONS * np.sqrt(variances(circuit, sources, chain).max(-1)) + FLOOR)
+    return estimate(variances(circuit, sources, chain).max(-1))
 
 
 def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from polybound.deploy.encrypted.deep.entries import Array, Maps, apply
+from polybound.deploy.encrypted.graph.entries import Array, Maps, apply
 from polybound.errors import PolyboundError
 from polybound.models import (
     Affine,

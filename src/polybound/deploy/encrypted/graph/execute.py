@@ -1,57 +1,15 @@
-"""The evaluation of a circuit, for any engine: SEAL's ciphertexts, or plain vectors of slots that simulate them."""
+"""The evaluation of a circuit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-import numpy as np
-
-from polybound.deploy.encrypted.deep.circuit import Circuit, Transfer, baby_tree
-from polybound.deploy.encrypted.deep.entries import Array
-from polybound.deploy.encrypted.deep.stages import Form, Stages
-
-
-class Engine(Protocol):
-    """What a circuit is evaluated with. A ciphertext is never changed, except by `add`'s first argument."""
-
-    def encode(self, slots: Array, scale: float, primes: int) -> Any:
-        """A plaintext; None if it is zero."""
-
-    def nothing(self, primes: int, scale: float) -> Any:
-        """An encrypted zero."""
-
-    def rotate(self, value: Any, steps: Sequence[int]) -> Any:
-        """The ciphertext rotated by all these steps, each with a key."""
-
-    def times(self, value: Any, plain: Any) -> Any:
-        """The product with a plaintext."""
-
-    def factor(self, value: Any, factor: float, scale: float) -> Any:
-        """The product with a whole number, which only changes the scale."""
-
-    def product(self, left: Any, right: Any) -> Any:
-        """The product of two ciphertexts, or a square, relinearised."""
-
-    def add(self, total: Any, value: Any) -> Any:
-        """The sum, in place of the first."""
-
-    def shift(self, value: Any, slots: Array) -> Any:
-        """The sum with a constant."""
-
-    def lower(self, value: Any, primes: int) -> Any:
-        """The same value with fewer primes."""
-
-    def rescaled(self, value: Any, primes: int, scale: float) -> Any:
-        """The value divided by primes until this number of them is left; its scale is then this."""
-
-    def scaled(self, value: Any, scale: float) -> Any:
-        """The value, whose scale is this but for rounding."""
-
-
-_Step = tuple[int, list[tuple[int, int, Any]]]
-"""A giant step, and what it rotates: ciphertexts that are read, by their baby steps, and their weights."""
+from polybound.deploy.encrypted.engine import Engine, Step
+from polybound.deploy.encrypted.graph.circuit import Circuit, Transfer, baby_tree
+from polybound.deploy.encrypted.graph.stages import Form, Stages
 
 
 @dataclass(frozen=True)
@@ -124,7 +82,7 @@ class Evaluation:
         self, circuit: Circuit, levels: Levels, engine: Engine, done: Callable[[int], None] = lambda _: None
     ) -> None:
         self.circuit, self.levels = circuit, levels
-        self._weights: list[list[list[dict[int, list[_Step]]]]] = []
+        self._weights: list[list[list[dict[int, list[Step]]]]] = []
         for number, transfers in enumerate(circuit.transfers):
             primes, scales = levels.working(circuit.stages, number), levels.forms(circuit.stages, number)
             self._weights.append([self._encoded(engine, t, primes, scales) for t in transfers])
@@ -132,12 +90,12 @@ class Evaluation:
 
     def _encoded(
         self, engine: Engine, transfer: Transfer, primes: int, scales: list[float]
-    ) -> list[dict[int, list[_Step]]]:
+    ) -> list[dict[int, list[Step]]]:
         """For each part and ciphertext that is written: giant steps, each with (read, baby, weights)."""
         source = self.levels.scales[self.circuit.stages.values[transfer.source].depth]
         found = []
         for part in transfer.parts:
-            written: dict[int, list[_Step]] = {}
+            written: dict[int, list[Step]] = {}
             assert part.matrix is not None  # noqa: S101
             for write, giant, read, baby, slots in part.matrix().weights(
                 transfer.stride, transfer.offset, self.circuit.slots
@@ -154,7 +112,7 @@ class Evaluation:
     def __call__(
         self, engine: Engine, inputs: Sequence[Any], done: Callable[[int], None] = lambda _: None
     ) -> list[Any]:
-        """The ciphertexts of the logits.
+        """The ciphertexts of the logits, without their constants.
 
         Args:
             engine: the engine that evaluates.
@@ -169,7 +127,7 @@ class Evaluation:
             forms = self._forms(engine, number, values)
             if number == len(circuit.stages.values):
                 done(number)
-                return forms[0]
+                return [engine.nothing(1, self.levels.output) if one is None else one for one in forms[0]]
             value = circuit.stages.values[number]
             place = {id(form): n for n, form in enumerate(value.forms)}
             whole = self.levels.products[value.depth]
@@ -178,7 +136,7 @@ class Evaluation:
                 pair = zip(forms[place[id(left)]], forms[place[id(right)]], strict=True)
                 for n, (a, b) in enumerate(pair):
                     if a is not None and b is not None:
-                        total[n] = _sum_in_place(engine, total[n], engine.scaled(engine.product(a, b), whole))
+                        total[n] = engine.add(total[n], engine.scaled(engine.product(a, b), whole))
             values.append(total)
             for old in range(number):
                 if last[old] <= number:
@@ -206,13 +164,13 @@ class Evaluation:
             babies = self._babies(engine, transfer, source, primes)
             for part, written in zip(transfer.parts, weights, strict=True):
                 for write, steps in written.items():
-                    made = self._sum(engine, transfer, steps, babies)
+                    made = engine.total(steps, babies, partial(self._turned, engine, transfer.stride))
                     if made is None:
                         continue
                     for step in part.reach.folds:
-                        made = engine.add(made, engine.rotate(made, circuit.routes[step]))
+                        made = engine.add(made, engine.rotate(made, *circuit.routes[step]))
                     made = engine.scaled(made, scales[part.form])
-                    totals[part.form][write] = _sum_in_place(engine, totals[part.form][write], made)
+                    totals[part.form][write] = engine.add(totals[part.form][write], made)
         for place, form in enumerate(forms):
             for term in form.terms:
                 if term.maps:
@@ -224,8 +182,8 @@ class Evaluation:
                     if one is not None:
                         at = self._rescaled(engine, one, term.value, primes)
                         same = engine.factor(at, max(1, round(scale / of)), scale)
-                        totals[place][n] = _sum_in_place(engine, totals[place][n], same)
-            if form.constant.any():
+                        totals[place][n] = engine.add(totals[place][n], same)
+            if form is not circuit.stages.output and form.constant.any():
                 for n, slots in enumerate(layout.place(form.constant, circuit.slots)):
                     if slots.any():
                         kept = totals[place][n]
@@ -233,17 +191,9 @@ class Evaluation:
                         totals[place][n] = engine.shift(kept, slots)
         return totals
 
-    def _sum(self, engine: Engine, transfer: Transfer, steps: list[_Step], babies: dict[int, dict[int, Any]]) -> Any:
-        """One ciphertext of a matrix product, from the largest giant step to none; None if it is zero."""
-        total, following = None, [giant for giant, _ in steps[1:]] + [0]
-        for (giant, weights), then in zip(steps, following, strict=True):
-            for read, baby, plain in weights:
-                if read in babies:
-                    total = _sum_in_place(engine, total, engine.times(babies[read][baby], plain))
-            if giant != then and total is not None:
-                step = transfer.stride * (giant - then) % self.circuit.slots
-                total = engine.rotate(total, self.circuit.routes[step])
-        return total
+    def _turned(self, engine: Engine, stride: int, value: Any, giants: int) -> Any:
+        """A ciphertext rotated by a number of giant steps."""
+        return engine.rotate(value, *self.circuit.routes[stride * giants % self.circuit.slots])
 
     def _rescaled(self, engine: Engine, one: Any, number: int, primes: int) -> Any:
         """A ciphertext of a value at its scale, at the level where it is used."""
@@ -266,67 +216,17 @@ class Evaluation:
                 kept = [n for n in range(len(source)) if not n & fold.apart]
                 source = [total(source[n], source[n | fold.apart]) for n in kept]
             else:
-                source = [None if one is None else total(one, engine.rotate(one, routes[fold.step])) for one in source]
+                source = [None if one is None else total(one, engine.rotate(one, *routes[fold.step])) for one in source]
         found: dict[int, dict[int, Any]] = {}
         for read, steps in transfer.babies.items():
             if source[read] is not None:
                 turned = {0: source[read]}
                 for before, step in baby_tree(steps):
-                    turned[step] = engine.rotate(turned[before], routes[(step - before) % self.circuit.slots])
+                    turned[step] = engine.rotate(turned[before], *routes[(step - before) % self.circuit.slots])
                 found[read] = {step: self._rescaled(engine, turned[step], transfer.source, primes) for step in steps}
         return found
-
-
-def _sum_in_place(engine: Engine, total: Any, value: Any) -> Any:
-    """The sum, None being zero; the first is changed."""
-    return value if total is None else engine.add(total, value)
 
 
 def _pure(form: Form) -> bool:
     """Whether a form is one value itself."""
     return len(form.terms) == 1 and not form.terms[0].maps
-
-
-class Slots:
-    """An engine of plain vectors of slots: the circuit's simulator.
-
-    Args:
-        slots: their number.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-
-    def nothing(self, primes: int, scale: float) -> Any:  # noqa: ARG002
-        return np.zeros(self.slots)
-
-    def encode(self, slots: Array, scale: float, primes: int) -> Any:  # noqa: ARG002
-        return slots if slots.any() else None
-
-    def rotate(self, value: Any, steps: Sequence[int]) -> Any:
-        return np.roll(value, -sum(steps))
-
-    def times(self, value: Any, plain: Any) -> Any:
-        return value * plain
-
-    def factor(self, value: Any, factor: float, scale: float) -> Any:  # noqa: ARG002
-        return value.copy()
-
-    def product(self, left: Any, right: Any) -> Any:
-        return left * right
-
-    def add(self, total: Any, value: Any) -> Any:
-        total += value
-        return total
-
-    def shift(self, value: Any, slots: Array) -> Any:
-        return value + slots
-
-    def lower(self, value: Any, primes: int) -> Any:  # noqa: ARG002
-        return value
-
-    def rescaled(self, value: Any, primes: int, scale: float) -> Any:  # noqa: ARG002
-        return value
-
-    def scaled(self, value: Any, scale: float) -> Any:  # noqa: ARG002
-        return value

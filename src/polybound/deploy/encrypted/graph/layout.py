@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from polybound.deploy.encrypted.deep.entries import Array, Bit, Ints, Pattern
+from polybound.deploy.encrypted.graph.entries import Array, Bit, Ints, Pattern
 
 REPEATED: Bit = (-1, 0)
 """A bit of the slot that can be anything: the values repeat."""
@@ -40,6 +41,16 @@ class Layout:
     low: tuple[Bit | None, ...]
     high: tuple[Bit, ...] = ()
     folded: tuple[Bit, ...] = ()
+
+    def public(self) -> dict[str, Any]:
+        """What a client is told of it, besides the shape."""
+        return {"low": self.low, "high": self.high}
+
+    def fits(self, shape: Sequence[int], slots: int) -> bool:
+        """Whether each bit of a place in images of this shape is there once, and has room."""
+        bits = [bit for bit in (*self.low, *self.high) if bit is not None and bit[0] >= 0]
+        wanted = [(axis, bit) for axis, n in enumerate(shape) for bit in range((n - 1).bit_length())]
+        return self.period <= slots and len(self.high) <= 4 and sorted(bits) == wanted
 
     @cached_property
     def address(self) -> Ints:

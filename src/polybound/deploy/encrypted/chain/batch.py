@@ -15,20 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polybound.deploy.encrypted.client import SecretKey
-from polybound.deploy.encrypted.noise import (
-    DEVIATIONS,
-    FLOOR,
-    MARGIN,
-    MODULUS_BITS,
-    Gains,
-    Parameters,
-    fresh_variance,
-    mask_variance,
-    rounding_variance,
-    switch_variance,
-)
-from polybound.deploy.encrypted.polynomial import (
+from polybound.deploy.encrypted.chain.parameters import SMALL_RINGS, Gains, Parameters
+from polybound.deploy.encrypted.chain.polynomial import (
     Array,
     Polynomial,
     Ranges,
@@ -37,6 +25,16 @@ from polybound.deploy.encrypted.polynomial import (
     read_polynomial,
     tree_groups,
     usual_ranges,
+)
+from polybound.deploy.encrypted.client import SecretKey
+from polybound.deploy.encrypted.noise import (
+    MARGIN,
+    RINGS,
+    estimate,
+    fresh_variance,
+    mask_variance,
+    rounding_variance,
+    switch_variance,
 )
 from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
@@ -102,7 +100,7 @@ def plan_batches(
     polynomial = model if isinstance(model, Polynomial) else read_polynomial(model, domain)
     ranges = proven_ranges(polynomial)
     proven, usual = Gains.of(polynomial, ranges), Gains.of(polynomial, usual_ranges(polynomial))
-    for ring in MODULUS_BITS:
+    for ring in SMALL_RINGS:
         for primes in range(2, 9):
             best: tuple[float, BatchParameters, float] | None = None
             for candidate in _candidates(ring, primes, polynomial, ranges):
@@ -125,7 +123,7 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
     factors = np.log2(max(float(ranges.factors.max()), ranges.partial, 1.0))
     nodes = [np.log2(max(float(level.max()), 1.0)) for level in ranges.nodes[1:]]
     for bits in (28, 30, 31, 32):
-        special = min(60, MODULUS_BITS[ring] - primes * bits)
+        special = min(60, RINGS[ring] - primes * bits)
         # Rounding may raise the l1 norm by half a unit for each pixel.
         weights = int(np.floor(np.log2(2.0 ** (53 - bits) - polynomial.features / 2) - np.log2(norm)))
         if special < bits or weights < 6:
@@ -164,7 +162,7 @@ def _error(p: BatchParameters, gains: Gains, logits: Array) -> float:
         total = total + gains.levels[n - 1] * error + logits**2 / 12 * 4.0 ** -levels[n - 1]
         left -= drop
     total = total + gains.products / 12 * 4.0**-p.output + mask_variance(ring) * 4.0 ** -(levels[-1] + p.output)
-    return float(DEVIATIONS * np.sqrt(total).max() + FLOOR)
+    return float(estimate(total).max())
 
 
 class BatchClient:

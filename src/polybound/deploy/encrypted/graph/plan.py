@@ -1,0 +1,190 @@
+"""The plan of a graph: its circuit, primes and scales, from ranges that are proven or checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from polybound.deploy.encrypted.engine import Engine
+from polybound.deploy.encrypted.graph.balance import balanced
+from polybound.deploy.encrypted.graph.circuit import Circuit, design
+from polybound.deploy.encrypted.graph.cost import Cost
+from polybound.deploy.encrypted.graph.entries import Array
+from polybound.deploy.encrypted.graph.execute import Evaluation
+from polybound.deploy.encrypted.graph.moduli import Chain, best_chain, estimates, megabytes, seconds
+from polybound.deploy.encrypted.graph.noise import Ranges, checked_ranges, proven_ranges, sources_of
+from polybound.deploy.encrypted.graph.stages import stages_of
+from polybound.deploy.encrypted.noise import RINGS
+from polybound.deploy.encrypted.plan import Done, Plan
+from polybound.errors import PolyboundError
+from polybound.models import Graph
+
+_MARGIN = 4.0
+"""How much larger than at the images that were looked at values may become."""
+
+_PROBES = 12
+"""Images at which errors are estimated."""
+
+
+@dataclass(frozen=True)
+class GraphPlan(Plan):
+    """How a graph is evaluated encrypted.
+
+    Attributes:
+        circuit: what is computed where.
+        chain: primes and scales.
+        ranges: of all values.
+    """
+
+    circuit: Circuit = field(repr=False)
+    chain: Chain
+    ranges: Ranges = field(repr=False)
+
+    @property
+    def constants(self) -> Array:
+        return self.circuit.stages.output.constant
+
+    @property
+    def reach(self) -> float:
+        return self.ranges.forms[-1][0]
+
+    def evaluation(self, engine: Engine, done: Done) -> Evaluation:
+        return Evaluation(self.circuit, self.chain.levels(engine.scheme.moduli), engine, done)
+
+    @property
+    def megabytes(self) -> float:
+        """The size of the encoded weights in the server's memory."""
+        return megabytes(self.circuit, self.chain.primes)
+
+    def errors_at(self, images: Array) -> Array:
+        """The estimates for each of these images (images, features)."""
+        sources = sources_of(self.circuit, np.asarray(images, dtype=np.float64))
+        return estimates(self.circuit, sources, self.chain)
+
+    def error_at(self, images: Array) -> float:
+        return float(self.errors_at(images).max())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "ring": self.ring,
+            "bits of the moduli": list(self.bits),
+            "products in a row": self.circuit.stages.depth,
+            "scales (bits)": [round(float(scale), 2) for scale in self.chain.scales],
+            "ciphertexts of an image": self.packing.count,
+            "ciphertexts of each value": [layout.count for layout in self.circuit.layouts],
+            "keys for rotations": len(self.steps),
+            "plain products": self.circuit.products,
+            "memory of the weights (MB)": round(self.megabytes),
+            "predicted seconds": round(self.seconds, 2),
+            "largest value": max(self.ranges.values),
+            "largest logit": self.ranges.forms[-1][0],
+            "largest logit that fits": 2.0 ** (self.chain.last - 1 - self.chain.output),
+            "ranges": self.basis,
+            "largest error": self.error,
+        }
+
+
+def plan_graph(
+    graph: Graph,
+    domain: tuple[float, float],
+    class_names: Sequence[str] | None = None,
+    tolerance: float = 1.0,
+    images: Array | None = None,
+) -> GraphPlan:
+    """The fastest plan whose estimated error is within the tolerance, at 128-bit security.
+
+    Ranges are proven where their proof fits the modulus, else they are those of the images, with a margin.
+
+    Args:
+        graph: the network.
+        domain: the smallest and the largest value of a pixel.
+        class_names: one for each class; numbers by default.
+        tolerance: the largest error of a logit that is accepted.
+        images: (images, features), at which errors are estimated; by default random ones of the domain.
+
+    Raises:
+        PolyboundError: the network does not fit; the message says what does not.
+    """
+    class_names = class_names or tuple(map(str, range(graph.classes)))
+    source = "images"
+    if images is None:
+        images = np.random.default_rng(0).uniform(*domain, (64, graph.features))
+        source = "random images"
+    stages = stages_of(graph)
+    if not stages.output.terms:
+        raise PolyboundError("the network is constant: there is nothing to compute")
+    _finite(stages.run(images)[1], "the logits")
+    stages = balanced(stages, images)
+    proven, checked = proven_ranges(stages, domain), checked_ranges(stages, images, _MARGIN, source)
+    closest: tuple[float, Ranges] | None = None
+    for ring, choices in _choices(stages.depth):
+        circuit = design(stages, ring // 2, Cost(ring))
+        sources = sources_of(circuit, images[:_PROBES])
+        for extra in choices:
+            for ranges in (proven, checked):
+                found = best_chain(circuit, sources, ranges, extra)
+                if found is None:
+                    continue
+                if found[1] <= tolerance:
+                    return _plan(circuit, *found, ranges, domain, class_names)
+                if closest is None or found[1] < closest[0]:
+                    closest = found[1], ranges
+    if closest is None:
+        worst = int(np.argmax(checked.values))
+        label = graph.label(stages.values[worst].number)
+        raise PolyboundError(
+            f"the network does not fit any ring: it has {stages.depth} products in a row, and {label} reaches "
+            f"{checked.values[worst]:.3g} ({checked.basis}); fewer products or smaller weights would fit"
+        )
+    raise PolyboundError(
+        f"the network does not fit an error of {tolerance:g}: {stages.depth} products in a row err by up to "
+        f"{closest[0]:.3g}; a larger tolerance, fewer products or smaller weights would fit"
+    )
+
+
+def _choices(depth: int) -> Iterator[tuple[int, list[int]]]:
+    """The rings that have room for a prime at each depth, the smallest first, with how many depths may have two."""
+    for ring, most in RINGS.items():
+        room = (most - 60 - 40) // 40
+        if room >= depth:
+            yield ring, sorted({0, *(extra for extra in (depth // 2, depth) if room >= depth + extra)})
+
+
+def _plan(
+    circuit: Circuit,
+    chain: Chain,
+    error: float,
+    ranges: Ranges,
+    domain: tuple[float, float],
+    class_names: Sequence[str],
+) -> GraphPlan:
+    stages, layout, output = circuit.stages, circuit.layouts[0], circuit.layouts[-1]
+    if output.count > 1:
+        raise PolyboundError(f"{len(class_names)} logits do not fit one ciphertext of {circuit.slots} slots")
+    return GraphPlan(
+        chain.ring,
+        chain.bits,
+        float(chain.scales[0]),
+        tuple(stages.graph.shape),
+        domain,
+        tuple(class_names),
+        error,
+        ranges.basis,
+        layout,
+        circuit.keys,
+        tuple(int(place) for place in output.address),
+        len(stages.values),
+        round(seconds(circuit, chain.primes), 4),
+        circuit,
+        chain,
+        ranges,
+    )
+
+
+def _finite(values: Array, what: str) -> None:
+    if not np.isfinite(values).all() or (values.size and log2(max(1.0, float(np.abs(values).max()))) > 40):
+        raise PolyboundError(f"{what} are not finite, or too large to be encrypted")
