@@ -11,7 +11,8 @@ from helpers.encrypted_networks import PlainSlots
 from helpers.graphs import graphs
 from polybound.deploy.encrypted.graph.circuit import design
 from polybound.deploy.encrypted.graph.cost import Cost
-from polybound.deploy.encrypted.graph.execute import Evaluation, Levels
+from polybound.deploy.encrypted.graph.execute import Evaluation
+from polybound.deploy.encrypted.graph.moduli import Moduli
 from polybound.deploy.encrypted.graph.stages import stages_of
 from polybound.errors import PolyboundError
 
@@ -22,8 +23,8 @@ def simulated(graph, x, slots):
     """The logits that a circuit computes on vectors of slots, and the circuit."""
     stages = stages_of(graph)
     circuit = design(stages, slots, Cost(2 * slots))
-    ones, engine = (1.0,) * (stages.depth + 1), PlainSlots(slots)
-    evaluation = Evaluation(circuit, Levels((1,) * (stages.depth + 1), ones, ones, 1.0), engine)
+    drops, zeros, engine = (0,) + (1,) * stages.depth, (0.0,) * (stages.depth + 1), PlainSlots(slots)
+    evaluation = Evaluation(circuit, Moduli(2 * slots, 0, 0, drops, zeros, 0.0), engine)
     logits = []
     for image in x:
         found = evaluation(engine, list(circuit.layouts[0].place(image, slots)))

@@ -16,7 +16,7 @@ from helpers.encrypted_server import ServerProcess
 from helpers.graphs import graphs
 from polybound.deploy import Client, GraphPlan, PublicPlan, RemoteClassifier, Server, plan_encryption
 from polybound.deploy.encrypted.graph.layout import Layout
-from polybound.deploy.encrypted.graph.moduli import Chain
+from polybound.deploy.encrypted.graph.moduli import Moduli
 from polybound.deploy.encrypted.graph.plan import plan_graph
 from polybound.deploy.encrypted.http import Service
 from polybound.deploy.encrypted.plan import PLAN_HEADER
@@ -80,8 +80,8 @@ def test_what_masks_a_reply_is_in_the_estimate():
     x = builder.input((3,))
     zero = Dense(torch.zeros(2, 3, dtype=torch.float64))
     graph = builder.finish(builder.affine(zero, builder.product(builder.product(x, x), x)), fused=False)
-    chain = Chain(8192, 38, 60, (0, 1, 1), (37.5, 31.0, 18.0), 36.85)
-    plan = replace(plan_graph(graph, (-1.0, 1.0), ["a", "b"], 1.0), chain=chain, bits=chain.bits, pixels=37.5)
+    moduli = Moduli(8192, 38, 60, (0, 1, 1), (37.5, 31.0, 18.0), 36.85)
+    plan = replace(plan_graph(graph, (-1.0, 1.0), ["a", "b"], 1.0), moduli=moduli, bits=moduli.bits, pixels=37.5)
     found, estimate = errors(plan, graph, images(3, 5)).max(), plan.error_at(images(3, 5))
     assert 1e-3 * estimate < found <= estimate < 1e-6
 

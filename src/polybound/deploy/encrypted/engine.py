@@ -98,7 +98,7 @@ class Engine:
         self._evaluator.add_inplace(total, value)
         return total
 
-    def shift(self, value: Any, slots: Slots) -> Any:
+    def shift(self, value: Any, slots: Slots | float) -> Any:
         """The sum with a constant, in place."""
         plain = self.scheme.plain(slots, value.scale, value.parms_id())
         self._evaluator.add_plain_inplace(value, plain)

@@ -15,27 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polybound.deploy.encrypted import noise
+from polybound.deploy.encrypted.chain import polynomial as chains
 from polybound.deploy.encrypted.chain.parameters import SMALL_RINGS, Gains, Parameters
-from polybound.deploy.encrypted.chain.polynomial import (
-    Array,
-    Polynomial,
-    Ranges,
-    proven_ranges,
-    ranges_at,
-    read_polynomial,
-    tree_groups,
-    usual_ranges,
-)
+from polybound.deploy.encrypted.chain.polynomial import Array, Polynomial, Ranges
 from polybound.deploy.encrypted.client import SecretKey
-from polybound.deploy.encrypted.noise import (
-    MARGIN,
-    RINGS,
-    estimate,
-    fresh_variance,
-    mask_variance,
-    rounding_variance,
-    switch_variance,
-)
+from polybound.deploy.encrypted.engine import Engine
 from polybound.deploy.encrypted.seal import Keys, Scheme, sealapi
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
@@ -80,7 +65,7 @@ class BatchPlan:
 
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone."""
-        ranges = ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
+        ranges = chains.ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
         return _error(self.parameters, Gains.of(self.polynomial, ranges), ranges.logits)
 
 
@@ -97,19 +82,15 @@ def plan_batches(
     Raises:
         PolyboundError: the model does not fit; the message says which value is too large.
     """
-    polynomial = model if isinstance(model, Polynomial) else read_polynomial(model, domain)
-    ranges = proven_ranges(polynomial)
-    proven, usual = Gains.of(polynomial, ranges), Gains.of(polynomial, usual_ranges(polynomial))
+    polynomial = model if isinstance(model, Polynomial) else chains.read_polynomial(model, domain)
+    ranges = chains.proven_ranges(polynomial)
+    gains = Gains.of(polynomial, ranges)
     for ring in SMALL_RINGS:
         for primes in range(2, 9):
-            best: tuple[float, BatchParameters, float] | None = None
-            for candidate in _candidates(ring, primes, polynomial, ranges):
-                error = _error(candidate, proven, ranges.logits)
-                badness = error * _error(candidate, usual, ranges.logits)
-                if error <= tolerance and (best is None or badness < best[0]):
-                    best = badness, candidate, error
-            if best is not None:
-                return BatchPlan(polynomial, ranges, *best[1:])
+            found = [(_error(one, gains, ranges.logits), one) for one in _candidates(ring, primes, polynomial, ranges)]
+            error, chosen = min(found, key=lambda one: one[0], default=(np.inf, None))
+            if chosen is not None and error <= tolerance:
+                return BatchPlan(polynomial, ranges, chosen, error)
     raise PolyboundError(
         f"the model does not fit an error of {tolerance:g} in batches: over the domain its factors reach "
         f"{ranges.factors.max():.3g}, a product {ranges.products.max():.3g} and a logit {ranges.logits.max():.3g}; "
@@ -123,7 +104,7 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
     factors = np.log2(max(float(ranges.factors.max()), ranges.partial, 1.0))
     nodes = [np.log2(max(float(level.max()), 1.0)) for level in ranges.nodes[1:]]
     for bits in (28, 30, 31, 32):
-        special = min(60, RINGS[ring] - primes * bits)
+        special = min(60, noise.RINGS[ring] - primes * bits)
         # Rounding may raise the l1 norm by half a unit for each pixel.
         weights = int(np.floor(np.log2(2.0 ** (53 - bits) - polynomial.features / 2) - np.log2(norm)))
         if special < bits or weights < 6:
@@ -132,7 +113,7 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
             left = primes - sum(drops)
             if left < 1:
                 continue
-            final = left * bits - 1 - MARGIN - np.log2(max(float(ranges.logits.max()), 1.0))
+            final = left * bits - 1 - noise.MARGIN - np.log2(max(float(ranges.logits.max()), 1.0))
             for output in range(4, 28, 2):
                 scale = final - output
                 for drop in reversed(drops):
@@ -142,9 +123,9 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
                 found = BatchParameters(ring, sizes, pixels, weights, float(output), drops, domain)
                 levels, spent = [float(found.level(n)) for n in range(len(drops) + 1)], 0
                 room = 4 <= pixels <= 40 and pixels <= bits * primes - 4 and levels[-1] >= 4
-                room = room and levels[0] + factors + MARGIN < primes * bits - 1
+                room = room and levels[0] + factors + noise.MARGIN < primes * bits - 1
                 for level, drop, node in zip(levels, drops, nodes, strict=False):
-                    room = room and 2 * level + node + MARGIN < (primes - spent) * bits - 1 and level >= 4
+                    room = room and 2 * level + node + noise.MARGIN < (primes - spent) * bits - 1 and level >= 4
                     spent += drop
                 if room:
                     yield found
@@ -153,16 +134,16 @@ def _candidates(ring: int, primes: int, polynomial: Polynomial, ranges: Ranges) 
 def _error(p: BatchParameters, gains: Gains, logits: Array) -> float:
     """The estimate of the largest error of a logit: the noise of `noise.py` without rotations."""
     ring, levels, left = p.ring, [p.level(n) for n in range(len(p.drops) + 1)], len(p.primes)
-    total = gains.pixels * fresh_variance(ring) * 4.0**-p.pixels
+    total = gains.pixels * noise.fresh_variance(ring) * 4.0**-p.pixels
     # Weights and constants are rounded; so are the ones that fill up the tree, alike for all units.
     total = total + gains.factors * (gains.length**2 + 4.0**-p.pixels) / 12 * 4.0**-p.weights
     for n, drop in enumerate(p.drops, 1):
-        switch = switch_variance(ring, p.bits[:left], p.bits[-1])
-        error = switch * 4.0 ** (-2 * levels[n - 1]) + 2 * rounding_variance(ring) * 4.0 ** -levels[n]
+        switch = noise.switch_variance(ring, p.bits[:left], p.bits[-1])
+        error = switch * 4.0 ** (-2 * levels[n - 1]) + 2 * noise.rounding_variance(ring) * 4.0 ** -levels[n]
         total = total + gains.levels[n - 1] * error + logits**2 / 12 * 4.0 ** -levels[n - 1]
         left -= drop
-    total = total + gains.products / 12 * 4.0**-p.output + mask_variance(ring) * 4.0 ** -(levels[-1] + p.output)
-    return float(estimate(total).max())
+    total = total + gains.products / 12 * 4.0**-p.output + noise.mask_variance(ring) * 4.0 ** -(levels[-1] + p.output)
+    return float(noise.estimate(total).max())
 
 
 class BatchClient:
@@ -221,7 +202,6 @@ class BatchServer:
         self.plan = plan
         p = plan.parameters
         self._scheme = scheme = Scheme(p.ring, p.bits)
-        self._evaluator = sealapi.Evaluator(scheme.context)
         self._moduli = scheme.moduli
         self._key_forms = scheme.key_forms()
         self._pixel = scheme.ciphertext(scheme.primes, 2.0**p.pixels, seeded=False)
@@ -245,12 +225,12 @@ class BatchServer:
         Raises:
             PolyboundError: the request is not one of the plan's.
         """
-        residues, polynomial = self._residues(request), self.plan.polynomial
+        residues, polynomial, engine = self._residues(request), self.plan.polynomial, Engine(self._scheme, keys)
+        rank = polynomial.rank
         try:
-            rank = polynomial.rank
-            units = [self._unit(residues[:, :, unit::rank], unit, keys.relinearisation) for unit in range(rank)]
+            units = [self._unit(residues[:, :, unit::rank], unit, engine) for unit in range(rank)]
             rows = zip(polynomial.C, polynomial.beta.tolist(), strict=True)
-            return [self._scheme.to_bytes(self._logit(row, bias, units, keys.encryptor)) for row, bias in rows]
+            return [self._scheme.to_bytes(self._logit(row, bias, units, engine)) for row, bias in rows]
         except (RuntimeError, ValueError) as error:
             # SEAL refuses results that would not be encrypted, which related ciphertexts can lead to.
             raise PolyboundError(f"the batch cannot be evaluated: {error}") from None
@@ -273,44 +253,35 @@ class BatchServer:
             sums += self._weights[:, first : first + _PIXELS] @ some[:, :, : len(chosen)]
         return np.asarray(sums.astype(np.int64) % np.array(self._moduli)[:, None, None])
 
-    def _unit(self, rows: npt.NDArray[np.int64], unit: int, relinearisation: Any) -> Any:
+    def _unit(self, rows: npt.NDArray[np.int64], unit: int, engine: Engine) -> Any:
         """The product of the factors of one unit, from the residues of their maps.
 
         It is a tree; where a factor is missing, one stands for it.
         """
-        evaluator, scheme = self._evaluator, self._scheme
+        scheme, left = self._scheme, self._scheme.primes
         nodes: list[Any] = []
         for i, constant in enumerate(self.plan.polynomial.b[:, unit]):
             content = self._factor.filled(rows[:, :, i].astype(np.uint64))
-            factor = scheme.load(sealapi.Ciphertext(), content, "a factor")
-            evaluator.add_plain_inplace(factor, scheme.plain(float(constant), factor.scale, factor.parms_id()))
-            nodes.append(factor)
-        nodes += [None] * (len(tree_groups(len(nodes))[0]) - len(nodes))
+            nodes.append(engine.shift(scheme.load(sealapi.Ciphertext(), content, "a factor"), float(constant)))
+        nodes += [None] * (len(chains.tree_groups(len(nodes))[0]) - len(nodes))
         for drop in self.plan.parameters.drops:
-            half = len(nodes) // 2
-            for left, right in zip(nodes[:half], nodes[half:], strict=True):
-                if right is None:
-                    evaluator.multiply_plain_inplace(left, scheme.plain(1.0, left.scale, left.parms_id()))
+            half, left = len(nodes) // 2, left - drop
+            for n, (one, other) in enumerate(zip(nodes[:half], nodes[half:], strict=True)):
+                if other is None:
+                    product = engine.times(one, scheme.plain(1.0, one.scale, one.parms_id()))
                 else:
-                    evaluator.multiply_inplace(left, right)
-                    evaluator.relinearize_inplace(left, relinearisation)
-                for _ in range(drop):
-                    evaluator.rescale_to_next_inplace(left)
+                    product = engine.product(one, other)
+                nodes[n] = engine.rescaled(product, left)
             nodes = nodes[:half]
         return nodes[0]
 
-    def _logit(self, row: Array, bias: float, units: list[Any], encryptor: Any) -> Any:
+    def _logit(self, row: Array, bias: float, units: list[Any], engine: Engine) -> Any:
         """One row of the output map on the units."""
-        evaluator, scheme, scale = self._evaluator, self._scheme, 2.0**self.plan.parameters.output
+        scale = 2.0**self.plan.parameters.output
         # A fresh zero under the client's key hides how the sum was computed.
-        total = sealapi.Ciphertext()
-        encryptor.encrypt_zero(units[0].parms_id(), total)
-        total.scale = units[0].scale * scale
+        total = engine.nothing(self._scheme.primes - sum(self.plan.parameters.drops), units[0].scale * scale)
         for value, unit in zip(row.tolist(), units, strict=True):
             # SEAL refuses products with zero, which tell that they are.
             if abs(value) * scale >= 0.5:
-                product = sealapi.Ciphertext()
-                evaluator.multiply_plain(unit, scheme.plain(value, scale, unit.parms_id()), product)
-                evaluator.add_inplace(total, product)
-        evaluator.add_plain_inplace(total, scheme.plain(bias, total.scale, total.parms_id()))
-        return total
+                engine.add(total, engine.times(unit, self._scheme.plain(value, scale, unit.parms_id())))
+        return engine.shift(total, bias)

@@ -31,10 +31,6 @@ class Cost:
         """A product with a plaintext, and its addition."""
         return self.ring / 16384 * 0.095 * n
 
-    def encode(self, n: int) -> float:
-        """Encoding of a plaintext."""
-        return self._share * (0.25 + 0.19 * n)
-
     def rescale(self, n: int) -> float:
         """A rescale by one prime."""
         return self._share * 0.27 * n

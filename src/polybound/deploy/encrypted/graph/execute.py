@@ -3,69 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from polybound.deploy.encrypted.engine import Engine, Step
 from polybound.deploy.encrypted.graph.circuit import Circuit, Transfer, baby_tree
-from polybound.deploy.encrypted.graph.stages import Form, Stages
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Scales and numbers of primes.
-
-    Attributes:
-        primes: that are left at each depth.
-        scales: of values at each depth.
-        products: of products before they are rescaled, by the depth of their value.
-        output: the scale of the logits.
-    """
-
-    primes: tuple[int, ...]
-    scales: tuple[float, ...]
-    products: tuple[float, ...]
-    output: float
-
-    def working(self, stages: Stages, number: int) -> int:
-        """The number of primes while a value's forms, or the output, are computed."""
-        depth = stages.values[number].depth - 1 if number < len(stages.values) else stages.depth
-        return self.primes[max(depth, 0)]
-
-    def forms(self, stages: Stages, number: int) -> list[float]:
-        """The scale of each form of a value, or of the output.
-
-        Two sides of a product share its scale; a side that is a value itself, or has one among its terms, has a whole
-        multiple of that value's.
-        """
-        if number == len(stages.values):
-            return [self.output]
-        value = stages.values[number]
-        if not value.products:
-            return []
-        whole = self.products[value.depth]
-
-        def natural(form: Form) -> float:
-            same = [term.value for term in form.terms if not term.maps]
-            if not same:
-                return float(whole**0.5)
-            scale = self.scales[stages.values[same[0]].depth]
-            return scale if _pure(form) else scale * max(1, round(whole**0.5 / scale))
-
-        found: dict[int, float] = {}
-        for left, right in value.products:
-            if left is right:
-                found[id(left)] = float(whole**0.5)
-            elif id(left) in found or id(right) in found:
-                known, other = (left, right) if id(left) in found else (right, left)
-                found.setdefault(id(other), whole / found[id(known)])
-            else:
-                first, second = (left, right) if _pure(left) or not _pure(right) else (right, left)
-                found[id(first)] = natural(first)
-                found[id(second)] = whole / found[id(first)]
-        found[id(value.rest)] = whole
-        return [found[id(form)] for form in value.forms]
+from polybound.deploy.encrypted.graph.moduli import Moduli
 
 
 class Evaluation:
@@ -73,13 +16,13 @@ class Evaluation:
 
     Args:
         circuit: the circuit.
-        levels: scales and primes.
+        levels: primes and scales, by the moduli that the scheme found.
         engine: the engine that encodes.
         done: is called with the number of values whose weights are encoded.
     """
 
     def __init__(
-        self, circuit: Circuit, levels: Levels, engine: Engine, done: Callable[[int], None] = lambda _: None
+        self, circuit: Circuit, levels: Moduli, engine: Engine, done: Callable[[int], None] = lambda _: None
     ) -> None:
         self.circuit, self.levels = circuit, levels
         self._weights: list[list[list[dict[int, list[Step]]]]] = []
@@ -92,7 +35,7 @@ class Evaluation:
         self, engine: Engine, transfer: Transfer, primes: int, scales: list[float]
     ) -> list[dict[int, list[Step]]]:
         """For each part and ciphertext that is written: giant steps, each with (read, baby, weights)."""
-        source = self.levels.scales[self.circuit.stages.values[transfer.source].depth]
+        source = 2.0 ** self.levels.scales[self.circuit.stages.values[transfer.source].depth]
         found = []
         for part in transfer.parts:
             written: dict[int, list[Step]] = {}
@@ -127,7 +70,7 @@ class Evaluation:
             forms = self._forms(engine, number, values)
             if number == len(circuit.stages.values):
                 done(number)
-                return [engine.nothing(1, self.levels.output) if one is None else one for one in forms[0]]
+                return [engine.nothing(1, 2.0**self.levels.output) if one is None else one for one in forms[0]]
             value = circuit.stages.values[number]
             place = {id(form): n for n, form in enumerate(value.forms)}
             whole = self.levels.products[value.depth]
@@ -177,7 +120,7 @@ class Evaluation:
                     continue
                 source, scale = values[term.value], scales[place]
                 assert source is not None  # noqa: S101
-                of = self.levels.scales[circuit.stages.values[term.value].depth]
+                of = 2.0 ** self.levels.scales[circuit.stages.values[term.value].depth]
                 for n, one in enumerate(source):
                     if one is not None:
                         at = self._rescaled(engine, one, term.value, primes)
@@ -199,7 +142,7 @@ class Evaluation:
         """A ciphertext of a value at its scale, at the level where it is used."""
         value = self.circuit.stages.values[number]
         if value.products:
-            one = engine.rescaled(one, self.levels.primes[value.depth], self.levels.scales[value.depth])
+            one = engine.rescaled(one, self.levels.primes[value.depth], 2.0 ** self.levels.scales[value.depth])
         return engine.lower(one, primes)
 
     def _babies(self, engine: Engine, transfer: Transfer, source: list[Any], primes: int) -> dict[int, dict[int, Any]]:
@@ -225,8 +168,3 @@ class Evaluation:
                     turned[step] = engine.rotate(turned[before], *routes[(step - before) % self.circuit.slots])
                 found[read] = {step: self._rescaled(engine, turned[step], transfer.source, primes) for step in steps}
         return found
-
-
-def _pure(form: Form) -> bool:
-    """Whether a form is one value itself."""
-    return len(form.terms) == 1 and not form.terms[0].maps

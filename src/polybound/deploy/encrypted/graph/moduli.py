@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2
+from functools import cached_property
+from math import log2, prod
 
 import numpy as np
 
 from polybound.deploy.encrypted.graph.circuit import Circuit, giant_rotations
 from polybound.deploy.encrypted.graph.cost import Cost
 from polybound.deploy.encrypted.graph.entries import Array
-from polybound.deploy.encrypted.graph.execute import Levels
 from polybound.deploy.encrypted.graph.noise import Ranges, Source, variance
+from polybound.deploy.encrypted.graph.stages import Form, Stages
 from polybound.deploy.encrypted.noise import MARGIN, RINGS, estimate, mask_variance
 
 SPECIAL = 60
@@ -23,7 +24,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Chain:
+class Moduli:
     """The primes and the scales of a circuit, all in bits.
 
     Attributes:
@@ -33,6 +34,7 @@ class Chain:
         drops: how many primes each depth drops; that of the input is 0.
         scales: of values at each depth.
         output: of the logits.
+        found: the primes themselves; without them, as if they were powers of two.
     """
 
     ring: int
@@ -41,30 +43,73 @@ class Chain:
     drops: tuple[int, ...]
     scales: tuple[float, ...]
     output: float
+    found: tuple[int, ...] = ()
 
     @property
     def bits(self) -> tuple[int, ...]:
         """The sizes of all primes, the special one last."""
         return (self.last, *[self.each] * sum(self.drops), SPECIAL)
 
-    @property
+    @cached_property
     def primes(self) -> tuple[int, ...]:
         """The number of data primes that are left at each depth."""
         return tuple(1 + sum(self.drops[depth + 1 :]) for depth in range(len(self.drops)))
 
-    def levels(self, moduli: Sequence[int] | None = None) -> Levels:
-        """Scales as numbers, for these primes; without them, as if they were powers of two."""
-        sizes = list(moduli) if moduli is not None else [2**bits for bits in self.bits[:-1]]
-        primes, products = self.primes, [0.0]
-        for depth in range(1, len(primes)):
-            product = 2.0 ** self.scales[depth]
-            for modulus in sizes[primes[depth] : primes[depth - 1]]:
-                product *= modulus
-            products.append(product)
-        return Levels(primes, tuple(2.0**scale for scale in self.scales), tuple(products), 2.0**self.output)
+    @cached_property
+    def products(self) -> tuple[float, ...]:
+        """The scales of products before they are rescaled, by the depth of their value."""
+        sizes, found = self.found or [2**bits for bits in self.bits[:-1]], [0.0]
+        for depth in range(1, len(self.primes)):
+            dropped = sizes[self.primes[depth] : self.primes[depth - 1]]
+            found.append(2.0 ** self.scales[depth] * prod(map(float, dropped)))
+        return tuple(found)
+
+    def working(self, stages: Stages, number: int) -> int:
+        """The number of primes while a value's forms, or the output, are computed."""
+        depth = stages.values[number].depth - 1 if number < len(stages.values) else stages.depth
+        return self.primes[max(depth, 0)]
+
+    def forms(self, stages: Stages, number: int) -> list[float]:
+        """The scale of each form of a value, or of the output.
+
+        Two sides of a product share its scale; a side that is a value itself, or has one among its terms, has a whole
+        multiple of that value's.
+        """
+        if number == len(stages.values):
+            return [2.0**self.output]
+        value = stages.values[number]
+        if not value.products:
+            return []
+        whole = self.products[value.depth]
+
+        def natural(form: Form) -> float:
+            same = [term.value for term in form.terms if not term.maps]
+            if not same:
+                return float(whole**0.5)
+            scale = 2.0 ** self.scales[stages.values[same[0]].depth]
+            return scale if _pure(form) else scale * max(1, round(whole**0.5 / scale))
+
+        found: dict[int, float] = {}
+        for left, right in value.products:
+            if left is right:
+                found[id(left)] = float(whole**0.5)
+            elif id(left) in found or id(right) in found:
+                known, other = (left, right) if id(left) in found else (right, left)
+                found.setdefault(id(other), whole / found[id(known)])
+            else:
+                first, second = (left, right) if _pure(left) or not _pure(right) else (right, left)
+                found[id(first)] = natural(first)
+                found[id(second)] = whole / found[id(first)]
+        found[id(value.rest)] = whole
+        return [found[id(form)] for form in value.forms]
 
 
-def best_chain(circuit: Circuit, sources: Sequence[Source], ranges: Ranges, extra: int) -> tuple[Chain, float] | None:
+def _pure(form: Form) -> bool:
+    """Whether a form is one value itself."""
+    return len(form.terms) == 1 and not form.terms[0].maps
+
+
+def best_moduli(circuit: Circuit, sources: Sequence[Source], ranges: Ranges, extra: int) -> tuple[Moduli, float] | None:
     """The primes and scales of the smallest estimated error, and that error; None if the ranges fit none.
 
     Some images reach far more than all others. So there is room for logits that are some thousand times as large as
@@ -86,13 +131,13 @@ def best_chain(circuit: Circuit, sources: Sequence[Source], ranges: Ranges, extr
 
 def _best_with_room(
     circuit: Circuit, sources: Sequence[Source], ranges: Ranges, extra: int, room: float
-) -> tuple[Chain, float] | None:
+) -> tuple[Moduli, float] | None:
     """The same with this number of bits above the range of the logits."""
     stages, ring = circuit.stages, 2 * circuit.slots
     depth = stages.depth
     twice = {round(float(level)) for level in np.linspace(1, depth, extra)}
     drops = (0, *(1 + (level in twice) for level in range(1, depth + 1)))
-    best: tuple[Chain, float] | None = None
+    best: tuple[Moduli, float] | None = None
     logits = log2(max(ranges.forms[-1][0], 1.0))
     for each in range(60, 29, -2):
         last = min(60, RINGS[ring] - SPECIAL - each * sum(drops))
@@ -106,67 +151,67 @@ def _best_with_room(
                     scales.append((each * drops[level] + scales[-1]) / 2 - weights)
                 if min(scales) < 12 or max(scales) > 58 or output - final < 6:
                     continue
-                chain = Chain(ring, last, each, drops, tuple(scales[::-1]), output)
-                error = float(estimates(circuit, sources, chain).max())
-                if (best is None or error < best[1]) and _has_room(circuit, ranges, chain):
-                    best = chain, error
+                moduli = Moduli(ring, last, each, drops, tuple(scales[::-1]), output)
+                error = float(estimates(circuit, sources, moduli).max())
+                if (best is None or error < best[1]) and _has_room(circuit, ranges, moduli):
+                    best = moduli, error
     return None if best is None else _refined(circuit, sources, ranges, *best)
 
 
 def _refined(
-    circuit: Circuit, sources: Sequence[Source], ranges: Ranges, chain: Chain, error: float
-) -> tuple[Chain, float]:
-    """The chain with each scale moved for itself, while that makes the error smaller."""
+    circuit: Circuit, sources: Sequence[Source], ranges: Ranges, moduli: Moduli, error: float
+) -> tuple[Moduli, float]:
+    """The moduli with each scale moved for itself, while that makes the error smaller."""
     for step in (1.0, 0.5, 0.25):
         better = True
         while better:
             better = False
-            for level in range(len(chain.scales)):
+            for level in range(len(moduli.scales)):
                 for change in (step, -step):
-                    scales = list(chain.scales)
+                    scales = list(moduli.scales)
                     scales[level] += change
-                    if not 12 <= scales[level] <= 58 or chain.output - scales[-1] < 6:
+                    if not 12 <= scales[level] <= 58 or moduli.output - scales[-1] < 6:
                         continue
-                    other = replace(chain, scales=tuple(scales))
+                    other = replace(moduli, scales=tuple(scales))
                     found = float(estimates(circuit, sources, other).max())
                     if found < 0.999 * error and _has_room(circuit, ranges, other):
-                        chain, error, better = other, found, True
-    return chain, error
+                        moduli, error, better = other, found, True
+    return moduli, error
 
 
-def estimates(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
+def estimates(circuit: Circuit, sources: Sequence[Source], moduli: Moduli) -> Array:
     """The estimated error of each image's logits: seven standard deviations, of the worst class."""
-    return estimate(variances(circuit, sources, chain).max(-1))
+    return estimate(variances(circuit, sources, moduli).max(-1))
 
 
-def variances(circuit: Circuit, sources: Sequence[Source], chain: Chain) -> Array:
+def variances(circuit: Circuit, sources: Sequence[Source], moduli: Moduli) -> Array:
     """The variances of the logits' errors, (images, classes)."""
-    stages, levels = circuit.stages, chain.levels()
-    forms = [levels.forms(stages, number) for number in range(len(stages.values) + 1)]
+    stages = circuit.stages
+    forms = [moduli.forms(stages, number) for number in range(len(stages.values) + 1)]
     total = np.zeros_like(sources[0].coefficient)
     for source in sources:
-        scale = levels.scales[stages.values[source.value].depth]
+        scale = 2.0 ** moduli.scales[stages.values[source.value].depth]
         if source.form is not None and source.kind in ("weights", "giant", "factor"):
             form = forms[source.number][source.form]
             if source.kind == "factor" and form == scale:
                 continue  # the number is one
             scale = form if source.kind == "giant" else form / scale
-        primes = chain.bits[: levels.working(stages, source.number)]
-        total = total + source.coefficient * variance(chain.ring, source.kind, primes, SPECIAL) / scale**2
-    return total + mask_variance(chain.ring) / 2 / levels.output**2
+        primes = moduli.bits[: moduli.working(stages, source.number)]
+        total = total + source.coefficient * variance(moduli.ring, source.kind, primes, SPECIAL) / scale**2
+    return total + mask_variance(moduli.ring) / 2 / 4.0**moduli.output
 
 
-def _has_room(circuit: Circuit, ranges: Ranges, chain: Chain) -> bool:
+def _has_room(circuit: Circuit, ranges: Ranges, moduli: Moduli) -> bool:
     """Whether every value fits its modulus at its scale."""
-    stages, levels, bits = circuit.stages, chain.levels(), chain.bits
+    stages, bits = circuit.stages, moduli.bits
     for number in range(len(stages.values) + 1):
-        modulus = sum(bits[: levels.working(stages, number)])
-        for scale, largest in zip(levels.forms(stages, number), ranges.forms[number], strict=True):
+        modulus = sum(bits[: moduli.working(stages, number)])
+        for scale, largest in zip(moduli.forms(stages, number), ranges.forms[number], strict=True):
             if log2(scale) + log2(max(largest, 1.0)) + MARGIN > modulus - 1 + _ROUNDING:
                 return False
         if number < len(stages.values):
             value = stages.values[number]
-            scale = levels.products[value.depth] if value.products else levels.scales[0]
+            scale = moduli.products[value.depth] if value.products else 2.0 ** moduli.scales[0]
             if log2(scale) + log2(max(ranges.values[number], 1.0)) + MARGIN > modulus - 1 + _ROUNDING:
                 return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Any
 
@@ -15,7 +15,7 @@ from polybound.deploy.encrypted.graph.circuit import Circuit, design
 from polybound.deploy.encrypted.graph.cost import Cost
 from polybound.deploy.encrypted.graph.entries import Array
 from polybound.deploy.encrypted.graph.execute import Evaluation
-from polybound.deploy.encrypted.graph.moduli import Chain, best_chain, estimates, megabytes, seconds
+from polybound.deploy.encrypted.graph.moduli import Moduli, best_moduli, estimates, megabytes, seconds
 from polybound.deploy.encrypted.graph.noise import Ranges, checked_ranges, proven_ranges, sources_of
 from polybound.deploy.encrypted.graph.stages import stages_of
 from polybound.deploy.encrypted.noise import RINGS
@@ -36,12 +36,12 @@ class GraphPlan(Plan):
 
     Attributes:
         circuit: what is computed where.
-        chain: primes and scales.
+        moduli: primes and scales.
         ranges: of all values.
     """
 
     circuit: Circuit = field(repr=False)
-    chain: Chain
+    moduli: Moduli
     ranges: Ranges = field(repr=False)
 
     @property
@@ -53,17 +53,17 @@ class GraphPlan(Plan):
         return self.ranges.forms[-1][0]
 
     def evaluation(self, engine: Engine, done: Done) -> Evaluation:
-        return Evaluation(self.circuit, self.chain.levels(engine.scheme.moduli), engine, done)
+        return Evaluation(self.circuit, replace(self.moduli, found=tuple(engine.scheme.moduli)), engine, done)
 
     @property
     def megabytes(self) -> float:
         """The size of the encoded weights in the server's memory."""
-        return megabytes(self.circuit, self.chain.primes)
+        return megabytes(self.circuit, self.moduli.primes)
 
     def errors_at(self, images: Array) -> Array:
         """The estimates for each of these images (images, features)."""
         sources = sources_of(self.circuit, np.asarray(images, dtype=np.float64))
-        return estimates(self.circuit, sources, self.chain)
+        return estimates(self.circuit, sources, self.moduli)
 
     def error_at(self, images: Array) -> float:
         return float(self.errors_at(images).max())
@@ -73,7 +73,7 @@ class GraphPlan(Plan):
             "ring": self.ring,
             "bits of the moduli": list(self.bits),
             "products in a row": self.circuit.stages.depth,
-            "scales (bits)": [round(float(scale), 2) for scale in self.chain.scales],
+            "scales (bits)": [round(float(scale), 2) for scale in self.moduli.scales],
             "ciphertexts of an image": self.packing.count,
             "ciphertexts of each value": [layout.count for layout in self.circuit.layouts],
             "keys for rotations": len(self.steps),
@@ -82,7 +82,7 @@ class GraphPlan(Plan):
             "predicted seconds": round(self.seconds, 2),
             "largest value": max(self.ranges.values),
             "largest logit": self.ranges.forms[-1][0],
-            "largest logit that fits": 2.0 ** (self.chain.last - 1 - self.chain.output),
+            "largest logit that fits": 2.0 ** (self.moduli.last - 1 - self.moduli.output),
             "ranges": self.basis,
             "largest error": self.error,
         }
@@ -126,7 +126,7 @@ def plan_graph(
         sources = sources_of(circuit, images[:_PROBES])
         for extra in choices:
             for ranges in (proven, checked):
-                found = best_chain(circuit, sources, ranges, extra)
+                found = best_moduli(circuit, sources, ranges, extra)
                 if found is None:
                     continue
                 if found[1] <= tolerance:
@@ -156,7 +156,7 @@ def _choices(depth: int) -> Iterator[tuple[int, list[int]]]:
 
 def _plan(
     circuit: Circuit,
-    chain: Chain,
+    moduli: Moduli,
     error: float,
     ranges: Ranges,
     domain: tuple[float, float],
@@ -166,9 +166,9 @@ def _plan(
     if output.count > 1:
         raise PolyboundError(f"{len(class_names)} logits do not fit one ciphertext of {circuit.slots} slots")
     return GraphPlan(
-        chain.ring,
-        chain.bits,
-        float(chain.scales[0]),
+        moduli.ring,
+        moduli.bits,
+        float(moduli.scales[0]),
         tuple(stages.graph.shape),
         domain,
         tuple(class_names),
@@ -178,9 +178,9 @@ def _plan(
         circuit.keys,
         tuple(int(place) for place in output.address),
         len(stages.values),
-        round(seconds(circuit, chain.primes), 4),
+        round(seconds(circuit, moduli.primes), 4),
         circuit,
-        chain,
+        moduli,
         ranges,
     )
 
