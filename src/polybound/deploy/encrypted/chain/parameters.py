@@ -13,18 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polybound.deploy.encrypted import noise
 from polybound.deploy.encrypted.chain.packing import ChainLayout
 from polybound.deploy.encrypted.chain.polynomial import Array, Polynomial, Ranges
-from polybound.deploy.encrypted.noise import (
-    MARGIN,
-    RINGS,
-    estimate,
-    fresh_variance,
-    mask_variance,
-    peaks,
-    rounding_variance,
-    switch_variance,
-)
 
 SMALL_RINGS = 8192, 16384
 """The rings of chains, which are short."""
@@ -95,15 +86,15 @@ class Gains:
 def error_of(layout: ChainLayout, gains: Gains, parameters: Parameters) -> Array:
     """The estimated errors of the logits: (..., classes), leading dimensions those of the scales."""
     ring, depth, primes = 2 * layout.slots, layout.depth, parameters.primes
-    switch = [switch_variance(ring, primes[: len(primes) - n], parameters.bits[-1]) for n in range(depth + 1)]
-    rounding = rounding_variance(ring)
+    switch = [noise.switch_variance(ring, primes[: len(primes) - n], parameters.bits[-1]) for n in range(depth + 1)]
+    rounding = noise.rounding_variance(ring)
 
     def at(scale: Any, variance: float) -> Array:
         return np.asarray(variance * 4.0 ** -np.asarray(scale))[..., None]
 
-    highest, peak = float(peaks(layout.slots).max()), layout.calmest[1]
+    highest, peak = float(noise.peaks(layout.slots).max()), layout.calmest[1]
     # One of the pixels may lie in the slot of the highest peak.
-    pixels = fresh_variance(ring) + switch[0] * (layout.baby - 1) * max(1.0, highest / layout.pairs)
+    pixels = noise.fresh_variance(ring) + switch[0] * (layout.baby - 1) * max(1.0, highest / layout.pairs)
     total = gains.pixels * at(parameters.pixels, pixels) / 2
     rotations = 2 * (layout.giant * layout.copies + highest) + (depth > 0) * highest
     factors = at(parameters.weights, 2 * gains.length**2 * ring / 12) + at(parameters.level(0), rotations * switch[0])
@@ -121,8 +112,8 @@ def error_of(layout: ChainLayout, gains: Gains, parameters: Parameters) -> Array
     folded = layout.units // layout.out_diagonals
     error = error + at(final, (layout.out_giant + 1) * folded * peak * switch[-1])
     spare = len(primes) - 1 - depth
-    error = error + at(final - sum(primes[1 : spare + 1]), spare * rounding + mask_variance(ring))
-    return estimate(total + error)
+    error = error + at(final - sum(primes[1 : spare + 1]), spare * rounding + noise.mask_variance(ring))
+    return noise.estimate(total + error)
 
 
 def best_parameters(
@@ -146,12 +137,12 @@ def best_parameters(
     # Sizes of primes to compare: the last data prime, those of the tree and the spare ones; the special prime.
     for last in range(44, 61, 2):
         for special in (34, 38, 42, 46, 50, 54, 58, 60):
-            each = min(60, (RINGS[ring] - last - special) // others) if others else 0
+            each = min(60, (noise.RINGS[ring] - last - special) // others) if others else 0
             if others and each < 24:
                 continue
             primes = (last, *[each] * others)
             # The logits just fit the last modulus; the other scales follow from that.
-            final = sum(primes[: spare + 1]) - 1 - MARGIN - np.log2(max(ranges.logits.max(), 1.0))
+            final = sum(primes[: spare + 1]) - 1 - noise.MARGIN - np.log2(max(ranges.logits.max(), 1.0))
             output = np.arange(2.0, 50.0, 2.0)[:, None]
             level = final - output
             for prime in primes[len(primes) - layout.depth :]:
@@ -174,10 +165,10 @@ def _has_room(parameters: Parameters, layout: ChainLayout, ranges: Ranges) -> np
     room = (np.asarray(parameters.weights) >= 1) & (np.asarray(parameters.weights) <= 58)
     before = np.log2(max(ranges.factors.max(), ranges.partial, 1.0))
     primes = parameters.primes
-    room &= parameters.level(0) + before + MARGIN < sum(primes) - 1
+    room &= parameters.level(0) + before + noise.MARGIN < sum(primes) - 1
     for n in range(layout.depth):
         left = sum(primes[: len(primes) - n])
         largest = np.log2(max(ranges.nodes[n + 1].max(), 1.0))
-        room &= 2 * parameters.level(n) + largest + MARGIN < left - 1
+        room &= 2 * parameters.level(n) + largest + noise.MARGIN < left - 1
         room &= parameters.level(n + 1) > 4
     return room

@@ -9,17 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from polybound.deploy.encrypted.chain import polynomial as chains
 from polybound.deploy.encrypted.chain.packing import ChainEvaluation, ChainLayout
 from polybound.deploy.encrypted.chain.parameters import SMALL_RINGS, Gains, Parameters, best_parameters, error_of
-from polybound.deploy.encrypted.chain.polynomial import (
-    Array,
-    Polynomial,
-    Ranges,
-    proven_ranges,
-    ranges_at,
-    read_polynomial,
-    usual_ranges,
-)
+from polybound.deploy.encrypted.chain.polynomial import Array, Polynomial, Ranges
 from polybound.deploy.encrypted.engine import Engine
 from polybound.deploy.encrypted.plan import Done, Plan
 from polybound.errors import PolyboundError
@@ -72,7 +65,7 @@ class ChainPlan(Plan):
 
     def error_at(self, images: Array) -> float:
         """The estimate for these images (images, features) alone: smaller, since their values are."""
-        ranges = ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
+        ranges = chains.ranges_at(self.polynomial, np.asarray(images, dtype=np.float64))
         return float(error_of(self.layout, Gains.of(self.polynomial, ranges), self.parameters).max())
 
 
@@ -87,7 +80,7 @@ def plan_chain(
 
     Args and errors are those of `plan_encryption`.
     """
-    polynomial = model if isinstance(model, Polynomial) else read_polynomial(model, domain)
+    polynomial = model if isinstance(model, Polynomial) else chains.read_polynomial(model, domain)
     names = tuple(class_names or map(str, range(polynomial.classes)))
     if len(names) != polynomial.classes:
         raise PolyboundError(f"{len(names)} class names for {polynomial.classes} classes")
@@ -100,7 +93,7 @@ def plan_chain(
             f"{rows} rows of all factors (the rank times the degree, padded) and {polynomial.features} pixels do not "
             f"fit {max(SMALL_RINGS) // 2} slots: a smaller rank or smaller images would"
         )
-    ranges = proven_ranges(polynomial)
+    ranges = chains.proven_ranges(polynomial)
     found = _first_fit(polynomial, ranges, layouts, tolerance)
     if found is None:
         bound = _largest_bound(polynomial, layouts, tolerance)
@@ -147,7 +140,7 @@ def _first_fit(
     polynomial: Polynomial, ranges: Ranges, layouts: Iterable[tuple[ChainLayout, int]], tolerance: float
 ) -> tuple[ChainLayout, Parameters, float] | None:
     """The first packing with an error within the tolerance, its parameters and its error."""
-    proven, usual = Gains.of(polynomial, ranges), Gains.of(polynomial, usual_ranges(polynomial))
+    proven, usual = Gains.of(polynomial, ranges), Gains.of(polynomial, chains.usual_ranges(polynomial))
     for layout, spare in layouts:
         best = best_parameters(layout, ranges, proven, usual, spare, tolerance)
         if best is not None and best[1] <= tolerance:
@@ -163,7 +156,7 @@ def _largest_bound(polynomial: Polynomial, layouts: Sequence[tuple[ChainLayout, 
 
     def fits(bound: float) -> bool:
         smaller = polynomial.bounded(bound)
-        return _first_fit(smaller, proven_ranges(smaller), candidates, tolerance) is not None
+        return _first_fit(smaller, chains.proven_ranges(smaller), candidates, tolerance) is not None
 
     low, high = 0.0, float(max(np.abs(polynomial.W).sum(-1).max(), np.abs(polynomial.C).sum(-1).max()))
     # By factors first: the norms may be far too large.

@@ -11,14 +11,7 @@ import numpy.typing as npt
 
 from polybound.deploy.encrypted.graph.cost import Cost
 from polybound.deploy.encrypted.graph.entries import Bit, Maps, Pattern, entries_of, patterns_of, summed_bits
-from polybound.deploy.encrypted.graph.layout import (
-    Diagonals,
-    Fold,
-    Layout,
-    Reach,
-    layouts_for,
-    split,
-)
+from polybound.deploy.encrypted.graph.layout import Diagonals, Fold, Layout, Reach, layouts_for, split
 from polybound.deploy.encrypted.graph.stages import Form, Stages
 from polybound.errors import PolyboundError
 

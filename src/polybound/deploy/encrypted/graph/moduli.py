@@ -87,7 +87,7 @@ class Moduli:
             if not same:
                 return float(whole**0.5)
             scale = 2.0 ** self.scales[stages.values[same[0]].depth]
-            return scale if _pure(form) else scale * max(1, round(whole**0.5 / scale))
+            return float(scale if _pure(form) else scale * max(1, round(whole**0.5 / scale)))
 
         found: dict[int, float] = {}
         for left, right in value.products:
@@ -198,7 +198,7 @@ def variances(circuit: Circuit, sources: Sequence[Source], moduli: Moduli) -> Ar
             scale = form if source.kind == "giant" else form / scale
         primes = moduli.bits[: moduli.working(stages, source.number)]
         total = total + source.coefficient * variance(moduli.ring, source.kind, primes, SPECIAL) / scale**2
-    return total + mask_variance(moduli.ring) / 2 / 4.0**moduli.output
+    return np.asarray(total + mask_variance(moduli.ring) / 2 / 4.0**moduli.output)
 
 
 def _has_room(circuit: Circuit, ranges: Ranges, moduli: Moduli) -> bool:
