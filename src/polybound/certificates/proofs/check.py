@@ -14,6 +14,7 @@ from math import inf, nextafter
 import flint
 import torch
 
+from polybound.certificates.proofs import schema
 from polybound.certificates.proofs.arb import (
     PRECISION,
     Arb,
@@ -35,29 +36,12 @@ from polybound.certificates.proofs.arb import (
 )
 from polybound.certificates.proofs.enclosures import Enclosures, Expansion
 from polybound.certificates.proofs.exact import exact_forms, exact_logits, exact_sides
-from polybound.certificates.proofs.schema import (
-    Bounded,
-    Cap,
-    Claim,
-    Claims,
-    Falsified,
-    First,
-    Narrow,
-    Outside,
-    Proof,
-    RefusedError,
-    Second,
-    Split,
-    Trust,
-    Undecided,
-    Verified,
-)
 from polybound.errors import PolyboundError
 from polybound.models import PolynomialNetwork
 
 
 def prove(
-    claims: Claims, model: PolynomialNetwork, on_progress: Callable[[int, int, str], None] | None = None
+    claims: schema.Claims, model: PolynomialNetwork, on_progress: Callable[[int, int, str], None] | None = None
 ) -> list[str]:
     """Prove all claims about a model; returns the status of each image.
 
@@ -75,8 +59,8 @@ def prove(
         for number, image in enumerate(claims.images):
             try:
                 found.append(checker.check(image))
-            except RefusedError as error:
-                raise RefusedError(f"image {number}: {error}") from error
+            except schema.RefusedError as error:
+                raise schema.RefusedError(f"image {number}: {error}") from error
             if on_progress is not None:
                 on_progress(len(found), len(claims.images), "")
     return found
@@ -102,7 +86,7 @@ class _Region:
     ball: Ball | None
 
     @staticmethod
-    def of(claim: Claim, claims: Claims) -> _Region:
+    def of(claim: schema.Claim, claims: schema.Claims) -> _Region:
         lower, upper = exact_sides(claim, claims.domain)
         outer = Box(tuple(_down(v) for v in lower), tuple(-_down(-v) for v in upper))
         ball = (
@@ -113,15 +97,15 @@ class _Region:
     def place(self, point: tuple[float, ...], what: str) -> None:
         """Refuse a point that is outside of the box or of the ball."""
         if not all(a <= Fraction(v) <= b for v, a, b in zip(point, self.lower, self.upper, strict=True)):
-            raise RefusedError(f"{what} lies outside of its box")
+            raise schema.RefusedError(f"{what} lies outside of its box")
         if self.ball is not None and not _distance(self.ball, point) <= 1:
-            raise RefusedError(f"{what} lies outside of its ball")
+            raise schema.RefusedError(f"{what} lies outside of its ball")
 
 
 class Checker:
     """Proves the claims about one model, image by image."""
 
-    def __init__(self, model: PolynomialNetwork, claims: Claims) -> None:
+    def __init__(self, model: PolynomialNetwork, claims: schema.Claims) -> None:
         self.claims = claims
         self.factors = factors = model.factors().double()
         if factors.lead:
@@ -130,30 +114,30 @@ class Checker:
             raise PolyboundError("the model's weights are not all finite")
         self.enclosures = Enclosures(factors, claims.stretch, claims.norms, claims.tops)
 
-    def check(self, claim: Verified | Falsified | Undecided | Bounded) -> str:
+    def check(self, claim: schema.Verified | schema.Falsified | schema.Undecided | schema.Bounded) -> str:
         """Refuse an image's claim unless it holds; returns its status."""
         try:
             region = _Region.of(claim, self.claims)
-            if isinstance(claim, Verified):
+            if isinstance(claim, schema.Verified):
                 for rival, proof in claim.proofs:
                     self._prove(proof, region, self.enclosures.margin(claim.label, rival))
                 return "verified"
-            if isinstance(claim, Falsified):
+            if isinstance(claim, schema.Falsified):
                 region.place(claim.point, "a counterexample")
                 logits = self.enclosures.logits(vector(claim.point))
                 if not logits[claim.label] < logits[claim.rival]:
                     exact = exact_logits(self.factors, torch.tensor(claim.point, dtype=torch.float64))
                     if exact[claim.label] > exact[claim.rival]:
-                        raise RefusedError("a counterexample is classified as its label")
+                        raise schema.RefusedError("a counterexample is classified as its label")
                 return "falsified"
-            if isinstance(claim, Bounded):
+            if isinstance(claim, schema.Bounded):
                 self._intervals(claim, region)
                 return "bounded" if all((*claim.lower, *claim.upper)) else "unbounded"
         except (OverflowError, ZeroDivisionError) as error:
-            raise RefusedError("a certificate's numbers leave the range of float64") from error
+            raise schema.RefusedError("a certificate's numbers leave the range of float64") from error
         return "undecided"
 
-    def _intervals(self, claim: Bounded, region: _Region) -> None:
+    def _intervals(self, claim: schema.Bounded, region: _Region) -> None:
         """Prove that every form is within its proven ends, and attains the others at the points that are named."""
         rows = zip(claim.lower, claim.upper, claim.lowest, claim.highest, strict=True)
         for (weights, constant), (lower, upper, lowest, highest) in zip(self.claims.forms or (), rows, strict=True):
@@ -175,43 +159,43 @@ class Checker:
                 a, b = (torch.tensor(part, dtype=torch.float64) for part in ([weights], [constant]))
                 (exact,) = exact_forms(self.factors, torch.tensor(point, dtype=torch.float64), a, b)
                 if not sign * exact <= sign * Fraction(end):
-                    raise RefusedError("a value is not attained where the file says")
+                    raise schema.RefusedError("a value is not attained where the file says")
 
-    def _prove(self, proof: Proof, region: _Region, form: Form) -> None:
+    def _prove(self, proof: schema.Proof, region: _Region, form: Form) -> None:
         """Prove that a form is positive over what the box and the ball, if there is one, have in common."""
         stack, whole = [(0, region.box, region.ball)], region.ball
         while stack:
             index, box, ball = stack.pop()
             step = proof[index]
-            if isinstance(step, Split):
+            if isinstance(step, schema.Split):
                 d, at = step.coordinate, step.at
                 stack.append((step.low, box.with_sides([(d, box.lower[d], at)]), ball))
                 stack.append((step.high, box.with_sides([(d, at, box.upper[d])]), ball))
-            elif isinstance(step, Narrow):
+            elif isinstance(step, schema.Narrow):
                 stack.append((step.then, self._narrowed(form, step, box, whole), ball))
-            elif isinstance(step, Cap):
+            elif isinstance(step, schema.Cap):
                 stack.append((step.then, box, self._capped(form, step, box, _given(ball), _given(whole))))
-            elif isinstance(step, Second):
+            elif isinstance(step, schema.Second):
                 _positive(self._second(form, step, box)[1], "a bound of second order")
-            elif isinstance(step, Trust):
+            elif isinstance(step, schema.Trust):
                 _positive(self._trusted(form, step, _given(ball), _given(whole)), "a bound over a ball")
-            elif isinstance(step, First):
+            elif isinstance(step, schema.First):
                 place = _given(ball) if step.ball else box
                 what = "a bound over a ball" if step.ball else "a bound of first order"
                 _positive(self.enclosures.first(place, *form, slopes=step.slopes), what)
-            elif isinstance(step, Outside):
+            elif isinstance(step, schema.Outside):
                 x = _given(whole).x
                 nearest = tuple(min(max(v, low), high) for v, low, high in zip(x, box.lower, box.upper, strict=True))
                 if not _distance(_given(whole), nearest) > 1:
-                    raise RefusedError("a box that is left out meets the ball")
+                    raise schema.RefusedError("a box that is left out meets the ball")
             else:
-                raise RefusedError(f"a step by {type(step).__name__} is about deep networks")
+                raise schema.RefusedError(f"a step by {type(step).__name__} is about deep networks")
 
-    def _second(self, form: Form, step: Second, box: Box) -> tuple[Expansion, Arb, Vector]:
+    def _second(self, form: Form, step: schema.Second, box: Box) -> tuple[Expansion, Arb, Vector]:
         """The expansion over a box, the lower bound that mu and v prove, and the slopes p of its separable form."""
         moves = {d for d, (low, high) in enumerate(zip(box.lower, box.upper, strict=True)) if high > low}
         if not moves <= set(step.on):
-            raise RefusedError("a step leaves out coordinates that move")
+            raise schema.RefusedError("a step leaves out coordinates that move")
         expansion = self.enclosures.second(box, *form, list(step.on))
         mu, v = vector(step.mu), vector(step.v)
         H, R = (_absorbed(expansion), arb(0)) if step.absorbed else (expansion.H, expansion.R)
@@ -232,7 +216,7 @@ class Checker:
                 value = value - abs(slope) - bend / 2
         return expansion, value, p
 
-    def _narrowed(self, form: Form, step: Narrow, box: Box, whole: Ball | None) -> Box:
+    def _narrowed(self, form: Form, step: schema.Narrow, box: Box, whole: Ball | None) -> Box:
         """The smaller box of a step; refused unless the form outside of it is positive, or not less than within."""
         narrowed = box.with_sides(step.sides)
         expansion, lower, p = self._second(form, step.bound, box)
@@ -242,18 +226,18 @@ class Checker:
                 _prove_cut(box, d, low, high, p[i], arb(step.bound.mu[i]), -lower)
                 continue
             if whole is not None:
-                raise RefusedError("a coordinate is fixed at its end, which may lie outside of the ball")
+                raise schema.RefusedError("a coordinate is fixed at its end, which may lie outside of the ball")
             away = sum((abs(value) for value in expansion.H[i]), arb(0)) + expansion.rest[i]
             at_lower, at_upper = low == high == box.lower[d], low == high == box.upper[d]
             if not ((at_lower and expansion.G[i] > away) or (at_upper and expansion.G[i] < -away)):
-                raise RefusedError("a coordinate is not monotone")
+                raise schema.RefusedError("a coordinate is not monotone")
         return narrowed
 
-    def _trusted(self, form: Form, step: Trust, ball: Ball, whole: Ball, cap: Cap | None = None) -> Arb:
+    def _trusted(self, form: Form, step: schema.Trust, ball: Ball, whole: Ball, cap: schema.Cap | None = None) -> Arb:
         """The lower bound of the trust-region problem that lam, nu and v prove over a ball, or outside of a cap."""
         on = step.on
         if any(r > 0 and d not in on for d, r in enumerate(ball.r)):
-            raise RefusedError("a step leaves out coordinates that move")
+            raise schema.RefusedError("a step leaves out coordinates that move")
         expansion = self.enclosures.second(ball, *form, list(on))
         if step.nu > 0:
             # The form plus `nu (||a + b u||^2 - 1) / 2`, which is not positive in the whole ball.
@@ -277,7 +261,7 @@ class Checker:
         lost = lam / 2 + dot(v, Mv) / 2 + (1 + dot(v, v)) * psd_deficit(M)
         return expansion.g0 - R - lost - ball.away(add(expansion.G, Mv), list(on))
 
-    def _capped(self, form: Form, step: Cap, box: Box, ball: Ball, whole: Ball) -> Ball:
+    def _capped(self, form: Form, step: schema.Cap, box: Box, ball: Ball, whole: Ball) -> Ball:
         """The ball that a step says to hold a cap; refused unless it does, and the form is positive outside of it."""
         _positive(self._trusted(form, step.bound, ball, whole, step), "a bound outside of a cap")
         s, d = arb(step.s), vector(step.d)
@@ -291,23 +275,23 @@ class Checker:
                 e.append((arb(ball.x[coordinate]) + old * s * along - arb(centre)) / arb(radius))
                 t.append(old / arb(radius))
             elif old > 0 or centre != ball.x[coordinate]:
-                raise RefusedError("a ball that is to hold a cap has no radius where the cap moves")
+                raise schema.RefusedError("a ball that is to hold a cap has no radius where the cap moves")
             x[coordinate], r[coordinate] = centre, radius
         left = (1 - s * s * (2 - dot(d, d))).max(arb(0))
         if not dot(e, e).abs_upper().sqrt() + largest(t) * left.sqrt() <= 1:
-            raise RefusedError("a cap leaves the ball that is to hold it")
+            raise schema.RefusedError("a cap leaves the ball that is to hold it")
         return Ball.within(tuple(x), tuple(r), (box.lower, box.upper))
 
 
 def _given(ball: Ball | None) -> Ball:
     if ball is None:
-        raise RefusedError("a step about a ball in a proof about a box")
+        raise schema.RefusedError("a step about a ball in a proof about a box")
     return ball
 
 
 def _positive(lower: Arb, what: str) -> None:
     if not lower > 0:
-        raise RefusedError(f"{what} is not positive")
+        raise schema.RefusedError(f"{what} is not positive")
 
 
 def _shifted(H: Rows, mu: Vector) -> Rows:
@@ -338,10 +322,10 @@ def _prove_cut(box: Box, d: int, low: float, high: float, p: Arb, mu: Arb, lacki
     elif low > box.lower[d] and high == box.upper[d] and p < 0:
         delta = (arb(box.upper[d]) - arb(low)) / r
     else:
-        raise RefusedError("a box is cut on the wrong side")
+        raise schema.RefusedError("a box is cut on the wrong side")
     cost = (abs(p) + mu) * delta - mu * delta * delta / 2
     if not (mu >= 0 and cost > lacking and 2 * abs(p) > lacking):
-        raise RefusedError("a box is cut too far")
+        raise schema.RefusedError("a box is cut too far")
 
 
 def _distance(ball: Ball, point: tuple[float, ...]) -> Fraction:
