@@ -166,25 +166,10 @@ def _devices() -> Any:
 
 
 def _data(data_dir: str | PathLike[str] | None) -> Facts:
-    from polybound.data import Directories, find_source, names
+    """The folders in which data are looked for; `polybound data list` shows what is found in them."""
+    from polybound.data import Directories
 
-    directories = Directories(data_dir, download=False)
-
-    def found(name: str) -> str:
-        """Where a data set is, and which of its files are lacking; `polybound data verify` checks them."""
-        source = find_source(name)
-        needed = source.needed(directories, full=True)
-        paths = [path for file in needed if (path := directories.find(source.folders, file)) is not None]
-        if not paths:
-            return "absent" if needed else "made by a function"
-        where, size = _short(paths[0].parent), sum(path.stat().st_size for path in paths)
-        lacking = ", ".join(file.stored for file in source.lacking(directories))
-        return f"{where}; without {lacking}" if lacking else f"{where}; {size / 1e6:,.0f} MB"
-
-    return {
-        "directories": {_short(root): _guarded(partial(_folder, root)) for root in directories.roots},
-        "sets": {name: _guarded(partial(found, name)) for name in names()},
-    }
+    return {_short(root): _guarded(partial(_folder, root)) for root in Directories(data_dir).roots}
 
 
 def _folder(path: Path) -> str:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polybound.attacks import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence, is_correct
+from polybound.attacks import is_correct
+from polybound.attacks.losses import DLR, KL, CrossEntropy, TargetedDLR, cross_entropy, divergence
 
 E, N = 2, 6
 

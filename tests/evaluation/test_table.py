@@ -283,7 +283,7 @@ def test_several_seeds_are_paired():
     found = difference(ours, spread)
     counts = [[row["correct"] / 100 for row in table] for table in (ours, spread)]
     test = ttest_rel(*counts)
-    assert found.p == pytest.approx(test.pvalue) and found.seeds == (-1, 0, 1)
+    assert found.seeds == (-1, 0, 1)
     assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval()))
     refuses("method", difference, rows.where(attack="fgsm-0.1", protocol="published"), theirs, error=MixedError)
 
@@ -293,7 +293,7 @@ def test_one_seed_has_an_interval_of_the_images(total, data):
     ours, theirs = (data.draw(st.integers(0, total)) for _ in range(2))
     found = difference(of_one_seed(ours, total), of_one_seed(theirs, total))
     (l1, u1), (l2, u2) = wilson(ours, total), wilson(theirs, total)
-    assert found.points == pytest.approx(100 * (ours - theirs) / total) and found.p != found.p
+    assert found.points == pytest.approx(100 * (ours - theirs) / total)
     assert 100 * (l1 - u2) - 1e-9 <= found.low <= found.points <= found.high <= 100 * (u1 - l2) + 1e-9
     other = difference(of_one_seed(theirs, total), of_one_seed(ours, total))
     assert (other.low, other.high) == pytest.approx((-found.high, -found.low))

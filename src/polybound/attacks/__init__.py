@@ -25,16 +25,8 @@ from polybound.attacks.gradient import PGD as PGD
 from polybound.attacks.gradient import TPGD as TPGD
 from polybound.attacks.libraries import AutoAttack as AutoAttack
 from polybound.attacks.libraries import Foolbox as Foolbox
-from polybound.attacks.losses import DLR as DLR
-from polybound.attacks.losses import KL as KL
-from polybound.attacks.losses import CrossEntropy as CrossEntropy
-from polybound.attacks.losses import Loss as Loss
-from polybound.attacks.losses import TargetedDLR as TargetedDLR
 from polybound.attacks.losses import cross_entropy as cross_entropy
-from polybound.attacks.losses import divergence as divergence
 from polybound.attacks.names import PAPER_ATTACKS as PAPER_ATTACKS
 from polybound.attacks.names import parse_attack as parse_attack
 from polybound.attacks.names import parse_attacks as parse_attacks
 from polybound.attacks.names import register_attack as register_attack
-from polybound.registry import read_setting as read_setting
-from polybound.registry import setting_text as setting_text

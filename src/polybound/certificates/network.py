@@ -205,9 +205,7 @@ class PreparedNetwork:
 def check_entries(factors: Factors) -> None:
     """Refuse maps of the input that are too large to be written out."""
     if factors.entries() > DENSE_LIMIT:
-        raise PolyboundError(
-            f"the maps of the input have {factors.entries():,} entries, more than the {DENSE_LIMIT:,} that fit"
-        )
+        raise PolyboundError(f"the maps of the input have {factors.entries():,} entries; {DENSE_LIMIT:,} fit")
 
 
 def _windows(factors: Factors, smaller: bool) -> list[Windows] | None:

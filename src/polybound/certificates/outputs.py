@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polybound.certificates.bounds.baselines import relax
 from polybound.certificates.forms import Combinations
 from polybound.certificates.graphs import GRAPH_METHODS, PreparedGraph, graph_ranges, prepared
-from polybound.certificates.input_sets import Domain, InputSet, Sides, checked_forms, input_set
+from polybound.certificates.input_sets import Domain, Sides, checked_forms, input_set
 from polybound.certificates.network import PreparedNetwork
 from polybound.certificates.search.balls import verifier
 from polybound.certificates.search.boxes import STAGES, Progress, Search
@@ -151,12 +151,18 @@ def output_bounds(
     search = Search(method, budget, strict=True)
     search.check(get_args(BoundMethod), inputs.norm)
     a, b = checked_forms(net, weights, constant)
+    both, proofs = (torch.cat([a, -a]), torch.cat([b, -b])), dict[tuple[int, int], Any]() if keep else None
     if isinstance(net, PreparedGraph):
-        bound, value, where, seconds, proofs = _ranges(net, inputs, a, b, method, keep)
+        if method not in GRAPH_METHODS:
+            known = ", ".join(GRAPH_METHODS)
+            raise ArgumentError("method", f"{method!r} is for chains of products; deep networks have {known}")
+        begun = time.perf_counter()
+        with torch.no_grad():
+            bound, value, where = graph_ranges(net, inputs, *both, method, proofs)
+        taken = (time.perf_counter() - begun) / max(1, len(inputs))
+        seconds = torch.full((len(inputs),), taken, dtype=torch.float64)
     else:
-        state = RangeProofs(
-            Combinations(net, torch.cat([a, -a]), torch.cat([b, -b])), inputs, tolerance, keep and method in STAGES
-        )
+        state = RangeProofs(Combinations(net, *both), inputs, tolerance, keep and method in STAGES)
         net.prepare(inputs.norm)
         with torch.no_grad():
             if method in STAGES:
@@ -184,21 +190,6 @@ def output_bounds(
         box=sides,
         proofs=proofs,
     )
-
-
-def _ranges(
-    net: PreparedGraph, inputs: InputSet, a: Tensor, b: Tensor, method: str, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[tuple[int, int], Any] | None]:
-    """The same of a network that is no chain: bounds, attained values, where, seconds, and proofs."""
-    if method not in GRAPH_METHODS:
-        known = ", ".join(GRAPH_METHODS)
-        raise ArgumentError("method", f"{method!r} is for chains of products; deep networks have {known}")
-    proofs: dict[tuple[int, int], Any] | None = {} if keep else None
-    begun = time.perf_counter()
-    with torch.no_grad():
-        found = graph_ranges(net, inputs, torch.cat([a, -a]), torch.cat([b, -b]), method, proofs)
-    taken = (time.perf_counter() - begun) / max(1, len(inputs))
-    return *found, torch.full((len(inputs),), taken, dtype=torch.float64), proofs
 
 
 # `decide`: whether a box holds a point whose outputs are in a set that is called unsafe.

@@ -93,14 +93,14 @@ def evaluate(
             shown = {name: value for name, value in row.items() if name != "per_class"}
             shown |= {"address": row["run"], "run": result.paths.get(row["run"], row["run"])}
             if per_class:
-                shown["per_class"] = _counts(row)
+                shown["per_class"] = pb.evaluation.score_of(row).classes
             content["scores"].append(shown | {"stored": result.is_stored(row)})
         skipped = [{"run": run, "why": why} for run, why in result.skipped.items()]
         print(json.dumps({**content, "notes": result.notes, "skipped": skipped}, indent=2))
     else:
         (show_means if means else show_scores)(result, scores)
         for row in labelled(scores) if per_class and not means else ():
-            named = zip(result.class_names, _counts(row), strict=False)
+            named = zip(result.class_names, pb.evaluation.score_of(row).classes, strict=False)
             shares = [f"{name} {100 * a / b:.1f}" if b else f"{name} -" for name, (a, b) in named]
             print_wrapped(f"{row['label']}, {row['attack']} {row['protocol']}, by class: {', '.join(shares)}")
         if count == "attacked":
@@ -121,8 +121,3 @@ def evaluate(
         note(f"skipped {path}: {why}")
     if result.skipped:
         raise typer.Exit(1)
-
-
-def _counts(row: Any) -> list[list[int]]:
-    """How many images of each class are right, and how many there are."""
-    return [[int(n) for n in pair.split("/")] for pair in row["per_class"].split()]

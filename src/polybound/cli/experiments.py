@@ -53,15 +53,6 @@ class ExperimentFilter:
         lists = {name: tuple(value) or None for name, value in vars(self).items() if isinstance(value, list)}
         return [pb.experiments.find_experiment(name).changed(**(vars(self) | lists)) for name in names]
 
-    def words(self) -> list[str]:
-        """These options as a command line has them."""
-        found = []
-        for name, value in vars(self).items():
-            option = "--" + name.replace("_", "-").removesuffix("s" if isinstance(value, list) else "")
-            for one in value if isinstance(value, list) else [value]:
-                found += [] if one is None else [option, pb.evaluation.value_label(one)]
-        return found
-
 
 @dataclass(frozen=True)
 class Engine:
@@ -157,9 +148,7 @@ def sweep(
         tables = [pb.experiments.experiment_scores(one, runs, data_dir=engine.data_dir) for one in chosen]
         print(json.dumps([dict(row) for table in tables for row in table], indent=1))
     else:
-        hint("all done; this shows it:")
-        place = ["--data-dir", str(engine.data_dir)] if engine.data_dir is not None else []
-        print(shlex.join(["polybound", "report", *names, "--runs", str(runs), *place, *changes.words()]))
+        hint("all done; `polybound report` shows it, with the same names and options")
 
 
 @command(
@@ -187,13 +176,12 @@ def report(
 ) -> None:
     """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
 
-    Figures are PNG, SVG and CSV files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
+    Figures are PNG, SVG and CSV files, tables Markdown and CSV. Exit code 1 if some of the runs were skipped.
     """
     for folder in (output.parent, figures):
         if folder is not None:
             existing_folder(folder)
     experiments = pb.experiments.experiment_names()
-    # A mistyped name is taken for that of an experiment, not of a run's folder.
     # A mistyped name is taken for that of an experiment, not of a run's folder.
     folders = [
         Path(name)

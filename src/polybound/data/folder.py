@@ -184,9 +184,7 @@ def read_npz(path: Path) -> dict[str, Dataset]:
                 raise FileFormatError(f"{path}: holds no array {name!r}")
         where, x, y = f"{path}: X{suffix}", arrays[f"X{suffix}"], arrays[f"y{suffix}"]
         if x.ndim not in (2, 3, 4) or x.size == 0:
-            raise FileFormatError(
-                f"{where}: of shape {x.shape}; samples first, then features, or an image's two or three"
-            )
+            raise FileFormatError(f"{where}: of shape {x.shape}; samples come first, then features or an image")
         x = x[:, None] if x.ndim == 3 else x
         if x.dtype != np.uint8:
             if not np.issubdtype(x.dtype, np.floating):
@@ -208,9 +206,7 @@ def read_npz(path: Path) -> dict[str, Dataset]:
     if found.dtype.kind not in "iuU":
         raise FileFormatError(f"{path}: y is of type {y.dtype}; class numbers or names are needed")
     if found.dtype.kind in "iu" and (found[0] != 0 or found[-1] != len(found) - 1):
-        raise FileFormatError(
-            f"{path}: y goes from {found[0]} to {found[-1]} with {len(found)} different labels, not 0, 1, 2 …"
-        )
+        raise FileFormatError(f"{path}: y has {len(found)} labels from {found[0]} to {found[-1]}, not 0, 1, 2 …")
     if len(found) < 2:
         raise FileFormatError(f"{path}: only one class in y")
     parts = np.split(numbers.reshape(-1).astype(np.int64), [len(inputs["train"])])

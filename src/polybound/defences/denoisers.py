@@ -314,7 +314,5 @@ def find_defence(defence: str | Defence, shape: Sequence[int]) -> Defence:
     found = parse_defence(defence, shape)
     if found.needs_training:
         made = type(found).__name__
-        raise PolyboundError(
-            f"{found.kind} denoising is trained for a model: {made}(shape).fit(model, x, y, domain=...)"
-        )
+        raise PolyboundError(f"{found.kind} denoising is trained: {made}(shape).fit(model, x, y, domain=...)")
     return found

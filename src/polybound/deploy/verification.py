@@ -261,9 +261,7 @@ def robustness_vnnlib(
         if not isfinite(value):
             raise PolyboundError("the inputs are not all finite")
         if domain is not None and not domain[0] <= value <= domain[1]:
-            raise PolyboundError(
-                f"the inputs leave the domain [{domain[0]:g}, {domain[1]:g}]; pass the domain of your data"
-            )
+            raise PolyboundError(f"the inputs leave the domain {list(domain)}; pass the domain of your data")
         for relation, reach in ((">=", -eps), ("<=", eps)):
             side = rounded(Fraction(value) + Fraction(reach), up=reach > 0)
             if domain is not None:

@@ -136,9 +136,7 @@ def unit_radii(scaling: InputScaling, proportions: Any, names: Sequence[str] | N
     shares = np.broadcast_to(shares.astype(np.float64), width.shape)
     moves = (shares > 0) & np.isfinite(width)
     if not (np.isfinite(shares) & (shares >= 0)).all() or not moves.any():
-        raise PolyboundError(
-            "scale must be finite and not negative, and positive for a feature that varied in training"
-        )
+        raise PolyboundError("scale must be finite, not negative, and positive for a feature that varied in training")
     unit: Array = shares * (width[moves] / shares[moves]).min()
     return unit
 

@@ -95,7 +95,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             self.classes_, labels = np.unique(y, return_inverse=True)
             if len(self.classes_) < 2:
                 raise PolyboundError(
-                    f"a classifier needs at least two classes, got 1 class, {self.classes_.tolist()[0]!r}"
+                    f"a classifier needs two classes or more, got 1 class, {self.classes_.tolist()[0]!r}"
                 )
             self._learn(X, labels, weight, self._fit)
         return self
@@ -116,9 +116,7 @@ class PolynomialClassifier(ClassifierMixin, PolynomialEstimator):  # type: ignor
             check_classification_targets(y)
             if first:
                 if classes is None or len(np.unique(classes)) < 2:
-                    raise PolyboundError(
-                        "the first call of partial_fit needs classes, all labels there will be, two or more"
-                    )
+                    raise PolyboundError("the first partial_fit needs classes, all labels there will be, two or more")
                 self.classes_ = np.unique(classes)
             elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
                 raise PolyboundError(f"classes are {self.classes_.tolist()} since the first call of partial_fit or fit")

@@ -297,12 +297,6 @@ class Evaluation:
             raise ArgumentError("count", f"must be robust or attacked, got {way!r}")
         return self.scores.only(lambda row: row["counted"] in (way, "-", "verified"))
 
-    def to_json(self) -> str:
-        """Scores, notes and what was skipped."""
-        skipped = [{"run": run, "why": why} for run, why in self.skipped.items()]
-        content: dict[str, Any] = {"scores": list(map(row_facts, self.scores)), "notes": self.notes, "skipped": skipped}
-        return json.dumps(content, indent=2)
-
     def __str__(self) -> str:
         """A table to read, also as Markdown: one line a score."""
         cells = [["run", "attack", "protocol", "accuracy", "95 % interval", "correct"]]

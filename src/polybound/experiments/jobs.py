@@ -13,7 +13,7 @@ from polybound.atomic import write_atomically
 from polybound.data import digest_of, load, missing
 from polybound.errors import FileFormatError, PolyboundError
 from polybound.evaluation import EvaluationSpec, Row
-from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_file, lock_names, locked, train_runs
+from polybound.runs import Run, Spec, address_of, evaluate_runs, lock_names, train_runs
 
 
 def covers(row: Row, limit: int | None) -> bool:
@@ -140,15 +140,6 @@ class StudyJob:
 
 
 Job = StackJob | StudyJob
-
-
-def run_job(job: Job, root: Path, data_dir: Path | None) -> None:
-    """Do a job, unless it is done; two workers never do the same at once."""
-    if job.done(root):
-        return
-    with locked(lock_file(root, name) for name in job.locks):
-        if not job.done(root):
-            job.run(root, data_dir)
 
 
 # Which data sets are on this machine, by their digests.

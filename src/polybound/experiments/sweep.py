@@ -22,10 +22,11 @@ from polybound.data import missing
 from polybound.errors import PolyboundError, check_choice, require
 from polybound.evaluation import EvaluationSpec
 from polybound.experiments.experiment import Experiment
-from polybound.experiments.jobs import Job, StackJob, digests, run_job
+from polybound.experiments.jobs import Job, StackJob, digests
 from polybound.experiments.results import resolve, search_job, studies
 from polybound.parallel import in_workers
 from polybound.registry import load_plugins, plugin_names
+from polybound.runs import lock_file, locked
 from polybound.training import Projected
 
 ENGINES = ("loky", "dask", "ray")
@@ -141,7 +142,10 @@ def _attempt(job: Job, root: Path, data_dir: Path | None, plugins: str | None = 
         if plugins is not None:
             torch.set_num_threads(1)  # the jobs already share the cores
             load_plugins(plugins)
-        run_job(job, root, data_dir)
+        if not job.done(root):
+            with locked(lock_file(root, name) for name in job.locks):  # two workers never do the same at once
+                if not job.done(root):
+                    job.run(root, data_dir)
     except PolyboundError as error:
         return str(error)
     return None

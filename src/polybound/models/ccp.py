@@ -103,9 +103,7 @@ class CCP(PolynomialNetwork):
         """
         V = gather("V", V)
         if V.ndim != 3 or C.ndim != 2:
-            raise PolyboundError(
-                f"V must be (k, rank, features) and C (classes, rank): {V.ndim} and {C.ndim} dimensions"
-            )
+            raise PolyboundError(f"V must be (k, rank, features), C (classes, rank): {V.ndim} and {C.ndim} dimensions")
         if form == "product" and bias is not None:
             raise PolyboundError("the product form has no bias: its constants are the last columns of V")
         degree, rank, columns = V.shape

@@ -23,7 +23,7 @@ from polybound.report.figures import curves, growth, initial, run_figures, sampl
 from polybound.report.labels import PROTOCOLS, column_name
 from polybound.report.page import page
 from polybound.report.summary import Pair, Summary, pairs_table, questions_table, section_to_dict, summarise
-from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
+from polybound.report.text import figure_to_csv, read_figure, to_csv, to_markdown
 from polybound.runs import LoadedModel, find_runs, is_run, load_models
 
 
@@ -67,7 +67,7 @@ def build_report(
 ) -> Report:
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
-    The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown, LaTeX and CSV, what was found as
+    The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown and CSV, what was found as
     Markdown, `found.md`, with `misses`, `missing` and `differences` as tables, and all scores, `NAME-scores.csv`.
 
     Args:
@@ -103,9 +103,7 @@ def build_report(
     ]
     if not sections:
         names = ", ".join(experiment.name for experiment in experiments)
-        raise PolyboundError(
-            f"nothing was found of {names} in {root}: `polybound sweep` makes it, or --scores names it"
-        )
+        raise PolyboundError(f"nothing was found of {names} in {root}: `polybound sweep` makes it; --scores names it")
     show(len(experiments), len(experiments), "drawing")
     configurations = [asdict(experiment) for experiment in experiments]
     report = _write(output, title, command, sections, summarise(results, data_dir), configurations, skipped)
@@ -166,7 +164,7 @@ def section(
     if experiment.layout == "table":
         first, _ = load_models([run.path for spec, run in runs_of(experiment, root, data_dir) if spec.seed == 0])
         bounds = replace(tables.bounds_table(first), title="Bounds of the runs with seed 0", aside=True)
-        parts += [one for one in (tables.significance_table(experiment, table), bounds) if one.rows]
+        parts += [bounds] if bounds.rows else []
     title = f"{experiment.paper}: {experiment.title}" if experiment.paper else experiment.title
     protocols = [name for name in PROTOCOLS if name in table.values("protocol")]
     notes = _notes(table, averages=experiment.kind != "growth")
@@ -256,7 +254,14 @@ def _write(
     skipped: dict[str, str],
 ) -> Report:
     """Write every figure and table as files, then the page: the first of a section has its name, others a word more."""
-    folder = _folder_for(output)
+    # The folder beside the page: of the same name, unless that is one with runs in it.
+    if find_runs(output.parent):
+        raise PolyboundError(f"{output.parent} is a folder of runs: pass an --output in another folder")
+    folder = output.with_suffix("")
+    while folder.is_dir() and (is_run(folder) or find_runs(folder) or (folder / ".checkpoints").exists()):
+        folder = folder.with_name(f"{folder.name}-report")
+    if folder == output:
+        raise PolyboundError(f"{output}: the name of a report must end in .html")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "found.md", f"{summary.markdown()}\n".encode(errors="replace"))
     named: list[tuple[str, Table | Figure]] = []
@@ -270,7 +275,7 @@ def _write(
             named.append((f"{made.name}-{more}" if more else made.name, part))
     for name, part in named:
         if isinstance(part, Table):
-            for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
+            for suffix, render in (("md", to_markdown), ("csv", to_csv)):
                 write_atomically(folder / f"{name}.{suffix}", f"{render(part)}\n".encode(errors="replace"))
         elif not part.empty:
             draw(part, folder / f"{name}.png", folder / f"{name}.svg")
@@ -284,15 +289,3 @@ def _write(
     text = page(title, sections, facts, configurations, summary)
     write_atomically(output, text.encode(errors="replace"))
     return Report(output, folder, sections, skipped, summary)
-
-
-def _folder_for(output: Path) -> Path:
-    """The folder beside a page: of the same name, unless that is one with runs in it."""
-    if find_runs(output.parent):
-        raise PolyboundError(f"{output.parent} is a folder of runs: pass an --output in another folder")
-    folder = output.with_suffix("")
-    while folder.is_dir() and (is_run(folder) or find_runs(folder) or (folder / ".checkpoints").exists()):
-        folder = folder.with_name(f"{folder.name}-report")
-    if folder == output:
-        raise PolyboundError(f"{output}: the name of a report must end in .html")
-    return folder

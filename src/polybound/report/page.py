@@ -48,8 +48,8 @@ def page(
     tables = []
     for section in sections:
         parts = [part for part in section.parts if isinstance(part, Table)]
-        counts = Counter(verdict for part in parts for verdict in part.verdicts.values())
-        count = ", ".join(f"{counts[name]} {name}" for name in elements.SYMBOLS if counts[name])
+        verdicts = Counter(verdict for part in parts for verdict in part.verdicts.values())
+        count = ", ".join(f"{verdicts[name]} {name}" for name in elements.SYMBOLS if verdicts[name])
         named = {"name": section.name, "title": section.title, "parts": parts, "count": count}
         tables += [named | {"notes": _notes(section)}] if parts else []
     plotly = ""
@@ -62,7 +62,12 @@ def page(
     for place, name in enumerate(("light", "dark")):
         colours = " ".join(f"--c{number}: {pair[place]};" for number, pair in enumerate(elements.COLOURS))
         css = css.replace(f"{{{{ {name} }}}}", colours)
-    script = _file("page.js")
+    script, shares = _file("page.js"), []
+    if summary is not None and not summary.lead and (judged := summary.met + summary.missed):
+        # The counts of the verdict as parts of a bar: class, text and percentage.
+        rest = "rest", "not run, or not in full", summary.published - judged
+        counts = [("met", "met", summary.met), ("missed", "missed", summary.missed), rest]
+        shares = [(name, f"{n} {words}", f"{100 * n / summary.published:.2f}") for name, words, n in counts if n]
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_file("page.html"))
     return template.render(
         title=title,
@@ -71,7 +76,7 @@ def page(
         style=css,
         script=script,
         summary=summary,
-        shares=[] if summary is None else _shares(summary),
+        shares=shares,
         headline=first,
         figures=figures,
         tables=tables,
@@ -88,16 +93,6 @@ def page(
 
 def _file(name: str) -> str:
     return (files("polybound.report") / "report_page" / name).read_text(encoding="utf-8")
-
-
-def _shares(summary: Summary) -> list[tuple[str, str, str]]:
-    """The counts of the verdict as parts of a bar, if there are any: class, text and percentage."""
-    judged = summary.met + summary.missed
-    if not judged or summary.lead:
-        return []
-    rest = "rest", "not run, or not in full", summary.published - judged
-    counts = [("met", "met", summary.met), ("missed", "missed", summary.missed), rest]
-    return [(name, f"{n} {words}", f"{100 * n / summary.published:.2f}") for name, words, n in counts if n]
 
 
 def _notes(section: Section) -> list[str]:

@@ -99,14 +99,25 @@ def summarise(results: Sequence[ExperimentResult], data_dir: Path | None = None)
         # Published values are counted already, and figures say themselves what they lack.
         if not (paper and (experiment.published or shown)):
             missing += [[f"{experiment.paper or experiment.name}: {what}", "", why] for what, why in made.missing]
-    header = ["not run", "published values", "why"]
     pairs = pairs_of(results)
+    rows: list[list[Value]] = []
+    for one in sorted(off, key=lambda one: -abs(one.difference)):  # the furthest first
+        chance = "" if one.deviations is None else f"{one.deviations:+.1f}"
+        value = f"{one.paper.mean:.2f} ± {one.paper.std:.2f}"
+        rows.append([_name(one), value, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
+    header = ["value", "paper", "here", "difference", "allowed", "in std"]
+    note = (
+        "The last column is the difference in standard deviations of both, the published one and that of these seeds: "
+        "between -2 and 2 it may be chance."
+    )
+    misses = Shown("The published values that are missed", header, rows, notes=[note], name="misses")
+    lacking = Shown("What is missing, and why", ["not run", "published values", "why"], missing, name="missing")
     return Summary(
         *counts,
         compared=questions_table(pairs),
         headline=headline,
-        misses=_misses(off),
-        missing=Shown("What is missing, and why", header, missing, name="missing") if missing else None,
+        misses=misses if rows else None,
+        missing=lacking if missing else None,
         differences=pairs_table(pairs),
         lead="" if compared or paper else "None of this is in the paper's tables, so that nothing is met or missed.",
     )
@@ -131,21 +142,6 @@ def _name(one: Comparison) -> str:
     paper = one.paper
     attack = paper.attack if paper.attack == CLEAN else paper.attack.upper()
     return f"{paper.dataset}, {paper.model}, {METHODS.get(paper.method, paper.method)}, {attack}"
-
-
-def _misses(off: Sequence[Comparison]) -> Shown | None:
-    """The values that are missed, the furthest first."""
-    rows: list[list[Value]] = []
-    for one in sorted(off, key=lambda one: -abs(one.difference)):
-        chance = "" if one.deviations is None else f"{one.deviations:+.1f}"
-        paper = f"{one.paper.mean:.2f} ± {one.paper.std:.2f}"
-        rows.append([_name(one), paper, str(one.ours), f"{one.difference:+.2f}", f"{one.allowed:.2f}", chance])
-    header = ["value", "paper", "here", "difference", "allowed", "in std"]
-    note = (
-        "The last column is the difference in standard deviations of both, the published one and that of these seeds: "
-        "between -2 and 2 it may be chance."
-    )
-    return Shown("The published values that are missed", header, rows, notes=[note], name="misses") if rows else None
 
 
 # Questions, and the pairs of networks whose difference answers them.

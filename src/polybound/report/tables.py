@@ -140,26 +140,6 @@ def best_bound(rows: Table) -> tuple[Table, str] | None:
     return rows.where({BOUND: bound}), "" if bound is None else value_label(bound)
 
 
-def significance_table(experiment: Experiment, table: Table) -> Shown:
-    """Projection against none, paired by seed."""
-    cells: list[list[Value]] = []
-    for dataset, model, attack in product(experiment.datasets, experiment.models, experiment.attacks):
-        part = table.where(data=dataset, model=model, attack=attack, protocol="sound", defence="", split="test")
-        top = best_bound(part.only(lambda row: experiments.row_kind(row) == "single"))
-        found = None if top is None else evaluation.difference(top[0], part.where(method="none"))
-        if top is not None and found is not None and found.p == found.p:
-            names = (dataset_label(dataset), model_label(model), attack_label(attack))
-            cells.append([*names, top[1], found, len(found.seeds), f"{found.p:.2g}"])
-    header = ["data set", "model", "attack", "bound", "difference", "seeds", "p"]
-    note = (
-        "Points by which the projection, at the bound that is the best of its line, is ahead of no projection: mean "
-        "over the seeds that both have, its 95 % interval, and the p-value of a paired t-test. As the bound was chosen "
-        "on the same images, p is smaller than for one chosen beforehand."
-    )
-    title = "Projection against none, sound protocol"
-    return Shown(title, header, cells, notes=[note], aside=True, name="significance")
-
-
 def chosen_on_validation(table: Table, columns: Sequence[tuple[str, str]]) -> tuple[Table, str] | None:
     """The test rows of the alternative of a method that is best on validation, and its bound or weight.
 

@@ -39,9 +39,7 @@ def save_certificates(
     `certify(..., keep=True)` or `output_bounds(..., keep=True)` made them of these inputs in this domain.
     """
     if found.proofs is None:
-        raise PolyboundError(
-            "there are no proofs to save; they come with method 'auto', 'second' or 'first' and keep=True"
-        )
+        raise PolyboundError("no proofs to save; they come with method 'auto', 'second' or 'first' and keep=True")
     net = prepared(model, None if x is None else tuple(x.shape[1:]))
     if x is None:
         if found.box is None:

@@ -30,8 +30,15 @@ MOVES = (
 
 _INDEXED = ("Gather", "GatherElements", "Slice")
 
-_LARGEST = 2**21
-"""Entries that a moved tensor may have."""
+LARGEST = 2**21
+"""Entries that a tensor that depends on the input may have."""
+
+
+def check_size(shape: Sequence[int], most: int = LARGEST) -> None:
+    """Refuse tensors that are empty or too large."""
+    if not 0 < prod(shape) <= most:
+        raise PolyboundError(f"it makes a tensor of shape {list(shape)}: from 1 to {most:,} entries fit")
+
 
 _ENDLESS = 2**31 - 1
 """An end of a slice from which on it means that of the axis, however long it is."""
@@ -115,8 +122,8 @@ def _evaluated(node: Node, places: np.ndarray, settings: Sequence[Constant | Non
     known = [(k, setting.tensor) for k, setting in enumerate(settings) if setting is not None]
     given = [numpy_helper.from_array(tensor.contiguous().numpy(), f"given{k}") for k, tensor in known]
     # Weights may be larger, but do not grow.
-    if _size(node, places.shape, settings) > max(_LARGEST, places.size):
-        raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
+    if _size(node, places.shape, settings) > max(LARGEST, places.size):
+        raise PolyboundError(f"it makes a tensor that is too large: {LARGEST:,} entries fit")
     source = helper.make_tensor_value_info("data", TensorProto.DOUBLE, list(places.shape))
     results_of = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in proto.output]
     graph = helper.make_graph([proto], "one", [source], results_of, given)
@@ -184,8 +191,7 @@ def joined(node: Node, operands: Sequence[Operand]) -> Operand:
     tensors = [operand.tensor for operand in operands if operand is not None]
     axis = node.get("axis", 1 if node.opset < 4 else 0)
     fixed = not any(isinstance(operand, Value) for operand in operands)
-    if sum(tensor.numel() for tensor in tensors) > (DENSE_LIMIT if fixed else _LARGEST):
-        raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
+    check_size([sum(tensor.numel() for tensor in tensors)], DENSE_LIMIT if fixed else LARGEST)
     roundings = max(operand.roundings for operand in operands if operand is not None)
     sizes = any(isinstance(operand, Constant) and operand.sizes for operand in operands)
     if fixed:
@@ -211,8 +217,7 @@ def padded(node: Node, operands: Sequence[Operand]) -> Operand:
     both = {axis: (flat[k], flat[k + len(chosen)]) for k, axis in enumerate(chosen)}
     sides = [side for axis in reversed(range(rank)) for side in both.get(axis, (0, 0))]
     shape = [size + sum(both.get(axis, (0, 0))) for axis, size in enumerate(source.tensor.shape)]
-    if min(shape, default=1) < 1 or prod(shape) > _LARGEST:
-        raise PolyboundError(f"it makes a tensor of shape {shape}: from 1 to {_LARGEST:,} entries fit")
+    check_size([max(size, 0) for size in shape])
     if node.get("mode", "constant") != "constant":
         if any(not 0 <= side < source.tensor.shape[axis] for axis, pair in both.items() for side in pair):
             raise PolyboundError(f"widths {flat} are not all from 0 to below the size of their dimension")
@@ -251,8 +256,7 @@ def copied(node: Node, operands: Sequence[Operand]) -> Operand:
         raise PolyboundError(f"mode {node.get('mode', 'nearest')!r} is not read; nearest is")
     if len(scales) != len(shape) or any(scale < 1 or scale != int(scale) for scale in scales):
         raise PolyboundError(f"factors {scales} are not read; whole ones, one for each dimension, are")
-    if prod(scales) * source.tensor.numel() > _LARGEST:
-        raise PolyboundError(f"it makes a tensor that is too large: {_LARGEST:,} entries fit")
+    check_size([int(scale) * size for scale, size in zip(scales, shape, strict=True)])
     places = torch.arange(source.tensor.numel()).reshape(shape)
     for axis, scale in enumerate(scales):
         places = places.repeat_interleave(int(scale), dim=axis)

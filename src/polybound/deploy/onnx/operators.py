@@ -14,7 +14,7 @@ from onnx import TensorProto
 from torch import Tensor
 
 from polybound.deploy.onnx.constants import Constant, cast, computed, constant_of, product, quotient, total
-from polybound.deploy.onnx.moves import MOVES, Node, Operand, Value, copied, joined, padded
+from polybound.deploy.onnx.moves import LARGEST, MOVES, Node, Operand, Value, check_size, copied, joined, padded
 from polybound.errors import PolyboundError
 
 Operator = Callable[[Node, Sequence[Operand]], Operand]
@@ -30,9 +30,6 @@ ALIKE = (
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization"),
 )
 """Operators whose operands are all of one type."""
-
-_LARGEST = 2**21
-"""Entries that a tensor may have."""
 
 _MULTIPLIED = 2**22
 """Products of entries that a product of two matrices may have."""
@@ -83,12 +80,6 @@ def constant(operand: Operand, what: str) -> Constant:
     if not isinstance(operand, Constant):
         raise PolyboundError(f"{what} {'is left out' if operand is None else 'depends on the input'}")
     return operand
-
-
-def check_size(shape: Sequence[int]) -> None:
-    """Refuse tensors that are empty or too large."""
-    if not 0 < prod(shape) <= _LARGEST:
-        raise PolyboundError(f"it makes a tensor of shape {tuple(shape)}: from 1 to {_LARGEST:,} entries fit")
 
 
 # Entry by entry.
@@ -180,8 +171,8 @@ def _cast(node: Node, operands: Sequence[Operand]) -> Operand:
 def _filled(node: Node, operands: Sequence[Operand]) -> Operand:
     shape = constant(operands[0], "the shape")
     sizes, value = [int(size) for size in shape.tensor.reshape(-1).tolist()], node.get("value", None)
-    if any(size < 0 for size in sizes) or prod(sizes) > _LARGEST:
-        raise PolyboundError(f"it makes a tensor of shape {sizes}: up to {_LARGEST:,} entries fit")
+    if any(size < 0 for size in sizes) or prod(sizes) > LARGEST:
+        raise PolyboundError(f"it makes a tensor of shape {sizes}: up to {LARGEST:,} entries fit")
     entry = Constant(torch.zeros(1, dtype=torch.float64)) if value is None else constant_of(value)
     return replace(entry, tensor=entry.tensor.reshape(-1)[:1].expand(sizes).contiguous(), sizes=shape.sizes)
 
@@ -323,7 +314,7 @@ def mean(summed: Value, count: int) -> Value:
 def _cumulated(node: Node, operands: Sequence[Operand]) -> Operand:
     value, axis = value_of(operands), int(constant(operands[1], "the axis").tensor.reshape(()))
     size = value.tensor.shape[axis]
-    if size * value.tensor.numel() > _LARGEST:
+    if size * value.tensor.numel() > LARGEST:
         raise PolyboundError(f"it adds up {size:,} entries, which are too many")
     below = torch.ones(size, size, dtype=torch.float64).triu(int(bool(node.get("exclusive", 0))))
     weight = Constant(below.t().contiguous() if node.get("reverse", 0) else below)
