@@ -196,7 +196,7 @@ def evaluate_defended() -> Any:
 def scores(name: str, protocol: str, **options: Any) -> Any:
     """The rows of a table of scores."""
     found = pb.evaluate(pb.example(name), TEST, ATTACKS, protocol=protocol, limit=40, **options)
-    return json.loads(found.to_json())["scores"]
+    return json.loads(json.dumps(list(map(pb.evaluation.row_facts, found.scores))))
 
 
 @case()
