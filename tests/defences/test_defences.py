@@ -145,7 +145,7 @@ def test_names():
         ("median:size", "has no option"),
         ("median:size=x", "size cannot be 'x'"),
         ("median:size=4", "odd size"),
-        ("guided:width=8", "is trained for a model: GuidedDenoiser"),
+        ("guided:width=8", "denoising is trained: GuidedDenoiser"),
     ],
 )
 def test_bad_names(name, message):

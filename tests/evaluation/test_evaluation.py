@@ -150,7 +150,7 @@ def test_what_does_not_fit(trained):
         ((model, test), {"limit": 0}, "limit must be"),
         ((model, test), {"batch_size": 0}, "batch_size must be"),
         ((model, test), {"defence": "prayer"}, "unknown defence"),
-        ((model, test), {"defence": "guided"}, "is trained for a model"),
+        ((model, test), {"defence": "guided"}, "guided denoising is trained"),
         ((stack, test), {"names": ["a"]}, "1 names for 3 runs"),
         ((model, five), {}, "labels from 0 to 9, but 5 classes"),
         ((pb.paper_model("pn-4", shape=test.shape, classes=12), test), {}, "12 classes, digits has 10"),
