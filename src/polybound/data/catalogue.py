@@ -1,18 +1,15 @@
-"""The data sets by name: their files, addresses and checksums; how to load one, and how to register further ones.
-
-All checksums are SHA-256. Those of fashion-mnist, mnist and kmnist, of CIFAR-10's batches and of NSynth's shortened
-test split were computed from the files. Those of EMNIST's zip file, of CIFAR-10's archive and of NSynth's archives are
-the ones that others have published for these addresses.
-"""
+"""The data sets by name, most of them from `catalogue.toml`; how to load one, and how to register further ones."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
 from os import PathLike
 from pathlib import Path
-from string import ascii_lowercase, ascii_uppercase, digits
+from string import digits
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -48,53 +45,36 @@ def _digits_by_split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {"train": (parts[0], parts[2]), "test": (parts[1], parts[3])}
 
 
-def _mnist(name: str, bases: tuple[str, ...], checksums: tuple[str, str, str, str], **facts: Any) -> IdxSource:
-    """A data set of MNIST's layout; the checksums are those of train's images and labels, then of test's."""
-    counts = {"train": 60000, "test": 10000}
-    parts = {
-        "train": idx_files("train", counts["train"], checksums[:2], bases),
-        "test": idx_files("t10k", counts["test"], checksums[2:], bases),
-    }
-    return IdxSource(name=name, shape=(1, 28, 28), counts=counts, folders=(name,), parts=parts, **facts)
+_KINDS = {"idx": IdxSource, "cifar": CifarSource, "nsynth": NSynthSource}
 
 
-def _emnist(part: str, characters: str, counts: dict[str, int], **facts: Any) -> IdxSource:
-    return IdxSource(
-        name=f"emnist-{part}",
-        shape=(1, 28, 28),
-        class_names=tuple(characters),
-        counts=counts,
-        home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        folders=("emnist", "emnist/gzip", f"emnist-{part}"),
-        parts={split: idx_files(f"emnist-{part}-{split}", count) for split, count in counts.items()},
-        part=part,
-        archive=DataFile(
-            "gzip.zip",
-            561753746,
-            ("fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",),
-            (
-                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-                "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip",
-            ),
-        ),
-        inside="gzip",
-        transposed=True,
-        **facts,
-    )
+def _listed(name: str, facts: dict[str, Any]) -> Source:
+    """A data set from its table in `catalogue.toml`."""
+    kind = _KINDS[facts.pop("kind")]
+    if kind is IdxSource:
+        bases, known = facts.pop("bases", ()), facts.pop("checksums", {})
+        facts["parts"] = {
+            split: idx_files(stem, facts["counts"][split], known.get(split, ()), bases)
+            for split, stem in facts.pop("stems").items()
+        }
+    return kind(name=name, **facts)
 
 
-def _cifar_batch(name: str, checksum: str) -> DataFile:
-    return DataFile(f"{name}.bin", 10000 * 3073, (checksum,))
+def _frozen(value: Any) -> Any:
+    """A value of a TOML file, with tuples in place of lists and a `DataFile` in place of a table with its fields."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        made = {name: _frozen(one) for name, one in value.items()}
+        return DataFile(**made) if "size" in made else made
+    return value
 
 
-def _nsynth_file(part: str, size: int, *checksums: str) -> DataFile:
-    name = f"nsynth-{part}.jsonwav.tar.gz"
-    # The second address is the one that NSynth's page gives; it has no TLS.
-    hosts = ("https://storage.googleapis.com/download.magenta.tensorflow.org", "http://download.magenta.tensorflow.org")
-    return DataFile(name, size, checksums, tuple(f"{host}/datasets/nsynth/{name}" for host in hosts))
+SOURCES: Registry[Source] = Registry("data set")
+"""All data sets by name."""
 
-
-_BUILT_IN: tuple[Source, ...] = (
+SOURCES.add(
+    "digits",
     FunctionSource(
         name="digits",
         title="handwritten digits, grey; built in",
@@ -105,128 +85,9 @@ _BUILT_IN: tuple[Source, ...] = (
         home="https://archive.ics.uci.edu/dataset/80",
         function=_digits,
     ),
-    _mnist(
-        "fashion-mnist",
-        (
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        ),
-        (
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
-        title="pictures of clothes, grey",
-        class_names=(
-            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-        ),
-        licence="MIT",
-        home="https://github.com/zalandoresearch/fashion-mnist",
-    ),
-    _mnist(
-        "mnist",
-        # The original address answers no more; these are the copies of the CVD Foundation and of PyTorch.
-        ("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        (
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
-        title="handwritten digits, grey",
-        class_names=tuple(digits),
-        home="http://yann.lecun.com/exdb/mnist/",
-    ),
-    _mnist(
-        "kmnist",
-        ("https://codh.rois.ac.jp/kmnist/dataset/kmnist/", "http://codh.rois.ac.jp/kmnist/dataset/kmnist/"),
-        (
-            "7112ba9ec422d98de4885262d4a4dff14cc4fefb81c11ace8bf563a8255df5c3",
-            "2a16eeae62da984b8bd24fa32e31d47291f01dac3fe84d5594f304f71e7d374b",
-            "76fbd229ce87db80dd281af5e6670de4ad0e42fb30a7bd643972994c47c1f42e",
-            "a11dc742be8e781a40a92f53d6a4957e7b7d36df2faa097659131ebfd8fd60c6",
-        ),
-        title="cursive Japanese characters, grey",
-        class_names=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
-        licence="CC BY-SA 4.0",
-        home="http://codh.rois.ac.jp/kmnist/",
-    ),
-    _emnist(
-        "letters",
-        ascii_uppercase,
-        {"train": 124800, "test": 20800},
-        title="handwritten letters, grey",
-        first_label=1,
-    ),
-    _emnist(
-        "byclass",
-        digits + ascii_uppercase + ascii_lowercase,
-        {"train": 697932, "test": 116323},
-        title="handwritten digits and letters, grey",
-    ),
-    CifarSource(
-        name="cifar10",
-        title="small photographs, coloured",
-        shape=(3, 32, 32),
-        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-        counts={"train": 50000, "test": 10000},
-        home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        folders=("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
-        archive=DataFile(
-            "cifar-10-binary.tar.gz",
-            170052171,
-            ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-        ),
-        inside="cifar-10-batches-bin",
-        parts={
-            "train": (
-                _cifar_batch("data_batch_1", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-                _cifar_batch("data_batch_2", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-                _cifar_batch("data_batch_3", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-                _cifar_batch("data_batch_4", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-                _cifar_batch("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-            ),
-            "test": (_cifar_batch("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),),
-        },
-    ),
-    NSynthSource(
-        name="nsynth",
-        title="musical notes as spectrograms",
-        shape=(1, 32, 32),
-        class_names=(
-            *("bass", "brass", "flute", "guitar", "keyboard", "mallet"),
-            *("organ", "reed", "string", "synth_lead", "vocal"),
-        ),
-        counts={"train": 289205, "validation": 12678, "test": 4096},
-        licence="CC BY 4.0",
-        home="https://magenta.tensorflow.org/datasets/nsynth",
-        folders=("nsynth",),
-        archives={
-            "train": _nsynth_file(
-                "train", 23815298079, "15c5100fc40c3a262f9b42707c15ffed30b8fec58c0d9b88d4136f6cb1fddefe"
-            ),
-            "validation": _nsynth_file(
-                "valid", 1068767009, "00dea2645fbe0069258567da30807a90825e0bab54c077d6481f253096c4e2a0"
-            ),
-            "test": _nsynth_file(
-                "test",
-                349501546,
-                "0f9ba5d62beba9ec4612f918d19f5e87a681822f1c566124f05fe8b27a51934c",
-                # The same notes cut to their first second and at 8 kHz, which is all that the spectrograms look at.
-                "8e7c4e79583dd9dfb4fc8bb8a0c15a61c5fec545dfeb560fbb8ed786a63e7532",
-            ),
-        },
-    ),
 )
-
-SOURCES: Registry[Source] = Registry("data set")
-"""All data sets by name."""
-
-for _source in _BUILT_IN:
-    SOURCES.add(_source.name, _source)
+for _name, _facts in tomllib.loads((files("polybound.data") / "catalogue.toml").read_text(encoding="utf-8")).items():
+    SOURCES.add(_name, _listed(_name, _frozen(_facts)))
 
 
 def register(source: Registered, *, name: str = "") -> Registered:
