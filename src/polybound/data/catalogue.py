@@ -50,7 +50,7 @@ _KINDS = {"idx": IdxSource, "cifar": CifarSource, "nsynth": NSynthSource}
 
 def _listed(name: str, facts: dict[str, Any]) -> Source:
     """A data set from its table in `catalogue.toml`."""
-    kind = _KINDS[facts.pop("kind")]
+    kind: type[Source] = _KINDS[facts.pop("kind")]
     if kind is IdxSource:
         bases, known = facts.pop("bases", ()), facts.pop("checksums", {})
         facts["parts"] = {
