@@ -45,12 +45,12 @@ def _digits_by_split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {"train": (parts[0], parts[2]), "test": (parts[1], parts[3])}
 
 
-_KINDS = {"idx": IdxSource, "cifar": CifarSource, "nsynth": NSynthSource}
+_KINDS: dict[str, type[Source]] = {"idx": IdxSource, "cifar": CifarSource, "nsynth": NSynthSource}
 
 
 def _listed(name: str, facts: dict[str, Any]) -> Source:
     """A data set from its table in `catalogue.toml`."""
-    kind: type[Source] = _KINDS[facts.pop("kind")]
+    kind = _KINDS[facts.pop("kind")]
     if kind is IdxSource:
         bases, known = facts.pop("bases", ()), facts.pop("checksums", {})
         facts["parts"] = {
