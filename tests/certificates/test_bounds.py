@@ -19,7 +19,6 @@ from polybound.certificates.bounds.first_order import first_order, slopes_over, 
 from polybound.certificates.bounds.quadratic import dominating_diagonal, psd_deficit
 from polybound.certificates.bounds.second_order import second_order
 from polybound.certificates.bounds.slopes import BALL, CUBE
-from polybound.certificates.forms import Cells, chunks
 from polybound.certificates.input_sets import box_around, centre, input_set
 from polybound.certificates.proofs.exact import exact_logits
 from polybound.certificates.search.balls import Parts, best_cap, best_in_both
@@ -202,21 +201,6 @@ def test_split_sum_is_a_bound_and_beats_both_its_ends(seed, units):
     assert bound <= min((weight * product).sum(), weight.max() * norms) * off
 
 
-def test_equal_boxes_are_expanded_as_different_ones():
-    net = PreparedNetwork(pb.CCP(12, 5, 3, 3, seed=0, dtype=F64))
-    x = torch.rand(1, 12, dtype=F64, generator=torch.Generator().manual_seed(0)).expand(3, -1).contiguous()
-    r, active = torch.full_like(x, 0.1), torch.arange(12)
-    w, constant = net.C - net.C.roll(1, 0), net.beta - net.beta.roll(1, 0)
-    together = second_order(net, x, r, w, constant, active)
-    for i in range(3):
-        one = slice(i, i + 1)
-        alone = second_order(net, x[one], r[one], w[one], constant[one], active)
-        for name in ("g0", "G", "R", "rest", "H"):
-            a, b = getattr(together, name)[i], getattr(alone, name)[0]
-            size = float(b.abs().max()) + 1e-300
-            assert float((a - b).abs().max()) <= 1e-12 * size
-
-
 @settings(max_examples=examples(30))
 @given(small_networks(), seeds, st.sampled_from([1e-9, 0.05, 1.0]))
 def test_slopes_over_a_box_enclose_the_gradient_at_every_point(model, seed, eps):
@@ -232,20 +216,6 @@ def test_slopes_over_a_box_enclose_the_gradient_at_every_point(model, seed, eps)
         # As `fix_monotone` has it; autograd's own rounding is another part of the same.
         off = away[i] * (1 + 4 * net.roundings * ULP) + 2 * net.degree * slack[i]
         assert ((actual - slope[i]).abs() <= off).all()
-
-
-def test_groups_of_cells_stay_small_when_different_coordinates_move():
-    lower = torch.zeros(64, 256, dtype=F64)
-    upper = torch.zeros_like(lower)
-    for i in range(64):
-        upper[i, 4 * i : 4 * i + 4] = 1.0
-    one, index = torch.ones(64, dtype=F64), torch.arange(64)
-    cells = Cells(lower, upper, one.unsqueeze(1), one, one, index, index, one, one, one, index, index)
-    groups = list(chunks(cells, units=16, limit=2**14))
-    assert torch.equal(torch.cat([group.image for group in groups]), index)
-    assert all(len(g) == 1 or len(g) * len(g.moving()) * max(16, len(g.moving())) <= 2**14 for g in groups)
-    assert len(groups) > 2
-    assert len(list(chunks(cells, units=16, limit=1))) == 64 and not list(chunks(cells[:0], units=16))
 
 
 # Balls.

@@ -257,14 +257,6 @@ def test_it_ends_at_any_tolerance(truths: list[float], tolerance: float):
     assert (near - found <= tolerance).all()
 
 
-def test_a_tolerance_below_the_spacing_of_numbers():
-    model = pb.CCP(1, 1, 2, 1, seed=0, dtype=F64)
-    x = torch.tensor([[0.5]], dtype=F64)
-    label = model(x).argmax(1)
-    found = pb.certified_radius(model, x, label, tolerance=1e-18, largest=4.0, domain=None, method="first")
-    assert 0 <= float(found.certified[0]) <= float(found.attacked[0])
-
-
 # Several processes.
 
 
@@ -313,14 +305,6 @@ def test_blocks_keep_the_sides_of_boxes_and_the_places_of_proofs():
     assert {(35, rival) for _, rival in one.proofs} == {key for key in found.proofs if key[0] == 35}
 
 
-def test_few_images_of_a_large_network_are_several_blocks():
-    model = pb.CCP(784, 40, 3, 2, seed=0, dtype=F64)
-    x = torch.rand(10, 784, generator=torch.Generator().manual_seed(0), dtype=F64)
-    seen = []
-    pb.certify(model, x, model(x).argmax(1), 1e-4, on_progress=lambda done, *_: seen.append(done))
-    assert seen == [4, 8, 10]
-
-
 # Refusals.
 
 
@@ -333,24 +317,18 @@ X = torch.zeros(5, 1, 2, 3)
     [
         ({"x": torch.zeros(5, 3)}, "shape"),
         ({"x": torch.full_like(X, 2.0)}, "domain"),
-        ({"x": torch.full_like(X, torch.nan)}, "finite"),
         ({"x": X.numpy()}, "inputs must be floats"),
         ({"y": [0, 7, 0, 0, 0]}, "labels"),
         ({"eps": -0.1}, "eps"),
         ({"eps": torch.zeros(4)}, r"\(5,\)"),
         ({"eps": torch.zeros(2, 3)}, r"\(1, 1, 2, 3\) or \(5, 1, 2, 3\)"),
-        ({"eps": -torch.ones(1, 1, 2, 3)}, "not negative"),
-        ({"eps": "wide"}, "eps must be numbers"),
         ({"eps": None}, "either eps or box"),
         ({"box": (X, X)}, "either eps or box"),
         ({"eps": None, "box": (X, torch.full_like(X, torch.inf))}, "finite"),
-        ({"eps": None, "box": (X[:2], X[:2])}, "shape of the inputs"),
         ({"eps": None, "box": (X, X), "norm": "2"}, "box"),
-        ({"norm": "1"}, "norm must be"),
         ({"norm": "2", "method": "crown"}, "crown"),
         ({"method": "magic"}, "method must be one of"),
         ({"budget": -1.0}, "budget"),
-        ({"nodes": -1}, "nodes"),
         ({"domain": (1.0, -1.0)}, "domain"),
         *[({"workers": workers}, "workers must be a whole number") for workers in (0, -1, 1.5, True, None, "2")],
     ],
@@ -389,7 +367,6 @@ def test_huge_weights_end_undecided_not_wrong():
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["inf", "2"])
 def test_a_campaign_against_certificates_finds_nothing_wrong(norm):
-    """Some hundred cases of bench/certify_soundness.py, always the same ones."""
     campaign = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "certify_soundness.py"))["campaign"]
     counts = campaign(cases=800, images=150, budget=0.005, seed=1000, norm=norm)
     assert "WRONG" not in counts

@@ -381,21 +381,6 @@ def test_any_change_is_noticed_and_other_weights_are_refused(honest, tmp_path):
     refuses("other weights", check_file, path, other)
 
 
-def test_norms_and_domains_that_are_too_small_are_refused(tmp_path):
-    model = randomise(pb.NCP(4, 3, 3, 3, dtype=F64), 0, 0.5)
-    x = torch.rand(6, 4, generator=torch.Generator().manual_seed(0), dtype=F64) - 0.5
-    domain = x.amin(0), x.amax(0)
-    found = pb.certify(model, x, model(x).argmax(1), 0.3, domain=domain, keep=True, budget=600.0)
-    assert found.count("verified") > 0
-    save_certificates(tmp_path / "proofs.json", model, found, x, domain)
-    assert check_file(tmp_path / "proofs.json", model)["verified"] == found.count("verified")
-    content = json.loads((tmp_path / "proofs.json").read_text())
-    refused(tmp_path, model, content | {"norms": [v * (1 - 1e-6) for v in content["norms"]]}, "norm is too small")
-    refused(tmp_path, model, content | {"domain": [[-1.0] * 2, [1.0] * 2]}, "does not fit")
-    change(entries(content, "verified"), eps=9.0)
-    refused(tmp_path, model, content | {"domain": [[-9.0] * 4, [9.0] * 4]}, WEAK)
-
-
 def test_what_cannot_be_saved(tmp_path):
     model, file, x = randomise(pb.CCP(3, 3, 2, 3, dtype=F64), 0, 0.5), tmp_path / "x.json", torch.zeros(1, 3, dtype=F64)
     for options in ({}, {"keep": True, "method": "crown"}):

@@ -76,12 +76,3 @@ def test_intervals_without_ends_are_not_bounded(tmp_path):
     entry |= {name: [None] * 2 for name in ("lower", "upper", "lowest", "highest")} | {"proofs": [None] * 4}
     forge(tmp_path / "forged.json", content)
     assert check_file(tmp_path / "forged.json", model) == {"bounded": 1, "unbounded": 1, "repeated": 0}
-
-
-def test_repeated_inputs_are_counted_once(tmp_path):
-    model = network([[1.0, 0.0], [0.0, 1.0]], margin=[1.0, 0.9])
-    content = verified_at(tmp_path, model, [0.0])
-    content["images"] *= 20
-    forge(tmp_path / "forged.json", content)
-    counts = check_file(tmp_path / "forged.json", model)
-    assert counts == {"verified": 1, "falsified": 0, "undecided": 0, "repeated": 19}

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import polybound as pb
 from helpers.errors import refuses
-from helpers.graph_proofs import graph_subjects, small_graphs
+from helpers.graph_proofs import small_graphs
 from helpers.graphs import F64, graphs, two_products
-from helpers.proof_mutants import campaign, outcome
 from helpers.tampering import forge, refused
 from polybound.certificates import check_file, read_claims, save_certificates
 from polybound.certificates.proofs import graphs as checker
@@ -80,7 +79,6 @@ def test_what_the_numbers_do_not_prove_is_written_as_undecided(network, tmp_path
 
 
 def test_cut_boxes_and_the_moving_diagonal_are_saved(tmp_path):
-    """Of one network and 20 boxes, in some of which nothing else decides."""
     stages, kinds, path = set(), set(), tmp_path / "proofs.json"
     for seed in (0, 2):
         model = GraphNetwork.of(two_products(seed))
@@ -121,7 +119,6 @@ LAYERS = {"by": "layers", "scale": [1.0, 1.0], "v": [None, None, None]}
     ("proof", "message"),
     [
         ({"by": "first"}, "known are interval, planes, generators, layers, whole"),
-        ({"by": ["interval"]}, "known are interval"),
         ({}, "known are interval"),
         (None, "not an object"),
         ({"by": "interval", "planes": []}, "unknown field 'planes'"),
@@ -129,11 +126,9 @@ LAYERS = {"by": "layers", "scale": [1.0, 1.0], "v": [None, None, None]}
         ({"by": "planes", "planes": [0.5]}, "length of 1, which does not fit: 2"),
         ({"by": "planes", "planes": [0.5, [0.5] * 4]}, "length of 4, which does not fit: 5"),
         ({"by": "planes", "planes": [0.5, 1.5]}, "above 1.0"),
-        ({"by": "planes", "planes": [0.5, -0.5]}, "negative"),
         ({"by": "planes", "planes": [True, 0.5]}, "not a number"),
         (LAYERS | {"scale": [1.0, -1.0]}, "negative"),
         (LAYERS | {"scale": [1.0]}, "does not fit"),
-        (LAYERS | {"v": [None, None]}, "does not fit"),
         (LAYERS | {"v": [[0.0] * 4, None, None]}, "does not fit: 3"),
         (LAYERS | {"v": [0.0, None, None]}, "not a list"),
         ({"by": "whole", "d": [[-1.0] * 3, None, None], "v": [None] * 3}, "negative"),
@@ -151,7 +146,6 @@ def test_what_is_wrong_with_a_proof(honest, tmp_path, proof, message):
     ("change", "message"),
     [
         ({"kind": "chain"}, "about other weights"),
-        ({"kind": None}, "about other weights"),
         ({"stretch": []}, "unknown field 'stretch'"),
         ({"model": "0" * 64}, "about other weights"),
         ({"images": [{"status": "undecided", "x": [0.0] * 3, "eps": 0.1, "label": 0, "reason": 1}]}, "not a text"),
@@ -210,7 +204,6 @@ def test_claims_that_are_not_proven_are_refused(honest, tmp_path, change):
     st.sampled_from([1e-20, 1.0, 1e20]),
 )
 def test_bounds_are_below_every_value_in_fractions(graph, seed, radius, norm, most, scale):
-    """By any numbers that a file may hold."""
     graph = graph.transform(lambda t: t.double() * scale if t.is_floating_point() and seed % 3 == 0 else t)
     assert not false_bounds(checker, graph, seed, radius, norm, most)
 
@@ -389,32 +382,6 @@ def test_the_check_itself_has_no_false_bound_there():
 @pytest.mark.parametrize(("module", "old", "new"), WEAKENED)
 def test_a_weaker_check_is_noticed(monkeypatch, module, old, new):
     assert noticed(weakened(monkeypatch, module, old, new))
-
-
-# Mutants.
-
-
-@pytest.fixture(scope="module")
-def files():
-    return list(graph_subjects(images=4))
-
-
-def test_honest_entries_are_accepted_and_true(files):
-    kinds = set()
-    for subject in files:
-        for text in subject.texts:
-            content = json.loads(subject.head_text) | {"images": [json.loads(text)]}
-            assert outcome(subject, content) in ("accepted and true", "accepted, nothing claimed")
-            words = ("split", "interval", "planes", "generators", "layers", "whole", "counterexample")
-            kinds |= {word for word in words if f'"{word}"' in text}
-    assert len(kinds) >= 5
-
-
-def test_what_is_accepted_is_true(files):
-    """`python tests/fuzz/proof_checker.py --only deep` has as many as there is time for."""
-    counts, wrong = campaign(500, 0, files)
-    assert not wrong
-    assert min(counts[name] for name in ("refused by schema", "refused by proof", "accepted and true")) > 50
 
 
 def test_few_generators_are_sound_and_looser(monkeypatch):

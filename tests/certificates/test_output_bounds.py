@@ -125,16 +125,12 @@ X = torch.zeros(2, 4)
     [
         ({}, "either eps or box"),
         ({"eps": 0.1, "weights": [[1.0, 2.0]]}, r"\(rows, 3\)"),
-        ({"eps": 0.1, "weights": [["a", 2.0]]}, "weights must be numbers"),
         ({"eps": 0.1, "constant": [1.0]}, "one for each row"),
         ({"eps": 0.1, "weights": [[1.0, torch.nan, 0.0]]}, "finite"),
-        ({"eps": 0.1, "method": "lipschitz"}, "method must be one of"),
         ({"eps": 0.1, "tolerance": -1.0}, "tolerance"),
         ({"box": X}, "pair of tensors"),
-        ({"eps": torch.zeros(3, 4)}, r"\(1, 4\) or \(2, 4\)"),
         ({"eps": 0.1, "domain": (torch.zeros(3), torch.ones(4))}, "domain"),
         ({"norm": "2", "box": (X, X)}, "sides of a box"),
-        ({"norm": "2", "eps": 0.1, "method": "crown"}, "crown"),
         ({"x": None, "eps": 0.1}, "eps needs the inputs"),
     ],
 )

@@ -10,7 +10,7 @@ import polybound as pb
 from helpers.errors import refuses
 from helpers.networks import F64, randomise
 from helpers.tampering import forge, refused
-from polybound.certificates import check_file, read_claims, save_certificates
+from polybound.certificates import check_file, save_certificates
 
 pytest.importorskip("flint")
 
@@ -42,14 +42,11 @@ CUT = STEP | {"box": [[0, 0.1, 0.11]], "then": {"by": "first"}}
         ({"extra": 1}, "unknown field 'extra'"),
         ({"domain": [1.0, -1.0]}, "above the upper"),
         ({"domain": [-1.0]}, "length of 1"),
-        ({"domain": [[-1.0] * 3, [1.0] * 3]}, "does not fit"),
         ({"stretch": [[1.0, 1.0]]}, "does not fit"),
         ({"stretch": [[1.0, 0.0]] * 3}, "below"),
-        ({"norms": [1.0]}, "does not fit"),
         ({"norms": [1.0, True]}, "not a number"),
         ({"norms": [1.0, -1e6]}, "norms.*negative"),
         ({"tops": [1.0, 1.0, -1.0]}, "negative"),
-        ({"images": {}}, "not a list"),
         ({"images": [1]}, "not an object"),
         ({"model": None}, "other weights"),
         ({"format": "polybound certificates 2"}, "not a file of certificates"),
@@ -66,7 +63,6 @@ def test_what_is_wrong_with_a_file(honest, tmp_path, change, message):
         ({"x": [0.1]}, "x has a length of 1"),
         ({"x": [0.1, "0.2"]}, "not a number"),
         ({"x": [0.1, 2**53 + 1]}, "2\\^53"),
-        ({"x": [0.1, 10**400]}, "2\\^53"),
         ({"eps": 2**53 + 4}, "2\\^53"),
         ({"x": [0.1, 1e999]}, "not a finite"),
         ({"x": [5.0, 0.2]}, "outside"),
@@ -77,14 +73,10 @@ def test_what_is_wrong_with_a_file(honest, tmp_path, change, message):
         ({"norm": 2}, "the norm is 2"),
         ({"norm": "2"}, "another norm"),
         ({"label": 3}, "label is 3"),
-        ({"label": -1}, "label is -1"),
         ({"label": 1.0}, "not a whole number"),
-        ({"label": True}, "not a whole number"),
         ({"status": "proven"}, "the status is 'proven'"),
-        ({"status": ["verified"]}, "the status is list"),
         ({"status": "bounded"}, "the status is 'bounded'"),
         ({"margin": 1.0}, "unknown field 'margin'"),
-        ({"rival": 0}, "unknown field 'rival'"),
         ({"proofs": {}}, "the proofs has no"),
         ({"proofs": []}, "not an object"),
     ],
@@ -99,10 +91,8 @@ def test_what_is_wrong_with_an_image(honest, tmp_path, change, message):
     ("step", "message"),
     [
         (None, "not an object"),
-        ([], "not an object"),
         ({}, "ends before it is complete"),
         ({"by": "magic"}, "a step is by 'magic'"),
-        ({"by": []}, "a step is by list"),
         ({"by": "first", "then": {"by": "first"}}, "unknown field 'then'"),
         ({"by": "ball"}, "about a ball in a proof about a box"),
         ({"split": [0, 0.1], "low": {"by": "first"}}, "no 'high'"),
@@ -113,12 +103,10 @@ def test_what_is_wrong_with_an_image(honest, tmp_path, change, message):
         (STEP | {"on": [0, 1.0]}, "not a whole number"),
         (STEP | {"v": [0.0]}, "v has a length of 1"),
         (STEP | {"v": [0.0, 1.5]}, "above 1.0"),
-        (STEP | {"mu": [0.0, None]}, "not a number"),
         (STEP | {"lam": 0.0}, "unknown field 'lam'"),
         (STEP | {"then": {"by": "first"}}, "no 'box'"),
         (STEP | {"box": []}, "no 'then'"),
         (CUT | {"box": [[0, 0.1]]}, "length of 2"),
-        (CUT | {"box": [[0, 0.1, 2**53 + 1]]}, "2\\^53"),
         (CUT | {"box": [[-1, 0.1, 0.11]]}, "a coordinate is -1"),
         (CUT | {"on": [0, 0, 1], "monotone": [0]}, "twice"),
         (CUT | {"box": [[0, 0.2, 0.1]]}, "above the upper"),
@@ -140,12 +128,10 @@ def test_what_is_wrong_with_a_step(honest, tmp_path, step, message):
     [
         ({"lower": [0.0] * 2}, "lower has a length"),
         ({"lower": [0.0, 2**53 + 1, 0.0]}, "2\\^53"),
-        ({"upper": [0.0, 0.0, "1"]}, "not a number"),
         ({"lowest_at": [[0.1, 0.2]] * 2}, "lowest_at has a length"),
         ({"lowest_at": [[0.1, 0.2], [0.1, 0.2], None]}, "not a list"),
         ({"proofs": [None] * 6}, "not an object"),
         ({"proofs": {}}, "not a list"),
-        ({"label": 0}, "unknown field 'label'"),
         ({"status": "verified"}, "the status is 'verified'"),
     ],
 )
@@ -161,9 +147,7 @@ def test_what_is_wrong_with_intervals(honest, tmp_path, change, message):
         ('{"format": "polybound certificates 1", "format": "polybound certificates 1"}', "twice"),
         ('{"format": "polybound certificates 1", "domain": NaN}', "NaN is not a finite number"),
         ("[" * 100_000, "not JSON"),
-        ('{"a":' * 100_000, "not JSON"),
         ("{", "not JSON"),
-        ("[]", "not a file of certificates"),
         ("{}", "not a file of certificates"),
         ('{"format": ' + "1" * 5000 + "}", "not JSON"),
         ("\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"), "not JSON"),
@@ -183,17 +167,3 @@ def test_a_deep_proof_is_read_without_recursion(honest, tmp_path):
     proofs[rival] = root
     forge(tmp_path / "deep.json", content)
     assert check_file(tmp_path / "deep.json", model)["verified"] == 3
-
-
-def test_claims_say_what_they_are_about(honest, tmp_path):
-    model, _ = honest
-    x = torch.tensor([[0.1, 0.2]], dtype=F64)
-    for options, about in (
-        ({"eps": 0.02}, "l_inf balls of radius 0.02"),
-        ({"eps": 0.02, "norm": "2"}, "l_2 balls of radius 0.02"),
-        ({"eps": torch.tensor([[0.02, 0.0]], dtype=F64)}, "l_inf balls of radii 0.0 to 0.02"),
-        ({"box": (x, x + 0.01)}, "boxes"),
-    ):
-        found = pb.certify(model, x, model(x).argmax(1), **options, domain=None, keep=True)
-        save_certificates(tmp_path / "x.json", model, found, x, None)
-        assert read_claims(tmp_path / "x.json", model).about() == about

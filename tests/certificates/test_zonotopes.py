@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from helpers.graphs import F64, graphs
 from polybound.certificates.bounds import zonotopes
-from polybound.certificates.bounds.graphs import GraphBoxes
+from polybound.certificates.bounds.graphs import (
+    GraphBoxes,
+    backward_bounds,
+    interval_bounds,
+    nearest_planes,
+    optimised_bounds,
+)
 from polybound.certificates.bounds.joint import Backward, last_products, layered, semidefinite
 from polybound.certificates.bounds.zonotopes import Maps, walked, walked_in
 from polybound.models import Builder, Conv, Dense, Fractions, Product
@@ -49,6 +55,10 @@ def bounds_of(graph, x, radius, forms, norm="inf", most=10**6, dtype=F64):
     )
     # What a tangent proves does not depend on where it touches.
     bounds["anywhere"], *_ = layered(whole, steps=0)
+    each = GraphBoxes.over(graph, lower.expand(len(forms), -1), upper.expand(len(forms), -1))
+    bounds |= {"interval": interval_bounds(each, forms), "backward": backward_bounds(each, forms)}
+    bounds["nearest"] = backward_bounds(each, forms, nearest_planes(each))
+    bounds["optimised"] = optimised_bounds(each, forms, 2)[0].detach()
     return bounds
 
 

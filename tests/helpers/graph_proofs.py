@@ -1,13 +1,12 @@
 """Small deep networks with honest files of proofs, and mutants of those: see `proof_mutants`."""
 
-import json
 from fractions import Fraction
 
 import torch
 
 import polybound as pb
 from helpers.graphs import F64
-from helpers.proof_mutants import Mutator, Subject, made, nodes_of
+from helpers.proof_mutants import Mutator, Subject, made
 from polybound.certificates.proofs.files import graph_claims
 from polybound.certificates.proofs.graphs import GraphChecker
 from polybound.models import AveragePool, Builder, Chain, Convolution, Dense, Fractions, GraphNetwork, Scale
@@ -102,64 +101,7 @@ class GraphMutator(Mutator):
 
     trivial = ({"by": "interval"}, {"by": "generators"})
 
-    def constants(self, content, _subject):
-        pick = self.random
-        name = pick.choice(("domain", "domain", "forms", "kind"))
-        if name == "domain":
-            content[name] = pick.choice((None, [self.number(-1), self.number(1)], [-2.0, 2.0], [-0.5, 1.0]))
-        elif name == "forms":
-            part = content[name][pick.choice(("weights", "constant"))]
-            self.order(part if not isinstance(part[0], list) else pick.choice(part))
-        else:
-            content[name] = self.strange()
-
-    def proof(self, content, subject):
-        """Change a step of a proof, or the tree."""
-        pick, entry = self.random, content["images"][0]
-        node, kind = pick.choice(list(nodes_of(entry))), pick.randrange(9)
-        if kind == 0:
-            inner = dict(node)
-            node.clear()
-            at = pick.choice((entry["x"][0], pick.uniform(-1, 1)))
-            node |= {"split": [pick.randrange(-1, subject.features + 1), at], "low": inner, "high": dict(inner)}
-        elif kind == 1:
-            child = node[pick.choice([key for key in ("low", "high") if key in node])]
-            node.clear()
-            node |= child
-        elif kind == 2 and "split" in node:
-            node["low"], node["high"] = pick.choice(((node["high"], node["low"]), (node["low"], node["low"])))
-        elif kind == 3:
-            node["split"][1] = pick.choice((self.number(node["split"][1]), pick.uniform(-1, 1)))
-        elif kind in (4, 5):
-            self.numbers(node)
-        elif kind == 6:
-            other = json.loads(pick.choice(subject.texts))
-            donor = pick.choice(list(nodes_of(other)))
-            node.clear()
-            node |= donor
-        else:
-            node.clear()
-            node |= self.step(subject)
-
-    def numbers(self, node):
-        """Change the numbers of a step: of one block, or of all of them."""
-        pick = self.random
-        name = pick.choice([key for key in ("v", "d", "scale", "planes") if key in node])
-        blocks = node[name] if isinstance(node[name][0], (list, type(None))) else [node[name]]
-        for block in pick.choice((blocks, [pick.choice(blocks)])):
-            if block is None:
-                continue
-            kind, factor = pick.randrange(3), pick.choice((-1.0, 0.0, 0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
-            if kind == 0:
-                block[:] = [None if value is None else value * factor for value in block]
-            elif kind == 1:
-                self.order(block)
-            else:
-                block[:] = [pick.choice((value, pick.uniform(0, 1))) for value in block]
-        if pick.random() < 0.1:
-            node[name][pick.randrange(len(node[name]))] = pick.choice((None, 0.5, []))
-
-    def step(self, subject):
+    def step(self, _node, _entry, subject):
         """A step with numbers of its own, which are good for nothing or for little."""
         pick = self.random
         sizes = [
@@ -181,15 +123,10 @@ class GraphMutator(Mutator):
             )
         )
 
-    def forged(self, content, subject):
-        """Claim what need not be true, with steps of any kind over cells of any kind."""
-        pick, entry = self.random, content["images"][0]
-        if "lower" not in entry and entry["status"] != "verified":
-            self.restate(entry, subject)
-        proofs = entry["proofs"]
-        for key in proofs if isinstance(proofs, dict) else range(len(proofs)):
-            node = self.step(subject)
-            for _ in range(pick.randrange(3) if "norm" not in entry else 0):
-                d = pick.randrange(subject.features)
-                node = {"split": [d, entry["x"][d]], "low": node, "high": self.step(subject)}
-            proofs[key] = node
+    def made(self, entry, subject):
+        """Steps of any kind over cells of any kind."""
+        pick, node = self.random, self.step(None, entry, subject)
+        for _ in range(pick.randrange(3) if "norm" not in entry else 0):
+            d = pick.randrange(subject.features)
+            node = {"split": [d, entry["x"][d]], "low": node, "high": self.step(None, entry, subject)}
+        return node

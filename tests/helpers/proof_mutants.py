@@ -52,7 +52,7 @@ class Subject:
         """What the exact value needs, and what the mutants do."""
         factors = self.factors = self.model.factors().double()
         self.features, self.classes = factors.features, factors.C.outputs
-        self.chain, self.mutator = ExactChain(factors), Mutator
+        self.chain, self.mutator = ExactChain(factors), ChainMutator
 
     def values(self, points):
         """The outputs at points, (points, features) float64."""
@@ -131,6 +131,11 @@ def _subjects(images):
 _MOST = 10**5
 """More places than any honest content has."""
 
+CLAIMED = ("x", "eps", "box", "lower", "upper", "lowest", "highest", "lowest_at", "highest_at", "counterexample")
+FACTORS = (-1.0, 0.0, 0.5, 0.9, 0.99, 1 - 1e-6, 1 - 1e-9, 1 + 1e-9, 1 + 1e-6, 1.001, 1.05, 1.1, 1.2, 2.0, 10.0, -1e3)
+STRANGE = (None, True, "0", "nan", [], {}, inf, float("nan"), [[]], 1.5, -1, 2**53 + 1)
+HUGE = (0.0, -0.0, 1.0, -1.0, 5e-324, 1e308, 2**53, 2**53 + 1, -(2**53) - 1, 10**400)
+
 
 class Mutator:
     """Changes contents at random; one seed gives one sequence of mutants.
@@ -138,11 +143,10 @@ class Mutator:
     What is repeated is copied: a part that stands twice could come to lie inside of itself, and no JSON file can.
     """
 
-    trivial = ({"by": "first"}, {"by": "slopes"}, {"by": "ball"})
-    """Steps without numbers."""
-
     def __init__(self, pick):
         self.random = pick
+        # Blind changes are mostly refused by the schema; these keep the form and change the claim or its proof.
+        self.changes = [self.blind, *[self.claim] * 2, *[self.proof] * 3, self.constants, self.forged]
 
     def mutant(self, subject):
         """The content of one entry of a subject with its constants, changed."""
@@ -150,12 +154,8 @@ class Mutator:
         content = json.loads(subject.head_text)
         content["images"] = [json.loads(pick.choice(subject.texts))]
         for _ in range(pick.choice((1, 1, 1, 2, 3))):
-            # Blind changes are mostly refused by the schema; these keep the form and change the claim or its proof.
-            change = pick.choice(
-                (self.blind, self.claim, self.claim, self.proof, self.proof, self.proof, self.constants, self.forged)
-            )
             try:
-                change(content, subject)
+                pick.choice(self.changes)(content, content["images"][0], subject)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, ZeroDivisionError):
                 continue  # nothing of this kind to change, or an earlier change took it away
             if sum(1 for _ in islice(_places(content), _MOST)) == _MOST:
@@ -168,105 +168,81 @@ class Mutator:
         if isinstance(value, int) and pick.random() < 0.7:
             return value + pick.choice((-2, -1, 1, 2, -value, -2 * value, -1 - 2 * value, 2**53, 2**60 + 1))
         value = float(value)
-        return pick.choice(
-            (
-                -value,
-                value * pick.choice((0.0, 0.5, 0.9, 1 - 1e-6, 1 + 1e-6, 1.1, 2.0, 10.0, 1e3, -1e3, 1e-3, 1e300)),
-                value + pick.choice((-1.0, 1.0, -0.1, 0.1, 1e-3, -1e-3)),
-                nextafter(value, pick.choice((-inf, inf))),
-                pick.uniform(-1, 1),
-                pick.choice((0.0, -0.0, 1.0, -1.0, 5e-324, 1e308, 2**53, 2**53 + 1, -(2**53) - 1, 10**400)),
-            )
-        )
+        changed = [value * pick.choice(FACTORS), value * pick.choice(FACTORS), value + pick.uniform(-0.5, 0.5)]
+        changed += [
+            value + pick.choice((-1.0, 1.0, -0.1, 0.1, 1e-3, -1e-3)),
+            nextafter(value, pick.choice((-inf, inf))),
+        ]
+        return pick.choice((*changed, pick.uniform(-1, 1), pick.choice(HUGE)))
 
-    def strange(self):
-        return self.random.choice((None, True, "0", "nan", [], {}, inf, float("nan"), [[]], 1.5, -1, 2**53 + 1))
-
-    def blind(self, content, _subject):
-        """Change anything, anywhere."""
-        pick = self.random
-        place, key = pick.choice(list(_places(content)))
-        value = place[key]
-        kind = pick.random()
-        if kind < 0.1:
-            place[key] = self.strange()
-        elif kind < 0.2:
-            del place[key]
-        elif kind < 0.25 and isinstance(place, dict):
-            place[pick.choice((f"{key}_", "then", "box", "nu", "monotone", "norm", "split"))] = deepcopy(value)
-        elif isinstance(value, list) and value:
-            self.order(value)
-        elif isinstance(value, (int, float)):
+    def numbers(self, place, key):
+        """Change one number of a value, all numbers of one of its lists, or the order of such a list."""
+        pick, value = self.random, place[key]
+        while isinstance(value, list) and (isinstance(value[0], (list, type(None))) or pick.random() < 0.4):
+            place, key = value, pick.randrange(len(value))
+            value = place[key]
+        if not isinstance(value, list):
             place[key] = self.number(value)
+        elif pick.random() < 0.5:
+            self.order(value)
         else:
-            other, name = pick.choice(list(_places(content)))
-            place[key], other[name] = other[name], value
+            factor = pick.choice(FACTORS)
+            value[:] = [v * factor if pick.random() < 0.9 else v for v in value]
 
     def order(self, values):
         """Delete, repeat, swap or replace entries of a list."""
         pick = self.random
         i, j = pick.randrange(len(values)), pick.randrange(len(values))
-        kind = pick.randrange(6)
-        if kind == 0:
-            del values[i]
-        elif kind == 1:
-            values.insert(i, deepcopy(values[j]))
-        elif kind == 2:
-            values[i], values[j] = values[j], values[i]
-        elif kind == 3:
-            values[i] = deepcopy(values[j])
-        elif kind == 4:
-            values.reverse()
+        one, other = values[i], values[j]
+        another = self.number(one) if isinstance(one, (int, float)) else pick.choice(STRANGE)
+        if (kind := pick.randrange(3)) == 0:
+            values[i], values[j] = other, one
         else:
-            values[i] = self.number(values[i]) if isinstance(values[i], (int, float)) else self.strange()
+            values[i : i + 1] = (
+                pick.choice(([], [deepcopy(other), one])) if kind == 1 else [pick.choice((deepcopy(other), another))]
+            )
 
-    def constants(self, content, _subject):
-        """Change what the file says of the network."""
+    def blind(self, content, _entry, _subject):
+        """Change anything, anywhere."""
+        pick, places = self.random, list(_places(content))
+        (place, key), (other, name) = pick.choice(places), pick.choice(places)
+        value, kind = place[key], pick.random()
+        if kind < 0.1:
+            place[key] = pick.choice(STRANGE)
+        elif kind < 0.2:
+            del place[key]
+        elif kind < 0.25 and isinstance(place, dict):
+            place[pick.choice((f"{key}_", "then", "box", "nu", "monotone", "norm", "split"))] = deepcopy(value)
+        elif isinstance(value, (int, float, list)):
+            self.numbers(place, key)
+        else:
+            place[key], other[name] = other[name], value
+
+    def constants(self, content, _entry, _subject):
+        """Change what the file says of the network, its domain and its forms."""
         pick = self.random
-        name = pick.choice(("stretch", "norms", "tops", "domain", "forms"))
-        value = content[name]
+        name = pick.choice([key for key in ("stretch", "norms", "tops", "kind", "domain", "forms") if key in content])
         if name == "domain":
             content[name] = pick.choice((None, [self.number(-1), self.number(1)], [-2.0, 2.0], [-0.5, 1.0]))
         elif name == "forms":
-            part = value[pick.choice(("weights", "constant"))]
-            self.order(part if not isinstance(part[0], list) else pick.choice(part))
+            self.numbers(content[name], pick.choice(("weights", "constant")))
+        elif name == "kind":
+            content[name] = pick.choice(STRANGE)
         else:
-            factor = pick.choice((-1.0, -1.0, -1e3, 0.0, 0.5, 0.99, 1 - 1e-9, 1.01, 2.0, 1e10))
-            rows = value[pick.randrange(len(value))] if name == "stretch" else value
-            for i in range(len(rows)):
-                if pick.random() < 0.7:
-                    rows[i] *= factor
+            self.numbers(content, name)
 
-    def claim(self, content, subject):
-        """Claim more than was proven."""
-        pick, entry = self.random, content["images"][0]
-        kind = pick.randrange(9)
-        factor = pick.choice((0.3, 0.9, 1.001, 1.05, 1.2, 1.5, 2.0, 5.0, -1.0))
-        if kind == 0:
-            eps = entry["eps"]
-            entry["eps"] = [v * factor for v in eps] if isinstance(eps, list) else eps * factor
-        elif kind == 1:
-            d = pick.randrange(len(entry["x"]))
-            for side, sign in zip(entry["box"], (-1, 1), strict=True):
-                side[d] += sign * (factor - 1)
-        elif kind == 2:
-            entry["x"][pick.randrange(len(entry["x"]))] += pick.uniform(-0.3, 0.3)
-        elif kind == 3:
-            self.relabel(entry, subject.classes)
-        elif kind == 4:
-            self.restate(entry, subject)
+    def claim(self, _content, entry, subject):
+        """Claim more than was proven, or something else."""
+        pick, kind = self.random, self.random.randrange(9)
+        if kind < 5:
+            self.numbers(entry, pick.choice([key for key in CLAIMED if key in entry]))
         elif kind == 5:
-            row, name = pick.randrange(len(entry["lower"])), pick.choice(("lower", "upper", "lowest", "highest"))
-            width = entry["upper"][row] - entry["lower"][row]
-            entry[name][row] += width * pick.choice((-1.0, -0.1, -1e-3, -1e-8, 1e-8, 1e-3, 0.1, 1.0))
+            self.relabel(entry, subject.classes)
         elif kind == 6:
-            name = pick.choice(("counterexample", "lowest_at", "highest_at"))
-            point = entry[name] if name == "counterexample" else pick.choice(entry[name])
-            point[pick.randrange(len(point))] += pick.uniform(-0.5, 0.5)
+            self.restate(entry, subject)
         elif kind == 7:
-            other = json.loads(pick.choice(subject.texts))
-            name = pick.choice(("x", "eps", "box", "proofs", "label", "counterexample", "lower", "upper", "rival"))
-            entry[name] = other[name]
+            name = pick.choice(("proofs", "label", "rival", *CLAIMED))
+            entry[name] = json.loads(pick.choice(subject.texts))[name]
         elif entry.pop("norm", None) is None:
             entry["norm"] = "2"
         else:
@@ -299,63 +275,65 @@ class Mutator:
             entry["status"] = "verified"
             entry["proofs"] = {str(r): pick.choice(nodes) for r in range(classes) if r != entry["label"]}
 
-    def proof(self, content, subject):
+    def proof(self, _content, entry, subject):
         """Change a step of a proof, or the tree."""
-        pick, entry = self.random, content["images"][0]
-        node = pick.choice(list(nodes_of(entry)))
-        features = subject.features
-        kind = pick.randrange(11)
+        pick = self.random
+        node, kind = pick.choice(list(nodes_of(entry))), pick.randrange(10)
+        new = dict(node)
         if kind == 0:
-            inner = dict(node)
-            node.clear()
-            node |= {"split": [pick.randrange(-1, features), pick.uniform(-1, 1)], "low": inner, "high": dict(inner)}
+            at = pick.choice((entry["x"][0], pick.uniform(-1, 1)))
+            new = {"split": [pick.randrange(-1, subject.features + 1), at], "low": new, "high": dict(new)}
         elif kind == 1:
-            child = node[pick.choice([key for key in ("then", "low", "high") if key in node])]
-            node.clear()
-            node |= child
+            new = node[pick.choice([key for key in ("then", "low", "high") if key in node])]
         elif kind == 2:
-            node["low"], node["high"] = node["high"], node["low"]
-        elif kind == 3:
-            node["by"] = pick.choice(list(_RULES))
-            if pick.random() < 0.7:
-                for key in set(node) - {"by"} - _RULES[node["by"]]:
-                    del node[key]
-        elif kind == 4:
-            name = pick.choice([key for key in node if isinstance(node[key], list)])
-            self.order(node[name])
-        elif kind == 5:
-            name = pick.choice([key for key in node if isinstance(node[key], (int, float))])
-            node[name] = self.number(node[name])
+            new |= {"low": node["high"], "high": node["low"]} if pick.random() < 0.7 else {"high": node["low"]}
+        elif kind < 6:
+            self.numbers(new, pick.choice([key for key in node if key not in ("by", "then", "low", "high")]))
         elif kind == 6:
-            factor = pick.choice((-1.0, 0.0, 0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
-            name = pick.choice([key for key in ("v", "mu", "d", "radii", "centre") if key in node])
-            node[name] = [value * factor for value in node[name]]
-        elif kind == 7:
-            self.narrow(node, entry, features)
-        elif kind == 8:
-            other = json.loads(pick.choice(subject.texts))
-            donor = pick.choice(list(nodes_of(other)))
-            node.clear()
-            node |= donor
-        elif kind == 9:
-            # A coordinate more, or one that stands for another.
-            d = pick.choice((pick.randrange(features), -1, -features, features))
-            i = pick.randrange(len(node["on"]) + 1)
-            for name in ("on", "v", "mu", "d", "centre", "radii"):
-                if name in node and (name == "on" or pick.random() < 0.8):
-                    node[name].insert(i, d if name == "on" else pick.choice((0.0, 0.5, node[name][0])))
+            new = pick.choice(list(nodes_of(json.loads(pick.choice(subject.texts)))))
         else:
-            side = pick.choice(node["box"])
-            side[pick.choice((1, 2))] = pick.choice((side[1], side[2], (side[1] + side[2]) / 2, self.number(side[1])))
-
-    def narrow(self, node, entry, features):
-        """Cut off a part of the box, or fix a coordinate, before the step is taken."""
-        pick, inner, d = self.random, dict(node), self.random.randrange(features)
-        low, high = _ends(entry)[d]
-        middle = low + (high - low) * pick.choice((0.1, 0.5, 0.9))
-        side = pick.choice(([low, low], [high, high], [low, middle], [middle, high], [low, high]))
+            new = self.step(node, entry, subject)
         node.clear()
-        node |= self.second(d, side, features) | {"then": inner}
+        node |= new
+
+    def forged(self, content, entry, subject):
+        """Claim what need not be true, with proofs made for it, or by impossible constants."""
+        if "lower" not in entry and entry["status"] != "verified":
+            self.restate(entry, subject)
+        if self.random.random() < 0.3:
+            content |= {
+                name: [-1e3 * value for value in content[name]] for name in ("norms", "tops") if name in content
+            }
+        proofs = entry["proofs"]
+        for key in proofs if isinstance(proofs, dict) else range(len(proofs)):
+            proofs[key] = self.made(entry, subject)
+
+
+class ChainMutator(Mutator):
+    """Changes the contents of files about chains of products."""
+
+    trivial = ({"by": "first"}, {"by": "slopes"}, {"by": "ball"})
+    """Steps without numbers."""
+
+    def step(self, node, entry, subject):
+        """The step by another rule, of a smaller box, or with a coordinate more or in the place of another."""
+        pick, features, kind = self.random, subject.features, self.random.randrange(3)
+        if kind == 0:
+            by = pick.choice(list(_RULES))
+            kept = set(node) if pick.random() < 0.3 else _RULES[by]
+            return {key: value for key, value in node.items() if key in kept} | {"by": by}
+        if kind == 1:
+            d = pick.randrange(features)
+            low, high = _ends(entry)[d]
+            middle = low + (high - low) * pick.choice((0.1, 0.5, 0.9))
+            side = pick.choice(([low, low], [high, high], [low, middle], [middle, high], [low, high]))
+            return self.second(d, side, features) | {"then": dict(node)}
+        node, i = deepcopy(node), pick.randrange(len(node["on"]) + 1)
+        d = pick.choice((pick.randrange(features), -1, -features, features))
+        for name in ("on", "v", "mu", "d", "centre", "radii"):
+            if name in node and (name == "on" or pick.random() < 0.8):
+                node[name].insert(i, d if name == "on" else pick.choice((0.0, 0.5, node[name][0])))
+        return node
 
     def second(self, d, side, features):
         """A step of second order that leaves one side of a coordinate, or fixes it."""
@@ -366,21 +344,13 @@ class Mutator:
         step |= {"v": [pick.choice((-1.0, 0.0, 1.0))] * count, "mu": [pick.choice((0.0, 0.1, 1.0, 10.0))] * count}
         return step | ({"monotone": [d]} if side[0] == side[1] else {})
 
-    def forged(self, content, subject):
-        """Claim what need not be true, with proofs that fix one coordinate after another, or by impossible constants."""
-        pick, entry, features = self.random, content["images"][0], subject.features
-        if "lower" not in entry and entry["status"] != "verified":
-            self.restate(entry, subject)
-        if pick.random() < 0.3:
-            for name in ("norms", "tops"):
-                content[name] = [-1e3 * value for value in content.get(name, [])] or content[name]
-        proofs = entry["proofs"]
-        for key in proofs if isinstance(proofs, dict) else range(len(proofs)):
-            node = {"by": pick.choice(("first", "slopes", "point", "ball", "outside"))}
-            for d in pick.sample(range(features), pick.randrange(features + 1)):
-                end = pick.choice(_ends(entry)[d])
-                node = self.second(d, [end, end], features) | {"then": node}
-            proofs[key] = node
+    def made(self, entry, subject):
+        """A proof that fixes one coordinate after another."""
+        pick, features = self.random, subject.features
+        node = {"by": pick.choice(("first", "slopes", "point", "ball", "outside"))}
+        for d in pick.sample(range(features), pick.randrange(features + 1)):
+            node = self.second(d, [pick.choice(_ends(entry)[d])] * 2, features) | {"then": node}
+        return node
 
 
 def _ends(entry):
