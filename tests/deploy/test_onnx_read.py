@@ -1,10 +1,12 @@
 """ONNX files are read as the polynomial they are, whoever wrote them; what is none is refused by the node's name."""
 
+import json
 from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,12 +15,13 @@ from onnx import TensorProto, helper
 
 import polybound as pb
 from helpers.errors import refuses
+from helpers.graphs import graphs
 from helpers.networks import ccps, convs, ncps
-from helpers.onnx_graphs import BY_HAND, export, nodes_of, off, run, save_graph
+from helpers.onnx_graphs import BY_HAND, export, nodes_of, off, run, same_after_a_round_trip, save_graph
 from helpers.onnx_random import judged
 from helpers.profiles import examples
-from polybound.deploy import from_onnx, read_onnx, to_onnx
-from polybound.models import GraphNetwork
+from polybound.deploy import OnnxMetadata, from_onnx, read_onnx, to_onnx
+from polybound.models import Builder, GraphNetwork
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -144,19 +147,6 @@ def test_graphs_that_do_not_fit_are_refused_by_the_nodes_name(name, tmp_path):
     refuses(complaint, read_onnx, file)
 
 
-def test_an_empty_optional_operand_keeps_its_place(tmp_path):
-    tensors = {"zeros": np.array([0, 0]), "ends": np.array([9, 9]), "steps": np.array([1, 2]), "Q": np.float32(W).T}
-    # Of (4, 3), columns 0 and 2.
-    file = save_graph(tmp_path / "net.onnx", "R = Slice Q zeros ends '' steps; output = MatMul input R", tensors)
-    x = torch.randn(5, 4)
-    assert off(from_onnx(file)(x), run(file, x)) < 1e-5
-    sliced = "output = Slice input zeros ends '' steps"
-    file = save_graph(tmp_path / "net.onnx", sliced, tensors, shape=(1, 4), out=(1, 2))
-    assert off(from_onnx(file)(x[:1]), run(file, x[:1])) < 1e-5
-    file = save_graph(tmp_path / "net.onnx", sliced, tensors)
-    refuses(r"the_output.*batch", read_onnx, file)
-
-
 @pytest.mark.parametrize("operator", ["Add", "Mul", "Sub", "Div"])
 def test_attributes_of_old_opsets_are_refused_by_name(operator, tmp_path):
     nodes, tensors = f"m = {operator} input c broadcast=1 axis=1; output = Flatten m", {"c": np.float32([1, 2])}
@@ -246,19 +236,6 @@ def test_any_graph_is_read(name, tmp_path):
         assert isinstance(model, GraphNetwork) and pb.bounds(model)
 
 
-def test_many_ways_to_write_a_convolution_or_pooling(tmp_path):
-    rng, sizes = np.random.default_rng(0), [(4, 1, 3, 3), (4, 2, 2, 3)]
-    kernels = {f"K{n}": rng.normal(size=size).astype(np.float32) for n, size in enumerate(sizes)}
-    nodes = (
-        "c = Conv input K0 group=2 strides=[2,1] pads=[1,0,0,1] kernel_shape=[3,3];"
-        "d = Conv input K1 dilations=[2,1] strides=[2,1] pads=[1,0,0,1]; p = Mul c d;"
-        "q = AveragePool p kernel_shape=[2,3] pads=[1,0,0,1] count_include_pad=1 strides=[1,2]; output = Flatten q"
-    )
-    file = save_graph(tmp_path / "net.onnx", nodes, kernels, shape=(1, 2, 6, 7), out=(1, "many"))
-    x = torch.randn(1, 2, 6, 7)
-    assert off(from_onnx(file).double()(x.double()), run(file, x)) < 1e-5
-
-
 def test_images_that_are_reshaped_on_the_way_are_no_conv_ccp(tmp_path):
     rng = np.random.default_rng(0)
     tensors = {f"K{n}": rng.normal(size=(2, 1, 3, 3)).astype(np.float32) for n in range(2)}
@@ -294,20 +271,15 @@ def test_what_is_no_onnx_is_refused(content, tmp_path):
     refuses(r"net\.onnx: .*ONNX", from_onnx, file, error=pb.FileFormatError)
 
 
-def test_every_truncation_is_refused(tmp_path):
-    [file] = to_onnx(pb.CCP(6, 4, 3, 3, seed=0), tmp_path / "net.onnx")
-    content = file.read_bytes()
-    for length in range(0, len(content), 37):
-        file.write_bytes(content[:length])
-        refuses("", from_onnx, file)
-
-
 @pytest.mark.parametrize(
     "model", [pb.CCP(4, 3, 2, 3, seed=0), pb.ConvCCP((1, 4, 4), 2, 2, 2, 3, pre=3, pool=(1,), seed=0)]
 )
 def test_damaged_files_are_read_or_refused_in_one_line(model, tmp_path):
     [file] = to_onnx(model, tmp_path / "net.onnx", bounds=False)
     content, rng = file.read_bytes(), np.random.default_rng(0)
+    for length in range(0, len(content), 37):
+        file.write_bytes(content[:length])
+        refuses("", from_onnx, file)
     for _ in range(300):
         damaged = bytearray(content)
         for place in rng.integers(len(content), size=rng.integers(1, 4)):
@@ -350,3 +322,121 @@ def test_bad_tensors_are_refused(change, complaint, tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"net\.onnx"):
         from_onnx(tmp_path / "net.onnx")
+
+
+VARIANTS = {
+    "residual": lambda: pb.CCP(12, 5, 3, 3, seed=0),
+    "product": lambda: pb.CCP(12, 5, 3, 3, "product", seed=0, shape=(3, 4)),
+    "degree 1": lambda: pb.CCP(12, 5, 3, 1, seed=0),
+    "degree 30": lambda: pb.CCP(12, 5, 3, 30, seed=0),
+    "nested": lambda: pb.NCP(12, 5, 3, 3, seed=0, shape=(3, 4)),
+    "nested, degree 1": lambda: pb.NCP(12, 5, 3, 1, seed=0),
+    "conv 1d": lambda: pb.ConvCCP((2, 9), 3, 4, 3, 3, pool=(1, 3), seed=0),
+    "conv 2d": lambda: pb.ConvCCP((3, 7, 6), 2, 4, 3, 5, seed=0),
+    "conv 3d": lambda: pb.ConvCCP((1, 5, 6, 4), 2, 3, 2, 3, pre=3, pool=(2,), seed=0),
+    "conv, degree 1": lambda: pb.ConvCCP((2, 6, 6), 3, 4, 1, 3, pool=(1,), seed=0),
+    "one of all": lambda: pb.CCP(1, 1, 1, 1, seed=0),
+    "doubles": lambda: pb.CCP(6, 4, 3, 3, seed=0, dtype=torch.float64),
+    "pn-4 trained": lambda: pb.example("pn-4"),
+    "pn-4 trained, bound 1": lambda: pb.example("pn-4-bound-1"),
+} | {name: lambda name=name: pb.paper_model(name, seed=0) for name in pb.models.PAPER_MODELS}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_plain_graphs_compute_what_torch_does(name, tmp_path):
+    model = VARIANTS[name]()
+    [file] = to_onnx(model, tmp_path / "net.onnx", bounds=False)
+    generator, dtype = torch.Generator().manual_seed(0), next(model.parameters()).dtype
+    for batch in (1, 2, 7, 64):
+        x = torch.rand(batch, *model.shape, generator=generator, dtype=dtype) * 2 - 1
+        assert off(run(file, x), model(x)) < (1e-12 if dtype == torch.float64 else 1e-5)
+    used = {node.op_type for node in onnx.load(file).graph.node}
+    assert used <= {"Gemm", "Conv", "Mul", "AveragePool", "Flatten"}
+
+
+def test_stacks_are_written_run_by_run(tmp_path):
+    stack = pb.NCP(6, 4, 3, 3, runs=3, seed=0)
+    files = to_onnx(stack, tmp_path / "net.onnx", bounds=False)
+    assert [file.name for file in files] == ["net-0.onnx", "net-1.onnx", "net-2.onnx"]
+    x = torch.randn(7, 6)
+    for e, file in enumerate(files):
+        assert off(run(file, x), stack(x)[e]) < 1e-5
+    [only] = to_onnx(stack.run(1), tmp_path / "only.onnx", bounds=False)
+    assert only.read_bytes() == files[1].read_bytes()
+
+
+def test_metadata(tmp_path):
+    model = pb.CCP(6, 4, 3, 3, seed=0)
+    names = ("é", 'quo"te', "c")
+    [file] = to_onnx(model, tmp_path / "net.onnx", class_names=names, domain=(-2.0, 1.0), scaling=(2 / 255, -1.0))
+    entries = {entry.key: json.loads(entry.value) for entry in onnx.load(file).metadata_props}
+    assert entries["class_names"] == list(names) and entries["domain"] == [-2.0, 1.0]
+    assert entries["scaling"] == {"factor": 2 / 255, "offset": -1.0}
+    assert entries["polybound"]["kind"] == "CCP" and entries["polybound"]["config"] == model.config()
+    proven = pb.lipschitz(model, torch.inf, "rowwise", radius=2.0)
+    [row] = [row for row in entries["bounds"] if row["name"] == proven.name]
+    assert row["value"] == float(proven) and row["assumptions"] == ["||x||_inf <= 2"]
+    read = pb.deploy.read_onnx(file).metadata
+    assert read.class_names == names and read.domain == (-2.0, 1.0) and read.scaling == (2 / 255, -1.0)
+    assert len(read.bounds) == 3
+
+
+def test_other_peoples_metadata_are_left_alone():
+    proto = onnx.ModelProto()
+    onnx.helper.set_model_props(proto, {"domain": "www.example.org", "bounds": "many"})
+    assert OnnxMetadata.read(proto) == OnnxMetadata()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"path": "net.txt"}, "ends in .onnx"),
+        ({"path": "no/such/net.onnx"}, "no such folder"),
+        ({"class_names": ["a"]}, "1 class names for 3 classes"),
+        ({"domain": (1.0, -1.0)}, "domain"),
+        ({"domain": (float("nan"), 1.0)}, "domain"),
+        ({"scaling": (float("inf"), 0.0)}, "scaling"),
+        ({"dtype": torch.bfloat16}, "float32 and float64"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, options, complaint):
+    given = dict(options)
+    path, model = tmp_path / given.pop("path", "net.onnx"), pb.CCP(6, 4, 3, 3, dtype=given.pop("dtype", None))
+    refuses(complaint, to_onnx, model, path, **given)
+    assert not list(tmp_path.iterdir())
+
+
+@given(graphs(most=12, dtype=torch.float32))
+def test_random_graphs_are_written_and_read_as_what_they_compute(tmp_path_factory, graph):
+    same_after_a_round_trip(graph, tmp_path_factory.mktemp("onnx") / "net.onnx")
+
+
+def test_a_polynet_has_any_batch(tmp_path):
+    network = pb.PolyNet((1, 8, 8), 3, width=2, blocks=(1, 1), seed=0).eval()
+    [file] = to_onnx(network, tmp_path / "net.onnx", class_names=["a", "b", "c"])
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    again = pb.deploy.from_onnx(file)
+    for batch in (1, 5):
+        x = torch.rand(batch, 1, 8, 8)
+        [logits] = session.run(None, {"input": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits), network(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(again.double()(x.double()), network(x).double(), rtol=1e-4, atol=1e-5)
+
+
+def test_images_stay_images_and_shared_maps_are_written_once(tmp_path):
+    network = pb.PolyNet((1, 8, 8), 3, width=2, blocks=(1, 1), seed=0).eval()
+    [file] = to_onnx(network, tmp_path / "net.onnx")
+    operators = [node.op_type for node in onnx.load(file).graph.node]
+    assert operators.count("Conv") == sum(isinstance(part, torch.nn.Conv2d) for part in network.modules())
+    assert operators.count("Reshape") <= 2 and "Gather" not in operators
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_networks_without_weights_are_written(square, tmp_path):
+    builder = Builder()
+    x = builder.input((2, 2))
+    network = GraphNetwork.of(builder.finish(builder.product(x, x) if square else x))
+    [file] = to_onnx(network, tmp_path / "net.onnx")
+    x = torch.randn(3, 2, 2, dtype=torch.float64)
+    wanted = (x**2 if square else x).flatten(1)
+    assert torch.equal(pb.deploy.from_onnx(file).double()(x), wanted)

@@ -23,13 +23,16 @@ class Graph:
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
-        self.opset = int(self.choose(OPSETS, [1, 1, 2, 2, 1, 10, 1, 1, 1]))
+        self.opset = self.choose(OPSETS, [1, 1, 2, 2, 1, 10, 1, 1, 1])
         self.batch = [BATCH, BATCH, 1][seed % 3] if seed % 5 == 0 else "batch"  # a size, or open
         self.size = 1 if self.batch == 1 else BATCH
         shape = [(3,), (2, 2), (1, 4, 4), (2, 6)][seed % 4]
         self.nodes, self.tensors, self.shapes, self.values = [], {}, {}, [("input", (self.size, *shape))]
         for _ in range(1 + seed % 12):
-            self.grow()
+            name, shape = self.pick()
+            fitting = {way: often for way, (often, dims) in KINDS.items() if len(shape) >= dims}
+            if fitting:  # else nothing is left to work with
+                getattr(Ways, self.choose(list(fitting), list(fitting.values())))(self, name, shape)
         wanted = {self.values[-1][0]}
         for node in reversed(self.nodes):
             if wanted & set(node.output):
@@ -45,8 +48,15 @@ class Graph:
         return self.rng.random() < share
 
     def several(self, options, count):
-        """Some whole numbers, each drawn from the options."""
-        return [int(self.choose(options)) for _ in range(count)]
+        return [self.choose(options) for _ in range(count)]
+
+    def some(self, **options):
+        """Attributes, each with a share and its values, of those that are there."""
+        return {name: self.choose(values) for name, (share, values) in options.items() if self.chance(share)}
+
+    def lists(self, count, **shares):
+        """Attributes of ones and twos, a number for each dimension."""
+        return {name: self.several([1, 2], count) for name, share in shares.items() if self.chance(share)}
 
     def tensor(self, array):
         name = f"c{len(self.tensors)}"
@@ -56,9 +66,12 @@ class Graph:
     def whole(self, *values):
         return self.tensor(np.array(values, dtype=np.int64))
 
+    def number(self, value):
+        return self.tensor(np.array(value, dtype=np.float32))
+
     def values_of(self, *shape):
         """A float tensor of the file."""
-        return self.tensor(self.rng.choice([-1.0, 0.5, 1.0, 2.0, 3.0], size=shape).astype(np.float32))
+        return self.number(self.rng.choice([-1.0, 0.5, 1.0, 2.0, 3.0], size=shape))
 
     def made(self, operator, inputs, outputs=1, **attributes):
         names = [f"t{len(self.nodes)}_{i}" for i in range(outputs)]
@@ -73,15 +86,13 @@ class Graph:
         """Add a node with the shapes that ONNX infers; where it infers none, now and then as the last one."""
         node = self.made(operator, inputs, outputs, **attributes)
         known = dict(self.values) | self.shapes
-        given = dict.fromkeys(word for word in inputs if word)
-        fixed = [numpy_helper.from_array(self.tensors[word], word) for word in given if word in self.tensors]
-        info = [(word, known.get(word)) for word in given if word not in self.tensors]
+        given = [word for word in dict.fromkeys(inputs) if word]
         graph = helper.make_graph(
             [node],
             "one",
-            [helper.make_tensor_value_info(word, TensorProto.FLOAT, shape) for word, shape in info],
-            [helper.make_tensor_value_info(word, TensorProto.FLOAT, None) for word in node.output],
-            fixed,
+            [_info(word, known.get(word)) for word in given if word not in self.tensors],
+            [_info(word, None) for word in node.output],
+            [numpy_helper.from_array(self.tensors[word], word) for word in given if word in self.tensors],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
         try:
@@ -94,7 +105,7 @@ class Graph:
         self.nodes.append(node)
         for output in found:
             sizes = [size.dim_value for size in output.type.tensor_type.shape.dim]
-            if output.type.tensor_type.HasField("shape") and 0 < np.prod(sizes) < 2000:
+            if output.type.tensor_type.HasField("shape") and min(sizes, default=1) > 0 and np.prod(sizes) < 2000:
                 self.values.append((output.name, tuple(sizes)))
         return node.output[0]
 
@@ -103,24 +114,23 @@ class Graph:
         values = self.rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0, 3.0], size=shape).astype(np.float32)
         if self.chance(0.5):
             values = np.full(shape, self.choose([1.0, 2.0]), dtype=np.float32)
-        way = self.choose(["plain", "node", "computed", "sliced", "moved", "expanded"], [60, 10, 10, 10, 10, 3])
-        if way == "node":
+        ways = ["plain", "node", "computed", *(["sliced"] if self.opset >= 10 else []), "moved", "expanded"]
+        way = self.choose(ways if shape else ways[:3])
+        if way == "plain" or self.chance(0.5):
+            name = self.tensor(values)
+        elif way == "node":
             name = self.node("Constant", [], value=numpy_helper.from_array(values))
         elif way == "computed":
-            other = self.rng.choice([0.5, 1.0, 2.0, 4.0, 3.0], size=shape).astype(np.float32)
-            operator = self.choose(["Add", "Sub", "Mul", "Div"])
-            name = self.node(operator, [self.tensor(values), self.tensor(other)])
-        elif way == "sliced" and shape and self.opset >= 10:
-            # Every second entry along the last axis, by steps with axes or without.
+            other = self.number(self.rng.choice([0.5, 1.0, 2.0, 4.0, 3.0], size=shape))
+            name = self.node(self.choose(["Add", "Sub", "Mul", "Div"]), [self.tensor(values), other])
+        elif way == "sliced":  # every second entry along the last axis, by steps with axes or without
             starts, ends, steps = [0] * len(shape), [*shape[:-1], 2 * shape[-1]], [1] * (len(shape) - 1) + [2]
             wide = self.tensor(np.repeat(values, 2, axis=-1))
             name = self.node("Slice", [wide, self.whole(*starts), self.whole(*ends), "", self.whole(*steps)])
-        elif way == "moved" and shape:
+        elif way == "moved":
             name = self.node("Transpose", [self.tensor(np.ascontiguousarray(values.T))])
-        elif way == "expanded" and shape:
-            name = self.node("Expand", [self.tensor(values[..., :1]), self.whole(*shape)])
         else:
-            name = self.tensor(values)
+            name = self.node("Expand", [self.tensor(values[..., :1]), self.whole(*shape)])
         self.shapes[name] = shape
         return name
 
@@ -128,11 +138,6 @@ class Graph:
         """A value, late ones more often; of a shape if one is asked for."""
         fitting = [value for value in self.values if shape is None or value[1] == shape]
         return fitting[-1 - min(int(self.rng.exponential(1.5)), len(fitting) - 1)]
-
-    def grow(self):
-        name, shape = self.pick()
-        if len(shape) >= 2:  # else nothing is left to work with
-            getattr(self, f"add_{self.choose(list(KINDS), list(KINDS.values()))}")(name, shape)
 
     def axis(self, axis, shape):
         """The axis, or the same counted from the end, which opsets from 11 on know."""
@@ -142,173 +147,13 @@ class Graph:
         """An axis, now and then that of the batch."""
         return int(self.rng.integers(0 if self.chance(of_batch) else 1, len(shape)))
 
-    def add_map(self, name, shape):
-        """Gemm, MatMul or a convolution, whichever fits."""
-        wide = int(self.choose([2, 3]))
-        if len(shape) == 2 and self.chance(0.8):
-            transposed = int(self.chance(0.7))
-            inputs = [name, self.constant(*((wide, shape[1]) if transposed else (shape[1], wide)))]
-            attributes = {"transB": transposed}
-            if self.chance(0.5) or self.opset < 11:
-                inputs.append(self.constant(*self.choose([(wide,), (1, wide), (1,), ()], [6, 2, 1, 1])))
-            for option in ("alpha", "beta"):
-                if self.chance(0.2):
-                    attributes[option] = float(self.choose([0.5, 2.0, 3.0]))
-            if self.opset < 7 and self.chance(0.5):
-                attributes["broadcast"] = 1
-            self.add("Gemm", inputs, **attributes)
-        elif len(shape) >= 3 and self.chance(0.7):
-            kernel = [int(self.choose([1, 2, 3], [1, 1, 4])) for _ in shape[2:]]
-            group = 2 if shape[1] % 2 == 0 and self.chance(0.2) else 1
-            wide = wide - wide % group
-            bias = [self.constant(wide)] if self.chance(0.5) else []
-            inputs = [name, self.constant(wide, shape[1] // group, *kernel), *bias]
-            self.add("Conv", inputs, **self.window(kernel), **({"group": group} if group > 1 else {}))
-        else:
-            self.add("MatMul", [name, self.constant(shape[-1], wide)])
-
     def window(self, kernel):
         """Attributes of a sliding window."""
-        dims = len(kernel)
         if all(size % 2 for size in kernel) and self.chance(0.7):
-            pads = [size // 2 for size in kernel] * 2
-            return {"auto_pad": str(self.choose(["SAME_UPPER", "SAME_LOWER"]))} if self.chance(0.2) else {"pads": pads}
-        attributes = {"pads": self.several([0, 1], 2 * dims)}
-        if self.chance(0.3):
-            attributes["strides"] = self.several([1, 2], dims)
-        if self.chance(0.2):
-            attributes["dilations"] = self.several([1, 2], dims)
-        if self.chance(0.1):
-            attributes["auto_pad"] = "VALID"
-            del attributes["pads"]
-        return attributes
-
-    def add_transposed(self, name, shape):
-        dims = len(shape) - 2
-        if not 1 <= dims <= 2:
-            return
-        kernel, wide = self.several([1, 2, 3], dims), int(self.choose([1, 2]))
-        group = 2 if shape[1] % 2 == 0 and self.chance(0.3) else 1
-        attributes = {"group": group} if group > 1 else {}
-        for option, share, options in (
-            ("strides", 0.6, [1, 2]),
-            ("dilations", 0.3, [1, 2]),
-            ("output_padding", 0.3, [0, 1]),
-        ):
-            if self.chance(share):
-                attributes[option] = self.several(options, dims)
-        if self.chance(0.4):
-            attributes["pads"] = self.several([0, 1], 2 * dims)
-        if self.chance(0.1):
-            attributes["auto_pad"] = str(self.choose(["SAME_UPPER", "VALID"]))
-            attributes.pop("pads", None)
-        bias = self.choose([[], [""], [self.values_of(wide * group)]])
-        self.add("ConvTranspose", [name, self.values_of(shape[1], wide, *kernel), *bias], **attributes)
-
-    def add_pool(self, name, shape):
-        if len(shape) < 3:
-            return
-        kernel = [int(self.choose([2, 3], [3, 1]))] * (len(shape) - 2)
-        attributes = {"strides": kernel} if self.chance(0.7) else self.window(kernel)
-        attributes.pop("dilations", None)
-        if self.opset >= 7 and self.chance(0.3):
-            attributes["count_include_pad"] = 1
-        if self.opset >= 10 and self.chance(0.1):
-            attributes["ceil_mode"] = 1
-        self.add("AveragePool", [name], kernel_shape=kernel, **attributes)
-
-    def add_global_pool(self, name, shape):
-        if len(shape) >= 3:
-            self.add("GlobalAveragePool", [name])
-
-    def add_normal(self, name, shape):
-        statistics = [self.values_of(shape[1]) for _ in range(3)]
-        var = self.tensor(self.rng.choice([0.25, 1.0, 2.0], size=shape[1]).astype(np.float32))
-        attributes = {"epsilon": float(self.choose([1e-5, 0.5]))} if self.chance(0.7) else {}
-        if self.opset >= 14 and self.chance(0.3):
-            attributes["training_mode"] = 0
-        self.add("BatchNormalization", [name, *statistics, var], **attributes)
-
-    def add_two(self, name, shape):
-        operator = self.choose(["Mul", "Add", "Sub"], [3, 1, 1])
-        other, _ = self.pick(shape) if self.chance(0.97) else self.pick()
-        self.add(operator, [name, other] if self.chance(0.5) else [other, name])
-
-    def add_broadcast(self, name, shape):
-        """A value and a constant whose shape broadcasts, in one of many ways."""
-        operator = self.choose(["Mul", "Add", "Sub", "Div"], [4, 3, 3, 1])
-        sizes = list(shape[1:])[int(self.rng.integers(len(shape))) :]
-        sizes = [1 if self.chance(0.2) else size for size in sizes]
-        if self.chance(0.3):
-            sizes = [1] * (len(shape) - len(sizes)) + sizes
-        if self.chance(0.15):
-            sizes = [1] * int(self.choose([1, 2])) + sizes
-        if self.chance(0.05):
-            sizes = [int(self.choose([2, 4])), *sizes]
-        if self.opset < 7 and sizes != list(shape):
-            # Old opsets align a shape anywhere, by attributes, and do not repeat single entries.
-            place = int(self.rng.integers(1, len(shape)))
-            self.add(operator, [name, self.constant(*shape[place : place + 1])], broadcast=1, axis=place)
-            return
-        inputs = [name, self.constant(*sizes)]
-        if operator != "Div" and self.chance(0.3):
-            inputs.reverse()
-        self.add(operator, inputs)
-
-    def add_many(self, name, shape):
-        others = [self.pick(shape)[0] for _ in range(int(self.choose([0, 1, 2])))]
-        if self.chance(0.4):
-            others.append(self.values_of(*self.choose([shape[1:], shape[-1:], (1,)])))
-        inputs = [name, *others]
-        self.add(str(self.choose(["Sum", "Mean"])), [inputs[i] for i in self.rng.permutation(len(inputs))])
-
-    def add_power(self, name, shape):
-        value = float(self.choose([2, 3, 1, 4, 0.5, -1, 0], [8, 4, 1, 1, 1, 1, 1]))
-        sizes = self.choose([(), (1,), (1,) * (len(shape) + 1), shape[-1:]], [6, 3, 1, 1])
-        kind = np.int64 if self.opset >= 12 and value == int(value) and self.chance(0.3) else np.float32
-        self.add("Pow", [name, self.tensor(np.full(sizes, value, dtype=kind))])
-
-    def add_cumulated(self, name, shape):
-        place = self.tensor(np.array(self.axis(self.inner(shape), shape), dtype=np.int64))
-        self.add("CumSum", [name, place], **{flag: 1 for flag in ("exclusive", "reverse") if self.chance(0.3)})
-
-    def add_negate(self, name, shape):
-        self.add(str(self.choose(["Neg", "Identity"])), [name])
-
-    def add_transpose(self, name, shape):
-        order = [0, *(1 + self.rng.permutation(len(shape) - 1)).tolist()]
-        if self.chance(0.1):
-            order = self.rng.permutation(len(shape)).tolist()
-        self.add("Transpose", [name], perm=order)
-
-    def add_shape(self, name, shape):
-        """Reshape, Flatten, Squeeze or Unsqueeze."""
-        size = int(np.prod(shape[1:]))
-        kind = str(self.choose(["reshape", "flatten", "squeeze", "unsqueeze", "dynamic"]))
-        if kind == "flatten":
-            axis = int(self.choose([1, 1 - len(shape), 2, 0], [6, 2, 1, 1]))
-            if axis >= 0 or self.opset >= 11:
-                self.add("Flatten", [name], axis=axis)
-        elif kind == "squeeze" and 1 in shape:
-            axes = [place for place, wide in enumerate(shape) if wide == 1 and self.chance(0.8)]
-            if not axes or self.chance(0.1):
-                self.add("Squeeze", [name])
-            else:
-                self.along("Squeeze", name, *(self.axis(axis, shape) for axis in axes))
-        elif kind == "unsqueeze":
-            self.along("Unsqueeze", name, int(self.choose([1, 2, len(shape), 0], [4, 2, 2, 1])))
-        elif kind == "dynamic" and self.opset >= 10:
-            batch = self.node("Slice", [self.node("Shape", [name]), self.whole(0), self.whole(1), self.whole(0)])
-            target = self.node("Concat", [batch, self.whole(-1)], axis=0)
-            self.values.append((self.node("Reshape", [name, target]), (shape[0], size)))
-        elif kind == "reshape":
-            rest = self.choose([(size,), (-1,), (2, -1), (1, -1), (size, 1)])
-            known = int(np.prod([wide for wide in rest if wide > 0]))
-            first = int(self.choose([0, -1, 1, self.size], [8, 1, 1, 1]))
-            if first == -1:
-                rest = tuple(size // known if wide < 0 else wide for wide in rest)
-            allow = {"allowzero": 1} if self.opset >= 14 and self.chance(0.1) else {}
-            self.add("Reshape", [name, self.whole(first, *rest)], **allow)
+            same = {"auto_pad": self.choose(["SAME_UPPER", "SAME_LOWER"])}
+            return same if self.chance(0.2) else {"pads": [size // 2 for size in kernel] * 2}
+        pads = {"auto_pad": "VALID"} if self.chance(0.1) else {"pads": self.several([0, 1], 2 * len(kernel))}
+        return pads | self.lists(len(kernel), strides=0.3, dilations=0.2)
 
     def along(self, operator, name, *axes):
         """An operator whose axes are an attribute in old opsets and an operand in new ones."""
@@ -316,193 +161,14 @@ class Graph:
             return self.add(operator, [name], axes=axes)
         return self.add(operator, [name, self.whole(*axes)])
 
-    def add_part(self, name, shape):
-        """Slice, Gather or Split, now and then of the batch."""
-        kind, axis = self.choose(["slice", "slice", "gather", "split"]), self.inner(shape, of_batch=0.1)
-        size = shape[axis]
-        if kind == "slice":
-            self.add_slice(name, shape, axis)
-        elif kind == "gather":
-            index = self.rng.integers(-size, size, size=self.choose([(), (1,), (2,), (2, 1)])).astype(np.int64)
-            self.add("Gather", [name, self.tensor(index)], axis=self.axis(axis, shape))
-        elif size > 1:
-            first = size // 2 if size % 2 == 0 and self.chance(0.5) else int(self.rng.integers(1, size))
-            inputs, attributes = [name], {"axis": axis}
-            if self.opset < 13:
-                attributes["split"] = [first, size - first]
-            elif size % 2 == 0 and first == size // 2 and self.chance(0.5):
-                attributes |= {"num_outputs": 2} if self.opset >= 18 else {}
-            else:
-                inputs.append(self.whole(first, size - first))
-            self.add("Split", inputs, outputs=2, **attributes)
-
-    def add_slice(self, name, shape, axis):
-        size = shape[axis]
-        start, end = int(self.choose([0, 1, -2, -size])), int(self.choose([size, 2**31, -1, size - 1], [4, 2, 1, 1]))
-        step = int(self.choose([1, 2, 3, -1], [4, 3, 1, 1]))
-        if step < 0:
-            start, end = size - 1, -size - 1
-        if self.opset < 10:
-            if step == 1:
-                self.add("Slice", [name], starts=[start], ends=[end], axes=[axis])
-            return
-        steps = [] if step == 1 and self.chance(0.5) else [step]
-        if self.chance(0.5):  # axes by their places: those before are taken whole
-            whole = [2**31 if place == 0 and self.chance(0.8) else size for place, size in enumerate(shape[:axis])]
-            starts, ends, axes = [0] * axis + [start], [*whole, end], ""
-            steps = [1] * axis + steps if steps else []
-        else:
-            starts, ends, axes = [start], [end], self.whole(self.axis(axis, shape))
-        inputs = [name, self.whole(*starts), self.whole(*ends)]
-        if steps:
-            inputs += [axes, self.whole(*steps)]
-        elif axes:
-            inputs.append(axes)
-        self.add("Slice", inputs)
-
-    def add_gather(self, name, shape):
-        axis = self.inner(shape)
-        if self.opset >= 11 and self.chance(0.6):
-            sizes = list(shape)
-            sizes[axis] = int(self.choose([1, 2]))
-            index = self.tensor(self.rng.integers(-shape[axis], shape[axis], size=sizes).astype(np.int64))
-            self.add("GatherElements", [name, index], axis=self.axis(axis, shape))
-        elif self.opset >= 12:
-            rows = self.rng.integers(0, shape[1], size=(shape[0], 2, 1)).astype(np.int64)
-            if self.chance(0.7):
-                rows[:] = rows[:1]
-            self.add("GatherND", [name, self.tensor(rows)], batch_dims=1)
-
-    def add_reduce(self, name, shape):
-        operator = str(self.choose(["ReduceSum", "ReduceMean", "ReduceSumSquare"]))
-        first = 0 if self.chance(0.05) else 1
-        axes = sorted({int(a) for a in self.rng.integers(first, len(shape), size=self.choose([1, 2]))})
-        axes = [self.axis(axis, shape) for axis in axes]
-        attributes = {"keepdims": int(self.chance(0.6))} if self.chance(0.8) else {}
-        if self.opset >= (13 if operator == "ReduceSum" else 18):
-            if self.chance(0.2):
-                attributes["noop_with_empty_axes"] = 1
-            given = self.choose([[self.whole(*axes)], [self.whole(*axes)], [""], []])
-            self.add(operator, [name, *given], **attributes)
-        else:
-            self.add(operator, [name], **attributes, **({"axes": axes} if self.chance(0.9) else {}))
-
-    def add_tile(self, name, shape):
-        repeats = [1, *self.several([1, 2], len(shape) - 1)]
-        self.add("Tile", [name, self.whole(*(repeats if self.chance(0.9) else [2, *repeats[1:]]))])
-
-    def add_expand(self, name, shape):
-        sizes = [int(self.choose([1, size if size > 1 else 2])) for size in shape]
-        sizes = sizes[int(self.choose([0, 1])) :]
-        if len(sizes) == len(shape):
-            sizes[0] = 1 if self.chance(0.8) else shape[0]
-        self.add("Expand", [name, self.whole(*sizes)])
-
-    def add_pad(self, name, shape):
-        mode = str(self.choose(["constant", "reflect", "edge"], [4, 1, 1]))
-        one, other = ([0, *self.several([0, 1, 2], len(shape) - 1)] for _ in range(2))
-        if self.chance(0.05):
-            one[0] = 1
-        attributes = {} if mode == "constant" and self.chance(0.5) else {"mode": mode}
-        if self.opset < 11:
-            self.add("Pad", [name], pads=one + other, **attributes, **({"value": 2.0} if self.chance(0.3) else {}))
-            return
-        fill = self.choose([[], [""], [self.tensor(np.float32(self.choose([0.0, 1.5])))]])
-        if self.opset >= 18 and self.chance(0.5):
-            axis = self.inner(shape)
-            inputs = [name, self.whole(one[axis], other[axis]), *(fill or [""]), self.whole(axis)]
-        else:
-            inputs = [name, self.whole(*one, *other), *fill]
-        self.add("Pad", inputs, **attributes)
-
-    def add_concat(self, name, shape):
-        axis = self.inner(shape, of_batch=0.05)
-        left = (*shape[:axis], *shape[axis + 1 :])
-        sizes_of = {other: sizes for other, sizes in self.values if len(sizes) == len(shape)}
-        others = [other for other, sizes in sizes_of.items() if (*sizes[:axis], *sizes[axis + 1 :]) == left]
-        chosen = [str(self.choose(others)) for _ in range(int(self.choose([1, 2])))]
-        if self.chance(0.2):
-            chosen.append(self.values_of(*shape))
-        self.add("Concat", [name, *chosen], axis=self.axis(axis, shape))
-
-    def add_stack(self, name, shape):
-        """Two tensors along a new dimension, each by Unsqueeze."""
-        axes = [self.along("Unsqueeze", one, 1) for one in (name, self.pick(shape)[0])]
-        if all(axes):
-            self.add("Concat", axes, axis=1)
-
-    def add_depth(self, name, shape):
-        if len(shape) == 4 and self.chance(0.5):
-            self.add("SpaceToDepth", [name], blocksize=2)
-        elif len(shape) == 4:
-            mode = {"mode": str(self.choose(["DCR", "CRD"]))} if self.opset >= 11 and self.chance(0.6) else {}
-            self.add("DepthToSpace", [name], blocksize=2, **mode)
-
-    def add_resize(self, name, shape):
-        factors = np.float32([1, 1, *(self.choose([1, 2, 3, 0.5], [3, 4, 2, 1]) for _ in shape[2:])])
-        if self.opset < 10:
-            if self.opset >= 9:
-                self.add("Upsample", [name, self.tensor(factors)], mode="nearest")
-            elif self.opset >= 7:
-                self.add("Upsample", [name], mode="nearest", scales=[float(f) for f in factors])
-            return
-        attributes = {"mode": str(self.choose(["nearest", "linear"], [6, 1]))} if self.chance(0.9) else {}
-        if self.opset == 10:
-            self.add("Resize", [name, self.tensor(factors)], **attributes)
-            return
-        if self.chance(0.8):
-            ways = ["asymmetric", "half_pixel", "align_corners", "pytorch_half_pixel"]
-            attributes["coordinate_transformation_mode"] = str(self.choose(ways, [6, 2, 1, 1]))
-        if self.chance(0.8):
-            attributes["nearest_mode"] = str(self.choose(["floor", "round_prefer_floor", "ceil"], [4, 2, 1]))
-        empty = "" if self.opset >= 13 else self.tensor(np.zeros(0, dtype=np.float32))
-        if self.chance(0.7):
-            self.add("Resize", [name, empty, self.tensor(factors)], **attributes)
-        else:
-            sizes = [int(size * factor) for size, factor in zip(shape, factors, strict=True)]
-            self.add("Resize", [name, empty, empty, self.whole(*sizes)], **attributes)
-
-    def add_matmul(self, name, shape):
-        wide = int(self.choose([1, 2, 3]))
-        kind = self.choose(["values", "left", "stack", "vector"])
-        if kind == "values" and len(shape) >= 3:
-            order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-            turned = self.add("Transpose", [self.pick(shape)[0]], perm=order)
-            self.add("MatMul", [name, turned] if self.chance(0.5) else [turned, name])
-        elif kind == "left":
-            self.add("MatMul", [self.values_of(wide, shape[-2]), name])
-        elif kind == "stack" and len(shape) >= 3:
-            self.add("MatMul", [name, self.values_of(*self.choose([(1,), shape[-3:-2]]), shape[-1], wide)])
-        elif kind == "vector":
-            self.add("MatMul", [name, self.values_of(shape[-1])])
-
-    def add_gemm(self, name, shape):
-        if len(shape) != 2:
-            return
-        wide = int(self.choose([2, 3]))
-        fitting = [other for other, sizes in self.values if sizes in ((shape[0], wide), (shape[0], 1))]
-        bias = self.choose([[], [""], [str(self.choose(fitting))]] if fitting else [[], [""]])
-        attributes = {key: float(self.choose([0.5, 3.0])) for key in ("alpha", "beta") if self.chance(0.4)}
-        self.add("Gemm", [name, self.values_of(shape[1], wide), *bias], **attributes)
-
-    def add_dropout(self, name, shape):
-        inputs, attributes = [name], {}
-        if self.opset >= 12:
-            training = self.tensor(np.array(self.chance(0.2)))
-            inputs += self.choose([[], ["", training], [self.tensor(np.float32(0.3))]])
-        elif self.chance(0.5):
-            attributes["ratio"] = 0.25
-        self.add("Dropout", inputs, **attributes)
-
     def model(self, kind, opset=None):
         """The graph as a file's content, in float32 or float64."""
         dtype = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}[kind]
         name, shape = self.values[-1]
-        nodes = [helper.make_node("Identity", [name], ["output"], name="last")]
-        nodes = [*(_doubled(node) if kind == TensorProto.DOUBLE else node for node in self.nodes), *nodes]
+        nodes = [*self.nodes, helper.make_node("Identity", [name], ["output"], name="last")]
         arrays = {n: a.astype(dtype) if a.dtype == np.float32 else a for n, a in self.tensors.items()}
         graph = helper.make_graph(
-            nodes,
+            [_doubled(node) if kind == TensorProto.DOUBLE else node for node in nodes],
             "grown",
             [helper.make_tensor_value_info("input", kind, [self.batch, *self.values[0][1][1:]])],
             [helper.make_tensor_value_info("output", kind, [f"size{place}" for place in range(len(shape))])],
@@ -516,11 +182,8 @@ class Graph:
         return self.rng.integers(-4, 5, size=self.values[0][1]).astype(np.float64) / 2
 
 
-# How often each operator, or group of them, is taken.
-KINDS = {"map": 30, "two": 40, "broadcast": 18, "negate": 2, "shape": 10, "part": 12, "transpose": 3, "pool": 4}
-KINDS |= dict.fromkeys(("reduce", "concat", "matmul"), 4)
-FURTHER = "transposed normal global_pool many power cumulated tile expand pad depth gather resize gemm dropout stack"
-KINDS |= dict.fromkeys(FURTHER.split(), 2)
+def _info(name, shape):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def _doubled(node):
@@ -529,6 +192,275 @@ def _doubled(node):
         return node
     value = numpy_helper.from_array(numpy_helper.to_array(node.attribute[0].t).astype(np.float64))
     return helper.make_node("Constant", [], list(node.output), name=node.name, value=value)
+
+
+class Ways:
+    """How a graph `g` grows by an operator at a value `x` of shape `s`."""
+
+    def map(g, x, s):
+        wide = g.choose([2, 3])
+        if len(s) == 2 and g.chance(0.8):
+            turned, bias = int(g.chance(0.7)), []
+            if g.chance(0.5) or g.opset < 11:
+                bias = [g.constant(*g.choose([(wide,), (1, wide), (1,), ()], [6, 2, 1, 1]))]
+            scales = g.some(**dict.fromkeys(("alpha", "beta"), (0.2, [0.5, 2.0, 3.0])))
+            old = {"broadcast": 1} if g.opset < 7 and g.chance(0.5) else {}
+            g.add("Gemm", [x, g.constant(*[s[1], wide][:: 1 - 2 * turned]), *bias], transB=turned, **scales, **old)
+        elif len(s) >= 3 and g.chance(0.7):
+            kernel = [g.choose([1, 2, 3], [1, 1, 4]) for _ in s[2:]]
+            group = 2 if s[1] % 2 == 0 and g.chance(0.2) else 1
+            wide -= wide % group
+            bias = [g.constant(wide)] if g.chance(0.5) else []
+            g.add("Conv", [x, g.constant(wide, s[1] // group, *kernel), *bias], group=group, **g.window(kernel))
+        else:
+            g.add("MatMul", [x, g.constant(s[-1], wide)])
+
+    def transposed(g, x, s):
+        n, wide = len(s) - 2, g.choose([1, 2])
+        if n > 2:
+            return
+        group = 2 if s[1] % 2 == 0 and g.chance(0.3) else 1
+        given = g.lists(n, strides=0.6, dilations=0.3) | g.some(output_padding=(0.3, [g.several([0, 1], n)]))
+        pads = g.some(pads=(0.4, [g.several([0, 1], 2 * n)]))
+        pads = g.some(auto_pad=(0.1, ["SAME_UPPER", "VALID"])) or pads
+        bias = g.choose([[], [""], [g.values_of(wide * group)]])
+        kernel = g.values_of(s[1], wide, *g.several([1, 2, 3], n))
+        g.add("ConvTranspose", [x, kernel, *bias], group=group, **given, **pads)
+
+    def pool(g, x, s):
+        kernel = [g.choose([2, 3], [3, 1])] * (len(s) - 2)
+        given = {"strides": kernel} if g.chance(0.7) else g.window(kernel)
+        given.pop("dilations", None)
+        given |= g.some(count_include_pad=(0.3 * (g.opset >= 7), [1]), ceil_mode=(0.1 * (g.opset >= 10), [1]))
+        g.add("AveragePool", [x], kernel_shape=kernel, **given)
+
+    def normal(g, x, s):
+        var = g.number(g.rng.choice([0.25, 1.0, 2.0], size=s[1]))
+        given = g.some(epsilon=(0.7, [1e-5, 0.5]), training_mode=(0.3 * (g.opset >= 14), [0]))
+        g.add("BatchNormalization", [x, *(g.values_of(s[1]) for _ in range(3)), var], **given)
+
+    def two(g, x, s):
+        other, _ = g.pick(s) if g.chance(0.97) else g.pick()
+        g.add(g.choose(["Mul", "Add", "Sub"], [3, 1, 1]), [x, other] if g.chance(0.5) else [other, x])
+
+    def broadcast(g, x, s):
+        """A value and a constant whose shape broadcasts, in one of many ways."""
+        operator = g.choose(["Mul", "Add", "Sub", "Div"], [4, 3, 3, 1])
+        sizes = [1 if g.chance(0.2) else size for size in s[1:][int(g.rng.integers(len(s))) :]]
+        if g.chance(0.3):
+            sizes = [1] * (len(s) - len(sizes)) + sizes
+        sizes = [*g.choose([[], [1], [1, 1], [2], [4]], [32, 3, 3, 1, 1]), *sizes]
+        if g.opset < 7 and sizes != list(s):
+            # Old opsets align a shape anywhere, by attributes, and do not repeat single entries.
+            place = int(g.rng.integers(1, len(s)))
+            g.add(operator, [x, g.constant(s[place])], broadcast=1, axis=place)
+        else:
+            inputs = [x, g.constant(*sizes)]
+            g.add(operator, inputs[::-1] if operator != "Div" and g.chance(0.3) else inputs)
+
+    def many(g, x, s):
+        inputs = [x, *(g.pick(s)[0] for _ in range(g.choose([0, 1, 2])))]
+        if g.chance(0.4):
+            inputs.append(g.values_of(*g.choose([s[1:], s[-1:], (1,)])))
+        g.add(g.choose(["Sum", "Mean"]), [inputs[i] for i in g.rng.permutation(len(inputs))])
+
+    def power(g, x, s):
+        value = g.choose([2.0, 3.0, 1.0, 4.0, 0.5, -1.0, 0.0], [8, 4, 1, 1, 1, 1, 1])
+        sizes = g.choose([(), (1,), (1,) * (len(s) + 1), s[-1:]], [6, 3, 1, 1])
+        whole = g.opset >= 12 and value == int(value) and g.chance(0.3)
+        g.add("Pow", [x, g.tensor(np.full(sizes, value, dtype=np.int64 if whole else np.float32))])
+
+    def cumulated(g, x, s):
+        place = g.tensor(np.array(g.axis(g.inner(s), s), dtype=np.int64))
+        g.add("CumSum", [x, place], **g.some(exclusive=(0.3, [1]), reverse=(0.3, [1])))
+
+    def transpose(g, x, s):
+        order = g.rng.permutation(len(s)) if g.chance(0.1) else [0, *(1 + g.rng.permutation(len(s) - 1))]
+        g.add("Transpose", [x], perm=[int(axis) for axis in order])
+
+    def shape(g, x, s):
+        """Reshape, Flatten, Squeeze or Unsqueeze."""
+        size, way = int(np.prod(s[1:])), g.choose(["reshape", "flatten", "squeeze", "unsqueeze", "dynamic"])
+        if way == "flatten":
+            axis = g.choose([1, 1 - len(s), 2, 0], [6, 2, 1, 1])
+            if axis >= 0 or g.opset >= 11:
+                g.add("Flatten", [x], axis=axis)
+        elif way == "squeeze" and 1 in s:
+            axes = [g.axis(place, s) for place, wide in enumerate(s) if wide == 1 and g.chance(0.7)]
+            g.along("Squeeze", x, *axes) if axes else g.add("Squeeze", [x])
+        elif way == "unsqueeze":
+            g.along("Unsqueeze", x, g.choose([1, 2, len(s), 0], [4, 2, 2, 1]))
+        elif way == "dynamic" and g.opset >= 10:
+            batch = g.node("Slice", [g.node("Shape", [x]), g.whole(0), g.whole(1), g.whole(0)])
+            target = g.node("Concat", [batch, g.whole(-1)], axis=0)
+            g.values.append((g.node("Reshape", [x, target]), (s[0], size)))
+        elif way == "reshape":
+            rest = g.choose([(size,), (-1,), (2, -1), (1, -1), (size, 1)])
+            first = g.choose([0, -1, 1, g.size], [8, 1, 1, 1])
+            if first == -1:
+                known = int(np.prod([wide for wide in rest if wide > 0]))
+                rest = tuple(size // known if wide < 0 else wide for wide in rest)
+            g.add("Reshape", [x, g.whole(first, *rest)], **g.some(allowzero=(0.1 * (g.opset >= 14), [1])))
+
+    def slice(g, x, s):
+        axis = g.inner(s, of_batch=0.1)
+        size, step = s[axis], g.choose([1, 2, 3, -1], [4, 3, 1, 1])
+        start, end = g.choose([0, 1, -2, -size]), g.choose([size, 2**31, -1, size - 1], [4, 2, 1, 1])
+        if step < 0:
+            start, end = size - 1, -size - 1
+        if g.opset < 10:
+            if step == 1:
+                g.add("Slice", [x], starts=[start], ends=[end], axes=[axis])
+            return
+        steps = [] if step == 1 and g.chance(0.5) else [step]
+        if g.chance(0.5):  # axes by their places: those before are taken whole
+            whole = [2**31 if place == 0 and g.chance(0.8) else size for place, size in enumerate(s[:axis])]
+            starts, ends, axes = [0] * axis + [start], [*whole, end], ""
+            steps = [1] * axis + steps if steps else []
+        else:
+            starts, ends, axes = [start], [end], g.whole(g.axis(axis, s))
+        more = [axes, g.whole(*steps)] if steps else [axes] if axes else []
+        g.add("Slice", [x, g.whole(*starts), g.whole(*ends), *more])
+
+    def part(g, x, s):
+        """Gather or Split, now and then of the batch."""
+        axis = g.inner(s, of_batch=0.1)
+        size, first = s[axis], int(g.rng.integers(1, max(2, s[axis])))
+        if g.chance(0.5):
+            index = g.rng.integers(-size, size, size=g.choose([(), (1,), (2,), (2, 1)])).astype(np.int64)
+            g.add("Gather", [x, g.tensor(index)], axis=g.axis(axis, s))
+        elif size > 1:
+            if g.opset < 13:
+                g.add("Split", [x], outputs=2, axis=axis, split=[first, size - first])
+            elif size % 2 == 0 and g.chance(0.5):
+                g.add("Split", [x], outputs=2, axis=axis, **({"num_outputs": 2} if g.opset >= 18 else {}))
+            else:
+                g.add("Split", [x, g.whole(first, size - first)], outputs=2, axis=axis)
+
+    def gather(g, x, s):
+        axis = g.inner(s)
+        if g.opset >= 11 and g.chance(0.6):
+            sizes = [*s[:axis], g.choose([1, 2]), *s[axis + 1 :]]
+            index = g.tensor(g.rng.integers(-s[axis], s[axis], size=sizes).astype(np.int64))
+            g.add("GatherElements", [x, index], axis=g.axis(axis, s))
+        elif g.opset >= 12:
+            rows = g.rng.integers(0, s[1], size=(s[0], 2, 1)).astype(np.int64)
+            g.add("GatherND", [x, g.tensor(rows if g.chance(0.3) else rows[:1].repeat(s[0], 0))], batch_dims=1)
+
+    def reduce(g, x, s):
+        operator, first = g.choose(["ReduceSum", "ReduceMean", "ReduceSumSquare"]), 0 if g.chance(0.05) else 1
+        axes = sorted({int(a) for a in g.rng.integers(first, len(s), size=g.choose([1, 2]))})
+        axes, given = [g.axis(axis, s) for axis in axes], g.some(keepdims=(0.8, [0, 1]))
+        if g.opset < (13 if operator == "ReduceSum" else 18):
+            g.add(operator, [x], **given, **g.some(axes=(0.9, [axes])))
+        else:
+            operand = g.choose([[g.whole(*axes)], [g.whole(*axes)], [""], []])
+            g.add(operator, [x, *operand], **given, **g.some(noop_with_empty_axes=(0.2, [1])))
+
+    def expand(g, x, s):
+        sizes = [g.choose([1, size if size > 1 else 2]) for size in s]
+        sizes[0] = 1 if g.chance(0.8) else s[0]
+        g.add("Expand", [x, g.whole(*sizes[g.choose([0, 1]) :])])
+
+    def pad(g, x, s):
+        mode = g.choose(["constant", "reflect", "edge"], [4, 1, 1])
+        one, other = ([0, *g.several([0, 1, 2], len(s) - 1)] for _ in range(2))
+        one[0] = int(g.chance(0.05))
+        given = {} if mode == "constant" and g.chance(0.5) else {"mode": mode}
+        if g.opset < 11:
+            g.add("Pad", [x], pads=one + other, **given, **g.some(value=(0.3, [2.0])))
+            return
+        fill = g.choose([[], [""], [g.number(g.choose([0.0, 1.5]))]])
+        if g.opset >= 18 and g.chance(0.5):
+            axis = g.inner(s)
+            g.add("Pad", [x, g.whole(one[axis], other[axis]), *(fill or [""]), g.whole(axis)], **given)
+        else:
+            g.add("Pad", [x, g.whole(*one, *other), *fill], **given)
+
+    def concat(g, x, s):
+        axis = g.inner(s, of_batch=0.05)
+
+        def rest(sizes):
+            return len(sizes), sizes[:axis], sizes[axis + 1 :]
+
+        others = [other for other, sizes in g.values if rest(sizes) == rest(s)]
+        chosen = g.several(others, g.choose([1, 2])) + ([g.values_of(*s)] if g.chance(0.2) else [])
+        g.add("Concat", [x, *chosen], axis=g.axis(axis, s))
+
+    def stack(g, x, s):
+        """Two tensors along a new dimension, each by Unsqueeze."""
+        axes = [g.along("Unsqueeze", one, 1) for one in (x, g.pick(s)[0])]
+        if all(axes):
+            g.add("Concat", axes, axis=1)
+
+    def depth(g, x, s):
+        modes = g.some(mode=(0.6 * (g.opset >= 11), ["DCR", "CRD"]))
+        g.add("SpaceToDepth", [x], blocksize=2) if g.chance(0.5) else g.add("DepthToSpace", [x], blocksize=2, **modes)
+
+    def resize(g, x, s):
+        factors = [1.0, 1.0, *(g.choose([1.0, 2.0, 3.0, 0.5], [3, 4, 2, 1]) for _ in s[2:])]
+        if g.opset < 7:
+            return
+        if g.opset < 10:
+            new = g.opset >= 9
+            given = {} if new else {"scales": factors}
+            g.add("Upsample", [x, *([g.number(factors)] if new else [])], mode="nearest", **given)
+            return
+        given = {"mode": g.choose(["nearest", "linear"], [6, 1])} if g.chance(0.9) else {}
+        if g.opset == 10:
+            g.add("Resize", [x, g.number(factors)], **given)
+            return
+        ways = ["asymmetric"] * 6 + ["half_pixel"] * 2 + ["align_corners", "pytorch_half_pixel"]
+        nearest = ["floor"] * 4 + ["round_prefer_floor"] * 2 + ["ceil"]
+        given |= g.some(coordinate_transformation_mode=(0.8, ways), nearest_mode=(0.8, nearest))
+        empty = "" if g.opset >= 13 else g.number([])
+        sizes = [int(size * factor) for size, factor in zip(s, factors, strict=True)]
+        g.add("Resize", [x, empty, *([g.number(factors)] if g.chance(0.7) else [empty, g.whole(*sizes)])], **given)
+
+    def matmul(g, x, s):
+        wide, way = (
+            g.choose([1, 2, 3]),
+            g.choose(["values", "left", "stack", "vector"] if len(s) >= 3 else ["left", "vector"]),
+        )
+        if way == "values":
+            turned = g.add("Transpose", [g.pick(s)[0]], perm=[*range(len(s) - 2), len(s) - 1, len(s) - 2])
+            g.add("MatMul", [x, turned][:: g.choose([1, -1])])
+        elif way == "left":
+            g.add("MatMul", [g.values_of(wide, s[-2]), x])
+        else:
+            sizes = (s[-1],) if way == "vector" else (*g.choose([(1,), s[-3:-2]]), s[-1], wide)
+            g.add("MatMul", [x, g.values_of(*sizes)])
+
+    def gemm(g, x, s):
+        if len(s) == 2:
+            wide = g.choose([2, 3])
+            fitting = [other for other, sizes in g.values if sizes in ((s[0], wide), (s[0], 1))]
+            bias = g.choose([[], [""], *([[g.choose(fitting)]] if fitting else [])])
+            scales = g.some(**dict.fromkeys(("alpha", "beta"), (0.4, [0.5, 3.0])))
+            g.add("Gemm", [x, g.values_of(s[1], wide), *bias], **scales)
+
+    def dropout(g, x, s):
+        if g.opset >= 12:
+            training = g.tensor(np.array(g.chance(0.2)))
+            g.add("Dropout", [x, *g.choose([[], ["", training], [g.number(0.3)]])])
+        else:
+            g.add("Dropout", [x], **g.some(ratio=(0.5, [0.25])))
+
+    def negate(g, x, s):
+        g.add(g.choose(["Neg", "Identity"]), [x])
+
+    def global_pool(g, x, s):
+        g.add("GlobalAveragePool", [x])
+
+    def tile(g, x, s):
+        g.add("Tile", [x, g.whole(2 if g.chance(0.1) else 1, *g.several([1, 2], len(s) - 1))])
+
+
+# How often each way is taken, and how many dimensions its value has at least.
+KINDS = {name: (2, 2) for name in vars(Ways) if not name.startswith("_")}
+KINDS |= {"map": (30, 2), "two": (50, 2), "broadcast": (18, 2), "shape": (10, 2), "slice": (6, 2), "part": (6, 2)}
+KINDS |= {"transpose": (3, 2), "transposed": (2, 3), "global_pool": (2, 3), "depth": (2, 4), "pool": (4, 3)}
+KINDS |= dict.fromkeys(("reduce", "concat", "matmul"), (4, 2))
 
 
 def computed(graph, x):
