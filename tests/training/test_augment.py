@@ -141,7 +141,6 @@ def test_gradients_are_clipped_run_by_run(runs):
 
 
 def test_sgd_is_clipped_as_any_other_optimiser():
-    """SGD's steps are fused with the gradients only where nothing is done to these."""
     found = []
     for clip in (0.0, 1e-3):
         model = pb.paper_model("pn-4", DIGITS.shape, seed=0)

@@ -19,7 +19,7 @@ from helpers.profiles import examples
 from helpers.training import weights_of
 from polybound.data import load_digits
 from polybound.errors import PolyboundError
-from polybound.training import Callback, History, Trainer, training_set
+from polybound.training import Callback, Trainer, training_set
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.samples import class_weights
 
@@ -105,7 +105,6 @@ SEVENTH = torch.tensor([7]), torch.tensor([3])
         (X.index_put(SEVENTH, torch.tensor(nan)), Y, {}, "X has NaN in row 7"),
         (X[:, :5], Y, {}, r"the model takes inputs of shape \(64,\), 64 numbers each; X has the shape \(30, 5\)"),
         (3.0, Y, {}, "X has the shape"),
-        (X[:0], Y[:0], {}, "the data is empty"),
         (np.array([["a"] * 64] * 30), Y, {}, "inputs must be numbers, got <U1"),
         ([[1.0] * 64, [1.0]], Y, {}, "inputs must be numbers, one row for each sample"),
         (X, Y + 10, {}, "labels must be 0 to 9 for a model of 10; there is 1"),
@@ -113,15 +112,12 @@ SEVENTH = torch.tensor([7]), torch.tensor([3])
         (X, list("abcdefghijklmnopqrstuvwxyzabcd"), {}, "PolynomialClassifier takes any others"),
         (X, torch.eye(30)[:, :10], {}, "labels must be one whole number for each sample"),
         (X, Y, {"loss": "squared"}, r"the model has 10 outputs: targets must be \(samples, 10\)"),
-        (X, torch.full((30, 10), nan), {"loss": "squared"}, "y has NaN in row 0"),
-        (X, torch.zeros(29, 10), {"loss": "squared"}, "30 inputs have 29 targets"),
         (load_digits("train"), Y, {}, "digits has labels of its own"),
         (X, Y, {"adversary": "fgsm-0.1", "epochs": 2}, r"give domain=\(low, high\)"),
         (X, Y, {"domain": (0, 1)}, r"inputs from -1 to 1 are not in the domain \[0, 1\]"),
         (X, Y, {"domain": (1, -1)}, "a domain is its smallest and largest value"),
         (X, Y, {"sample_weight": [1.0]}, "30 samples need as many weights"),
         (X, Y, {"sample_weight": -np.ones(30)}, "sample_weight must be finite numbers of at least 0"),
-        (X, Y, {"sample_weight": np.zeros(30)}, "all samples have the weight 0"),
         (X, Y, {"class_weight": "even"}, "class_weight must be 'balanced', a mapping or one weight a class"),
         (X, Y, {"class_weight": {11: 1.0}}, "class_weight has 11, which is no label from 0 to 9"),
         (X, Y, {"class_weight": "balanced", "method": "jacobian"}, "method jacobian has a loss of its own"),
@@ -129,10 +125,7 @@ SEVENTH = torch.tensor([7]), torch.tensor([3])
         (X, Y, {"validation": 1.5}, "the validation share must lie between 0 and 1"),
         (X, Y, {"validation": 0.001}, "too few to carve"),
         (X, Y, {"validation": (X, Y, Y)}, r"validation takes \(X, y\), a Dataset or a share"),
-        (X, Y, {"early_stopping": 0}, "early_stopping must be a whole number of at least 1"),
         (X, Y, {"verbose": "yes"}, "verbose must be True, False or None"),
-        (X, Y, {"norms": 1}, "norms must be True or False"),
-        (X, Y, {"seed": 2**63}, "seed must be a whole number"),
         (X, Y, {"seed": [1, 2]}, "2 seeds for 1 runs"),
         (X, Y, {"sample_weights": 1}, "sample_weights is no option"),
         (X, Y, {"adversary": "fgsm-0.1", "epochs": 3, "start": 3, "domain": (-1, 1)}, "would never be applied"),
@@ -252,7 +245,6 @@ def test_early_stopping_of_a_stack_is_that_of_each_run():
 
 
 def test_what_early_stopping_restores_is_inside_its_bound_and_what_was_measured():
-    """Though no projection came just after it, and though epochs before the first were better."""
     x, y = digits()
     model = model_for()
     options = {"method": "projection", "bound": 0.3, "epochs": 12, "start": 6, "every": 1000}
@@ -290,14 +282,6 @@ def test_the_history_as_a_frame():
     frame = pd.DataFrame(history)
     assert list(frame.columns) == ["epoch", "loss", "validation loss", "validation accuracy", "rate", "seconds"]
     assert frame["loss"].tolist() == history["loss"] and len(frame) == 3
-
-
-def test_the_history_says_in_a_line_what_it_is():
-    assert repr(History()) == "History(no epochs)"
-    lines = [{"epoch": 1, "loss": 2.0, "validation accuracy": 0.98765432}]
-    assert repr(History(lines, 1)) == "History(1 epochs; best epoch 1; last: loss 2, validation accuracy 0.9877)"
-    many = History([{"epoch": 1, "loss": [float(i) for i in range(100)]}])
-    assert repr(many) == "History(1 epochs; last: loss 0 to 99)"
 
 
 @pytest.mark.parametrize(
@@ -432,4 +416,4 @@ def test_modules_that_cannot_be_trained(name):
     if "finite" in message:
         uses += [pb.lipschitz, pb.bounds, lambda net: pb.certify(net, x[:2], y[:2], 0.01)]
     for use in uses:
-        refuses(message, use, pb.polynomial(make(), (4,)))
+        refuses(message, lambda use=use: use(pb.polynomial(make(), (4,))))

@@ -9,7 +9,7 @@ from helpers.errors import refuses
 from helpers.networks import Written
 from helpers.training import digits
 from polybound.runs import Checkpoint, DataSpec, ModelSpec, Spec, checkpoints, train_runs
-from polybound.training import OPTIMISERS, Callback, Cosine, Trainer, training_set
+from polybound.training import OPTIMISERS, Callback, Cosine, Trainer
 from polybound.training.engine import AutogradEngine, ClosedEngine, RowsEngine, StepRandom, engine_for
 from polybound.training.losses import CrossEntropy, Squared
 from polybound.training.methods import JacobianPenalty, Plain, WeightDecay
@@ -43,40 +43,27 @@ def batches(model, count=5, samples=16):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("optimiser", ORACLES, ids=lambda optimiser: optimiser.name)
 @pytest.mark.parametrize("by_hand", [True, False])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_steps_are_those_of_pytorch(kind, optimiser, by_hand, weighted):
+@pytest.mark.parametrize("case", ["plain", "weighted", "squared"])
+def test_steps_are_those_of_pytorch(kind, optimiser, by_hand, case):
     mine, theirs = MODELS[kind](seed=0), MODELS[kind](seed=0)
     oracle = ORACLES[optimiser](theirs.parameters())
-    make = engine_for if by_hand else AutogradEngine
-    engine = make(mine, Plain(), CrossEntropy(0.2), Descent(mine, optimiser))
+    loss = Squared() if case == "squared" else CrossEntropy(0.2)
+    engine = (engine_for if by_hand else AutogradEngine)(mine, Plain(), loss, Descent(mine, optimiser))
     assert isinstance(engine, ClosedEngine if by_hand else AutogradEngine)
     for x, y, weights in batches(mine):
-        weights = weights if weighted else torch.ones_like(weights)
-        found = engine.step_(x[None], y[None], 0.1, random(), weights[None] if weighted else None)
-        loss = (F.cross_entropy(theirs(x), y, label_smoothing=0.2, reduction="none") * weights).mean()
+        weights = weights if case == "weighted" else torch.ones_like(weights)
+        y = x[:, :3].sin() if case == "squared" else y
+        found = engine.step_(x[None], y[None], 0.1, random(), weights[None] if case == "weighted" else None)
+        if case == "squared":
+            wanted = F.mse_loss(theirs(x), y)
+        else:
+            wanted = (F.cross_entropy(theirs(x), y, label_smoothing=0.2, reduction="none") * weights).mean()
         oracle.zero_grad()
-        loss.backward()
+        wanted.backward()
         oracle.step()
-        torch.testing.assert_close(found, loss.detach()[None])
+        torch.testing.assert_close(found, wanted.detach()[None])
         for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("optimiser", ORACLES, ids=lambda optimiser: optimiser.name)
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_a_squared_loss_is_the_mean_over_outputs(optimiser, by_hand):
-    mine, theirs = MODELS["ccp"](seed=0), MODELS["ccp"](seed=0)
-    oracle = ORACLES[optimiser](theirs.parameters())
-    engine = (engine_for if by_hand else AutogradEngine)(mine, Plain(), Squared(), Descent(mine, optimiser))
-    for x, _, _ in batches(mine):
-        y = x[:, :3].sin()
-        found = engine.step_(x[None], y[None], 0.1, random())
-        loss = F.mse_loss(theirs(x), y)
-        oracle.zero_grad()
-        loss.backward()
-        oracle.step()
-        torch.testing.assert_close(found, loss.detach()[None])
-        torch.testing.assert_close(mine.C, theirs.C)
 
 
 @pytest.mark.parametrize("method", [JacobianPenalty(0.3), WeightDecay(0.3)], ids=lambda method: method.name)
@@ -103,46 +90,6 @@ def test_methods_are_descended_by_any_optimiser_as_by_autograd(method, optimiser
             (F.cross_entropy(theirs(x), y) + method.weight * penalty / 2).backward()
             oracle.step()
         torch.testing.assert_close(models[0].C, theirs.C)
-
-
-@pytest.mark.parametrize("name", OPTIMISERS.names())
-@pytest.mark.parametrize("kind", ["pn-4", "ncp-4", "pn-conv"])
-def test_a_run_of_a_stack_has_a_memory_of_its_own(name, kind):
-    data = digits(100)
-    options = {"optimiser": name, "epochs": 2, "batch_size": 32, "learning_rate": 0.003, "start": 1}
-    options |= {"method": "projection", "adversary": "fgsm-0.1"}
-    seeds = [3, 3, 4, 4]
-    stack = pb.paper_model(kind, shape=data.shape, rank=4, runs=4, seed=seeds, dtype=F64)
-    pb.fit(stack, data, seed=seeds, bound=[0.5, 1.0, 2.0, 9.0], **options)
-    for run, bound in ((1, 1.0), (2, 2.0)):
-        alone = pb.paper_model(kind, shape=data.shape, rank=4, seed=seeds[run], dtype=F64)
-        pb.fit(alone, data, seed=seeds[run], bound=bound, **options)
-        for key, tensor in alone.state_dict().items():
-            torch.testing.assert_close(stack.run(run).state_dict()[key], tensor, rtol=1e-6, atol=1e-8)
-
-
-def test_engines_of_one_training_share_the_memory():
-    """The closed form of the plain epochs, and autograd of the factors in those after."""
-    data = digits(64)
-    model = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
-    recipe = pb.Recipe.from_options(method="certified", optimiser="momentum", start=1, epochs=2, batch_size=16)
-    trainer = Trainer(model, data, recipe, [0])
-    assert type(trainer.engine) is AutogradEngine and type(trainer.plain) is ClosedEngine
-    trainer.run(1)
-    before = {name: tensor.clone() for name, tensor in trainer.descent.tensors().items()}
-    assert before["steps"] == 4 and set(before) == {"steps", "velocity V", "velocity C"}
-    trainer.run()
-    after = trainer.descent.tensors()
-    assert after["steps"] == 8 and not torch.equal(before["velocity V"], after["velocity V"])
-    # What is remembered goes on: without it, the second epoch ends elsewhere.
-    fresh = pb.paper_model("pn-4", shape=data.shape, seed=0, dtype=F64)
-    first = Trainer(fresh, data, recipe, [0])
-    first.run(1)
-    second = Trainer(fresh, data, recipe, [0])
-    second.epoch = 1
-    second.descent.load(before)
-    second.run()
-    assert torch.equal(fresh.V, model.V) and torch.equal(fresh.C, model.C)
 
 
 def specs_of(name, **changes):
@@ -172,7 +119,6 @@ class Interrupted(Exception):
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
 def test_what_was_interrupted_goes_on_to_the_same_bits(tmp_path, name, epoch, monkeypatch):
-    """In the midst of an epoch, before and after the branch; nothing but the checkpoint is left."""
     specs = specs_of(name)
     undisturbed = train_runs(specs, tmp_path / "whole")
 
@@ -243,42 +189,27 @@ BOTH = "certified-projection"
         ({"optimiser": "adam"}, "optimiser must be one of sgd, momentum, adamw"),
         ({"optimiser": "adamw", "beta1": 1.0}, "beta1 must be a number of at least 0 and below 1"),
         ({"momentum": 0.9}, "momentum is no option .*belongs to optimiser momentum"),
-        ({"optimiser": "adamw", "weight_decay": float("nan")}, "weight_decay must be a finite number"),
-        ({"schedule": "warm"}, "schedule must be one of steps, cosine, one-cycle, constant"),
         ({"schedule": "cosine", "milestones": [1]}, "milestones is no option .*belongs to schedule steps"),
-        ({"label_smoothing": 1.0}, "label_smoothing must be a number of at least 0 and below 1"),
-        ({"loss": "hinge"}, "loss must be one of cross-entropy, squared"),
         ({"method": "jacobian", "label_smoothing": 0.1}, "method jacobian has a loss of its own"),
         ({"loss": "squared", "adversary": "fgsm-0.1"}, "an adversary attacks classes"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1"),
         ({"learning_rate": -1}, "learning_rate must be a finite number of at least 0"),
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
-        ({"method": "dropout"}, "method must be one of none"),
         ({"method": 3}, "method must be one of none"),
         ({"method": {"name": "l2", "bound": 1.0}}, "method l2 has no option"),
         ({"method": "certified", "adversary": "fgsm-0.1"}, "method certified takes no adversary"),
         ({"protocol": "sound"}, "protocol requires an adversary"),
-        ({"adversary": "fgsm-0.1", "protocol": "other"}, "protocol must be one of sound, published"),
         ({"adversary": "fgsm-0.1", "start": -1}, "start is an epoch"),
         ({"adversary": {"start": 3}}, "an adversary needs an attack"),
         ({"adversary": {"attack": "fgsm-0.1", "eps": 3}}, "an adversary has no"),
         ({"start": 1}, "start is no option of none training"),
-        ({"method": "l2", "weight": "much"}, "weight must be a finite number of at least 0"),
         ({"method": "jacobian", "how": "roughly"}, "how must be one of random"),
         ({"colour": "red"}, "colour is no option of none training"),
         ({"method": "projection", "bound": -1}, "a bound must be a number of at least 0"),
         ({"milestones": [3, -1]}, "a milestone is an epoch, counted from 0"),
         ({"precision": "half"}, "precision must be one of float32, bfloat16, got 'half'"),
         ({"method": "certified", "eps": -1}, "eps must be"),
-        ({"method": "certified", "eps": "much"}, "eps must be"),
         ({"method": BOTH, "weight": 1.5}, "weight must be a number from 0 to 1"),
-        ({"method": BOTH, "remainder": 2}, "remainder must be a number from 0 to 1"),
-        ({"method": BOTH, "ramp": -0.1}, "ramp must be"),
         ({"method": BOTH, "rivals": -1}, "rivals must be"),
-        ({"method": BOTH, "rivals": 1.5}, "rivals must be"),
-        ({"method": BOTH, "bound": -1}, "bound must be"),
-        ({"method": BOTH, "eps": float("nan")}, "eps must be"),
-        ({"method": BOTH, "every": 0}, "every must be"),
         ({"method": BOTH, "adversary": "fgsm-0.1"}, "certified-projection takes no adversary"),
         ({"method": BOTH, "loss": "squared"}, "has a loss of its own"),
     ],
@@ -286,12 +217,6 @@ BOTH = "certified-projection"
 )
 def test_options_that_cannot_be(options, message):
     refuses(message, pb.Recipe.from_options, **options)
-
-
-def test_samples_of_a_training_set_are_not_checked_twice():
-    model = pb.CCP(6, 4, 3, 3)
-    samples = training_set(model, torch.rand(5, 6), [0, 1, 2, 0, 1], loss=CrossEntropy())
-    assert training_set(model, samples, loss=CrossEntropy()) is samples
 
 
 @pytest.mark.parametrize("shape", [(8, 3, 3, 3), (3, 40), (40, 3), (6, 6), (1, 5)])

@@ -88,17 +88,6 @@ def test_a_loss_that_replaces_another_is_the_one_that_is_descended():
     assert not torch.allclose(weights_of(mine), weights_of(penalised))
 
 
-def test_a_method_trains_a_stack_and_takes_an_adversary():
-    register_method(LargeLogitPenalty)
-    options = {"method": "large-logits", "adversary": "fgsm-0.1", "epochs": 2, "start": 1, "batch_size": 256}
-    stack = small_model(runs=2, seed=[5, 6], dtype=torch.float64)
-    pb.fit(stack, DIGITS, seed=[3, 4], learning_rate=0.02, **options)
-    for e in range(2):
-        alone = small_model(seed=5 + e, dtype=torch.float64)
-        pb.fit(alone, DIGITS, seed=3 + e, learning_rate=0.02, **options)
-        torch.testing.assert_close(weights_of(stack.run(e)), weights_of(alone))
-
-
 def test_a_method_that_acts_after_a_step(tmp_path):
     register_method(Clip)
     recipe = pb.Recipe.from_options(method="clip", limit=0.04, epochs=2, batch_size=256)
