@@ -40,15 +40,6 @@ def test_a_download(tmp_path, server, file):
     assert (tmp_path / "new" / "big.bin").stat().st_mode == (tmp_path / "other").stat().st_mode  # as the mask has it
 
 
-def test_progress_is_shown_on_a_terminal_only(tmp_path, server, file, monkeypatch, capsys):
-    fetch(file, tmp_path / "quiet" / "big.bin")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as if standard error were one
-    fetch(file, tmp_path / "shown" / "big.bin")
-    shown = capsys.readouterr()
-    assert "big.bin" in shown.err and shown.out == ""
-
-
 def test_loading_downloads_what_is_missing(root, server, monkeypatch):
     contents = serve_mnist(server, monkeypatch, "/mnist")
     put_mnist(root, {name: content for name, content in contents.items() if "labels" in name})

@@ -20,7 +20,6 @@ def put_test_split(root, monkeypatch):
 
 
 def test_spectrogram_against_its_definition():
-    """Each step by a slow and obvious computation."""
     wave = np.random.default_rng(0).uniform(-1, 1, 8000)
     picture = log_mel(wave[None])[0, 0]
     mel = lambda f: 2595 * np.log10(1 + f / 700)  # noqa: E731

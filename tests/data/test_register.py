@@ -82,19 +82,6 @@ def test_a_function():
     refuses("split must be", load, "noise", "dev")
 
 
-def test_a_decorator_and_a_name():
-    @register
-    def shifted(split):
-        data = noise("train" if split == "validation" else split)
-        return Dataset("", split, data.x / 2, data.y, data.class_names)
-
-    assert shifted("train").split == "train" and len(load("shifted", "validation")) == 30
-    register(noise, name="white-noise")
-    assert sets.names()[-2:] == ("shifted", "white-noise") and sets.digest_of("shifted") != sets.digest_of(
-        "white-noise"
-    )
-
-
 def test_names_that_are_taken_or_none_are_refused():
     register(noise)
     for source, name in ((noise, ""), (noise, "mnist"), (Spirals(name="digits"), ""), (Spirals(name="noise"), "")):

@@ -75,7 +75,6 @@ def name(page):
 @pytest.mark.parametrize("page", PAGES, ids=name)
 @pytest.mark.usefixtures("registries")
 def test_the_code_of_a_page_runs(page, cli, tmp_path, monkeypatch):
-    """All blocks of a page run one after the other, in one folder, the Python ones with common names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("polybound.training.recipe._STEPS", 200)  # of the default recipe
     monkeypatch.setattr("polybound.training.recipe._LEAST_EPOCHS", 4)
@@ -105,7 +104,6 @@ def expanded(words, folder):
 
 @pytest.mark.parametrize("page", CHECKED, ids=name)
 def test_the_commands_of_a_page_are_ones_that_there_are(page):
-    """Every command of a console block, run or not, has options and arguments that its parser takes."""
     for block in blocks(page.read_text(encoding="utf-8")):
         for words in block.commands() if block.language == "console" else []:
             parsed(whole_command(), "polybound", words)
@@ -113,7 +111,6 @@ def test_the_commands_of_a_page_are_ones_that_there_are(page):
 
 @pytest.mark.parametrize("page", CHECKED, ids=name)
 def test_code_fits_the_width_of_a_page(page):
-    """A block of code on the site has room for 100 characters; a longer comment goes above its line."""
     found = [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in ("python", "console")]
     assert [line for block in found for line in block.text.splitlines() if len(line) > 100] == []
 

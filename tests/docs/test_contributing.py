@@ -46,7 +46,6 @@ def test_every_section_says_what_it_touches():
 
 @pytest.mark.parametrize("section", PARTS)
 def test_a_part_is_trained_with(cli, tmp_path, section):
-    """Its example runs, and the command line knows what it registers."""
     names = run(section)
     data = () if section == "A data set" else ("--dataset", "digits", "--samples", 100)
     done = cli("train", *data, *PARTS[section].split(), "--epochs", 1, "--runs", tmp_path)
@@ -85,7 +84,6 @@ class Net(torch.nn.Module):
 
 
 def test_an_algebra():
-    """Multiplications, counted by hand as well."""
     counted = run("An algebra")["Multiplications"]()
     pb.polynomial(Net(), (4,)).graph().evaluate(counted, 4)
     assert counted.count == 4 * 8 + 4 * 8 + 8 + 8 * 3

@@ -33,7 +33,6 @@ def test_every_function_of_a_theorem_is_there_and_public():
 
 
 def test_every_theorem_of_the_paper_has_its_functions():
-    """Eleven theorems, two algorithms, and the lemmas that are about polynomial networks."""
     said = " ".join(each.name for each in theorems.statements())
     numbers = {
         kind: {int(n) for found in re.findall(rf"{kind}s? ([\d and]+)", said) for n in re.findall(r"\d+", found)}
@@ -110,7 +109,6 @@ def test_lines_are_below_120_characters(page):
 
 @pytest.mark.parametrize("page", SOURCES, ids=lambda path: path.relative_to(DOCS).as_posix())
 def test_links_of_a_page_lead_somewhere_in_the_sources_too(page):
-    """For who reads the files themselves; mkdocs checks those of the site."""
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         made = "reference/api/" in target or target.startswith("api/")
@@ -118,7 +116,6 @@ def test_links_of_a_page_lead_somewhere_in_the_sources_too(page):
 
 
 def test_results_count_every_published_value_once_a_table():
-    """By the paper's tables, with the sums that `polybound compare` gives."""
     found = [each for each in compare(read_scores(DOCS / "results" / "scores.csv")) if each.verdict in results.VERDICTS]
     rows = [line.strip("| ").split(" | ") for line in results.summary(found).splitlines()[2:]]
     tables = [row[0] for row in rows[:-1]]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -46,12 +45,6 @@ def test_grid_search_over_bounds_finds_norms_that_are_held():
     inside = quick(bound=0.5).fit(*IRIS)
     assert pb.Projection(inside.model_, bound=0.5).contains()
     assert float(inside.bounds_["lipschitz"]) < float(quick().fit(*IRIS).bounds_["lipschitz"])
-
-
-def test_calibration(fitted):
-    X, y = IRIS
-    calibrated = CalibratedClassifierCV(quick(), cv=2).fit(X, y)
-    assert calibrated.predict_proba(X).shape == (150, 3) and calibrated.score(X, y) > 0.85
 
 
 def test_a_fit_depends_on_neither_order_nor_repetition_nor_form(fitted):
@@ -237,15 +230,12 @@ def test_files_that_are_something_else_are_refused(tmp_path, fitted, fitted_regr
     ("options", "message"),
     [
         ({"degree": 0}, "degree must be a whole number"),
-        ({"rank": 2.5}, "rank must be a whole number"),
         ({"form": "round"}, "form must be one of residual, product, nested"),
         ({"bound": 1.0, "method": "jacobian"}, "a bound goes with"),
-        ({"bound": -1.0}, "bound must be"),
         ({"device": "toaster"}, "device 'toaster' cannot be used"),
         ({"validation_fraction": 2.0}, "validation_fraction must lie between 0 and 1"),
         ({"early_stopping": -1}, "early_stopping must be"),
         ({"norm": "bogus"}, "norm must be 'inf' or '2'"),
-        ({"class_weight": "fair"}, "class_weight must be 'balanced'"),
     ],
 )
 def test_bad_parameters_are_one_line(options, message):
@@ -370,13 +360,6 @@ def test_denormal_data_are_saved(tmp_path):
     assert not np.isfinite(float(model.bounds_["lipschitz"]))
     model.save(tmp_path / "tiny.safetensors")
     assert pb.PolynomialClassifier.load(tmp_path / "tiny.safetensors").bounds_ == model.bounds_
-
-
-def test_the_default_is_accurate_and_that_of_fit():
-    train, test = pb.data.load_digits("train"), pb.data.load_digits("test")
-    model = pb.PolynomialClassifier(random_state=0).fit(train.x.flatten(1).numpy(), train.y.numpy())
-    assert model.score(test.x.flatten(1).numpy(), test.y.numpy()) > 0.95
-    assert model.n_iter_ == pb.Recipe.for_data(1437, 64).epochs
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ def test_a_cell_is_the_mean_over_seeds():
 
 
 def test_rows_without_a_seed_are_told_apart_by_their_run():
-    """Those of `evaluate` and of model files: what is no seed is not averaged."""
     left = ("seed", "method", "method.weight")
     plain = [{key: value for key, value in row(i).items() if key not in left} for i in (0, 1)]
     assert pb.Table(plain[:1]).cell() == Cell(50.0, 0.0, (), 20, 20, 100)

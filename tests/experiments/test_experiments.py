@@ -277,7 +277,6 @@ def test_another_recipe_is_not_judged():
 
 
 def test_other_data_are_not_judged():
-    """A part of NSynth's official test split stands for all of NSynth where nothing else is there."""
     part = row_like(spec_like(data="nsynth"), "clean", "-", 80.25)
     whole = {**part, "available": 4096, "total": 4096, "correct": 3287}
     for row, verdict in ((part, "other data"), (whole, "within")):
@@ -331,7 +330,6 @@ def test_a_search_has_as_many_different_points_as_it_says_and_its_best_have_seve
 
 
 def test_a_search_on_other_data_is_another(monkeypatch, tmp_path):
-    """A registered data set may be another one in another folder."""
     monkeypatch.setattr("polybound.experiments.results.digests", lambda where=None: lambda _name: str(where))
     jobs = [experiments.search_job(find_experiment("table-10"), tmp_path / name) for name in "ab"]
     assert jobs[0].key != jobs[1].key

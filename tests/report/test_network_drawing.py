@@ -65,49 +65,10 @@ def circles(svg):
     return len(elements(svg, "circle", "pb-dot")), len(elements(svg, "path", "pb-sign"))
 
 
-@pytest.mark.parametrize("degree", [1, 2, 7])
-def test_a_residual_network_has_a_sum_around_each_product(degree):
-    svg = network_svg(pb.CCP(20, 6, 3, degree, seed=0))
-    assert circles(svg) == (degree - 1, degree - 1)
-    assert sorted(text[:2] for text in texts(svg) if text[0] == "V") == ["V" + "₁₂₃₄₅₆₇"[n] for n in range(degree)]
-    assert texts(svg).count("6 × 20") == degree and any(t.startswith("3 × 6") for t in texts(svg))
-
-
-@pytest.mark.parametrize("degree", [1, 2, 7])
-def test_a_nested_network_has_a_map_between_two_products(degree):
-    svg = network_svg(pb.NCP(20, 6, 3, degree, seed=0))
-    assert circles(svg) == (degree - 1, 0) and any("s₁" in text for text in texts(svg))
-    assert texts(svg).count("6 × 20") == degree and sum("6 × 6" in text for text in texts(svg)) == degree - 1
-
-
-def test_the_product_form_has_no_sums():
-    svg = network_svg(pb.CCP(20, 6, 3, 4, form="product", seed=0))
-    assert circles(svg) == (3, 0) and sum(text.startswith("6 × 20") for text in texts(svg)) == 4
-    assert "f = C (U₁ x ∘ … ∘ Uₖ x)" in texts(svg)
-
-
-def test_pn_conv_shares_its_pre_convolution_and_pools():
-    svg = network_svg(pb.paper_model("pn-conv", seed=0))
-    assert circles(svg) == (3, 3) and texts(svg).count("shared") == 1
-    assert texts(svg).count("convolution 7 × 7, 16 → 16") == 4
-    assert texts(svg).count("convolution 3 × 3, 1 → 16, bias") == 1
-    # After degrees 2 and 3 on the products' way, and on that of each later factor.
-    assert texts(svg).count("average pool 28 × 28 → 14 × 14") == 3
-    assert texts(svg).count("average pool 14 × 14 → 7 × 7") == 2
-    assert {"10 × 784, bias", "y₄: 16 × 7 × 7"} <= set(texts(svg))
-
-
 def test_patterns_of_large_networks_are_left_out_and_said_to_be():
     assert "197 more of the same" in texts(network_svg(NETWORKS["long"]))
     assert {"7 more of the same", "9 more of the same"} <= set(texts(network_svg(NETWORKS["twenty blocks"])))
     assert not [text for text in texts(network_svg(pb.NCP(30, 5, 3, degree=16))) if "the same" in text]
-
-
-def test_blocks_have_frames_with_the_names_of_modules():
-    svg = network_svg(NETWORKS["polynet"])
-    # A block is x + norm(a * b + a).
-    assert circles(svg) == (4, 8) and len(elements(svg, "rect", "pb-frame")) == 4
-    assert {"body.2", "body.2.a", "body.2.b", "body.2.norm", "8 × 32 × 32"} <= set(texts(svg))
 
 
 def two_ways(steps):

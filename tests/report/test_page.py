@@ -81,18 +81,6 @@ def test_every_cell_says_what_it_is_and_bold_is_what_the_legend_says(browser, re
     )
 
 
-def test_on_a_phone_the_first_column_stays_and_a_number_is_in_sight(browser, report):
-    visit(browser, report, width=400)
-    browser.run("document.getElementById('s1').open = true")
-    first, number = "#s1 tbody tr:nth-child(3) th", "#s1 tbody tr:nth-child(3) td"
-    assert place(browser, number)[2] <= 400 and place(browser, number)[0] >= place(browser, first)[2] - 1
-    before = place(browser, first)
-    browser.run("document.querySelector('#s1 .scroll').scrollLeft = 150")
-    assert browser.run("document.querySelector('#s1 .scroll').scrollLeft") > 50
-    assert place(browser, first) == before and place(browser, number)[0] < before[2]
-    assert not browser.run("document.querySelectorAll('.modebar-btn').length")
-
-
 def test_tools_and_legend_do_not_lie_over_the_data_and_are_of_all_panels(browser, report):
     visit(browser, report)
     fields = browser.run(
@@ -120,23 +108,6 @@ def test_tools_and_legend_do_not_lie_over_the_data_and_are_of_all_panels(browser
     assert set(browser.run("document.getElementById('plot1').data[0].text")) <= {"", *(f"{b:g}" for b in BOUNDS)}
     link = browser.run("(a => [a.download, atob(a.href.split(',')[1])])(document.querySelector('#s1-figure .data'))")
     assert link[0] == "s1-figure.csv" and len(link[1].splitlines()) == 1 + 6 + 6 + 1 + 2
-
-
-def test_on_paper_it_is_light_and_unfolded(browser, report):
-    visit(browser, report, dark=True)
-    paper = "getComputedStyle(document.body).backgroundColor"
-    opened = "document.querySelectorAll('details:not([open]):not(.long)').length"
-    assert browser.run(paper) != "rgb(255, 255, 255)" and browser.run(opened)
-    browser.run("dispatchEvent(new Event('beforeprint'))")
-    assert browser.run(paper) == "rgb(255, 255, 255)" and not browser.run(opened)
-    ink = browser.run("document.getElementById('plot1').layout.font.color")
-    assert ink == "#1b1f24"
-    fits = (
-        "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg').clientWidth <= p.clientWidth)"
-    )
-    assert browser.run("document.body.offsetWidth") < 700 and browser.run(fits)  # as wide as a page
-    browser.run("dispatchEvent(new Event('afterprint'))")
-    assert browser.run(paper) != "rgb(255, 255, 255)" and browser.run(opened)
 
 
 def hostile_sections():
@@ -187,7 +158,6 @@ def test_hostile_words_do_not_run(browser, tmp_path):
 
 
 def test_hostile_data_of_a_figure_do_not_run(browser, tmp_path):
-    """The data of a figure that comes from elsewhere, as a CSV file."""
     quoted = HOSTILE.replace('"', '""')
     rows = [f'"{quoted}","{quoted}",line,"{quoted}",{x},"{quoted}",{x},,"{quoted}"' for x in (1, 2)]
     (tmp_path / "figure-5.csv").write_text("\n".join(["panel,line,kind,x_name,x,y_name,y,std,text", *rows]) + "\n")

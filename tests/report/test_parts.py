@@ -3,7 +3,6 @@
 import csv
 import io
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,27 @@ from hypothesis import strategies as st
 import polybound as pb
 from helpers.errors import refuses
 from helpers.profiles import examples
-from helpers.reports import CURVE, FIGURE, HOSTILE, PICTURES, TABLE, row_like, rows_like_the_paper
+from helpers.reports import CURVE, FIGURE, HOSTILE, PICTURES, TABLE, row_like, rows_like_the_paper, spec_like
 from polybound.evaluation import Table
 from polybound.experiments import compare, experiment_names, find_experiment, published
 from polybound.report import build_report
-from polybound.report.build import section
+from polybound.report.build import highest_pairs, report_runs, section
 from polybound.report.draw import draw
-from polybound.report.elements import PLACES, ExperimentResult, Figure, Images, Line, Panel, place_texts, style
+from polybound.report.elements import ExperimentResult, Figure, Images, Line, Panel, Section, style
 from polybound.report.elements import Table as Shown
 from polybound.report.labels import network_names
-from polybound.report.summary import summarise
-from polybound.report.tables import bounds_table, missing_values, seeds_text
+from polybound.report.summary import pairs_of, pairs_table, questions_table, summarise
+from polybound.report.tables import (
+    bounds_table,
+    by_heading,
+    chosen_on_validation,
+    missing_values,
+    scores_table,
+    seeds_text,
+)
 from polybound.report.text import figure_to_csv, read_figure, to_csv, to_markdown
-from polybound.runs import LoadedModel
+from polybound.runs import DataSpec, LoadedModel, Spec, evaluate_runs, train_runs
+from polybound.training import Recipe
 
 numbers = st.floats(-1e6, 1e6)
 positive = st.floats(1e-3, 1e6)
@@ -39,36 +46,6 @@ def test_axes_hold_all_points_and_are_the_same_for_all_panels(panels, log):
     (((left, right), (low, high)),) = {figure.limits(panel) for panel in figure.panels}
     for line in lines:
         assert all(left < x < right for x in line.x) and all(low < y < high for y in line.y)
-
-
-def test_no_panel_stands_alone():
-    for count in range(2, 25):
-        columns = Figure("f", [Panel("", "", "", [])] * count).per_row
-        assert count % columns != 1 or columns == 1, count
-    assert replace(FIGURE, columns=4).per_row == 2
-
-
-@settings(max_examples=examples(40))
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=25))
-def test_no_text_lies_over_another_or_over_a_point(points):
-    line = Line("a", [x for x, _ in points], [y for _, y in points], texts=["1.5"] * len(points), kind="marks")
-    panel = Panel("p", "x", "y", [line])
-    (left, right), (low, high) = limits = Figure("f", [panel]).limits(panel)
-    (places,) = place_texts(panel, *limits)
-    spots = [(330 * (x - left) / (right - left), 240 * (y - low) / (high - low)) for x, y in points]
-    boxes = []
-    for (x, y), name in zip(spots, places, strict=True):
-        if name:
-            across, up = PLACES[name]
-            wide, tall = 9.3, 6.0
-            middle = x + across * (wide + 3), y + up * (tall + 3)
-            boxes.append((middle[0] - wide, middle[1] - tall, middle[0] + wide, middle[1] + tall))
-            assert all(not (boxes[-1][0] < u < boxes[-1][2] and boxes[-1][1] < v < boxes[-1][3]) for u, v in spots)
-    for one, other in combinations(boxes, 2):
-        apart = one[2] <= other[0] + 2 or other[2] <= one[0] + 2 or one[3] <= other[1] + 2 or other[3] <= one[1] + 2
-        assert apart, (one, other)
-    if len(set(spots)) == 1 and len(spots) == 1:
-        assert all(places)
 
 
 def test_lines_are_told_apart_without_colour():
@@ -209,3 +186,106 @@ def test_seeds_are_counted_of_each_bound():
     assert seeds_text(Table(bounded)) == ", 1 seed"
     assert seeds_text(Table([*bounded, *plain])) == ", 1 to 2 seeds"
     assert seeds_text(Table([*bounded, {**bounded[0], "seed": 1}, *plain])) == ", 2 seeds"
+
+
+PLAIN, TIGHT, WIDE = {"method": "none"}, *({"method": "projection", "bound": bound} for bound in (1.0, 2.0))
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory):
+    """A run that was measured on five images, on all, and behind a denoiser."""
+    spec = Spec(DataSpec.of("digits"), recipe=Recipe.from_options(epochs=1))
+    (run,) = train_runs([spec], tmp_path_factory.mktemp("runs"))
+    for options in ({"limit": 5}, {}, {"defence": "median"}):
+        evaluate_runs([run.path], [], **options)
+    return run.path
+
+
+def rows_of(values, attack="fgsm-0.1", **changes):
+    """Rows of some methods, with the percentage of each seed."""
+    return [
+        {**row_like(spec_like(seed, **method), attack, "-" if attack == "clean" else "sound", value), **changes}
+        for method, shares in values
+        for seed, value in enumerate(shares)
+    ]
+
+
+def part(rows, name="table-1"):
+    return ExperimentResult(find_experiment(name), Table(rows), Section(name, name))
+
+
+def test_a_question_has_its_difference_interval_images_and_seeds():
+    values = [(PLAIN, (10.0, 20.0)), (TIGHT, (50.0, 60.5)), (WIDE, (30.0, 70.0)), ({"method": "l2"}, (56.0, 57.0))]
+    pairs = pairs_of([part(rows_of(values))])
+    rows = questions_table(pairs).texts
+    assert [row[0] for row in rows] == [
+        "Does a bound on the norms make networks robust?",
+        "Is projection ahead of the penalties?",
+    ]
+    assert rows[0][1] == ("projection with no projection, sound protocol: Fashion-MNIST, PN-4, FGSM-0.1, bound 1")
+    # Student's interval of the differences 40 and 40.5.
+    assert rows[0][2] == "+40.2 points (+37.1 to +43.4)" and rows[0][3] == "10,000 images, 2 seeds"
+    assert rows[1][1].startswith("projection with L2") and rows[1][2].startswith("-1.2 points (-")
+    details = pairs_table(pairs)
+    assert details.rows[0][1] is pairs[0].difference and [first for first, _ in details.groups] == [0, 1]
+
+
+def test_reduced_runs_are_no_verdict():
+    rows = []
+    for method, correct in ((PLAIN, 0), (TIGHT, 2)):
+        row = row_like(spec_like(0, epochs=2, **method), "fgsm-0.1", "sound", 0.0)
+        rows.append({**row, "total": 20, "available": 360, "correct": correct})
+    summary = summarise([part(rows)])
+    (shown,) = summary.compared.texts
+    assert shown[2:] == ["+10.0 points (-7.7 to +30.1)", "20 of 360 images, 1 seed, 2 of 100 epochs"]
+    assert "Yes" not in " ".join(shown)
+
+
+def test_many_pairs_are_one_line_with_their_median():
+    attacks = {"fgsm-0.1": 50.0, "pgd-0.1-20-0.01": 10.0, "pgd-0.3-20-0.03": 0.1}
+    rows = [
+        row for attack, more in attacks.items() for row in rows_of([(PLAIN, (5.0,)), (TIGHT, (5.0 + more,))], attack)
+    ]
+    (shown,) = questions_table(pairs_of([part(rows)])).texts
+    assert shown[1].endswith(": 3 pairs")
+    assert shown[2] == "+10.0 points in the median, +0.1 to +50.0; interval above 0 in 2, below 0 in 0"
+
+
+def test_one_network_measured_thrice_is_no_three_rivals():
+    """On five images, on all, and behind a denoiser: nothing is compared, and the full measurement wins."""
+    full = rows_of([(PLAIN, (40.0,))], "clean")
+    few = [{**full[0], "total": 5, "correct": 5}]
+    defended = [{**full[0], "defence": "median", "correct": 9000}]
+    table = Table([*few, *full, *defended])
+    assert not highest_pairs(by_heading(table.fullest()))
+    assert [row["total"] for row in table.fullest()] == [10000, 10000]
+    shown = scores_table(table)
+    assert [row[2] for row in shown.rows] == ["10,000", "5 of 10,000", "10,000"] and len(shown.groups) == 2
+
+
+def test_rivals_are_measured_on_the_same_images():
+    rows = [*rows_of([(PLAIN, (40.0,)), (WIDE, (42.0,))], "clean"), *rows_of([(TIGHT, (60.0,))], "clean")]
+    rows[-1] |= {"total": 5, "correct": 5}
+    (pair,) = highest_pairs(by_heading(Table(rows).fullest()))
+    assert pair.sides == "projection, bound 2 with none, the next of 2"
+    assert pair.difference.points == pytest.approx(2.0) and pair.difference.low > 0
+
+
+def test_the_report_of_a_run_with_a_limit(tiny_run, tmp_path):
+    made = report_runs([tiny_run], tmp_path / "r.html")
+    assert made.summary.verdict.startswith("1 run of 1 configuration") and made.summary.compared is None
+    scores = made.sections[0].parts[0]
+    assert [row[2] for row in scores.rows] == ["360", "5 of 360", "360"]
+
+
+def test_the_chosen_configuration_lacks_nothing():
+    columns = [("clean", "-"), ("fgsm-0.1", "sound")]
+
+    def rows(method, clean, attacked):
+        made = [*rows_of([(method, clean)], "clean"), *rows_of([(method, attacked)])]
+        return [{**row, "split": split} for row in made for split in ("validation", "test")]
+
+    whole = rows(TIGHT, (30.0, 30.0), (20.0, 20.0))
+    for lacking in (rows(WIDE, (90.0, 90.0), ()), rows(WIDE, (90.0,), (90.0,))):
+        chosen, level = chosen_on_validation(Table([*lacking, *whole]), columns)
+        assert level == "1" and set(chosen.values("method.bound")) == {1.0}

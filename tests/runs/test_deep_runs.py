@@ -105,7 +105,6 @@ def test_kill_9_of_a_deep_run(trained, tmp_path):
 
 
 def test_a_step_after_every_checkpoint_is_the_same(tmp_path, monkeypatch):
-    """Interrupted after every other step."""
     spec = Spec(DIGITS, SMALL, RECIPE)
     (whole,) = train_runs([spec], tmp_path / "whole")
     from polybound.runs import train as module
@@ -139,22 +138,7 @@ def test_earlier_epochs_and_bounds(tmp_path):
     assert run.digest() == alone.digest()
 
 
-def test_commands_on_deep_runs(trained, cli):
-    _, runs = trained
-    assert "polynet" in cli("runs", "list", runs[0].path.parent).out
-    shown = json.loads(cli("runs", "show", runs[0].path, "--json").out)
-    assert (shown["model.width"], shown["augment"], shown["clip"]) == (4, "shift-1, flip", 1.0)
-    for run in runs[1:]:
-        assert "Lipschitz constant, l_inf, composed" in cli("bounds", run.path, "--json").out
-    scores = cli("evaluate", *(run.path for run in runs), "--attacks", "fgsm-0.1", "--limit", 20)
-    assert scores.code == 0, scores
-    assert all(len(run.scores()) >= 2 for run in runs)
-    done = cli("certify", runs[0].path, "--images", 3, "--eps", 1e-6)
-    assert done.code == 0, done
-
-
 def test_experiments_have_deep_models(tmp_path, cli):
-    """A sweep trains and measures them, each run by itself; a report shows them."""
     (tmp_path / "deep.toml").write_text(
         'datasets = ["digits"]\nmodels = ["polynet"]\nmethods = ["none", "projection"]\nbounds = [4.0]\n'
         'attacks = ["fgsm-0.1"]\nseeds = 1\nsamples = 64\nparameters = {polynet = {width = 2, blocks = [1]}}\n'

@@ -23,7 +23,7 @@ from polybound.atomic import write_atomically
 from polybound.errors import FileFormatError
 from polybound.experiments import read_runs
 from polybound.runs import Run, checkpoints, clean_runs, find_runs, interrupted, is_run, list_runs, train_runs
-from polybound.runs.folder import Checkpoint, cached, path_for
+from polybound.runs.folder import Checkpoint, path_for
 
 RECIPE = pb.Recipe.from_options(epochs=2, learning_rate=0.02, batch_size=256)
 SPECS = [pb.Spec(pb.DataSpec.of("digits"), recipe=RECIPE, seed=seed) for seed in (0, 1)]
@@ -117,7 +117,6 @@ def test_a_truncated_model_is_trained_again_to_the_same_bits(runs, kept, epoch):
 
 
 def test_scores_of_other_weights_are_not_shown(runs):
-    """Neither those of a network that was there before, nor those that were copied from another run."""
     digest = runs[0].digest()[:16]
     others = pb.Table({**row, "weights": "0123456789abcdef"} for row in runs[0].table())
     swap(runs[0].path / "scores.csv", others.to_csv(checked=True))
@@ -325,22 +324,6 @@ def test_a_model_may_be_trained_on(runs):
     refuses("not the model that this run trained", runs[0].model, error=FileFormatError)
 
 
-def test_files_are_read_once_until_they_change(tmp_path):
-    file, reads = tmp_path / "a", []
-
-    def read(path):
-        reads.append(path)
-        return path.read_text()
-
-    write_atomically(file, b"one")
-    assert [cached(file, read) for _ in range(3)] == ["one"] * 3 and len(reads) == 1
-    write_atomically(file, b"two")  # of the same length
-    assert [cached(file, read) for _ in range(3)] == ["two"] * 3 and len(reads) == 2
-    file.unlink()
-    with pytest.raises(FileNotFoundError):
-        cached(file, read)
-
-
 OTHER = """
 import sys
 import polybound as pb
@@ -351,7 +334,6 @@ sys.exit(len(pb.Run(Path(sys.argv[1])).scores()))
 
 
 def test_what_another_process_writes_is_noticed(runs):
-    """Both know the scores of before; each adds its own, and none is lost."""
     assert len(runs[0].scores()) == 3
     assert run_code(OTHER, runs[0].path) == 6
     assert len(runs[0].scores()) == 6

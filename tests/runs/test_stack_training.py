@@ -100,7 +100,6 @@ def test_a_missing_beginning_is_trained_and_no_further(tmp_path):
 
 @pytest.mark.parametrize("every", [5, 1000])
 def test_a_beginning_is_inside_its_bound(tmp_path, every):
-    """Also of bounds that are trained as one, and if no projection was due by then."""
     specs = [spec_of(bound=bound, every=every, start=1) for bound in (0.5, 1e4, 1e5)]
     runs = train_runs(specs, tmp_path, epochs=(3,))
     for spec, run in zip(specs, runs, strict=True):
@@ -147,7 +146,6 @@ def test_a_history_measures_the_networks_that_are_kept(tmp_path):
 
 @pytest.mark.parametrize("attack", ["fgsm-0.1", "pgd-0.1-3-0.05"])
 def test_bounds_share_an_adversary_that_comes_before_them(tmp_path, attack):
-    """Until the projection begins there is one network to train, and it is the same as without the others."""
     recipe = RECIPE.replace({"epochs": 4, "start": 2, "every": 3, "adversary": Adversary(attack), "adversary_start": 1})
     specs = [spec_of(recipe, bound=bound) for bound in (0.5, 1.0)]
     seen = []
