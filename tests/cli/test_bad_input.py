@@ -1,9 +1,7 @@
 """Bad input, as clumsy people and broken disks give it: one line that says what is wrong, exit code 2, no traceback."""
 
 import csv
-import json
-from contextlib import suppress
-from math import inf, isnan, nan
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -23,35 +21,25 @@ TRAIN = "train --dataset digits --epochs 1 --runs runs"
 REFUSED = [
     # Numbers that make no sense, or more than the machine has.
     (f"{TRAIN} --rank 1000000000", "more than there is"),
-    (f"{TRAIN} --seed 999999999999999999999999", "seed must be a whole number"),
-    (f"{TRAIN} --method projection --bound nan --start-epoch 0", "bound"),
     (f"{TRAIN} --seed -1", "--seed must be a whole number of at least 0"),
     (f"{TRAIN} --start-epoch 0.2", "--start-epoch is no option of none training; it belongs to method projection"),
     (f"{TRAIN} --protocol sound", "--protocol requires an adversary: --adversary fgsm-0.1"),
     ("train --dataset folder:uneven.npz --epochs 1 --runs runs", "50"),
-    (f"{TRAIN} --learning-rate nan", "error: --learning-rate must be"),
     (f"{TRAIN} --optimiser nonsense", "error: --optimiser must be one of"),
     (f"{TRAIN} --batch-size 0", "error: --batch-size must be"),
-    (f"{TRAIN} --validation 2", "error: --validation must be a number of at least 0 and below 1"),
     (f"{TRAIN} --samples 99999999", "1,437 samples"),
-    (f"{TRAIN} --method certified --eps nan", "error: --eps must be"),
     ("demo --bound nan --json", "above 0"),
     ("bounds ok.safetensors --radius nan", "radius"),
     (f"{EVALUATE} --certify nan --limit 3", "error: --certify takes a radius"),
-    ("certify ok.safetensors --dataset digits --eps nan", "eps"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --budget nan -n 1", "budget"),
-    ("sweep table-1 --dry-run --budget nan", "budget"),
     ("sweep table-1 --dry-run --seeds 0", "error: --seeds must be"),
     # Names of what there is not.
     (f"{TRAIN} --device nonsense", "cannot be used"),
     ("train --dataset dígits☃ --runs runs", "no data set"),
-    (f"train --dataset {'x' * 5000} --runs runs", "no data set"),
     (f"{TRAIN} --set factor={DEEP}", "factor"),
     ("demo -o plot.xyz", "must end in"),
     ("evaluate ok.safetensors --dataset digits --attacks fgsm-0.1 --split nonsense", "error: --split must be"),
     ("evaluate ok.safetensors --attacks fgsm-0.1", "no data set: pass --dataset NAME"),
-    ("certify ok.safetensors --dataset digits --eps 0.1 --method nonsense", "error: --method must be"),
-    ("sweep table-1 --dry-run --engine nonsense", "engine must be one of"),
     ("data get nonsense", "no data set"),
     ("compare scores.csv --protocol nonsense", "protocol must be"),
     # Weights that are no numbers.
@@ -59,51 +47,34 @@ REFUSED = [
     ("certify nan.safetensors --dataset digits --eps 0.1", "not all finite"),
     # Files that are none, or folders, or empty, or of something else.
     ("info deep.safetensors", "config"),
-    ("info huge.safetensors", "config"),
     ("info junk", "safetensors"),
-    (f"info {'x' * 5000}", "too long"),
-    ("info deep-run", "not a run's spec"),
     ("runs show junk-run", "not a run's spec"),
     ("runs list nowhere", "no such folder"),
     ("train --resume --runs deep-checkpoint", "not a checkpoint"),
     ("train --recipe junk.toml --runs runs", "not TOML"),
-    ("train --dataset folder:nowhere --runs runs", "no such"),
     ("train --dataset digits --epochs 1 --runs junk", "Not a directory"),
     ("sweep junk.toml --dry-run", "not an experiment"),
     ("compare junk", "decode"),
-    ("compare empty", "not a file of scores"),
     ("compare many.csv", "correct cannot be 'many'"),
-    ("report table-1 --scores nowhere", "no such file"),
     ("report figure-5 --figures nowhere", "no such folder"),
     ("certify ok.safetensors --check deep-run/spec.json", "not JSON"),
-    ("certify ok.safetensors --check .", "directory"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --save .", "a folder"),
     ("demo -o folder.png", "a folder"),
-    ("bounds junk", "junk"),
-    ("info .", "."),
-    ("compare nowhere", "no such file"),
     ("report junk.toml -o out.html", "junk.toml"),
-    ("report table-1 --dataset digits --runs nowhere", "nowhere"),
     ("reproduce table-1 --dataset digits -o nowhere/out.html --runs runs", "no such folder"),
     # Options that are missing, unknown, or do not go together.
     ("train --runs runs", "no data set: pass --dataset NAME"),
     (f"{TRAIN} --bound 1", "--bound is no option of none training"),
-    (f"{TRAIN} --model pn-5", "error: --model must be one of"),
     (f"{TRAIN} --set momentum", "NAME=VALUE"),
     (f"{TRAIN} --recipe papers", "no recipe called"),
-    (f"{TRAIN} --recipe paper --set momentum=0.9", "momentum is no option of none training"),
     (f"{TRAIN} --method projection --bound 1 --start-epoch 5", "it starts after 5 epochs"),
-    (f"{TRAIN} --method projection --bound 1 --start-epoch 2.5", "--start-epoch is a share"),
     ("train --recipe colour.toml --runs runs", "colour"),
     ("train --resume --runs runs", "nothing to resume"),
     ("train --resume --seed 1 --runs runs", "takes no seeds"),
     (f"{EVALUATE} --defence prayer", "unknown defence"),
-    ("evaluate folder.png", "no run folder"),
     ("certify ok.safetensors --dataset digits", "--eps"),
     ("certify ok.safetensors --eps 0.1", "--dataset"),
     ("certify ok.safetensors --dataset digits --eps 0.1 --eps 0.2 --save x.json", "one --eps"),
-    ("sweep table-99 --runs runs", "experiment must be one of"),
-    ("sweep table-1 --dataset nothing --dry-run --runs runs", "no data set is called"),
     ("sweep figure-1", "figure-1 is a drawing"),
     ("reproduce figure-1 -o a.html", "must end in .svg"),
     ("explore digits digits digits", "one network or two, not 3"),
@@ -111,8 +82,6 @@ REFUSED = [
     ("explore digits -o nowhere/e.html", "nowhere: no such folder"),
     ("explore pn-4 --dataset digits", "the model takes (1, 28, 28)"),
     ("explore ok.safetensors", "--dataset"),
-    ("card nowhere", "nowhere"),
-    ("card digits --eps -1", "eps"),
     ("draw nope", "none of pn-4, pn-10"),
     ("draw pn-4 -o a.png", "must end in .svg"),
     ("draw pn-4 --shape 1;2", "separated by commas"),
@@ -122,10 +91,8 @@ REFUSED = [
     ("export ok.safetensors a.onnx --dataset fashion", "fashion"),
     ("export ok.safetensors -o b --vnnlib", "--eps"),
     ("export ok.safetensors -o b --vnnlib --eps 0.1", "--dataset"),
-    ("export nope a.onnx", "nope"),
     ("verify net.onnx ok.safetensors", "not a text"),
     ("verify ok.safetensors ok.safetensors", "ONNX"),
-    ("verify net.onnx nope", "no such file"),
     ("verify net.onnx empty", "empty: it declares no X_0"),
 ]
 
@@ -143,7 +110,7 @@ def place(tmp_path_factory):
     with torch.no_grad():
         bad.V.view(-1)[7] = nan
     bad.save(folder / "nan.safetensors")
-    headers = {"deep": DEEP, "huge": json.dumps({"kind": "CCP", "config": model.config() | {"rank": 10**30}})}
+    headers = {"deep": DEEP}
     for name, header in headers.items():
         save_file(state, folder / f"{name}.safetensors", metadata={"polybound": header})
     (folder / "deep-checkpoint" / ".checkpoints").mkdir(parents=True)
@@ -191,7 +158,6 @@ def test_a_line_break_in_a_path_is_refused(refused, tmp_path):
 
 
 def test_images_of_another_data_set_are_refused_before_their_labels(refused, tmp_path):
-    """Digits have ten classes, the network four."""
     pb.CCP(64, 4, 4, 2, seed=0).save(tmp_path / "four.safetensors")
     error = refused("certify", tmp_path / "four.safetensors", "--dataset", "digits", "--eps", "0.1")
     assert "digits has 10 classes, the model 4" in error
@@ -224,22 +190,12 @@ def test_weights_that_are_no_numbers_have_no_bound(value):
         refuses("not all finite", bound, model, error=pb.NonFiniteError)
 
 
-def test_a_bound_that_overflows_is_infinite_or_refused_and_never_nan():
-    model = pb.CCP(4, 3, 2, degree=8, seed=0, dtype=torch.float64)
-    with torch.no_grad():
-        model.V.fill_(1e100)
-        model.C.zero_()
-    with suppress(pb.NonFiniteError):
-        assert not isnan(float(pb.lipschitz(model)))
-
-
 @pytest.mark.parametrize("seed", [2**62, -(10**30), 1.5, "3", [1, 2]])
 def test_seeds_of_models(seed):
     refuses("seed", pb.paper_model, "pn-4", shape=SHAPE, seed=seed)
 
 
 def test_a_norm_may_be_a_number():
-    """`--set norm=2` reads a number; it is the same spec."""
     one, other = (pb.training.Recipe.from_options(method="projection", bound=1.0, norm=norm) for norm in (2, "2"))
     assert one == other and one.method.norm == "2"
     refuses("norm must be 'inf' or '2', got 3", pb.training.Recipe.from_options, method="projection", bound=1.0, norm=3)

@@ -1,8 +1,6 @@
 """`polybound export` and `polybound verify`, ONNX files in the other commands, and what they say without the extra."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,16 +110,6 @@ def test_a_run_that_is_not_decided_has_exit_code_1(cli, tmp_path):
     assert seen <= {("timeout", 1), ("sat", 0), ("unsat", 0)}
 
 
-def test_stacks_are_exported_run_by_run(cli, refused, tmp_path):
-    pb.paper_model("pn-4", shape=(1, 8, 8), runs=2, seed=0).save(tmp_path / "s.safetensors")
-    result = cli("export", tmp_path / "s.safetensors", tmp_path / "net.onnx", "--no-bounds", "--json").json
-    assert [Path(file).name for file in result["files"]] == ["net-0.onnx", "net-1.onnx"]
-    assert cli("export", tmp_path / "s.safetensors", tmp_path / "one.onnx", "--run", "1", "--no-bounds").code == 0
-    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "net-1.onnx").read_bytes()
-    words = ("--vnnlib", "--eps", "0.1", "--dataset", "digits", "-o", tmp_path)
-    assert "--run 0" in refused("export", tmp_path / "s.safetensors", *words)
-
-
 WITHOUT = """
 import contextlib, io, json, pathlib, sys
 assert not set({blocked!r}) & set(sys.modules)
@@ -170,10 +158,3 @@ def test_what_needs_no_extra_works_without(model_file, net, tmp_path):
     question.write_text(pb.deploy.robustness_vnnlib(torch.zeros(64), 0, 0.001, 10))
     answer, info = without(tmp_path / "results", ["onnxruntime"], ("verify", net, question), ("info", model_file))
     assert answer[0] == 0 and answer[1].splitlines()[0] in ("sat", "unsat") and info[0] == 0
-
-
-def test_names_are_what_they_are_in_whatever_order_they_are_loaded():
-    code = "import polybound.deploy as d, types; [getattr(d, n) for n in d.__all__ if n[0].isupper()];"
-    code += "print([n for n in d.__all__ if isinstance(getattr(d, n), types.ModuleType)])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == "[]\n", result.stderr

@@ -1,17 +1,10 @@
 """Every number that a command prints belongs to its network, its data and its images."""
 
-import json
-import re
-import shlex
 import shutil
-from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
-SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
@@ -109,83 +102,9 @@ def test_a_dry_run_touches_nothing(cli, tmp_path, monkeypatch):
     assert found.json["missing"] == ["emnist-letters"]
 
 
-def alike(option, value):
-    """An option with its value, however a number or a path is written."""
-    with suppress(ValueError):
-        return option, float(value)
-    return option, Path(value).name
-
-
-def test_the_hint_after_a_sweep_works_and_has_all_digits(cli, tmp_path):
-    given = "--dataset digits --model pn-4 --method none --method projection --bound 1 --bound 0.523456789 --seeds 1"
-    given = shlex.split(f"{given} --budget 0.0212345678 --samples 50 --limit 20 --measure-every 25 --runs my-runs")
-    done = cli("sweep", "table-1", *given, "--workers", 1, cwd=tmp_path)
-    assert done.code == 0, done.err
-    hint = shlex.split(re.search(r"polybound (report [^`]*)", " ".join(done.out.split()))[1])
-    assert {alike(*pair) for pair in pairwise(hint)} >= {
-        alike(*pair) for pair in zip(given[::2], given[1::2], strict=True)
-    }
-    shown = cli(*hint, "--json", cwd=tmp_path)
-    assert shown.code == 0, shown.err
-    table, text = shown.json["sections"][0]["tables"][0], json.dumps(shown.json["sections"][0])
-    assert any(re.search(r"\b\d+\.\d\d\b", cell) for row in table["rows"] for cell in row)
-    assert re.search(r"\b20\b", text) and re.search(r"\b50\b", text)
-
-
 def test_a_place_for_the_proofs_is_looked_for_before_the_work(cli, runs, tmp_path, monkeypatch):
     words = ("certify", runs[0], "--eps", 0.01, "--images", 2, "--save")
     assert cli(*words, tmp_path / "p.json").code == 0 and (tmp_path / "p.json").exists()
     monkeypatch.setattr("polybound.cli.certify.certify", lambda *_, **__: pytest.fail("it began"))
     refused = cli(*words, tmp_path / "nofolder" / "p.json")
     assert refused.code == 2 and refused.err.count("\n") == 1 and "nofolder" in refused.err
-
-
-def test_every_command_takes_a_run_or_a_model_file(cli, runs, tmp_path):
-    run, file = runs[2], tmp_path / "m.safetensors"
-    shutil.copy(run / "model.safetensors", file)
-    for command, names in (("bounds", ["bounds"]), ("info", ["kind", "config", "parameters", "numbers"])):
-        one, other = (cli(command, what, "--json").json for what in (run, file))
-        assert all(one[name] == other[name] for name in names)
-    for words in (("certify", run), ("certify", file, "--dataset", "digits")):
-        assert cli(*words, "--eps", 0.01, "--images", 1).code == 0
-
-
-def lines_of(text):
-    """What a terminal shows of a text, line by line, colours and cursor movements left out."""
-    plain = re.sub(r"\x1b\][^\x07\x1b]*(\x07|\x1b\\)|\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    return re.split(r"[\r\n]+", plain)
-
-
-def assert_fits(text, columns):
-    assert "…" not in text and "..." not in text
-    wide = [line for line in lines_of(text) if cell_len(line.rstrip()) > columns]
-    assert not wide, wide[0]
-
-
-@pytest.mark.parametrize("command", ["train", "evaluate", "report", "compare"])
-def test_tables_fit_the_terminal(cli, runs, tmp_path, command):
-    some = [run.relative_to(tmp_path) for run in runs]
-    attacks = ("--attacks", "paper", "--protocol", "both", "--limit", 10)
-    known = ("--dataset", "digits", "--model", "pn-4", "--epochs", 2, "--samples", 100, "--seed", 0, "--seed", 1)
-    projected = ("--method", "projection", "--bound", 1, "--bound", 0.5, "--learning-rate", 0.02)
-    words = {
-        "train": ("train", *known, *projected),
-        "evaluate": ("evaluate", *some, *attacks),
-        "report": ("report", *some, "-o", "page.html"),
-        "compare": ("compare", "some.csv"),
-    }[command]
-    if command == "compare":
-        header, *rows = SCORES.read_text().splitlines(keepends=True)
-        (tmp_path / "some.csv").write_text("".join([header, *(row for row in rows if ",pn-4," in row)][:2000]))
-    if command == "report":
-        assert cli("evaluate", *some, *attacks, cwd=tmp_path).code == 0
-    further = {"train": ("--runs", "others"), "evaluate": ("--means",)}.get(command, ())
-    for columns, more in ((80, ()), (200, further)):
-        result = cli(*words, *more, cwd=tmp_path, columns=columns)
-        assert result.code == 0 or (command == "compare" and result.code == 1), result.err
-        assert_fits(result.out, columns)
-        assert_fits(result.err, columns)
-        assert len(lines_of(result.out)) > 4
-        if command == "train":
-            assert any("loss" in line for line in lines_of(result.err))
-            assert any("━━━━" in line for line in lines_of(result.err))

@@ -15,45 +15,14 @@ from conftest import run_command
 from helpers.errors import refuses
 from polybound.evaluation import MixedError, Table
 from polybound.experiments import experiment_scores, find_experiment, read_scores
-from polybound.report import SYMBOLS
 from polybound.runs import DataSpec, Run, Spec, find_runs, is_run
 
 SCORES = Path(__file__).parents[2] / "docs" / "results" / "scores.csv"
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
-@pytest.fixture(scope="module")
-def root(cli, tmp_path_factory):
-    """Two runs."""
-    root = tmp_path_factory.mktemp("review") / "runs"
-    words = ("train", "--dataset", "digits", "--epochs", 3, "--samples", 200, "--learning-rate", 0.02, "--runs", root)
-    assert cli(*words, "--seed", 0, "--seed", 1).code == 0
-    return root
-
-
 def trained(root, word):
     return [run.path for run in find_runs(root) if word in run.path.name]
-
-
-def test_on_a_narrow_terminal_numbers_stand_below_each_other(cli, root):
-    """At 60 columns a line holds one number, named, and the numbers begin in the same column."""
-    words = ("evaluate", *trained(root, "none-s"), "--attacks", "fgsm-0.1,pgd-0.1-20-0.01")
-    lines = [line.rstrip() for line in cli(*words, columns=60).out.splitlines()]
-    assert not any(";" in line for line in lines)
-    numbers = [line for line in lines if line.startswith("    ")]
-    names = ["images", "clean", "fgsm-0.1 sound", "pgd-0.1-20-0.01 sound"]
-    assert [line[4:25].strip() for line in numbers] == names * 2
-    assert {len(line) - len(line.split()[-1]) for line in numbers} == {27}
-
-
-def test_a_legend_is_of_marks_that_are_there(cli, tmp_path):
-    """On a terminal, too: what the notes explain stands in the cells above them."""
-    words = ("report", "table-1", "--dataset", "fashion-mnist", "--model", "pn-4", "--scores", SCORES)
-    shown = cli(*words, "-o", tmp_path / "r.html", columns=80, env={"NO_COLOR": "1"}).out
-    table, _, notes = shown.partition("Bold: the highest")
-    marks = {mark: f"{mark} {word}" for word, mark in SYMBOLS.items() if mark not in ("", "?")}
-    assert {mark for mark in marks if mark in table} == {mark for mark in marks if marks[mark] in notes} >= {"✓", "○"}
-    assert "**" in table
 
 
 EXPERIMENT = """
@@ -84,7 +53,6 @@ def experiment(cli, tmp_path_factory):
 
 
 def test_a_report_of_an_experiment_names_the_runs_that_it_leaves_out(cli, experiment, tmp_path):
-    """Those that diverged, and those whose files were spoilt or swapped; the others are shown."""
     shutil.copytree(experiment, tmp_path, dirs_exist_ok=True)
     words = ("report", tmp_path / "mine.toml", "--runs", tmp_path / "runs", "-o", tmp_path / "page.html", "--json")
     diverged = {run.path.name for run in find_runs(tmp_path / "runs") if run.failure}
@@ -154,14 +122,6 @@ def test_without_a_run_it_shows_the_bundled_digits(tmp_path):
     assert done.code == 0 and done.out == "e.html: 0.1 MB, digits, digits-bound-1; test images: 2\n"
     page = (tmp_path / "e.html").read_text()
     assert "Content-Security-Policy" in page and "default-src 'none'" in page and "http://" not in page
-
-
-def test_a_model_file_and_the_same_twice(tmp_path):
-    pb.example("digits").save(tmp_path / "m.safetensors")
-    words = ("explore", "m.safetensors", "m.safetensors", "--dataset", "digits", "-n", "1", "--budget", "0")
-    done = run_command(*words, cwd=tmp_path)
-    assert done.code == 0 and "m.safetensors, m.safetensors (2)" in done.out
-    assert (tmp_path / "explorer.html").is_file()
 
 
 def test_a_saved_classifier(tmp_path):
