@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from polybound._version import __version__
+from polybound.parallel import THREADS
 from polybound.progress import Show
 from polybound.registry import check_plugins
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 Facts = dict[str, Any]
 

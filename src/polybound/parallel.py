@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from polybound.errors import check_int
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""The environment variables that say how many threads a process has."""
 
 # When the pool is killed, loky's resource tracker cleans up its semaphores and would print a warning about them.
 _QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
@@ -37,69 +39,47 @@ def in_workers(do: Callable[[Task], Result], tasks: Sequence[Task], workers: int
     if workers == 1:
         yield from map(do, tasks)
         return
-    # (True, a result) for each task; then (False, the error, or None).
-    found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-    closed, ended = threading.Event(), False
+    from joblib.externals.loky import get_reusable_executor
 
-    def work() -> None:
-        """Drive loky's processes, with SIGINT blocked.
-
-        A terminal sends Ctrl-C to every process of its group, and each worker would print a traceback. Processes
-        inherit the signal mask of the thread that starts them: here that is always this thread, or loky's own, which
-        inherits from it, so no worker ever sees Ctrl-C, not even one that replaces another. The main thread waits for
-        results, and is the only one that is interrupted.
-        """
-        import joblib
-
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with joblib.parallel_config(backend="loky", n_jobs=workers), warnings.catch_warnings():
-                # Tasks are of different sizes: a worker that is replaced after a large one is no news.
-                warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-                # First a task that only makes each process import what `do` needs: loky takes a worker's memory after
-                # its first task for its normal size, and ends workers that grow far beyond.
-                warned = os.environ.get("PYTHONWARNINGS")
-                os.environ["PYTHONWARNINGS"] = f"{warned},{_QUIET_TRACKER}" if warned else _QUIET_TRACKER
-                try:
-                    every = (joblib.delayed(id)(do) for _ in range(workers))
-                    joblib.Parallel(batch_size=1, pre_dispatch="all")(every)
-                finally:
-                    os.environ.pop("PYTHONWARNINGS")
-                    if warned is not None:
-                        os.environ["PYTHONWARNINGS"] = warned
-                still_open = takewhile(lambda _: not closed.is_set(), tasks)
-                parallel = joblib.Parallel(batch_size=1, pre_dispatch=2 * workers, return_as="generator")
-                for result in parallel(joblib.delayed(_with_one_thread)(do, task) for task in still_open):
-                    found.put((True, result))
-            found.put((False, None))
-        except BaseException as error:  # it belongs to whoever waits for the results
-            found.put((False, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    # Tasks are of different sizes: a worker that is replaced after a large one is no news.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+    with _sheltered():
+        pool = get_reusable_executor(workers, timeout=300, env=dict.fromkeys(THREADS, "1"))
+        futures = [pool.submit(_with_one_thread, do, task) for task in tasks]
     try:
-        more, value = found.get()
-        while more:
-            yield value
-            more, value = found.get()
-        ended = True
-        if value is not None:
-            raise value
+        for future in futures:
+            yield future.result()
     finally:
         # Idle processes are kept for the next call, and end with this process; those at work end now.
-        closed.set()
-        if not ended:
-            from joblib.externals.loky import get_reusable_executor
-
-            # Threads of joblib and loky fail when their processes are killed. That is intended: no traceback.
+        if not all(future.done() for future in futures):
+            # loky's threads fail when their processes are killed. That is intended: no traceback.
             hook, threading.excepthook = threading.excepthook, lambda _: None
             try:
-                while thread.is_alive():  # more than once, if the first call met the pool before it was built
-                    get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
-                    thread.join(1.0)
+                pool.shutdown(wait=True, kill_workers=True)
             finally:
                 threading.excepthook = hook
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """For starting processes, with SIGINT blocked.
+
+    A terminal sends Ctrl-C to every process of its group, and each worker would print a traceback. Processes inherit
+    the signal mask of the thread that starts them: here that is this thread, or loky's own, which inherits from it, so
+    no worker ever sees Ctrl-C, not even one that replaces another.
+    """
+    masks = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
+    warned = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{warned},{_QUIET_TRACKER}" if warned else _QUIET_TRACKER
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONWARNINGS")
+        if warned is not None:
+            os.environ["PYTHONWARNINGS"] = warned
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _with_one_thread(do: Callable[[Any], Any], task: Any) -> Any:
