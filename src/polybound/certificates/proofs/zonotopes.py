@@ -65,7 +65,10 @@ class Zonotope:
 
     def written(self, name: int, count: int) -> Tensor:
         """The generators of a name, (count, size); zeros where it is not used."""
-        return _written(self.blocks.get(name), count, self.centre.shape[1])
+        block, size = self.blocks.get(name), self.centre.shape[1]
+        if block is None:
+            return torch.zeros(count, size, dtype=torch.float64)
+        return block.written(size) if isinstance(block, Diagonal) else block
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +91,6 @@ class Factors:
     def weights(self) -> Tensor:
         """The w of each entry that polarises the product: any positive number is sound."""
         return _weights(self.left, self.right)
-
-
-def _written(block: Block | None, count: int, size: int) -> Tensor:
-    if block is None:
-        return torch.zeros(count, size, dtype=torch.float64)
-    return block.written(size) if isinstance(block, Diagonal) else block
 
 
 @dataclass(eq=False)
