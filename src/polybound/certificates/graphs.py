@@ -63,9 +63,6 @@ _LEFT = 0.5
 
 _STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
 
-_CORNERS = 0.5
-"""Attacks start from the corners of planes that lie below zero by at most this many margins."""
-
 _SHORT = _STEPS[6:]
 """Steps from where an attack should not go far."""
 
@@ -183,6 +180,9 @@ def graph_margins(
 
 _NEAR = 0.25
 """Alpha is tried where the bound so far lies below zero by at most this share of the margin at the input."""
+
+_BOXED = 0.5
+"""The share at most in which intervals of some rival lie below zero where a network was trained by them."""
 
 _FAR = 100.0
 """Joint bounds are tried where generators' lie below zero by at most this many margins."""
@@ -323,11 +323,14 @@ class _Chunk:
 
     def by_backward(self, images: Tensor, rivals: Tensor) -> None:
         """Planes through the products, halfway between the two of each."""
+        near = self.found.bound[images, rivals] > -_BOXED * self.margins(images, rivals)
+        self.boxed = torch.unique(images[near])
         self._raise(images, rivals, partial(_planes, self.inputs))
 
     def by_alpha(self, images: Tensor, rivals: Tensor) -> None:
         """The best planes that some gradient steps find; not for images with a rival far below zero."""
-        far = self.found.bound[images, rivals] <= -_NEAR * self.margins(images, rivals)
+        share = torch.where(torch.isin(images, self.boxed), 2.0, _NEAR)
+        far = self.found.bound[images, rivals] <= -share * self.margins(images, rivals)
         near = ~torch.isin(images, images[far])
 
         self._raise(images[near], rivals[near], partial(_best_planes, self.inputs))
@@ -337,7 +340,8 @@ class _Chunk:
 
         A network that was trained by intervals is flat around its inputs: steps from there see little.
         """
-        near = self.found.bound[images, rivals] > -_CORNERS * self.margins(images, rivals)
+        near = self.found.bound[images, rivals] > -_BOXED * self.margins(images, rivals)
+        near &= torch.isin(images, self.boxed)
         images, rivals = images[near], rivals[near]
         if not len(images):
             return
