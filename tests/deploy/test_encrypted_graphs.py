@@ -1,7 +1,5 @@
-"""Encrypted inference of any graph: plans, errors beside their estimates, refusals, and a server of its own."""
+"""Encrypted inference of any graph: plans, errors beside their estimates, refusals, and evaluations that end early."""
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +10,11 @@ from hypothesis import HealthCheck, given, settings
 pytest.importorskip("tenseal")
 
 import polybound as pb
-from helpers.encrypted_server import ServerProcess
 from helpers.graphs import graphs
-from polybound.deploy import Client, GraphPlan, PublicPlan, RemoteClassifier, Server, plan_encryption
-from polybound.deploy.encrypted.graph.layout import Layout
+from polybound.deploy import Client, GraphPlan, PublicPlan, Server, plan_encryption
 from polybound.deploy.encrypted.graph.moduli import Moduli
 from polybound.deploy.encrypted.graph.plan import plan_graph
 from polybound.deploy.encrypted.http import Service
-from polybound.deploy.encrypted.plan import PLAN_HEADER
 from polybound.errors import PolyboundError
 from polybound.models import Builder, Dense, Quadratic
 
@@ -103,77 +98,6 @@ def test_a_network_that_does_not_fit_is_refused_with_its_number_of_products():
         y = builder.product(y, y)
     with pytest.raises(PolyboundError, match="does not fit any ring: it has 20 products in a row"):
         plan_graph(builder.finish(y), (-1.0, 1.0), list("abcd"), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ring": 4096}, "ring must be one of"),
-        ({"bits": (60,) * 8}, "not secure"),
-        ({"packing": Layout(SHAPE, (), ())}, "packing does not fit its images"),
-        ({"steps": (0,)}, "rotations do not fit"),
-        ({"steps": (1, 1)}, "repeated"),
-        ({"places": (0,) * 9}, "class names do not fit"),
-        ({"places": (2**14,) * 10}, "logits do not fit"),
-        ({"blocks": 0}, "1 to 10000 blocks"),
-        ({"domain": (1.0, -1.0)}, "time is not a number"),
-        ({"basis": "\x1b[2J"}, "printable"),
-    ],
-)
-def test_a_client_refuses_plans_that_it_must_not_follow(change, message):
-    public = plan_encryption(small()).public
-    with pytest.raises(PolyboundError, match=message):
-        replace(public, **change)
-    content = {name: value.public() if name == "packing" else value for name, value in change.items()}
-    with pytest.raises(PolyboundError):
-        PublicPlan.from_json(json.dumps({**json.loads(public.to_json()), **content}))
-
-
-@pytest.mark.parametrize("text", ["{}", '{"version": 1}', '{"version": 2}', "[]", "nothing"])
-def test_what_is_no_plan_is_refused(text):
-    with pytest.raises(PolyboundError):
-        PublicPlan.from_json(text)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with ServerProcess(tmp_path_factory.mktemp("graph"), cli=True, model=small()) as process:
-        yield process
-        assert process.alive() and "Traceback" not in process.log.read_text()
-    assert not [path for path in process.files.rglob("*") if path.is_file()]
-
-
-def test_four_clients_at_once_get_their_own_answers(server):
-    x = images(64, 4)
-    want = small().graph().double()(torch.from_numpy(x)).numpy()
-
-    def ask(image):
-        with RemoteClassifier(server.url) as remote:
-            return remote.classify(image, lambda _: None).logits, remote.plan
-
-    with ThreadPoolExecutor(4) as pool:
-        for logits, (found, plan) in zip(want, pool.map(ask, x), strict=True):
-            assert np.abs(found - logits).max() <= plan.error
-            assert plan.blocks == 3 and plan.class_names == tuple(map(str, range(10)))
-
-
-def test_garbage_is_refused_and_the_server_goes_on(server):
-    with RemoteClassifier(server.url) as remote:
-        good = remote.classify(images(64)[0])
-        keys, request = remote.client.keys(), remote.client.encrypt(images(64)[0])
-        digest = {PLAN_HEADER: remote.plan.digest}
-        assert server.ask("POST", "/keys", keys[:-1], **digest)[0] == 400
-        status, answer = server.ask("POST", "/keys", keys, **digest)
-        assert status == 201
-        path = f"/classify/{json.loads(answer)['keys']}"
-        damaged = bytearray(request)
-        damaged[len(request) // 2 :] = bytes(len(request) - len(request) // 2)
-        assert server.ask("POST", path, bytes(damaged), **digest)[0] == 400
-        assert server.ask("POST", path, request + b"x" * 10**6, **digest)[0] == 413
-        assert server.ask("POST", path, request, **{PLAN_HEADER: "0" * 64})[0] == 409
-        assert server.ask("GET", path.replace("classify", "progress"), b"")[0] == 404
-        again = remote.classify(images(64)[0])
-        assert np.abs(again.logits - good.logits).max() <= 2 * remote.plan.error
 
 
 def test_what_a_lost_client_asked_for_ends_at_its_next_block():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polybound as pb
-from helpers.encrypted_networks import PlainSlots, images, network
+from helpers.encrypted_networks import PlainSlots, graph_network, images, network
 from polybound.deploy import PublicPlan, plan_batches, plan_encryption
 from polybound.deploy.encrypted.chain.packing import ChainEvaluation, ChainLayout
 from polybound.deploy.encrypted.chain.polynomial import proven_ranges, ranges_at, read_polynomial, tree_groups
@@ -132,8 +132,9 @@ def test_bad_options_are_refused(options):
         plan_encryption(network(), **options)
 
 
-def test_a_plan_travels_as_json():
-    plan = plan_encryption(network(), class_names=["a", "b", "c"])
+@pytest.mark.parametrize("model", [network, graph_network], ids=["chain", "graph"])
+def test_a_plan_travels_as_json(model):
+    plan = plan_encryption(model(), class_names=["a", "b", "c"])
     public = plan.public
     assert PublicPlan.from_json(public.to_json()) == public
     assert PublicPlan.from_json(public.to_json()).digest == public.digest
@@ -145,30 +146,41 @@ def test_a_plan_travels_as_json():
     }  # fmt: skip
 
 
+PUBLIC = [plan_encryption(network()).public.to_json(), plan_encryption(graph_network()).public.to_json()]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"ring": 4096}, "ring must be one of"),
-        ({"bits": [60, 60, 60, 60]}, "128-bit security"),
+        ({"bits": [60] * 16}, "128-bit security"),
         ({"bits": [60]}, "at least two primes"),
         ({"bits": [60, 61]}, "20 to 60 bits"),
         ({"bits": "60"}, "cannot be read"),
         ({"pixels": 0.0}, "scales"),
         ({"pixels": float("nan")}, "scales"),
         ({"shape": [5000]}, "packing"),
+        ({"shape": [2**10, 2**10]}, "65536 entries"),
         ({"class_names": ["a"]}, "class names"),
         ({"class_names": ["a", "b", "\x1b[2J"]}, "printable"),
+        ({"basis": "\x1b[2J"}, "printable"),
         ({"domain": [1, -1]}, "domain"),
         ({"domain": [float("nan"), 1]}, "domain"),
         ({"packing": {}}, "cannot be read"),
-        ({"version": 1}, "another version"),
         ({"packing": {"columns": 8192, "shift": 1, "count": 1}}, "packing"),
+        ({"packing": {"low": [], "high": []}}, "packing"),
+        ({"steps": [0]}, "rotations do not fit"),
+        ({"steps": [1, 1]}, "repeated"),
+        ({"places": [0] * 9}, "class names do not fit"),
+        ({"places": [2**15] * 3}, "logits do not fit"),
+        ({"blocks": 0}, "1 to 10000 blocks"),
+        ({"version": 1}, "another version"),
     ],
 )
-def test_a_client_refuses_unsafe_and_senseless_plans(change, message):
-    content = json.loads(plan_encryption(network()).public.to_json()) | change
+@pytest.mark.parametrize("public", PUBLIC, ids=["chain", "graph"])
+def test_a_client_refuses_unsafe_and_senseless_plans(public, change, message):
     with pytest.raises(PolyboundError, match=message):
-        PublicPlan.from_json(json.dumps(content))
+        PublicPlan.from_json(json.dumps(json.loads(public) | change))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +204,7 @@ def test_what_is_no_plan_is_refused(text):
 
 @given(st.sampled_from(["columns", "shift", "count"]), st.integers(-5, 2**21))
 def test_a_hostile_packing_does_not_get_far(name, value):
-    content = json.loads(_PUBLIC)
+    content = json.loads(PUBLIC[0])
     content["packing"][name] = value
     try:
         found = PublicPlan.from_json(json.dumps(content))
@@ -200,6 +212,3 @@ def test_a_hostile_packing_does_not_get_far(name, value):
         return
     slots = np.array(found.pack(images()[0]))
     assert slots.shape[0] <= 8 and slots.shape[1] == found.ring // 2
-
-
-_PUBLIC = plan_encryption(network()).public.to_json()

@@ -15,6 +15,10 @@ def network(degree=2, rank=4, features=12, classes=3, seed=0, scale=1.0, form="r
     return model
 
 
+def graph_network():
+    return pb.PolyNet((1, 4, 3), 3, width=2, blocks=(1, 1), seed=0).eval()
+
+
 def images(features=12, count=5, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, (count, features))
 
@@ -37,8 +41,8 @@ class PlainSlots:
     def encode(self, slots, *_):
         return slots if slots.any() else None
 
-    def rotate(self, value, *steps):
-        return np.roll(value, -sum(steps))
+    def rotate(self, value, step):
+        return np.roll(value, -step)
 
     def conjugate(self, value):
         return value.conj()

@@ -65,7 +65,7 @@ class ServerProcess:
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(300)
         self.process.stdout.close()
 
     def alive(self):

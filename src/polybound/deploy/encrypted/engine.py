@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import frexp
 from typing import Any
 
@@ -47,13 +47,11 @@ class Engine:
         zero.scale = scale
         return zero
 
-    def rotate(self, value: Any, *steps: int) -> Any:
-        """The ciphertext rotated by all these steps, each with a key."""
-        for step in steps:
-            turned = sealapi.Ciphertext()
-            self._evaluator.rotate_vector(value, step, self.keys.rotations, turned)
-            value = turned
-        return value
+    def rotate(self, value: Any, step: int) -> Any:
+        """The ciphertext rotated by a step that has a key."""
+        turned = sealapi.Ciphertext()
+        self._evaluator.rotate_vector(value, step, self.keys.rotations, turned)
+        return turned
 
     def conjugate(self, value: Any) -> Any:
         """The conjugates of all slots."""
@@ -124,15 +122,13 @@ class Engine:
         value.scale = scale
         return value
 
-    def total(
-        self, steps: Sequence[Step], babies: Mapping[int, Mapping[int, Any]], turned: Callable[[Any, int], Any]
-    ) -> Any:
+    def total(self, steps: Sequence[Step], babies: Mapping[int, Mapping[int, Any]], stride: int) -> Any:
         """A matrix by its diagonals: from the largest giant step to none, weighted baby steps; None if it is zero.
 
         Args:
             steps: the giant steps, the largest first.
             babies: each ciphertext that is read and is not zero, by its baby steps.
-            turned: a ciphertext rotated by a number of giant steps.
+            stride: of the giant steps.
         """
         total, following = None, [giant for giant, _ in steps[1:]] + [0]
         for (giant, weights), then in zip(steps, following, strict=True):
@@ -140,5 +136,5 @@ class Engine:
                 if read in babies:
                     total = self.add(total, self.times(babies[read][baby], plain))
             if giant != then and total is not None:
-                total = turned(total, giant - then)
+                total = self.rotate(total, stride * (giant - then))
         return total

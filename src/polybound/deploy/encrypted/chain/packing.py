@@ -261,9 +261,7 @@ class ChainEvaluation:
 
         # All factors `W_i x + b_i`, row i M + r in the slots `s = i M + r mod R`. One key serves all giant steps.
         pixels = {t: babies(one, layout.uploads, layout.baby) for t, one in enumerate(inputs)}
-        stride = layout.uploads * layout.baby
-        values = engine.total(self._weights, pixels, lambda value, n: engine.rotate(value, *[stride] * n))
-        values = folded(values, layout.folds)
+        values = folded(engine.total(self._weights, pixels, layout.uploads * layout.baby), layout.folds)
         values = engine.shift(engine.add(values, engine.conjugate(values)), self._constants)
 
         # The product of all factors of each unit, r in the slots `s = r mod M`.
@@ -271,9 +269,8 @@ class ChainEvaluation:
             values = engine.rescaled(engine.product(values, engine.rotate(values, step)), self.primes - n)
 
         # The logits, that of class o in the slots `s = o mod T`.
-        products, stride = {0: babies(values, 1, layout.out_baby)}, layout.out_baby
-        logits = engine.total(self._output, products, lambda value, n: engine.rotate(value, *[stride] * n))
-        logits = folded(logits, layout.out_folds)
+        products = {0: babies(values, 1, layout.out_baby)}
+        logits = folded(engine.total(self._output, products, layout.out_baby), layout.out_folds)
         if self.primes > layout.depth + 1:
             logits = engine.rescaled(logits, 1)
         done(1)

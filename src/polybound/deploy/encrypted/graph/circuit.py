@@ -1,10 +1,10 @@
-"""The circuit of a network: a layout for every value, steps for every matrix, and the rotations that get a key."""
+"""The circuit of a network: a layout for every value, steps for every matrix, and the rotations that need a key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from polybound.deploy.encrypted.graph.layout import Diagonals, Fold, Layout, Rea
 from polybound.deploy.encrypted.graph.stages import Form, Stages
 from polybound.errors import PolyboundError
 
-_MOST_KEYS = 64
 _BEAM = 48
 
 
@@ -64,7 +63,7 @@ class Circuit:
         slots: of a ciphertext.
         layouts: of every value, and of the output at the end.
         transfers: for every value, and for the output at the end.
-        keys: the rotations that have a key.
+        keys: the rotations that are needed.
     """
 
     stages: Stages
@@ -79,11 +78,6 @@ class Circuit:
         """The forms of a value, or of the output."""
         values = self.stages.values
         return values[number].forms if number < len(values) else [self.stages.output]
-
-    @cached_property
-    def routes(self) -> dict[int, tuple[int, ...]]:
-        """For every rotation that is needed, the keys whose rotations make it."""
-        return {step: _route(step, self.keys, self.slots) for step in rotations(self.transfers, self.slots)}
 
 
 def design(stages: Stages, slots: int, cost: Cost) -> Circuit:
@@ -117,7 +111,7 @@ def design(stages: Stages, slots: int, cost: Cost) -> Circuit:
     chosen = best[0][1]
     layouts = tuple(chosen[name] for name in group)
     transfers = tuple(tuple(edges.transfers(number, chosen)) for number in range(count + 1))
-    keys = _keys(transfers, slots)
+    keys = tuple(sorted(rotations(transfers, slots)))
     return Circuit(stages, slots, layouts, transfers, keys, sum(_count(t) for some in transfers for t in some))
 
 
@@ -277,7 +271,7 @@ def _count(transfer: Transfer) -> int:
     return sum(len(part.reach.distance) for part in transfer.parts)
 
 
-# Rotations: which are needed, which get keys.
+# Rotations: those that are needed, each of which has a key.
 
 
 def giants_of(part: Part, transfer: Transfer) -> dict[int, list[int]]:
@@ -287,27 +281,18 @@ def giants_of(part: Part, transfer: Transfer) -> dict[int, list[int]]:
     return {int(out): [int(g) for g in np.unique(giant[write == out])[::-1]] for out in np.unique(write)}
 
 
-def rotations(transfers: Sequence[Sequence[Transfer]], slots: int) -> dict[int, int]:
-    """The steps that some ciphertext is rotated by, and how often."""
-    needed: dict[int, int] = {}
-
-    def count(step: int, times: int = 1) -> None:
-        if step % slots:
-            needed[step % slots] = needed.get(step % slots, 0) + times
-
+def rotations(transfers: Sequence[Sequence[Transfer]], slots: int) -> set[int]:
+    """The steps that some ciphertext is rotated by: each needs a key."""
+    needed = set[int]()
     for transfer in (transfer for some in transfers for transfer in some):
-        for fold in transfer.folds:
-            count(fold.step, len(transfer.babies))
-        for steps in transfer.babies.values():
-            for before, step in baby_tree(steps):
-                count(step - before)
+        needed |= {fold.step for fold in transfer.folds}
+        needed |= {step - before for steps in transfer.babies.values() for before, step in baby_tree(steps)}
         for part in transfer.parts:
+            needed |= set(part.reach.folds)
             for giants in giants_of(part, transfer).values():
-                for one, other in zip(giants, [*giants[1:], 0], strict=True):
-                    count(transfer.stride * (one - other))
-                for fold_step in part.reach.folds:
-                    count(fold_step)
-    return needed
+                pairs = zip(giants, [*giants[1:], 0], strict=True)
+                needed |= {transfer.stride * (one - other) for one, other in pairs}
+    return {step % slots for step in needed} - {0}
 
 
 def baby_tree(steps: Sequence[int]) -> list[tuple[int, int]]:
@@ -336,34 +321,3 @@ def _weight(step: int) -> tuple[int, int]:
             rest += -1 if rest & 3 == 1 else 1
         rest >>= 1
     return digits, abs(step)
-
-
-def _keys(transfers: Sequence[Sequence[Transfer]], slots: int) -> tuple[int, ...]:
-    """The rotations that get a key: all that are needed, or the most used and powers of two."""
-    needed = rotations(transfers, slots)
-    if len(needed) <= _MOST_KEYS:
-        return tuple(sorted(needed))
-    powers = {1 << n for n in range((slots - 1).bit_length())} | {
-        slots - (1 << n) for n in range((slots - 1).bit_length())
-    }
-    often = sorted(needed, key=lambda step: -needed[step] * (_weight(min(step, slots - step))[0] - 1))
-    return tuple(sorted(powers | set(often[: _MOST_KEYS - len(powers)])))
-
-
-def _route(step: int, keys: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Keys whose rotations add up to a step: itself, a sum of two, or signed powers of two."""
-    if step in keys:
-        return (step,)
-    for one in keys:
-        if (step - one) % slots in keys:
-            return one, (step - one) % slots
-    found, rest, power = list[int](), min(step, slots - step), 1
-    sign = 1 if step <= slots - step else -1
-    while rest:
-        if rest & 1:
-            digit = 1 if rest & 3 == 1 else -1
-            found.append(sign * digit * power % slots)
-            rest -= digit
-        rest >>= 1
-        power *= 2
-    return tuple(found)

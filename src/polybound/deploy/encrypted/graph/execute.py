@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from polybound.deploy.encrypted.engine import Engine, Step
@@ -107,11 +106,11 @@ class Evaluation:
             babies = self._babies(engine, transfer, source, primes)
             for part, written in zip(transfer.parts, weights, strict=True):
                 for write, steps in written.items():
-                    made = engine.total(steps, babies, partial(self._turned, engine, transfer.stride))
+                    made = engine.total(steps, babies, transfer.stride)
                     if made is None:
                         continue
                     for step in part.reach.folds:
-                        made = engine.add(made, engine.rotate(made, *circuit.routes[step]))
+                        made = engine.add(made, engine.rotate(made, step))
                     made = engine.scaled(made, scales[part.form])
                     totals[part.form][write] = engine.add(totals[part.form][write], made)
         for place, form in enumerate(forms):
@@ -134,10 +133,6 @@ class Evaluation:
                         totals[place][n] = engine.shift(kept, slots)
         return totals
 
-    def _turned(self, engine: Engine, stride: int, value: Any, giants: int) -> Any:
-        """A ciphertext rotated by a number of giant steps."""
-        return engine.rotate(value, *self.circuit.routes[stride * giants % self.circuit.slots])
-
     def _rescaled(self, engine: Engine, one: Any, number: int, primes: int) -> Any:
         """A ciphertext of a value at its scale, at the level where it is used."""
         value = self.circuit.stages.values[number]
@@ -147,24 +142,21 @@ class Evaluation:
 
     def _babies(self, engine: Engine, transfer: Transfer, source: list[Any], primes: int) -> dict[int, dict[int, Any]]:
         """For each ciphertext that is read and is not zero, its baby steps, after the sums over bits."""
-        routes = self.circuit.routes
 
         def total(one: Any, other: Any) -> Any:
-            if one is None or other is None:
-                return other if one is None else one
-            return engine.add(engine.factor(one, 1, 0.0), other)
+            return one if other is None else engine.add(None if one is None else engine.factor(one, 1, 0.0), other)
 
         for fold in transfer.folds:
             if fold.apart:
                 kept = [n for n in range(len(source)) if not n & fold.apart]
                 source = [total(source[n], source[n | fold.apart]) for n in kept]
             else:
-                source = [None if one is None else total(one, engine.rotate(one, *routes[fold.step])) for one in source]
+                source = [None if one is None else total(one, engine.rotate(one, fold.step)) for one in source]
         found: dict[int, dict[int, Any]] = {}
         for read, steps in transfer.babies.items():
             if source[read] is not None:
                 turned = {0: source[read]}
                 for before, step in baby_tree(steps):
-                    turned[step] = engine.rotate(turned[before], *routes[(step - before) % self.circuit.slots])
+                    turned[step] = engine.rotate(turned[before], (step - before) % self.circuit.slots)
                 found[read] = {step: self._rescaled(engine, turned[step], transfer.source, primes) for step in steps}
         return found
