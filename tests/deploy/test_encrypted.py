@@ -103,7 +103,7 @@ def test_a_reply_holds_the_logits_and_random_values(pair):
     request, client = pair.client.encrypt(images()[0]), pair.client
     replies = [pair.server.classify(request, pair.keys) for _ in range(2)]
     assert replies[0] != replies[1]
-    found = [client.key.decrypt(reply, client._reply) for reply in replies]
+    found = [client.key.decrypt(reply, client.reply) for reply in replies]
     used, reach = list(pair.plan.places), pair.plan.reach
     np.testing.assert_allclose(found[0][used], found[1][used], atol=2 * pair.plan.error)
     masks = np.delete(np.array(found), used, axis=1)

@@ -98,18 +98,14 @@ class Client:
     Attributes:
         plan: the plan.
         key: the secret key.
+        reply: what a reply must be.
     """
 
     def __init__(self, plan: PublicPlan) -> None:
         self.plan = plan
         self.key = SecretKey(plan.ring, plan.bits, plan.domain)
         # The server drops all primes but one.
-        self._reply = self.key.scheme.ciphertext(1, None, seeded=False)
-
-    @property
-    def reply_limit(self) -> int:
-        """The largest size of a reply, in bytes."""
-        return self._reply.limit
+        self.reply = self.key.scheme.ciphertext(1, None, seeded=False)
 
     def keys(self) -> bytes:
         """The public keys that a server needs: for products, for rotations, and to encrypt zeros. Sent once."""
@@ -133,7 +129,7 @@ class Client:
         Raises:
             PolyboundError: the reply is damaged, or of other parameters.
         """
-        return self.plan.logits(self.key.decrypt(reply, self._reply))
+        return self.plan.logits(self.key.decrypt(reply, self.reply))
 
 
 # A client of a server over HTTP: fetches the plan and checks it, sends the keys once, classifies images.
@@ -189,7 +185,10 @@ class RemoteClassifier:
         try:
             self.plan = PublicPlan.from_json(self._ask("GET", "/plan", b"", _PLAN_LIMIT)[1])
             self.client = Client(self.plan)
-            self._wait(max(timeout, 60.0 + 30.0 * self.plan.seconds))
+            # Further answers may take as long as an evaluation does.
+            self._connection.timeout = max(timeout, 60.0 + 30.0 * self.plan.seconds)
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(self._connection.timeout)
         except PolyboundError:
             self.close()
             raise
@@ -211,7 +210,7 @@ class RemoteClassifier:
         request = self.client.encrypt(image)
         if not self._keys:
             self._send_keys()
-        limit = self.client.reply_limit
+        limit = self.client.reply.limit
         with self._watched(done):
             status, reply = self._ask("POST", f"/classify/{self._keys}", request, limit, may_forget=True)
         if status == 404:
@@ -249,12 +248,6 @@ class RemoteClassifier:
         finally:
             ended.set()
             thread.join()
-
-    def _wait(self, seconds: float) -> None:
-        """Wait as long as this for answers from now on."""
-        self._connection.timeout = seconds
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(seconds)
 
     def _send_keys(self) -> None:
         keys = self.client.keys()

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from polybound.deploy.encrypted.graph.cost import Cost
 from polybound.deploy.encrypted.graph.entries import Bit, Maps, Pattern, entries_of, patterns_of, summed_bits
-from polybound.deploy.encrypted.graph.layout import Diagonals, Fold, Layout, Reach, layouts_for, split
-from polybound.deploy.encrypted.graph.stages import Form, Stages
+from polybound.deploy.encrypted.graph.layout import Diagonals, Fold, Layout, Reach, layouts_for
+from polybound.deploy.encrypted.graph.stages import Stages
 from polybound.errors import PolyboundError
 
 _BEAM = 48
@@ -74,11 +74,6 @@ class Circuit:
     products: int = field(default=0)
     """How many plain products there are."""
 
-    def forms(self, number: int) -> list[Form]:
-        """The forms of a value, or of the output."""
-        values = self.stages.values
-        return values[number].forms if number < len(values) else [self.stages.output]
-
 
 def design(stages: Stages, slots: int, cost: Cost) -> Circuit:
     """The circuit of the least cost that the search finds.
@@ -125,8 +120,7 @@ def groups_of(stages: Stages) -> list[int]:
         return number
 
     for number in range(len(parent)):
-        forms = stages.values[number].forms if number < len(stages.values) else [stages.output]
-        for term in (term for form in forms for term in form.terms if not term.maps):
+        for term in (term for form in stages.forms(number) for term in form.terms if not term.maps):
             one, other = sorted((root(number), root(term.value)))
             parent[other] = one
     return [root(number) for number in range(len(parent))]
@@ -144,9 +138,8 @@ class _Edges:
         self._costs: dict[tuple[int, int, Layout, Layout], float] = {}
         self._readers: dict[int, list[tuple[tuple[Bit, ...], list[tuple[int, Maps]], int]]] = {}
         for number in range(len(stages.values) + 1):
-            forms = stages.values[number].forms if number < len(stages.values) else [stages.output]
             views: dict[tuple[int, tuple[Bit, ...]], list[tuple[int, Maps]]] = {}
-            for place, form in enumerate(forms):
+            for place, form in enumerate(stages.forms(number)):
                 for term in form.terms:
                     if term.maps:
                         bits = self.bits(term.value, term.maps)
@@ -237,7 +230,7 @@ class _Edges:
                     best = total, stride, offset
         assert best is not None  # noqa: S101
         _, stride, offset = best
-        _, baby = split(distance, modulus, stride, offset)
+        baby = (distance + offset) % stride - offset
         steps = {
             int(number): tuple(sorted({int(b) for b in baby[read == number]}, key=abs)) for number in np.unique(read)
         }

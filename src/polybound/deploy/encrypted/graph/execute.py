@@ -89,7 +89,7 @@ class Evaluation:
     def _last_use(self) -> list[int]:
         last = [0] * len(self.circuit.stages.values)
         for number in range(len(last) + 1):
-            for form in self.circuit.forms(number):
+            for form in self.circuit.stages.forms(number):
                 for term in form.terms:
                     last[term.value] = max(last[term.value], number)
         return last
@@ -97,7 +97,7 @@ class Evaluation:
     def _forms(self, engine: Engine, number: int, values: Sequence[list[Any] | None]) -> list[list[Any]]:
         """The ciphertexts of all forms of a value; None where there is nothing."""
         circuit = self.circuit
-        forms, layout = circuit.forms(number), circuit.layouts[number]
+        forms, layout = circuit.stages.forms(number), circuit.layouts[number]
         primes, scales = self.levels.working(circuit.stages, number), self.levels.forms(circuit.stages, number)
         totals: list[list[Any]] = [[None] * layout.count for _ in forms]
         for transfer, weights in zip(circuit.transfers[number], self._weights[number], strict=True):

@@ -198,7 +198,8 @@ class Reach:
 
     def split(self, stride: int, offset: int) -> tuple[Ints, Ints]:
         """The giant and the baby step of every diagonal, `d = stride giant + baby`, `-offset <= baby`."""
-        return split(self.distance, self.modulus, stride, offset)
+        shifted = self.distance + offset
+        return shifted // stride % max(1, self.modulus // stride), shifted % stride - offset
 
     @staticmethod
     def of(patterns: Sequence[Pattern], source: Layout, target: Layout) -> Reach:
@@ -221,12 +222,6 @@ class Reach:
         key = np.unique(key)
         distance, ciphertexts = key % width, key // width
         return Reach(source, target, distance, ciphertexts % source.count, ciphertexts // source.count)
-
-
-def split(distance: Ints, modulus: int, stride: int, offset: int) -> tuple[Ints, Ints]:
-    """The giant and the baby step of distances."""
-    shifted = distance + offset
-    return shifted // stride % max(1, modulus // stride), shifted % stride - offset
 
 
 @dataclass(frozen=True, eq=False)

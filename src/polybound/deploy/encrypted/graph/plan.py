@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import log2
 from typing import Any
 
 import numpy as np
@@ -117,10 +116,12 @@ def plan_graph(
     stages = stages_of(graph)
     if not stages.output.terms:
         raise PolyboundError("the network is constant: there is nothing to compute")
-    _finite(stages.run(images)[1], "the logits")
+    largest = float(np.abs(stages.run(images)[1]).max(initial=0.0))
+    if not largest <= 2.0**40:
+        raise PolyboundError("the logits are not finite, or too large to be encrypted")
     stages = balanced(stages, images)
     proven, checked = proven_ranges(stages, domain), checked_ranges(stages, images, _MARGIN, source)
-    closest: tuple[float, Ranges] | None = None
+    closest: float | None = None
     for ring, choices in _choices(stages.depth):
         circuit = design(stages, ring // 2, Cost(ring))
         sources = sources_of(circuit, images[:_PROBES])
@@ -130,9 +131,8 @@ def plan_graph(
                 if found is None:
                     continue
                 if found[1] <= tolerance:
-                    return _plan(circuit, *found, ranges, domain, class_names)
-                if closest is None or found[1] < closest[0]:
-                    closest = found[1], ranges
+                    return _plan(circuit, *found, ranges, domain, tuple(class_names))
+                closest = found[1] if closest is None else min(closest, found[1])
     if closest is None:
         worst = int(np.argmax(checked.values))
         label = graph.label(stages.values[worst].number)
@@ -142,7 +142,7 @@ def plan_graph(
         )
     raise PolyboundError(
         f"the network does not fit an error of {tolerance:g}: {stages.depth} products in a row err by up to "
-        f"{closest[0]:.3g}; a larger tolerance, fewer products or smaller weights would fit"
+        f"{closest:.3g}; a larger tolerance, fewer products or smaller weights would fit"
     )
 
 
@@ -155,36 +155,13 @@ def _choices(depth: int) -> Iterator[tuple[int, list[int]]]:
 
 
 def _plan(
-    circuit: Circuit,
-    moduli: Moduli,
-    error: float,
-    ranges: Ranges,
-    domain: tuple[float, float],
-    class_names: Sequence[str],
+    circuit: Circuit, p: Moduli, error: float, ranges: Ranges, domain: tuple[float, float], names: tuple[str, ...]
 ) -> GraphPlan:
     stages, layout, output = circuit.stages, circuit.layouts[0], circuit.layouts[-1]
     if output.count > 1:
-        raise PolyboundError(f"{len(class_names)} logits do not fit one ciphertext of {circuit.slots} slots")
+        raise PolyboundError(f"{len(names)} logits do not fit one ciphertext of {circuit.slots} slots")
+    places, time = tuple(int(place) for place in output.address), round(seconds(circuit, p.primes), 4)
     return GraphPlan(
-        moduli.ring,
-        moduli.bits,
-        float(moduli.scales[0]),
-        tuple(stages.graph.shape),
-        domain,
-        tuple(class_names),
-        error,
-        ranges.basis,
-        layout,
-        circuit.keys,
-        tuple(int(place) for place in output.address),
-        len(stages.values),
-        round(seconds(circuit, moduli.primes), 4),
-        circuit,
-        moduli,
-        ranges,
-    )
-
-
-def _finite(values: Array, what: str) -> None:
-    if not np.isfinite(values).all() or (values.size and log2(max(1.0, float(np.abs(values).max()))) > 40):
-        raise PolyboundError(f"{what} are not finite, or too large to be encrypted")
+        p.ring, p.bits, float(p.scales[0]), tuple(stages.graph.shape), domain, names, error, ranges.basis,
+        layout, circuit.keys, places, len(stages.values), time, circuit, p, ranges,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ one multiplication's depth, and a skip costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,11 +72,6 @@ class Form:
         return Form(self.terms, self.constant + constant, self.number)
 
 
-def _added(forms: Sequence[Form], size: int, number: int) -> Form:
-    terms = tuple(term for form in forms for term in form.terms)
-    return Form(terms, np.sum([form.constant for form in forms], axis=0) if forms else np.zeros(size), number)
-
-
 @dataclass(frozen=True, eq=False)
 class Value:
     """What is kept encrypted at one place.
@@ -117,6 +112,10 @@ class Stages:
     output: Form
     depth: int
     graph: Graph = field(repr=False)
+
+    def forms(self, number: int) -> list[Form]:
+        """The forms of a value, or at the end of the output."""
+        return self.values[number].forms if number < len(self.values) else [self.output]
 
     def run(self, x: Array, watch: Callable[[Form, Array], None] = lambda *_: None) -> tuple[list[Array], Array]:
         """All values (images, size) and the logits at images (images, features), in float64.
@@ -246,11 +245,10 @@ class _Maker:
                 open_.append((entries[0] if weight is None else weight * entries[0], below.source, False))
             else:
                 others.append((weight, at))
-        pairs = []
-        for weight, node_ in products:
-            left, right = self._sides(weight, node_, others)
-            pairs.append((left, right))
-        rest = _added([self.form(at).scaled(weight) for weight, at in others], size, number).shifted(constant)
+        pairs = [self._sides(weight, product, others) for weight, product in products]
+        forms = [self.form(at).scaled(weight) for weight, at in others]
+        constant = constant + sum(form.constant for form in forms)
+        rest = Form(tuple(term for form in forms for term in form.terms), constant, number)
         if not pairs:
             return rest
         used = [term.value for pair in pairs for form in pair for term in form.terms]
@@ -270,16 +268,10 @@ class _Maker:
         for a in (left, right):
             b = right if a == left else left
             for other in others:
-                if other[1] == a and _same(other[0], weight) and a != b:
+                if other[1] == a and np.array_equal(np.asarray(other[0]), np.asarray(weight)) and a != b:
                     others.remove(other)
                     shift, left, right = 1.0, a, b
                     break
             if shift:
                 break
         return self.form(left).scaled(weight), self.form(right).shifted(shift)
-
-
-def _same(one: Array | None, other: Array | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return bool(np.array_equal(one, other))
