@@ -58,7 +58,7 @@ _MEMORY = 2**27
 """Numbers that the boxes of a chunk of images may have."""
 
 _FEW = (2.0, 1.0, 0.5)
-_LEFT = 0.5
+_LEFT = 0.1
 """Steps of the first attack on all images, and the share of the margin that it must leave for the whole to be tried."""
 
 _STEPS = (2.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03)
