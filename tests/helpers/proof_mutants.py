@@ -233,8 +233,11 @@ class Mutator:
 
     def claim(self, _content, entry, subject):
         """Claim more than was proven, or something else."""
-        pick, kind = self.random, self.random.randrange(9)
-        if kind < 5:
+        pick, kind = self.random, self.random.randrange(10)
+        if kind == 9:
+            eps, factor = entry["eps"], pick.choice((0.3, 0.9, 1.001, 1.05, 1.2, 1.5, 2.0, 5.0, -1.0))
+            entry["eps"] = [v * factor for v in eps] if isinstance(eps, list) else eps * factor
+        elif kind < 5:
             self.numbers(entry, pick.choice([key for key in CLAIMED if key in entry]))
         elif kind == 5:
             self.relabel(entry, subject.classes)
