@@ -40,7 +40,7 @@ def test_reproduce_and_report(cli, refused, recipe, tmp_path):
     shown = " ".join(cli("reproduce", *known, *output, "--workers", 1).out.split())
     assert "2 of 100 epochs" in shown and "FGSM-0.1 │ sound protocol" in shown
     assert (tmp_path / "out.html").stat().st_size > 5000
-    assert (tmp_path / "out" / "mine.csv").exists() and (tmp_path / "out" / "mine-scores.csv").exists()
+    assert (tmp_path / "out" / "mine.tex").exists() and (tmp_path / "out" / "mine-scores.csv").exists()
     before = (tmp_path / "out" / "mine.md").read_text()
     assert "| FGSM-0.1 | sound protocol |" in before
     cli("report", *known, *output)

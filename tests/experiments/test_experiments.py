@@ -96,7 +96,7 @@ def test_every_experiment_runs_and_has_the_papers_layout(tiny_data, shared_runs,
     parts = {kind: [part for part in made.parts if isinstance(part, kind)] for kind in (Shown, Figure)}
     if experiment.layout in ("table", "chosen"):
         check_table(experiment, parts[Shown][0])
-        assert {file.suffix for file in (tmp_path / "report").iterdir()} == {".md", ".csv"}
+        assert {file.suffix for file in (tmp_path / "report").iterdir()} == {".md", ".tex", ".csv"}
     else:
         check_figure(experiment, parts[Figure][0])
         assert {".png", ".svg"} <= {file.suffix for file in (tmp_path / "report").iterdir()}

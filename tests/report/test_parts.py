@@ -30,7 +30,7 @@ from polybound.report.tables import (
     scores_table,
     seeds_text,
 )
-from polybound.report.text import figure_to_csv, read_figure, to_csv, to_markdown
+from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
 from polybound.runs import DataSpec, LoadedModel, Spec, evaluate_runs, train_runs
 from polybound.training import Recipe
 
@@ -91,6 +91,9 @@ def test_tables_in_every_format():
     markdown = to_markdown(TABLE).splitlines()
     assert markdown[2] == "| **Fashion-MNIST** | | | | | |"
     assert markdown[4] == "| clean | here | **87.16 ± 0.11** ✓ | 87.16 ± 0.11 ✗ | 87.16 ± 0.11 ○ | not run |"
+    latex = to_latex(TABLE)
+    assert r"none \& more" in latex and r"\textbf{87.16 $\pm$ 0.11} $\checkmark$" in latex and r"K\_MNIST" in latex
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 1
     rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
     assert rows[2]["attack"] == "<b>" and rows[1]["projection"] == "87.16 ± 0.11"
     assert [rows[1][f"{name}: verdict"] for name in TABLE.header[2:]] == ["met", "missed", "not published", "not run"]

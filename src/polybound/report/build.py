@@ -23,7 +23,7 @@ from polybound.report.figures import curves, growth, initial, run_figures, sampl
 from polybound.report.labels import PROTOCOLS, column_name
 from polybound.report.page import page
 from polybound.report.summary import Pair, Summary, pairs_table, questions_table, section_to_dict, summarise
-from polybound.report.text import figure_to_csv, read_figure, to_csv, to_markdown
+from polybound.report.text import figure_to_csv, read_figure, to_csv, to_latex, to_markdown
 from polybound.runs import LoadedModel, find_runs, is_run, load_models
 
 
@@ -67,7 +67,7 @@ def build_report(
 ) -> Report:
     """Write `output` (HTML) and beside it, in a folder of the same name, every figure and table on its own.
 
-    The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown and CSV, what was found as
+    The folder has PNG, SVG and the data (CSV) of each figure, each table as Markdown, LaTeX and CSV, what was found as
     Markdown, `found.md`, with `misses`, `missing` and `differences` as tables, and all scores, `NAME-scores.csv`.
 
     Args:
@@ -275,7 +275,7 @@ def _write(
             named.append((f"{made.name}-{more}" if more else made.name, part))
     for name, part in named:
         if isinstance(part, Table):
-            for suffix, render in (("md", to_markdown), ("csv", to_csv)):
+            for suffix, render in (("md", to_markdown), ("tex", to_latex), ("csv", to_csv)):
                 write_atomically(folder / f"{name}.{suffix}", f"{render(part)}\n".encode(errors="replace"))
         elif not part.empty:
             draw(part, folder / f"{name}.png", folder / f"{name}.svg")

@@ -63,10 +63,10 @@ class Table:
 
         return [list(map(text, row)) for row in self.rows]
 
-    def marked(self, row: int, column: int, text: str) -> str:
+    def marked(self, row: int, column: int, text: str, opening: str = "**", closing: str = "**") -> str:
         """The text of a cell, in bold if it is, with the sign of its verdict."""
         verdict = self.verdicts.get((row, column), "")
-        shown = f"**{text}**" if (row, column) in self.bold else text
+        shown = f"{opening}{text}{closing}" if (row, column) in self.bold else text
         return verdict if verdict == "not run" else f"{shown} {SYMBOLS.get(verdict, '')}".rstrip()
 
     def quotes(self, row: int) -> bool:

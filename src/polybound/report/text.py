@@ -1,4 +1,4 @@
-"""Tables as Markdown and CSV; figures as CSV; the content security policy of a page."""
+"""Tables as Markdown, LaTeX and CSV; figures as CSV; the content security policy of a page."""
 
 from __future__ import annotations
 
@@ -39,6 +39,33 @@ def _markdown(text: str) -> str:
     """Escape Markdown and HTML."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|").replace("*", r"\*")
     return " ".join(text.split("\n"))
+
+
+def to_latex(table: Table) -> str:
+    r"""A LaTeX table for the packages booktabs and amssymb; no text in it is taken for a command.
+
+    >>> print(to_latex(Table("T", ["a", "b"], [["1 %", "a_b \\x ^~ ±"]])).splitlines()[5])
+    1 \% & a\_b \textbackslash{}x \^{}\~{} $\pm$ \\
+    """
+
+    def escape(text: str) -> str:
+        words = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+        return "".join(words.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+
+    headings = dict(table.groups)
+    lines = [r"\begin{table}", rf"\begin{{tabular}}{{{'l' * 2 + 'r' * (len(table.header) - 2)}}}", r"\toprule"]
+    lines += [" & ".join(map(escape, table.header)) + r" \\", r"\midrule"]
+    for number, row in enumerate(table.texts):
+        if number in headings:
+            lines += [r"\midrule"] if number else []
+            lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{escape(headings[number])}}}}} \\")
+        cells = [table.marked(number, place, escape(cell), r"\textbf{", "}") for place, cell in enumerate(row)]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{escape(table.title)}}}", r"\end{table}"]
+    found = "\n".join(lines)
+    for sign, command in {"✓": r"$\checkmark$", "✗": r"$\times$", "○": r"$\circ$", "±": r"$\pm$"}.items():
+        found = found.replace(sign, command)
+    return found
 
 
 def to_csv(table: Table) -> str:
