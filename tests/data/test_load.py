@@ -155,6 +155,13 @@ def test_what_is_said_if_nothing_is_there(root, tmp_path, monkeypatch):
     refuses("has no address", load, "tiny", error=MissingDataError)
 
 
+def test_a_home_directory_is_expanded(tmp_path, monkeypatch):
+    _, contents, _ = tiny_mnist(monkeypatch)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    put_mnist(tmp_path / "mine", contents)
+    assert len(load("tiny", data_dir="~/mine", download=False)) == 40
+
+
 def test_plain_files_are_preferred_and_named(root, monkeypatch):
     _, contents, _ = tiny_mnist(monkeypatch)
     put_mnist(root, contents)
