@@ -332,7 +332,6 @@ class _Chunk:
         share = torch.where(torch.isin(images, self.boxed), 2.0, _NEAR)
         far = self.found.bound[images, rivals] <= -share * self.margins(images, rivals)
         near = ~torch.isin(images, images[far])
-
         self._raise(images[near], rivals[near], partial(_best_planes, self.inputs))
 
     def by_corners(self, images: Tensor, rivals: Tensor) -> None:
