@@ -101,13 +101,13 @@ def test_features_are_computed_once(root, monkeypatch, tmp_path):
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "pickle"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "pickle", "nan", "labels"])
 def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
     put_test_split(root, monkeypatch)
     first = load("nsynth", data_dir=root, download=False)
     (kept,) = (tmp_path / "cache" / "polybound" / "features").iterdir()
     whole = kept.read_bytes()
-    y = np.zeros(18, np.int64)
+    x, y = np.zeros((18, 1, 32, 32), np.float32), np.zeros(18, np.int64)
     match damage:
         case "cut":
             kept.write_bytes(whole[:-100])
@@ -115,6 +115,10 @@ def test_a_damaged_cache_is_not_believed(root, monkeypatch, tmp_path, damage):
             kept.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
         case "pickle":
             np.savez(kept, x=np.array([print], dtype=object), y=y, groups=y)
+        case "nan":
+            np.savez(kept, x=x + np.nan, y=y, groups=y)
+        case "labels":
+            np.savez(kept, x=x, y=y + 7, groups=y)
     assert torch.equal(load("nsynth", data_dir=root, download=False).x, first.x)
     assert kept.read_bytes() == whole
 

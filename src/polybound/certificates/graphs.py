@@ -194,6 +194,12 @@ _STARTS = 6
 """Random corners that the second search for counterexamples starts from."""
 
 
+def _places(images: Tensor, some: Tensor) -> Tensor:
+    """Where some images stand among images."""
+    place = {image: row for row, image in enumerate(images.tolist())}
+    return torch.tensor([place[image] for image in some.tolist()], dtype=torch.long)
+
+
 class _Chunk:
     """Some images, and the stages that are tried on them one after another."""
 
@@ -208,11 +214,9 @@ class _Chunk:
                 self.take(name, getattr(self, f"by_{name}"))
                 continue
             images = torch.unique(self.open()[0])
-            place = {image: row for row, image in enumerate(self.some.tolist())}
             for group in torch.split(images, self.net.group) if len(images) else ():
-                rows = torch.tensor([place[image] for image in group.tolist()])
                 with torch.no_grad():
-                    _Group(self, group, self.values.of(rows)).run()
+                    _Group(self, group, self.values.of(_places(self.some, group))).run()
 
     def take(self, name: str, stage: Callable[[Tensor, Tensor], None], only: Tensor | None = None) -> None:
         """One stage, for what is open."""
@@ -328,7 +332,10 @@ class _Chunk:
         self._raise(images, rivals, partial(_planes, self.inputs))
 
     def by_alpha(self, images: Tensor, rivals: Tensor) -> None:
-        """The best planes that some gradient steps find; not for images with a rival far below zero."""
+        """The best planes that some gradient steps find; not for images with a rival far below zero.
+
+        Where intervals came near, steps raise bounds by more than elsewhere: two margins are not far there.
+        """
         share = torch.where(torch.isin(images, self.boxed), 2.0, _NEAR)
         far = self.found.bound[images, rivals] <= -share * self.margins(images, rivals)
         near = ~torch.isin(images, images[far])
@@ -344,15 +351,13 @@ class _Chunk:
         images, rivals = images[near], rivals[near]
         if not len(images):
             return
-        place = {image: row for row, image in enumerate(self.some.tolist())}
-        rows = torch.tensor([place[image] for image in images.tolist()], dtype=torch.long)
+        rows = _places(self.some, images)
         lowest = through_planes(self.values.of(rows), self.forms(images, rivals), 0.5)
         self.descend(images, None, self.inputs.inside(images, lowest.lowest(_limits(self.inputs, images))), _SHORT)
 
     def _raise(self, images: Tensor, rivals: Tensor, bound: Callable[[GraphBoxes, Tensor, Tensor], Proven]) -> None:
         """Raise the bounds of pairs of images and rivals, some at a time."""
-        place = {image: row for row, image in enumerate(self.some.tolist())}
-        rows = torch.tensor([place[image] for image in images.tolist()], dtype=torch.long)
+        rows = _places(self.some, images)
         size = max(1, _MEMORY // sum(self.net.graph.sizes))
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -385,7 +390,6 @@ class _Group:
     def __init__(self, chunk: _Chunk, images: Tensor, values: GraphBoxes) -> None:
         self.chunk, self.images, self.values = chunk, images, values
         self.last = last_products(values.graph)
-        self.place = {image: row for row, image in enumerate(images.tolist())}
 
     def run(self) -> None:
         """Generators for all images, and then, one at a time, what bounds products together: where they raised a bound.
@@ -407,7 +411,7 @@ class _Group:
         """Affine arithmetic."""
         net, inputs = self.chunk.net, self.chunk.inputs
         self.walked = walked(self.values, net.generators, net.maps, _limits(inputs, self.images))
-        rows = torch.tensor([self.place[image] for image in images.tolist()])
+        rows = _places(self.images, images)
         self.backward, self.pairs = Backward.over(self.walked, rows, self.chunk.forms(images, rivals)), (images, rivals)
         bound = self.backward.expansion(torch.arange(len(rows)), [False] * len(self.last)).bound
         raised = bound > self.chunk.found.bound[images, rivals]

@@ -176,7 +176,7 @@ def report(
 ) -> None:
     """Make a report of experiments, or of run folders: one HTML file, and beside it all figures and tables.
 
-    Figures are PNG, SVG and CSV files, tables Markdown and CSV. Exit code 1 if some of the runs were skipped.
+    Figures are PNG, SVG and CSV files, tables Markdown, LaTeX and CSV. Exit code 1 if some of the runs were skipped.
     """
     for folder in (output.parent, figures):
         if folder is not None:

@@ -94,10 +94,14 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
     """
     kept = cache_folder() / "features" / f"nsynth-{part}-{digest[:32]}-v{VERSION}.npz"
     arrays: dict[str, npt.NDArray[Any]] = {}
-    # What was kept, unless there is nothing, or nothing whole: then it is computed again.
+    # What was kept, unless there is nothing, or nothing usable: then it is computed again.
     damaged = suppress(OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile)
     with damaged, kept.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in ("x", "y", "groups")}
+        x, y, groups = (stored[name] for name in ("x", "y", "groups"))
+        right = x.shape == (count, 1, BANDS, FRAMES) and y.shape == groups.shape == (count,)
+        right = right and x.dtype == np.float32 and y.dtype == groups.dtype == np.int64
+        if right and bool(np.all(np.abs(x) <= 1) and np.all((y >= 0) & (y < len(families)))):
+            arrays = {"x": x, "y": y, "groups": groups}
     if not arrays:
         arrays = _compute(path, count)
         content = io.BytesIO()
@@ -105,7 +109,7 @@ def read_notes(path: Path, digest: str, part: str, count: int, families: tuple[s
         with suppress(OSError):  # without a cache all works, only slower
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, content.getvalue())
-    x, y, groups = map(torch.from_numpy, arrays.values())
+    x, y, groups = (torch.from_numpy(arrays[name]) for name in ("x", "y", "groups"))
     return Dataset("nsynth", part, x, y, families, groups=groups)
 
 
